@@ -1,0 +1,1 @@
+"""Lightning callbacks: what a run shows and writes down."""

@@ -1,0 +1,1 @@
+"""LightningDataModules: sources, noise, rewordings, tokenization, paired batches."""

@@ -1,0 +1,1 @@
+"""Learning from noisy human preferences: PACMR-DPO and its baselines as PyTorch Lightning modules."""

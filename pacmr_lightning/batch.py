@@ -1,0 +1,150 @@
+"""Containers for batches of preference pairs.
+
+A pair is one row of tokens, ``prompt + chosen + rejected``, so the prompt is stored and computed once.
+``segment_ids`` says which part each token belongs to; ``logprobs.py`` turns it into the attention mask
+and the position ids under which each response sees the prompt and itself only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+
+class Segment(IntEnum):
+    """What a token of a row belongs to."""
+
+    PAD = 0
+    PROMPT = 1
+    CHOSEN = 2
+    REJECTED = 3
+
+
+UNKNOWN = -1
+"""Value of ``PairBatch.flipped`` where nobody knows whether the label was flipped."""
+
+
+@dataclass
+class LogProbs:
+    """Sums of the log-probabilities of the response tokens (EOS included) of N pairs, in nats."""
+
+    chosen: Tensor
+    """(N,) log pi(chosen | prompt)."""
+    rejected: Tensor
+    """(N,) log pi(rejected | prompt)."""
+
+    def detach(self) -> LogProbs:
+        """The same values outside the autograd graph."""
+        return LogProbs(self.chosen.detach(), self.rejected.detach())
+
+    def __getitem__(self, rows: slice | Tensor) -> LogProbs:
+        return LogProbs(self.chosen[rows], self.rejected[rows])
+
+    @staticmethod
+    def cat(parts: Sequence[LogProbs]) -> LogProbs:
+        """Joins consecutive micro-batches."""
+        return LogProbs(torch.cat([p.chosen for p in parts]), torch.cat([p.rejected for p in parts]))
+
+
+@dataclass
+class PairBatch:
+    """N preference pairs, one row of tokens each, padded on the right to L tokens."""
+
+    ids: list[str]
+    """N pair ids, as in the data rows."""
+    input_ids: Tensor
+    """(N, L) int64 token ids: prompt, chosen with its EOS, rejected with its EOS, padding."""
+    segment_ids: Tensor
+    """(N, L) int64, a ``Segment`` for each token."""
+    flipped: Tensor
+    """(N,) int64: 1 where the label is known to be flipped, 0 where it is known to be as it was, -1 unknown."""
+    reference: LogProbs | None = None
+    """The reference model's log-probabilities, where somebody computed them already."""
+    augmented: PairBatch | None = None
+    """The same pairs under reworded prompts (meta batches only)."""
+
+    def __len__(self) -> int:
+        return self.input_ids.shape[0]
+
+    def __getitem__(self, rows: slice | Tensor) -> PairBatch:
+        """Some of the rows (a slice, or a 1-D tensor of indices), without the padding that only others need."""
+        if isinstance(rows, slice):
+            ids = self.ids[rows]
+        else:
+            ids = [self.ids[i] for i in rows.tolist()]
+        segments = self.segment_ids[rows]
+        length = int((segments != Segment.PAD).sum(1).max()) if len(ids) else 0
+        return PairBatch(
+            ids=ids,
+            input_ids=self.input_ids[rows, :length],
+            segment_ids=segments[:, :length],
+            flipped=self.flipped[rows],
+            reference=None if self.reference is None else self.reference[rows],
+            augmented=None if self.augmented is None else self.augmented[rows],
+        )
+
+    def micro_batches(self, size: int | None) -> Iterator[PairBatch]:
+        """Consecutive slices of at most ``size`` pairs; the whole batch at once where ``size`` is None."""
+        size = size or max(len(self), 1)
+        for start in range(0, len(self), size):
+            yield self[start : start + size]
+
+    def with_reference(self, reference: LogProbs) -> PairBatch:
+        """The same batch with the reference's log-probabilities filled in."""
+        return replace(self, reference=reference)
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of all rows, padding left out (a shared prompt counts once)."""
+        return int((self.segment_ids != Segment.PAD).sum())
+
+    @classmethod
+    def collate(
+        cls,
+        ids: Sequence[str],
+        prompts: Sequence[Sequence[int]],
+        chosen: Sequence[Sequence[int]],
+        rejected: Sequence[Sequence[int]],
+        *,
+        flipped: Sequence[int | bool | None] | None = None,
+        pad_id: int = 0,
+    ) -> PairBatch:
+        """Lays N tokenized pairs out as rows.
+
+        Args:
+            ids: N pair ids.
+            prompts: N token lists, at least one token each (the first response token is predicted from it).
+            chosen: N token lists that end in EOS.
+            rejected: N token lists that end in EOS.
+            flipped: N flags, None where unknown; None alone means that all are unknown.
+            pad_id: token id that fills the rows up; it is never attended to.
+        """
+        parts = list(zip(prompts, chosen, rejected, strict=True))
+        length = max((len(p) + len(c) + len(r) for p, c, r in parts), default=0)
+        input_ids = torch.full((len(parts), length), pad_id, dtype=torch.long)
+        segment_ids = torch.full((len(parts), length), int(Segment.PAD), dtype=torch.long)
+        for row, triple in enumerate(parts):
+            tokens = [t for part in triple for t in part]
+            segments = [
+                int(segment)
+                for segment, part in zip(list(Segment)[1:], triple, strict=True)
+                for _ in part
+            ]
+            input_ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
+            segment_ids[row, : len(tokens)] = torch.tensor(segments, dtype=torch.long)
+        flags = [UNKNOWN if f is None else int(f) for f in (flipped or [None] * len(parts))]
+        return cls(list(ids), input_ids, segment_ids, torch.tensor(flags, dtype=torch.long))
+
+
+@dataclass
+class PairedBatch:
+    """What a training step gets: a train batch, and a meta batch when a VNet update is due."""
+
+    train: PairBatch
+    """This rank's share of one optimizer step."""
+    meta: PairBatch | None = None
+    """This rank's share of one outer step; with ``augmented`` views for prompt-augmentation consistency."""

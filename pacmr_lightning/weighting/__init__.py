@@ -1,0 +1,1 @@
+"""How much a pair counts: weightings, and how VNet is learned."""
