@@ -61,7 +61,7 @@ class PairBatch:
     segment_ids: Tensor
     """(N, L) int64, a ``Segment`` for each token."""
     flipped: Tensor
-    """(N,) int64: 1 where the label is known to be flipped, 0 where it is known to be as it was, -1 unknown."""
+    """(N,) int64: 1 where the label is known to be flipped, 0 where it is known not to be, -1 unknown."""
     reference: LogProbs | None = None
     """The reference model's log-probabilities, where somebody computed them already."""
     augmented: PairBatch | None = None
@@ -71,11 +71,8 @@ class PairBatch:
         return self.input_ids.shape[0]
 
     def __getitem__(self, rows: slice | Tensor) -> PairBatch:
-        """Some of the rows (a slice, or a 1-D tensor of indices), without the padding that only others need."""
-        if isinstance(rows, slice):
-            ids = self.ids[rows]
-        else:
-            ids = [self.ids[i] for i in rows.tolist()]
+        """Some rows (a slice or a 1-D tensor of indices), without the padding that only others need."""
+        ids = self.ids[rows] if isinstance(rows, slice) else [self.ids[i] for i in rows.tolist()]
         segments = self.segment_ids[rows]
         length = int((segments != Segment.PAD).sum(1).max()) if len(ids) else 0
         return PairBatch(
@@ -130,9 +127,7 @@ class PairBatch:
         for row, triple in enumerate(parts):
             tokens = [t for part in triple for t in part]
             segments = [
-                int(segment)
-                for segment, part in zip(list(Segment)[1:], triple, strict=True)
-                for _ in part
+                int(segment) for segment, part in zip(list(Segment)[1:], triple, strict=True) for _ in part
             ]
             input_ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
             segment_ids[row, : len(tokens)] = torch.tensor(segments, dtype=torch.long)

@@ -1,0 +1,102 @@
+"""The scalars that people know from DPO training, and what the weights add to them (torchmetrics)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+
+from .rewards import Rewards
+from .weighting import Weights
+
+REWARDS = (
+    "loss",
+    "rewards/chosen",
+    "rewards/rejected",
+    "rewards/margins",
+    "rewards/accuracies",
+    "logps/chosen",
+    "logps/rejected",
+)
+
+
+class Means(nn.Module):
+    """Named running means over pairs, over all ranks; ``compute`` returns those that saw a value and resets.
+
+    Args:
+        names: which means there are.
+    """
+
+    def __init__(self, names: tuple[str, ...]):
+        super().__init__()
+        # Slashes are fine in names of scalars but dots are not in names of submodules.
+        self.means = nn.ModuleDict({name: MeanMetric(nan_strategy="error") for name in names})
+
+    def update(self, values: dict[str, Tensor]) -> None:
+        """Adds (N,) values, detached, to each named mean; empty ones add nothing."""
+        for name, value in values.items():
+            if value.numel():
+                self.means[name].update(value.detach().float())
+
+    def compute(self) -> dict[str, Tensor]:
+        """0-dim means over what all ranks saw since the last call."""
+        found = {}
+        for name, metric in self.means.items():
+            # An un-updated metric warns and returns NaN; on a rank that saw nothing it must still take part.
+            value = metric.compute() if metric.update_called or _distributed() else None
+            if value is not None and bool(torch.isfinite(value)):
+                found[name] = value
+            metric.reset()
+        return found
+
+
+def _distributed() -> bool:
+    return torch.distributed.is_initialized()
+
+
+def reward_values(rewards: Rewards, losses: Tensor) -> dict[str, Tensor]:
+    """(N,) values of the ``REWARDS`` metrics; a margin of 0 counts as half right."""
+    u = rewards.u
+    return {
+        "loss": losses,
+        "rewards/chosen": rewards.chosen,
+        "rewards/rejected": rewards.rejected,
+        "rewards/margins": u,
+        "rewards/accuracies": ((u > 0).float() + (u >= 0).float()) / 2,
+        "logps/chosen": rewards.policy.chosen,
+        "logps/rejected": rewards.policy.rejected,
+    }
+
+
+class WeightStatistics(Means):
+    """Mean, spread, effective sample size and flipped-unflipped gap of weights."""
+
+    def __init__(self) -> None:
+        super().__init__(("g", "g2", "unflipped", "flipped", "slope", "offset"))
+
+    def add(self, weights: Weights, flipped: Tensor) -> None:
+        """Adds N pairs' weights; ``flipped`` (N,) is 1, 0, or -1 where unknown."""
+        g = weights.g
+        values = {"g": g, "g2": g**2, "unflipped": g[flipped == 0], "flipped": g[flipped == 1]}
+        if weights.a is not None:
+            values |= {"slope": weights.a, "offset": weights.b}
+        self.update(values)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Statistics since the last call; the effective sample size is a share of the pairs, in (0, 1]."""
+        means = super().compute()
+        mean, square = means["g"], means["g2"]
+        found = {
+            "weights/mean": mean,
+            "weights/std": (square - mean**2).clamp(min=0).sqrt(),
+            "weights/effective_sample_size": mean**2 / square,
+        }
+        found |= {f"weights/{name}": means[name] for name in ("slope", "offset") if name in means}
+        if "unflipped" in means and "flipped" in means:
+            unflipped, flipped = means["unflipped"], means["flipped"]
+            found |= {
+                "weights/unflipped": unflipped,
+                "weights/flipped": flipped,
+                "weights/gap": unflipped - flipped,
+            }
+        return found

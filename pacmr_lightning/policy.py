@@ -1,0 +1,206 @@
+"""The policy: a causal language model with a LoRA adapter; the reference is the same model without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from .batch import LogProbs, PairBatch
+from .errors import UserError
+from .logprobs import Rows, attention_mask, separate_rows, shared_rows, token_log_probs, upcast
+from .lora import check_lora, lora_linears
+from .selfcheck import choose_layout
+
+Layout = Literal["auto", "shared", "separate"]
+
+
+class PolicyModel(nn.Module):
+    """Any Hugging Face causal LM with a PEFT LoRA adapter (paper, section 5.4).
+
+    The base weights are frozen and the adapter starts as the identity, so a fresh policy equals the
+    reference. Dropout is off everywhere: the virtual step and the central difference compare forward passes
+    at nearby parameters, which dropout would drown.
+
+    Args:
+        model: folder or Hub id of the base model. A PEFT adapter folder is merged into its base first, so
+            that the reference is one plain model.
+        rank: LoRA rank.
+        alpha: LoRA alpha; the adapter's output is scaled by alpha / rank.
+        target_modules: names of the linear layers that get an adapter; "all-linear" means all but the head.
+        lora_options: further keys of ``peft.LoraConfig``. Variants that do not go through plain LoRA linears
+            are refused, since the method moves those linears' outputs.
+        dtype: of the frozen base; adapters are fp32 always. "bfloat16" is for GPUs.
+        gradient_checkpointing: recompute activations in backward, for memory.
+        attn_implementation: as in transformers ("sdpa", "eager", "flash_attention_2", ...).
+        layout: "shared" computes a prompt once for both responses, "separate" runs one sequence a row,
+            "auto" takes the shared one after a check on a real pair that the model honours its mask.
+        logit_chunk: rows of logits (response tokens) that exist at a time.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        rank: int = 16,
+        alpha: float = 32,
+        target_modules: str | list[str] = "all-linear",
+        lora_options: dict[str, Any] | None = None,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        gradient_checkpointing: bool = False,
+        attn_implementation: str = "sdpa",
+        layout: Layout = "auto",
+        logit_chunk: int = 512,
+    ):
+        super().__init__()
+        if rank < 1:
+            raise UserError(f"LoRA rank is {rank}, but it must be at least 1 (the paper uses 16).")
+        if logit_chunk < 1:
+            raise UserError(f"logit_chunk is {logit_chunk}, but it must be at least 1.")
+        self.name = str(model)
+        self.lora = {
+            **(lora_options or {}),
+            "r": rank,
+            "lora_alpha": alpha,
+            "target_modules": target_modules,
+            "lora_dropout": 0.0,
+            "task_type": "CAUSAL_LM",
+        }
+        self.dtype = getattr(torch, dtype)
+        self.gradient_checkpointing = gradient_checkpointing
+        self.attn_implementation = attn_implementation
+        self.layout = layout
+        self.logit_chunk = logit_chunk
+        self._chosen_layout: Literal["shared", "separate", "plain"] | None = None
+
+    def build(self) -> None:
+        """Loads the base and adds the adapter. Does nothing the second time.
+
+        Raises:
+            UserError: the model cannot be loaded, or the LoRA options are not plain LoRA.
+        """
+        if hasattr(self, "peft"):
+            return
+        base = self._load_base()
+        base.requires_grad_(False)
+        base.config.use_cache = False
+        try:
+            config = LoraConfig(**self.lora)
+        except TypeError as error:
+            raise UserError(f"lora_options has a key that peft.LoraConfig does not know: {error}.") from None
+        self.peft = get_peft_model(base, config)
+        check_lora(self.peft)
+        if self.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        rank_zero_info(f"Reference: {self.name} without adapter; policy: the same with LoRA r={config.r}.")
+
+    def _load_base(self) -> PreTrainedModel:
+        folder = Path(self.name)
+        looks_local = self.name.startswith((".", "/", "~")) or self.name.count("/") > 1
+        if looks_local and not folder.is_dir():
+            raise UserError(f"The model folder {self.name} does not exist; run SFT first or name another.")
+        options: dict[str, Any] = {"dtype": self.dtype, "attn_implementation": self.attn_implementation}
+        try:
+            if (folder / "adapter_config.json").exists():
+                rank_zero_info(f"Merging the adapter {self.name} into its base to get the reference.")
+                return AutoPeftModelForCausalLM.from_pretrained(self.name, **options).merge_and_unload()
+            config = AutoConfig.from_pretrained(self.name)
+            for key, value in config.to_dict().items():
+                if isinstance(value, float) and ("dropout" in key or key.endswith("pdrop")):
+                    setattr(config, key, 0.0)
+            return AutoModelForCausalLM.from_pretrained(self.name, config=config, **options)
+        except (OSError, ImportError) as error:
+            first_line = str(error).strip().splitlines()[0]
+            raise UserError(f"The model {self.name} cannot be loaded: {first_line}") from None
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model, with LoRA layers inside."""
+        return self.peft.get_base_model()
+
+    def lora_linears(self) -> dict[str, nn.Linear]:
+        """The A and B linears of every LoRA layer by parameter name (omega is their weights)."""
+        return lora_linears(self)
+
+    def adapter(self) -> dict[str, nn.Parameter]:
+        """The trainable parameters omega by name."""
+        return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Inside, the model is the reference: the same weights with the adapter off."""
+        with self.peft.disable_adapter():
+            yield
+
+    def log_probs(self, batch: PairBatch) -> LogProbs:
+        """Summed response log-probabilities of N pairs under the current model, as (N,) values in nats."""
+        if self._chosen_layout is None:
+            self._chosen_layout = choose_layout(self, batch)
+        return self.log_probs_in(self._chosen_layout, batch)
+
+    @torch.no_grad()
+    def reference_log_probs(self, batch: PairBatch) -> LogProbs:
+        """Those of the batch if it brings them, else computed now with the adapter off."""
+        if batch.reference is not None:
+            return batch.reference
+        with self.reference():
+            return self.log_probs(batch)
+
+    def log_probs_in(self, layout: Literal["shared", "separate", "plain"], batch: PairBatch) -> LogProbs:
+        """The same in a given layout; "plain" is "separate" with the model's own, whole logits."""
+        rows = shared_rows(batch) if layout == "shared" else separate_rows(batch)
+        if layout == "plain":
+            logits = self.model(**self._inputs(rows), use_cache=False).logits
+            tokens = token_log_probs(logits[rows.source], nn.Identity(), rows.targets, self.logit_chunk)
+        else:
+            tokens = token_log_probs(self._hidden(rows), self._head, rows.targets, self.logit_chunk)
+        return rows.log_probs(tokens)
+
+    @torch.no_grad()
+    def token_kl(self, batch: PairBatch) -> Tensor:
+        """(N,) KL(pi || pi_ref) of the next token in nats, averaged over the pair's response positions."""
+        if self._chosen_layout is None:
+            self._chosen_layout = choose_layout(self, batch)
+        rows = shared_rows(batch) if self._chosen_layout == "shared" else separate_rows(batch)
+        hidden = self._hidden(rows)
+        with self.reference():
+            hidden_reference = self._hidden(rows)
+        parts = []
+        for h, h_reference in zip(
+            hidden.split(self.logit_chunk), hidden_reference.split(self.logit_chunk), strict=True
+        ):
+            log_p = upcast(self._head(h)).log_softmax(1)
+            with self.reference():
+                log_q = upcast(self._head(h_reference)).log_softmax(1)
+            parts.append((log_p.exp() * (log_p - log_q)).sum(1))
+        pair = rows.owner % rows.pairs
+        tokens = torch.cat(parts)
+        sums = tokens.new_zeros(rows.pairs).index_add(0, pair, tokens)
+        return sums / torch.bincount(pair, minlength=rows.pairs)
+
+    def _inputs(self, rows: Rows) -> dict[str, Any]:
+        mask = attention_mask(rows, self.model.config, self.model.dtype)
+        return {"input_ids": rows.input_ids, "attention_mask": mask, "position_ids": rows.position_ids}
+
+    def _hidden(self, rows: Rows) -> Tensor:
+        """(K, H) hidden states that predict the response tokens."""
+        return self.model.base_model(**self._inputs(rows), use_cache=False).last_hidden_state[rows.source]
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        return self.model.get_output_embeddings()(hidden)
+
+    @torch.no_grad()
+    def generate(self, **options: Any) -> Tensor:
+        """transformers' ``generate`` of the current model; returns prompt and continuation."""
+        was_training = self.training
+        self.eval()
+        try:
+            return self.peft.generate(**options, use_cache=True)
+        finally:
+            self.train(was_training)

@@ -1,0 +1,81 @@
+"""What every weighting offers to the module that uses it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..batch import PairBatch
+from ..objectives import Objective
+from ..policy import PolicyModel
+from ..rewards import Rewards
+
+
+@dataclass
+class Weights:
+    """Weights g of N pairs, with the slope and offset they came from where there are any. No gradient."""
+
+    g: Tensor
+    """(N,)"""
+    a: Tensor | None = None
+    """(N,)"""
+    b: Tensor | None = None
+    """(N,)"""
+
+    @staticmethod
+    def cat(parts: list[Weights]) -> Weights:
+        """Joins consecutive micro-batches."""
+        columns = ([getattr(p, name) for p in parts] for name in ("g", "a", "b"))
+        return Weights(*(None if column[0] is None else torch.cat(column) for column in columns))
+
+
+class Weighting(ABC):
+    """How much each pair's loss counts.
+
+    A weighting is no nn.Module: what it learns must not be cast, sharded or stepped together with the policy.
+    """
+
+    every: int | None = None
+    """A weighting that learns does so at policy updates 0, every, 2 every, ...; else None."""
+    vnet: nn.Module | None = None
+    vnet_optimizer: torch.optim.Optimizer | None = None
+
+    @abstractmethod
+    def weights(self, rewards: Rewards) -> Weights:
+        """Weights of N pairs, from detached rewards."""
+
+    def update(
+        self,
+        policy: PolicyModel,
+        objective: Objective,
+        train: PairBatch,
+        meta: PairBatch,
+        *,
+        learning_rate: float,
+        micro_batch_size: int | None,
+    ) -> dict[str, Tensor]:
+        """Learns from one train and one meta batch; returns scalars to log. Called where ``every`` is set.
+
+        Args:
+            policy: at omega, which must be left as it is.
+            objective: the per-pair training loss.
+            train: this rank's train pairs with their reference log-probabilities.
+            meta: this rank's meta pairs.
+            learning_rate: the policy's current learning rate.
+            micro_batch_size: pairs a forward pass may hold; None for all.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not learn")
+
+    def to(self, device: torch.device) -> None:
+        """Moves what is learned to a device."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must keep."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what ``state_dict`` returned."""

@@ -1,0 +1,134 @@
+"""Tiny real models and random pairs for the tests of the method."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.policy import PolicyModel
+
+VOCABULARY = 61
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    # Large weights make tokens matter to each other, so that a wrong mask is seen.
+    "initializer_range": 0.2,
+}
+CONFIGS: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**SHAPE),
+    "qwen2": Qwen2Config(**SHAPE),
+    "qwen3": Qwen3Config(**SHAPE, head_dim=8),
+    # A sliding layer beside a full one.
+    "qwen2-mixed": Qwen2Config(
+        **SHAPE,
+        use_sliding_window=True,
+        sliding_window=7,
+        layer_types=["full_attention", "sliding_attention"],
+    ),
+    "mistral": MistralConfig(**SHAPE, sliding_window=7),
+    "gpt2": GPT2Config(
+        vocab_size=VOCABULARY,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=256,
+        bos_token_id=1,
+        eos_token_id=2,
+        initializer_range=0.2,
+    ),
+}
+
+
+@pytest.fixture
+def save_model(tmp_path: Path) -> Callable[[str], str]:
+    """Saves a randomly initialized model of an architecture and returns its folder."""
+
+    def save(name: str, **changes: object) -> str:
+        torch.manual_seed(0)
+        folder = tmp_path / name
+        config = type(CONFIGS[name])(**{**CONFIGS[name].to_dict(), **changes})
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        return str(folder)
+
+    return save
+
+
+@pytest.fixture
+def make_policy(save_model: Callable[..., str]) -> Callable[..., PolicyModel]:
+    """A built policy; ``moved`` randomizes LoRA's B, so that the policy differs from the reference."""
+
+    def make(
+        name: str = "llama", *, moved: bool = True, double: bool = False, **options: object
+    ) -> PolicyModel:
+        changes = options.pop("changes", {})
+        policy = PolicyModel(save_model(name, **changes), **{"rank": 4, "alpha": 8, **options})
+        policy.build()
+        if double:
+            policy.double()
+            _exact_norms(policy)
+        if moved:
+            torch.manual_seed(1)
+            with torch.no_grad():
+                for key, parameter in policy.adapter().items():
+                    if ".lora_B." in key:
+                        parameter.normal_(std=0.1)
+        return policy
+
+    return make
+
+
+def _exact_norms(model: torch.nn.Module) -> None:
+    """transformers' RMSNorm computes in fp32 whatever the dtype; torch's own keeps float64."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child).__name__.endswith("RMSNorm") and not isinstance(child, torch.nn.RMSNorm):
+                norm = torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, dtype=torch.float64)
+                norm.weight = child.weight
+                setattr(module, name, norm)
+
+
+@pytest.fixture
+def make_batch() -> Callable[..., PairBatch]:
+    """Random pairs of uneven lengths; ``augmented`` adds second views with other prompts."""
+
+    def make(n: int = 5, *, seed: int = 0, augmented: bool = False, longest: int = 12) -> PairBatch:
+        generator = torch.Generator().manual_seed(seed)
+
+        def tokens(low: int) -> list[int]:
+            length = int(torch.randint(low, longest, (1,), generator=generator))
+            return torch.randint(3, VOCABULARY, (length,), generator=generator).tolist()
+
+        def view(chosen: list, rejected: list) -> PairBatch:
+            prompts = [[1, *tokens(1)] for _ in range(n)]
+            flags = [i % 2 for i in range(n)]
+            return PairBatch.collate(
+                [f"pair-{i}" for i in range(n)], prompts, chosen, rejected, flipped=flags
+            )
+
+        chosen = [[*tokens(1), 2] for _ in range(n)]
+        rejected = [[*tokens(1), 2] for _ in range(n)]
+        batch = view(chosen, rejected)
+        if augmented:
+            batch.augmented = view(chosen, rejected)
+        return batch
+
+    return make

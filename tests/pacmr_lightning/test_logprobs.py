@@ -1,0 +1,190 @@
+"""Shared-prompt rows give the log-probabilities of plain forwards of prompt + response."""
+
+import warnings
+
+import pytest
+import torch
+
+from pacmr_lightning.batch import LogProbs, PairBatch, Segment
+from pacmr_lightning.logprobs import attention_mask, separate_rows, shared_rows
+
+ARCHITECTURES = ["llama", "qwen2", "qwen3", "qwen2-mixed", "mistral", "gpt2"]
+
+
+def plain_log_probs(model: torch.nn.Module, batch: PairBatch) -> LogProbs:
+    """One unpadded sequence at a time through the transformers model, its whole logits, log_softmax."""
+    sums: list[list[torch.Tensor]] = [[], []]
+    for tokens, segments in zip(batch.input_ids, batch.segment_ids, strict=True):
+        prompt = tokens[segments == Segment.PROMPT]
+        for side, segment in enumerate((Segment.CHOSEN, Segment.REJECTED)):
+            response = tokens[segments == segment]
+            sequence = torch.cat([prompt, response])[None]
+            logits = model(input_ids=sequence, use_cache=False).logits[0, len(prompt) - 1 : -1]
+            sums[side].append(logits.log_softmax(-1).gather(1, response[:, None]).sum())
+    return LogProbs(torch.stack(sums[0]), torch.stack(sums[1]))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_equal_to_plain_forwards(name, attention, make_policy, make_batch):
+    policy, batch = make_policy(name, attn_implementation=attention, logit_chunk=7), make_batch()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")  # the self-check must find nothing to warn about
+        truth = plain_log_probs(policy.model, batch)
+        found = policy.log_probs(batch)
+    assert policy._chosen_layout == "shared"
+    for layout in ("shared", "separate", "plain"):
+        with torch.no_grad():
+            found = policy.log_probs_in(layout, batch)
+        torch.testing.assert_close(found.chosen, truth.chosen, atol=1e-4, rtol=0)
+        torch.testing.assert_close(found.rejected, truth.rejected, atol=1e-4, rtol=0)
+
+
+def test_gradients_equal_to_plain_forwards(make_policy, make_batch):
+    policy, batch = make_policy(double=True), make_batch()
+    weights = torch.linspace(-1, 1, len(batch), dtype=torch.float64)
+
+    def gradient(found: LogProbs) -> list[torch.Tensor]:
+        loss = (weights * found.chosen + weights.flip(0) * found.rejected).sum()
+        return torch.autograd.grad(loss, list(policy.adapter().values()))
+
+    truth = gradient(plain_log_probs(policy.model, batch))
+    for layout in ("shared", "separate", "plain"):
+        for found, expected in zip(gradient(policy.log_probs_in(layout, batch)), truth, strict=True):
+            torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-8)
+
+
+def test_gradient_checkpointing_changes_nothing(make_policy, make_batch):
+    batch = make_batch()
+    found = []
+    for option in (False, True):
+        policy = make_policy(gradient_checkpointing=option)
+        policy.train()
+        log_probs = policy.log_probs(batch)
+        found.append(torch.autograd.grad(log_probs.chosen.sum(), list(policy.adapter().values())))
+    assert policy.model.base_model.gradient_checkpointing
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_rows_by_hand(make_batch):
+    """Pair: prompt 5 6 7, chosen 8 2, rejected 9 10 2, one column of padding."""
+    batch = PairBatch.collate(
+        ["x", "y"], [[5, 6, 7], [5, 6, 7, 4]], [[8, 2], [8, 2]], [[9, 10, 2], [9, 10, 2]]
+    )
+    rows = shared_rows(batch)
+    assert rows.position_ids[0, :8].tolist() == [0, 1, 2, 3, 4, 3, 4, 5]
+    first = rows.source[0] == 0
+    assert rows.source[1][first].tolist() == [2, 3, 2, 5, 6]
+    assert rows.targets[first].tolist() == [8, 2, 9, 10, 2]
+    assert rows.owner[first].tolist() == [0, 0, 2, 2, 2]
+    visible = rows.visible[0].int().tolist()
+    assert visible[4] == [1, 1, 1, 1, 1, 0, 0, 0, 0]  # chosen sees prompt and itself
+    assert visible[6] == [1, 1, 1, 0, 0, 1, 1, 0, 0]  # rejected does not see chosen
+    assert visible[2] == [1, 1, 1, 0, 0, 0, 0, 0, 0]
+    assert visible[8] == [0, 0, 0, 0, 0, 0, 0, 0, 1]  # padding sees itself only
+    rows = separate_rows(batch)
+    assert rows.input_ids.tolist() == [
+        [5, 6, 7, 8, 2, 0, 0],
+        [5, 6, 7, 4, 8, 2, 0],
+        [5, 6, 7, 9, 10, 2, 0],
+        [5, 6, 7, 4, 9, 10, 2],
+    ]
+
+
+def test_slices_drop_needless_padding(make_batch):
+    batch = make_batch(6, augmented=True)
+    parts = list(batch.micro_batches(2))
+    assert [len(p) for p in parts] == [2, 2, 2]
+    assert sum(p.token_count for p in parts) == batch.token_count
+    assert all((p.segment_ids[:, -1] != Segment.PAD).any() for p in parts)
+    picked = batch[torch.tensor([4, 1])]
+    assert picked.ids == ["pair-4", "pair-1"] and picked.augmented.ids == picked.ids
+
+
+def test_an_ignored_mask_is_found(make_policy, make_batch, monkeypatch):
+    """An attention implementation that drops prepared masks: flash kernels do, and some architectures."""
+    policy, batch = make_policy(), make_batch()
+    decoder = policy.model.base_model
+    forward = decoder.forward
+
+    def deaf(*args, attention_mask=None, **kwargs):
+        if attention_mask is not None and attention_mask.dim() == 4:
+            attention_mask = None
+        return forward(*args, attention_mask=attention_mask, **kwargs)
+
+    monkeypatch.setattr(decoder, "forward", deaf)
+    with pytest.warns(UserWarning, match="one sequence a row"), torch.no_grad():
+        found = policy.log_probs(batch)
+    assert policy._chosen_layout == "separate"
+    truth = plain_log_probs(policy.model, batch)
+    torch.testing.assert_close(found.rejected, truth.rejected.detach(), atol=1e-4, rtol=0)
+
+
+def test_an_ignored_window_is_found_on_a_short_pair(make_policy, make_batch, monkeypatch):
+    """The window is cut by a model on its own sequences but not on prepared masks: the pair at hand is
+    shorter than the window, the check's row is not."""
+    policy = make_policy("mistral", changes={"sliding_window": 40})
+    batch = make_batch(2, longest=5)
+    assert batch.input_ids.shape[1] < 40
+    monkeypatch.setattr(
+        "pacmr_lightning.policy.attention_mask",
+        lambda rows, config, dtype: attention_mask(rows, _WithoutWindow(config), dtype),
+    )
+    with pytest.warns(UserWarning, match="one sequence a row"), torch.no_grad():
+        policy.log_probs(batch)
+    assert policy._chosen_layout == "separate"
+
+
+class _WithoutWindow:
+    """A config that hides its window from the mask, as an architecture unknown to us would."""
+
+    def __init__(self, config):
+        self._config = config
+        self._attn_implementation = config._attn_implementation
+
+    def get_text_config(self):
+        return self
+
+    def to_dict(self):
+        return {**self._config.to_dict(), "sliding_window": None, "layer_types": None}
+
+
+def test_transformed_logits_are_found(make_policy, make_batch, monkeypatch):
+    """Soft-capped or scaled logits (Gemma, Cohere, Granite): the head alone does not give the model's own."""
+    policy, batch = make_policy(), make_batch()
+    monkeypatch.setattr(policy.model, "forward", _scaled(policy.model.forward))
+    with pytest.warns(UserWarning, match="whole logits"), torch.no_grad():
+        found = policy.log_probs(batch)
+    assert policy._chosen_layout == "plain"
+    truth = plain_log_probs(policy.model, batch)
+    torch.testing.assert_close(found.chosen, truth.chosen.detach(), atol=1e-4, rtol=0)
+
+
+def _scaled(forward):
+    def scaled(*args, **kwargs):
+        output = forward(*args, **kwargs)
+        output.logits = output.logits / 3
+        return output
+
+    return scaled
+
+
+def test_token_kl(make_policy, make_batch):
+    policy, batch = make_policy(double=True), make_batch(3)
+    expected = []
+    with torch.no_grad():
+        for i in range(3):
+            tokens, segments = batch.input_ids[i], batch.segment_ids[i]
+            prompt = tokens[segments == Segment.PROMPT]
+            values = []
+            for segment in (Segment.CHOSEN, Segment.REJECTED):
+                sequence = torch.cat([prompt, tokens[segments == segment]])[None]
+                p = policy.model(input_ids=sequence).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+                with policy.reference():
+                    q = policy.model(input_ids=sequence).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+                values.append((p.exp() * (p - q)).sum(-1))
+            expected.append(torch.cat(values).mean())
+    torch.testing.assert_close(policy.token_kl(batch), torch.stack(expected))
+    fresh = make_policy(moved=False)
+    assert fresh.token_kl(batch).abs().max() == 0

@@ -1,0 +1,121 @@
+"""Running at omega + c D by hooks equals a model whose LoRA weights were really changed."""
+
+import copy
+
+import pytest
+import torch
+
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.gradient import norm
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.weighting.shift import shifted
+
+
+def random_direction(policy: PolicyModel, scale: float = 0.1) -> dict[str, torch.Tensor]:
+    torch.manual_seed(7)
+    return {name: scale * torch.randn_like(p) for name, p in policy.adapter().items()}
+
+
+def gradient(policy: PolicyModel, batch) -> list[torch.Tensor]:
+    found = policy.log_probs(batch)
+    return torch.autograd.grad((found.chosen - 2 * found.rejected).sum(), list(policy.adapter().values()))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_equal_to_a_changed_model(name, checkpointing, make_policy, make_batch):
+    policy, batch = make_policy(name, double=True, gradient_checkpointing=checkpointing), make_batch()
+    policy.train()
+    direction = random_direction(policy)
+    changed = copy.deepcopy(policy)
+    with torch.no_grad():
+        for key, parameter in changed.adapter().items():
+            parameter.add_(direction[key], alpha=-0.3)
+    before = {k: p.clone() for k, p in policy.adapter().items()}
+    with shifted(policy, direction, -0.3):
+        found, found_gradient = policy.log_probs(batch), gradient(policy, batch)
+    truth = changed.log_probs(batch)
+    torch.testing.assert_close(found.chosen, truth.chosen, atol=1e-12, rtol=0)
+    torch.testing.assert_close(found.rejected, truth.rejected, atol=1e-12, rtol=0)
+    for a, b in zip(found_gradient, gradient(changed, batch), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-9)
+    for key, parameter in policy.adapter().items():
+        assert torch.equal(parameter, before[key]) and parameter.grad is None
+
+
+def test_an_exception_leaves_nothing_behind(make_policy, make_batch, monkeypatch):
+    policy, batch = make_policy(), make_batch()
+    direction = random_direction(policy)
+    before, gradients = policy.log_probs(batch), gradient(policy, batch)
+
+    def fails(*args, **kwargs):
+        raise RuntimeError("in the middle of a shifted forward")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="middle"):
+        patch.setattr(policy.model.base_model.layers[1], "forward", fails)
+        with shifted(policy, direction, 1.0):
+            policy.log_probs(batch)
+    after = policy.log_probs(batch)
+    assert torch.equal(before.chosen, after.chosen) and torch.equal(before.rejected, after.rejected)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, gradient(policy, batch), strict=True))
+    assert not any(linear._forward_hooks for linear in policy.lora_linears().values())
+
+    broken = dict(list(direction.items())[:3])  # fails while the hooks are being installed
+    with pytest.raises(KeyError), shifted(policy, broken, 1.0):
+        pass
+    assert not any(linear._forward_hooks for linear in policy.lora_linears().values())
+
+
+def test_the_reference_does_not_move(make_policy, make_batch):
+    policy, batch = make_policy(), make_batch()
+    before = policy.reference_log_probs(batch)
+    with shifted(policy, random_direction(policy), 1.0):
+        inside = policy.reference_log_probs(batch)
+    assert torch.equal(before.chosen, inside.chosen) and torch.equal(before.rejected, inside.rejected)
+
+
+def test_a_tiny_shift_survives_a_bf16_base(make_policy, make_batch):
+    """The shift is added in fp32: a relative step of 1e-4 of the adapter still moves its output."""
+    policy, batch = make_policy(dtype="bfloat16"), make_batch()
+    assert all(p.dtype == torch.float32 for p in policy.adapter().values())
+    direction = {k: p.detach().clone() for k, p in policy.adapter().items()}
+    linear = policy.lora_linears()[next(iter(direction))]
+    seen = []
+    handle = linear.register_forward_hook(lambda module, inputs, output: seen.append(output.clone()))
+    with torch.no_grad():
+        policy.log_probs(batch)
+        seen.clear()
+        policy.log_probs(batch)
+        handle.remove()
+        with shifted(policy, direction, 1e-4):
+            handle = linear.register_forward_hook(lambda module, inputs, output: seen.append(output.clone()))
+            policy.log_probs(batch)
+    assert seen[0].dtype == torch.float32
+    torch.testing.assert_close(seen[1], seen[0] * (1 + 1e-4), rtol=1e-6, atol=1e-7)
+
+
+def test_a_fresh_policy_is_the_reference(make_policy, make_batch):
+    policy, batch = make_policy(moved=False), make_batch()
+    found, reference = policy.log_probs(batch), policy.reference_log_probs(batch)
+    assert torch.equal(found.chosen, reference.chosen) and torch.equal(found.rejected, reference.rejected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"use_dora": True}, "DoRA|Dora"),
+        ({"lora_bias": True}, "trainable"),
+        ({"modules_to_save": ["lm_head"]}, "trainable"),
+        ({"init_lora_weights": False}, "identity"),
+        ({"lora_dropuot": 1}, "lora_dropuot"),
+    ],
+)
+def test_variants_that_bypass_the_linears_are_refused(options, message, save_model):
+    policy = PolicyModel(save_model("llama"), rank=4, lora_options=options)
+    with pytest.raises(UserError, match=message):
+        policy.build()
+
+
+def test_norm(make_policy):
+    direction = {"a": torch.tensor([3.0]), "b": torch.tensor([[0.0, 4.0]])}
+    assert float(norm(direction)) == 5.0
