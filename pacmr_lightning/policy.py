@@ -98,6 +98,7 @@ class PolicyModel(nn.Module):
         check_lora(self.peft)
         if self.gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.train()
         rank_zero_info(f"Reference: {self.name} without adapter; policy: the same with LoRA r={config.r}.")
 
     def _load_base(self) -> PreTrainedModel:

@@ -1,0 +1,44 @@
+"""From a training step's outputs to numbers on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.rewards import PairRecord
+
+
+def record_of(outputs: Any) -> PairRecord:
+    """The record of a step's pairs, from what ``training_step`` returned.
+
+    Raises:
+        UserError: the module keeps no records (an SFT run, for one).
+    """
+    if not isinstance(outputs, Mapping) or "record" not in outputs:
+        raise UserError(
+            "training_step returned no 'record' of its pairs; use this callback with PreferenceModule only, "
+            "or take it out of trainer.callbacks."
+        )
+    return outputs["record"]
+
+
+def to_host(record: PairRecord) -> dict[str, np.ndarray]:
+    """Columns of a record by field name, (N,) float32 each; fields that are None are left out.
+
+    All of them travel in one transfer, since each transfer from a GPU waits for the kernels before it.
+    """
+    fields = {
+        "u": record.u,
+        "delta": record.delta,
+        "weight": record.weight,
+        "flipped": record.flipped,
+        "a": record.a,
+        "b": record.b,
+    }
+    known = {name: column for name, column in fields.items() if column is not None}
+    rows = torch.stack([column.detach().float() for column in known.values()]).cpu().numpy()
+    return dict(zip(known, rows, strict=True))

@@ -1,0 +1,48 @@
+"""Pairs and tokens a second, by Lightning's own monitor."""
+
+from __future__ import annotations
+
+import warnings
+
+from lightning.pytorch.callbacks import ThroughputMonitor
+
+from pacmr_lightning.batch import PairBatch, PairedBatch
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.prompt_batch import PromptBatch
+
+
+def pairs_in(batch: PairedBatch | PairBatch | PromptBatch) -> int:
+    """Pairs (or prompts) of the step; the pairs of a VNet update are not among them."""
+    return len(batch.train if isinstance(batch, PairedBatch) else batch)
+
+
+def tokens_in(batch: PairedBatch | PairBatch | PromptBatch) -> int:
+    """Tokens of those pairs, padding left out; a prompt that two responses share counts once."""
+    if isinstance(batch, PromptBatch):
+        return int(batch.attention_mask.sum())
+    return (batch.train if isinstance(batch, PairedBatch) else batch).token_count
+
+
+class Throughput(ThroughputMonitor):
+    """Lightning's ``ThroughputMonitor`` for batches of pairs.
+
+    Logs every ``log_every_n_steps`` steps: ``train/device/items_per_sec`` (tokens a second),
+    ``train/device/samples_per_sec`` (pairs a second) and ``train/device/batches_per_sec`` (steps a second)
+    of one device; ``train/time``, ``train/lengths`` (tokens), ``train/samples`` (pairs) and
+    ``train/batches``, in total and on rank 0; and, with several ranks, ``train/items_per_sec``,
+    ``train/samples_per_sec`` and ``train/batches_per_sec`` of all of them. ``validate/...`` likewise.
+    Validation does not count as training time. A VNet update's time does, its meta pairs do not.
+
+    Args:
+        window_size: steps to average over; the rates appear once that many have been done.
+
+    Raises:
+        UserError: ``window_size`` is under 2.
+    """
+
+    def __init__(self, window_size: int = 20):
+        if window_size < 2:
+            raise UserError(f"window_size is {window_size}, but a rate needs at least 2 steps.")
+        super().__init__(batch_size_fn=pairs_in, length_fn=tokens_in, window_size=window_size)
+        # Its FLOPs are an extra that preference runs do not ask for.
+        warnings.filterwarnings("ignore", message=".*you need to define a `flops_per_batch`")

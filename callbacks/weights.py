@@ -1,0 +1,125 @@
+"""Writes down how much every pair counted at every visit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from pacmr_lightning.batch import UNKNOWN
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.run_folder import WEIGHTS, replacing, weight_parts
+
+from .records import record_of, to_host
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("step", pa.int64()),
+        ("u", pa.float32()),
+        ("delta", pa.float32()),
+        ("a", pa.float32()),
+        ("b", pa.float32()),
+        ("weight", pa.float32()),
+        ("flipped", pa.bool_()),
+    ]
+)
+"""Columns of the parts. ``a`` and ``b`` are null where the weighting has none, ``flipped`` where unknown."""
+
+
+class WeightRecorder(Callback):
+    """Keeps one row a pair and a visit in ``weights/part-RRR-NNNNN.parquet`` of the run's folder.
+
+    RRR is the rank that visited the pairs, NNNNN counts its parts; ``run_folder.read_weights`` reads them.
+    Rows are on disk before each checkpoint is written, and a fit that starts at step s first drops the rows
+    of steps >= s that the folder holds. So a resumed run neither doubles nor loses a visit, whatever was
+    written after its checkpoint, and a fit from step 0 replaces the rows of an earlier run in that folder.
+
+    Args:
+        rows_per_part: visits to gather before a part is written.
+
+    Raises:
+        UserError: ``rows_per_part`` is under 1; or, at the first step, the module returns no record.
+    """
+
+    def __init__(self, rows_per_part: int = 4096):
+        super().__init__()
+        if rows_per_part < 1:
+            raise UserError(f"rows_per_part is {rows_per_part}, but it must be at least 1.")
+        self.rows_per_part = rows_per_part
+        self._pending: list[pa.Table] = []
+        self._next_number = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Drops the rows of the steps that this fit is going to do."""
+        self._pending = []
+        self._next_number = 0
+        for part in weight_parts(trainer.default_root_dir):
+            rank, number = (int(word) for word in part.stem.split("-")[1:])
+            # The modulus gives every part one owner, also those of a run with more ranks than this one.
+            if rank % trainer.world_size == trainer.global_rank and not _trim(part, trainer.global_step):
+                continue
+            if rank == trainer.global_rank:
+                self._next_number = number + 1
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Takes the step's pairs, and writes a part when there are enough."""
+        record = record_of(outputs)
+        columns = to_host(record)
+        nothing = pa.nulls(len(record.ids), pa.float32())
+        flipped = columns.pop("flipped")
+        arrays = {
+            "id": pa.array(record.ids, pa.string()),
+            # global_step has counted this step's policy update already.
+            "step": pa.array(np.full(len(record.ids), trainer.global_step - 1), pa.int64()),
+            "a": nothing,
+            "b": nothing,
+            **{name: pa.array(values) for name, values in columns.items()},
+            "flipped": pa.array(flipped == 1, mask=flipped == UNKNOWN),
+        }
+        self._pending.append(pa.table(arrays).select(SCHEMA.names).cast(SCHEMA))
+        if sum(len(table) for table in self._pending) >= self.rows_per_part:
+            self._flush(trainer)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Puts the rows of all steps before the checkpoint on disk."""
+        self._flush(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes what is left."""
+        self._flush(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Writes what there is."""
+        self._flush(trainer)
+
+    def _flush(self, trainer: Trainer) -> None:
+        if not self._pending:
+            return
+        name = f"part-{trainer.global_rank:03d}-{self._next_number:05d}.parquet"
+        with replacing(Path(trainer.default_root_dir) / WEIGHTS / name) as temporary:
+            pq.write_table(pa.concat_tables(self._pending), temporary)
+        self._pending = []
+        self._next_number += 1
+
+
+def _trim(part: Path, step: int) -> bool:
+    """Drops a part's rows of ``step`` and later; says whether the part is still there."""
+    table = pq.read_table(part)
+    kept = table.filter(pc.less(table["step"], step))
+    if len(kept) == 0:
+        part.unlink()
+        return False
+    if len(kept) < len(table):
+        with replacing(part) as temporary:
+            pq.write_table(kept, temporary)
+    return True

@@ -1,0 +1,107 @@
+"""Where demonstrations for supervised fine-tuning come from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Literal
+
+from datasets import Dataset
+
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.world import World
+
+from .noise import unit_hash
+from .reading import SFT, read_sft, rows_to_dataset
+
+_SPLIT_SEED = 42
+
+
+class Completions(ABC):
+    """Demonstrations, a prompt and its completion each, for training and validation."""
+
+    name: str
+    """What messages call the source."""
+
+    @abstractmethod
+    def load(self, split: Literal["train", "validation"]) -> Dataset:
+        """Rows as ``reading.read_sft`` makes them.
+
+        Raises:
+            UserError: the data cannot be read.
+        """
+
+
+class CompletionFiles(Completions):
+    """Demonstrations from JSON Lines or Parquet files with the columns ``prompt`` and ``completion``.
+
+    Args:
+        train: file with the training rows (.jsonl, .json, each also with .gz, or .parquet).
+        validation: file with the validation rows. None: some prompts of the training file are set aside.
+        validation_fraction: share of the prompts that is set aside where there is no validation file, in (0,
+            1); all rows of a prompt fall on the same side.
+
+    Raises:
+        UserError: ``validation_fraction`` is outside (0, 1), or set although there is a validation file.
+    """
+
+    def __init__(self, train: str, validation: str | None = None, validation_fraction: float = 0.05):
+        if not 0 < validation_fraction < 1:
+            raise UserError(f"validation_fraction is {validation_fraction}, but it must be between 0 and 1.")
+        if validation is not None and validation_fraction != 0.05:
+            raise UserError(
+                f"validation_fraction is {validation_fraction}, but it has no effect beside the "
+                f"validation file {validation}; leave one of them out."
+            )
+        self.train = train
+        self.validation = validation
+        self.validation_fraction = validation_fraction
+        self.name = Path(train).name
+
+    def load(self, split: Literal["train", "validation"]) -> Dataset:
+        """Rows of the file that holds the split, or of its share of the training file."""
+        if self.validation is not None:
+            return read_sft(self.train if split == "train" else self.validation)
+        rows = read_sft(self.train)
+        kept = [
+            i
+            for i, prompt in enumerate(rows["prompt"])
+            if (unit_hash(prompt, _SPLIT_SEED) < self.validation_fraction) == (split == "validation")
+        ]
+        if not kept:
+            raise UserError(
+                f"No {split} rows are left of {self.train} at validation_fraction "
+                f"{self.validation_fraction}; change the fraction or give a validation file."
+            )
+        return rows.select(kept, keep_in_memory=True)
+
+
+class WorldCompletions(Completions):
+    """Good responses of the embedded world: the best of some random ones by gold reward.
+
+    Args:
+        rows: number of training rows, at least 1.
+        validation_rows: number of validation rows, at least 1.
+        best_of: random responses of which the best is shown, at least 1.
+        seed: seed of the world and of its rows; use that of the preference pairs.
+
+    Raises:
+        UserError: a number is below 1, or the seed is negative.
+    """
+
+    name = "embedded world"
+
+    def __init__(self, rows: int = 20_000, validation_rows: int = 512, best_of: int = 4, seed: int = 0):
+        for option, value in (("rows", rows), ("validation_rows", validation_rows), ("best_of", best_of)):
+            if value < 1:
+                raise UserError(f"{option} is {value}, but it must be at least 1.")
+        self.world = World(seed)
+        self.best_of = best_of
+        self._sizes = {"train": rows, "validation": validation_rows}
+        # Different seeds, or the validation rows would be the first of the training rows.
+        self._seeds = {"train": 2 * seed, "validation": 2 * seed + 1}
+
+    def load(self, split: Literal["train", "validation"]) -> Dataset:
+        """The split's rows, generated anew (in memory: that is faster than a cache)."""
+        rows = self.world.sft_rows(self._sizes[split], self._seeds[split], self.best_of)
+        return rows_to_dataset(rows, SFT, f"{self.name} ({split})")

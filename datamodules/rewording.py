@@ -1,0 +1,157 @@
+"""Rule-based rewordings of prompts: a second view of a prompt that needs no model and no network."""
+
+from __future__ import annotations
+
+import re
+
+VERSION = 1
+"""Part of the key of tokenized caches; raised whenever a rule changes."""
+
+_NEGATED = {
+    "do not": "don't",
+    "does not": "doesn't",
+    "did not": "didn't",
+    "is not": "isn't",
+    "are not": "aren't",
+    "was not": "wasn't",
+    "were not": "weren't",
+    "has not": "hasn't",
+    "have not": "haven't",
+    "had not": "hadn't",
+    "would not": "wouldn't",
+    "should not": "shouldn't",
+    "could not": "couldn't",
+    "will not": "won't",
+    "cannot": "can't",
+}
+_CONTRACTED = {
+    "I'm": "I am",
+    "I've been": "I have been",
+    "I'll": "I will",
+    "you're": "you are",
+    "we're": "we are",
+    "they're": "they are",
+    "you've been": "you have been",
+    "we've been": "we have been",
+    "they've been": "they have been",
+    "you'll": "you will",
+    "we'll": "we will",
+    "they'll": "they will",
+}
+_SYNONYMS = {
+    "because of": "due to",
+    "in order to": "so as to",
+    "for example": "for instance",
+    "for instance": "for example",
+    "a lot of": "lots of",
+    "lots of": "a lot of",
+    "right now": "at the moment",
+    "at the moment": "right now",
+    "maybe": "perhaps",
+    "perhaps": "maybe",
+    "although": "even though",
+    "even though": "although",
+    "regarding": "concerning",
+    "what is the": "what's the",
+    "what's the": "what is the",
+    "how do I": "how can I",
+    "how can I": "how do I",
+}
+_SPELLING = {"w/": "with", "w/o": "without", "b/c": "because", "&": "and"}
+
+# "Don't you" and "isn't the" cannot be spelt out without changing the word order.
+_SUBJECTS = (
+    "I|you|he|she|it|we|they|this|that|these|those|there|the|a|an|my|your|his|her|our|their|any\\w+|every\\w+"
+)
+_NO_SUBJECT_AFTER = rf"(?!\s+(?:{_SUBJECTS})\b)"
+# "than I am" and a clause's last "I am." cannot be contracted.
+_INSIDE_CLAUSE = r"(?=\s+[a-z])"
+_NOT_AFTER_COMPARISON = "".join(
+    rf"(?<!\b{w} )" for w in ("than", "as", "what", "who", "where", "how", "like")
+)
+
+
+def _alternatives(phrases: dict[str, str]) -> str:
+    return "|".join(re.escape(p) for p in sorted(phrases, key=len, reverse=True))
+
+
+_EXPANDED = {long: short for short, long in _CONTRACTED.items()}
+_SPELT_OUT = {short: long for long, short in _NEGATED.items()}
+_REPLACEMENT = {
+    phrase.lower(): other
+    for table in (_NEGATED, _SPELT_OUT, _CONTRACTED, _EXPANDED, _SYNONYMS, _SPELLING)
+    for phrase, other in table.items()
+}
+
+
+def _first_letter_free(pattern: str) -> str:
+    """The same alternatives, each also at the beginning of a sentence."""
+    return "|".join(
+        rf"[{p[0].lower()}{p[0].upper()}]{p[1:]}" if p[0].isalpha() else p for p in pattern.split("|")
+    )
+
+
+# One pass over all tables, so that no rule undoes another.
+_PHRASES = re.compile(
+    r"(?<![\w'’/])(?:"
+    rf"(?:{_first_letter_free(_alternatives(_NEGATED))}){_NO_SUBJECT_AFTER}"
+    rf"|(?:{_first_letter_free(_alternatives(_SPELT_OUT))}){_NO_SUBJECT_AFTER}"
+    rf"|{_NOT_AFTER_COMPARISON}(?:{_first_letter_free(_alternatives(_EXPANDED))}){_INSIDE_CLAUSE}"
+    rf"|(?:{_first_letter_free(_alternatives(_CONTRACTED))})"
+    rf"|(?:{_first_letter_free(_alternatives(_SYNONYMS))})"
+    rf"|(?:{_alternatives(_SPELLING)})"
+    r")(?![\w'’/])"
+)
+_PUNCTUATION = [
+    (re.compile(r"[“”]"), '"'),
+    (re.compile(r"[‘’]"), "'"),
+    (re.compile(r"(?<!\S)i(?=\s)"), "I"),
+    (re.compile(r"(?<!\.)\.\.\.(?!\.)"), "…"),
+    (re.compile(r"!{2,}"), "!"),
+    (re.compile(r"\?{2,}"), "?"),
+    (re.compile(r"(?<=\w) -{1,2} (?=\w)"), " – "),
+    (re.compile(r"(?<=[.!?,;:\w]) {2,}(?=\w)"), " "),
+]
+_TURN = re.compile(r"(\n\n(?:Human|Assistant):)")
+_TLDR = re.compile(r"(SUBREDDIT: [^\n]*)\n\n(TITLE: )([^\n]*)\n\n(POST: )(.*?)(\n\nTL;DR:\s*)", re.DOTALL)
+
+
+def reword(prompt: str) -> str:
+    """The same request in other words; the prompt itself where no rule applies. Deterministic, offline.
+
+    Rules: contractions are spelt out and spelt-out forms contracted, a small table of function phrases is
+    swapped for synonyms, punctuation and spacing vary, and the headers of a TL;DR prompt (``SUBREDDIT``,
+    ``TITLE``) change places. ``POST`` stays last, the final ``TL;DR:`` and HH's turn markers
+    ``\\n\\nHuman:`` and ``\\n\\nAssistant:`` stay byte for byte, and so does whitespace at both ends.
+
+    The limits, said plainly: this changes the surface only. Content words, word order and sentence structure
+    stay, so the second view is much closer to the first than a back-translation or a paraphrase by a language
+    model (which the paper uses), and consistency under it asks less of the policy. Rules are for English;
+    now and then one reads stilted. Give an ``augmented_prompt`` column where better rewordings are to be had.
+    """
+    if tldr := _TLDR.fullmatch(prompt):
+        subreddit, title_mark, title, post_mark, post, end = tldr.groups()
+        return f"{title_mark}{_reword_text(title)}\n\n{subreddit}\n\n{post_mark}{_reword_text(post)}{end}"
+    # Splitting by a group keeps the markers: they are the odd parts.
+    parts = _TURN.split(prompt)
+    return "".join(part if i % 2 else _reword_text(part) for i, part in enumerate(parts))
+
+
+def _reword_text(text: str) -> str:
+    """Applies punctuation rules and the table of phrases; whitespace at both ends stays."""
+    core = text.strip()
+    if not core:
+        return text
+    start = text.index(core)
+    end = text[start + len(core) :]
+    # Punctuation first: the table of phrases is written with straight apostrophes.
+    for pattern, replacement in _PUNCTUATION:
+        core = pattern.sub(replacement, core)
+    return text[:start] + _PHRASES.sub(_replace_phrase, core) + end
+
+
+def _replace_phrase(match: re.Match[str]) -> str:
+    found = match.group()
+    other = _REPLACEMENT[found.lower()]
+    # A capital at the beginning of a sentence stays one; "I" is one anyway.
+    return other[0].upper() + other[1:] if found[0].isupper() else other

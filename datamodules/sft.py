@@ -1,0 +1,239 @@
+"""The LightningDataModule for supervised fine-tuning."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+
+import torch
+from datasets import Dataset, Features, List, Value
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch.utils.data import DataLoader, DistributedSampler
+from transformers import PreTrainedTokenizerBase
+
+from pacmr_lightning.errors import UserError
+
+from .completions import Completions
+from .tokenization import _tokenizer_digest, load_tokenizer, prompt_tokens, response_tokens
+from .train_tokenizer import train_tokenizer
+
+IGNORED = -100
+"""Label of tokens that carry no loss: prompt and padding."""
+
+_LAYOUT = 1
+"""Part of the cache's key; raised whenever the same rows are turned into other tokens."""
+
+_REASONS = ("too long", "empty completion", "empty prompt")
+_TOKENS = List(Value("int32"))
+_FEATURES = Features({"prompt_ids": _TOKENS, "completion_ids": _TOKENS, "drop": Value("string")})
+
+
+class SFTDataModule(LightningDataModule):
+    """Prompts and their completions as batches with a loss on the completion only.
+
+    Batches are dicts of (N, L) int64 tensors: ``input_ids`` (prompt, completion, one EOS, padding on the
+    right), ``attention_mask`` (1 on tokens, 0 on padding) and ``labels`` (the token on the completion and its
+    EOS, -100 elsewhere; not shifted). Rows that do not fit ``max_length`` are dropped and counted, never cut.
+
+    Args:
+        source: where the rows come from.
+        tokenizer: a model's folder or Hub id. None: a byte-level BPE tokenizer is trained on the training
+            rows, for a model that is trained from scratch.
+        vocab_size: tokens of the trained tokenizer at most, at least 259; given exactly where ``tokenizer``
+            is None.
+        max_length: tokens of a prompt with its completion and EOS.
+        batch_size: rows of a batch, per step and rank.
+        seed: order of the training rows, which are shuffled anew in each epoch.
+        num_workers: processes that prepare batches; 0 prepares them in the training process.
+        task: a name for the run's folder and summary.
+
+    Attributes:
+        counts: after ``setup``, for ``train`` and ``validation``: ``rows``, ``kept``, and dropped rows by
+            reason.
+
+    Raises:
+        UserError: an option is out of range. Later: the data or the tokenizer cannot be used.
+    """
+
+    def __init__(
+        self,
+        source: Completions,
+        tokenizer: str | None = None,
+        vocab_size: int | None = None,
+        max_length: int = 768,
+        batch_size: int = 32,
+        seed: int = 42,
+        num_workers: int = 0,
+        task: str = "sft",
+    ):
+        super().__init__()
+        for option, value, least in (
+            ("max_length", max_length, 2),
+            ("batch_size", batch_size, 1),
+            ("num_workers", num_workers, 0),
+        ):
+            if value < least:
+                raise UserError(f"{option} is {value}, but it must be at least {least}.")
+        if (tokenizer is None) == (vocab_size is None):
+            raise UserError(
+                f"tokenizer is {tokenizer!r} and vocab_size is {vocab_size}; give the one to use a model's "
+                "tokenizer or the other to train a new one."
+            )
+        self.source = source
+        self.tokenizer_name = tokenizer
+        self.vocab_size = vocab_size
+        self.max_length = max_length
+        self.batch_size = batch_size
+        self.seed = seed
+        self.num_workers = num_workers
+        self.task = task
+        self.counts: dict[str, dict[str, int]] = {}
+        self._tokenizer: PreTrainedTokenizerBase | None = None
+        self._rows: dict[str, Dataset] = {}
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, loaded or trained; there is one after ``setup``."""
+        assert self._tokenizer is not None, "The tokenizer is known after setup."
+        return self._tokenizer
+
+    def prepare_data(self) -> None:
+        """Fills datasets' caches from one process, so that the others read them."""
+        self._prepare()
+
+    def setup(self, stage: str) -> None:
+        """Reads and tokenizes both splits.
+
+        Raises:
+            UserError: the data or the tokenizer cannot be used, or all rows of a split were dropped.
+        """
+        self._prepare()
+        for split, counts in self.counts.items():
+            rank_zero_info(_summary(self.source.name, split, counts))
+
+    def _prepare(self) -> None:
+        if self._rows:
+            return
+        texts = {split: self.source.load(split) for split in ("train", "validation")}
+        if self.tokenizer_name is not None:
+            self._tokenizer = load_tokenizer(self.tokenizer_name)
+        else:
+            rows = zip(texts["train"]["prompt"], texts["train"]["completion"], strict=True)
+            self._tokenizer = train_tokenizer((text for row in rows for text in row), self.vocab_size)
+        for split, rows in texts.items():
+            self._rows[split], self.counts[split] = tokenize_completions(
+                rows, self._tokenizer, self.max_length
+            )
+
+    def train_dataloader(self) -> DataLoader:
+        """Shuffled batches of this rank; the order depends on ``seed`` and the epoch alone."""
+        return self._loader("train", shuffle=True)
+
+    def val_dataloader(self) -> DataLoader:
+        """Batches of this rank in the rows' own order.
+
+        No row comes twice; with several ranks, the last few rows that not every rank would get are left out.
+        """
+        return self._loader("validation", shuffle=False)
+
+    def _loader(self, split: str, shuffle: bool) -> DataLoader:
+        rows = self._rows[split]
+        sampler = DistributedSampler(
+            rows,
+            num_replicas=self.trainer.world_size,
+            rank=self.trainer.global_rank,
+            shuffle=shuffle,
+            seed=self.seed,
+            # False repeats a few rows instead, which matters in validation only.
+            drop_last=not shuffle,
+        )
+        return DataLoader(
+            rows,
+            batch_size=self.batch_size,
+            sampler=sampler,
+            collate_fn=self._collate,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+        )
+
+    def _collate(self, rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
+        length = max(len(row["prompt_ids"]) + len(row["completion_ids"]) for row in rows)
+        shape = (len(rows), length)
+        input_ids = torch.full(shape, self.tokenizer.pad_token_id, dtype=torch.long)
+        attention_mask = torch.zeros(shape, dtype=torch.long)
+        labels = torch.full(shape, IGNORED, dtype=torch.long)
+        for i, row in enumerate(rows):
+            start = len(row["prompt_ids"])
+            tokens = torch.tensor(row["prompt_ids"] + row["completion_ids"], dtype=torch.long)
+            input_ids[i, : len(tokens)] = tokens
+            attention_mask[i, : len(tokens)] = 1
+            labels[i, start : len(tokens)] = tokens[start:]
+        return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+
+
+def tokenize_completions(
+    rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> tuple[Dataset, dict[str, int]]:
+    """Token ids of the rows that can be trained on.
+
+    Args:
+        rows: as ``read_sft`` makes them.
+        tokenizer: has EOS.
+        max_length: tokens; a row whose prompt and completion (EOS included) exceed it is dropped.
+
+    Returns:
+        The kept rows with ``prompt_ids`` (BOS first if the tokenizer adds one) and ``completion_ids`` (no
+        BOS, exactly one EOS at the end); and how many rows there were, were kept and were dropped for each
+        reason.
+
+    Raises:
+        UserError: all rows were dropped.
+    """
+    key = f"sft:{_LAYOUT}:{rows._fingerprint}:{_tokenizer_digest(tokenizer)}:{max_length}"
+    tokenized = rows.map(
+        _tokenize_batch,
+        batched=True,
+        fn_kwargs={"tokenizer": tokenizer, "max_length": max_length},
+        remove_columns=rows.column_names,
+        features=_FEATURES,
+        # Given because a pickled tokenizer changes with use and between processes.
+        new_fingerprint=hashlib.sha256(key.encode()).hexdigest()[:16],
+        desc="Tokenizing",
+    )
+    reasons = tokenized["drop"][:]
+    kept = [i for i, reason in enumerate(reasons) if reason is None]
+    drops = Counter(reasons)
+    counts = {"rows": len(reasons), "kept": len(kept)} | {r: drops[r] for r in _REASONS if drops[r]}
+    if not kept:
+        found = ", ".join(f"{counts[reason]} {reason}" for reason in _REASONS if reason in counts)
+        raise UserError(
+            f"None of the {len(reasons)} rows can be used at max_length {max_length} ({found}); raise "
+            "max_length or give other rows."
+        )
+    return tokenized.select(kept, keep_in_memory=True).remove_columns("drop"), counts
+
+
+def _tokenize_batch(
+    rows: dict[str, list[str]], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> dict[str, list]:
+    """What ``Dataset.map`` calls: columns in, columns out."""
+    prompts = prompt_tokens(tokenizer, rows["prompt"])
+    completions = response_tokens(tokenizer, rows["completion"])
+    drops: list[str | None] = []
+    for prompt, completion, text in zip(prompts, completions, rows["completion"], strict=True):
+        # One token is EOS alone: the tokenizer made nothing of the text.
+        if not text.strip() or len(completion) == 1:
+            drops.append("empty completion")
+        elif not prompt:
+            drops.append("empty prompt")
+        else:
+            drops.append("too long" if len(prompt) + len(completion) > max_length else None)
+    return {"prompt_ids": prompts, "completion_ids": completions, "drop": drops}
+
+
+def _summary(name: str, split: str, counts: dict[str, int]) -> str:
+    dropped = ", ".join(f"{counts[reason]} {reason}" for reason in _REASONS if reason in counts)
+    kept = f"{name}, {split}: {counts['kept']} of {counts['rows']} rows kept"
+    return f"{kept}; dropped: {dropped}" if dropped else kept

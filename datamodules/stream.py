@@ -1,0 +1,238 @@
+"""Batches as a function of the global step: who asks for step 1234 gets the same pairs, resumed or not.
+
+Nothing here has a position. A batch depends on (seed, step, rank, world size) alone, so a resumed run goes on
+with the right batch by asking for the right step, and meta batches come when the step says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+
+import torch
+from datasets import Dataset
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import DistributedSampler
+
+from pacmr_lightning.batch import PairBatch, PairedBatch
+from pacmr_lightning.errors import UserError
+
+from .noise import flip_flags, flip_mask
+
+
+class Pairs:
+    """Tokenized pairs under label noise.
+
+    Args:
+        rows: N rows, as ``tokenize_pairs`` makes them.
+        pad_id: token id that fills rows up.
+        noise_rate: probability of a flip; a flipped pair's two responses change places.
+        noise_seed: seed of the noise.
+
+    Raises:
+        UserError: ``noise_rate`` is outside [0, 1).
+    """
+
+    def __init__(self, rows: Dataset, pad_id: int, noise_rate: float = 0.0, noise_seed: int = 42):
+        self.rows = rows
+        self.pad_id = pad_id
+        self.swapped = flip_mask(rows["id"], noise_rate, noise_seed)
+        """N flags: the noise changed the label."""
+        self.flipped = flip_flags(rows["flipped"], self.swapped, noise_rate)
+        """N values: 1 the label is wrong, 0 it is not, -1 unknown."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def with_second_view(self) -> list[int]:
+        """Indices of the pairs that have a reworded prompt."""
+        return [i for i, view in enumerate(self.rows["second_view"]) if view]
+
+    def batch(self, indices: Sequence[int], augmented: bool = False) -> PairBatch:
+        """The pairs at ``indices`` under noise, with their ``augmented`` views where asked for."""
+        # One look-up for the whole batch: Arrow is slow row by row.
+        columns = self.rows[list(indices)]
+        swapped = [self.swapped[i] for i in indices]
+        sides = [
+            (rejected, chosen) if swap else (chosen, rejected)
+            for swap, chosen, rejected in zip(
+                swapped, columns["chosen_ids"], columns["rejected_ids"], strict=True
+            )
+        ]
+
+        def collate(prompts: list[list[int]]) -> PairBatch:
+            return PairBatch.collate(
+                columns["id"],
+                prompts,
+                [chosen for chosen, _ in sides],
+                [rejected for _, rejected in sides],
+                flipped=[self.flipped[i] for i in indices],
+                pad_id=self.pad_id,
+            )
+
+        batch = collate(columns["prompt_ids"])
+        if augmented:
+            batch.augmented = collate(columns["augmented_ids"])
+        return batch
+
+
+@lru_cache(maxsize=4)
+def _permutation(count: int, seed: int, kind: str, number: int) -> list[int]:
+    """The ``number``-th permutation of ``count`` rows; ``kind`` keeps train and meta batches independent."""
+    digest = hashlib.blake2b(f"{kind}:{seed}:{number}".encode(), digest_size=7).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+    return torch.randperm(count, generator=generator).tolist()
+
+
+def _block(count: int, size: int, seed: int, kind: str, number: int) -> list[int]:
+    """The ``number``-th block of ``size`` rows out of permutations, each without its incomplete rest."""
+    permutation, place = divmod(number, count // size)
+    return _permutation(count, seed, kind, permutation)[place * size : (place + 1) * size]
+
+
+class PairedBatches(TorchDataset):
+    """Train batches, and meta batches when they are due, by global step.
+
+    ``batches[step]`` is this rank's share of optimizer step ``step``, for any step from 0 on: the rows are
+    permuted anew in each epoch, and an epoch's last incomplete batch is dropped. Where ``meta_every`` divides
+    the step there is a meta batch, with the same pairs ``augmented``, in blocks of permutations of the rows
+    that have a second view; its pairs keep the order that the noise left them in, so it tells nothing of
+    labels.
+
+    Args:
+        pairs: the training pairs.
+        global_batch_size: pairs of a step, over all ranks.
+        seed: seed of the order.
+        meta_every: steps between two meta batches; None for none at all.
+        meta_batch_size: pairs of a meta batch, over all ranks.
+        rank: this process.
+        world_size: number of processes; it must divide both batch sizes.
+
+    Raises:
+        UserError: a batch size cannot be shared evenly, there are fewer pairs than ``global_batch_size``, or
+            fewer pairs with a second view than ``meta_batch_size``.
+    """
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        global_batch_size: int,
+        *,
+        seed: int,
+        meta_every: int | None = None,
+        meta_batch_size: int = 64,
+        rank: int = 0,
+        world_size: int = 1,
+    ):
+        self.pairs = pairs
+        self.global_batch_size = global_batch_size
+        self.seed = seed
+        self.meta_every = meta_every
+        self.meta_batch_size = meta_batch_size
+        self.rank = rank
+        self.world_size = world_size
+        check_shares("global_batch_size", global_batch_size, world_size)
+        if len(pairs) < global_batch_size:
+            raise UserError(
+                f"Only {len(pairs)} training pairs are left, fewer than one batch; give more data, "
+                f"raise max_length or lower global_batch_size, which is {global_batch_size}."
+            )
+        self.eligible = [] if meta_every is None else pairs.with_second_view
+        if meta_every is not None:
+            check_shares("meta_batch_size", meta_batch_size, world_size)
+            if len(self.eligible) < meta_batch_size:
+                raise UserError(
+                    f"Only {len(self.eligible)} of the {len(pairs)} training pairs have a second view of "
+                    f"their prompt, fewer than meta_batch_size {meta_batch_size}; give the rows an "
+                    "augmented_prompt (no rule for rewording applied) or lower meta_batch_size."
+                )
+
+    def __len__(self) -> int:
+        """Steps of an epoch."""
+        return len(self.pairs) // self.global_batch_size
+
+    def __getitem__(self, step: int) -> PairedBatch:
+        if step < 0:
+            raise IndexError(f"There is no step {step}.")
+        rows = _block(len(self.pairs), self.global_batch_size, self.seed, "train", step)
+        return PairedBatch(train=self.pairs.batch(self._share(rows)), meta=self._meta(step))
+
+    def _meta(self, step: int) -> PairBatch | None:
+        if self.meta_every is None or step % self.meta_every:
+            return None
+        number = step // self.meta_every
+        rows = _block(len(self.eligible), self.meta_batch_size, self.seed, "meta", number)
+        return self.pairs.batch([self.eligible[i] for i in self._share(rows)], augmented=True)
+
+    def _share(self, rows: list[int]) -> list[int]:
+        return rows[self.rank :: self.world_size]
+
+
+def check_shares(option: str, size: int, world_size: int) -> None:
+    """Raises UserError unless ``size`` pairs can be shared evenly, on which averages over ranks rely."""
+    if size % world_size:
+        raise UserError(
+            f"{option} is {size}, but {world_size} processes share it evenly; use a multiple of {world_size}."
+        )
+
+
+class PairBatches(TorchDataset):
+    """Consecutive batches of pairs for evaluation: no pair twice, none left out, something for each rank.
+
+    Args:
+        pairs: the pairs, in their own order.
+        global_batch_size: pairs of a batch, over all ranks. A rest that is too small to give each rank a pair
+            joins the batch before it.
+        rank: this process.
+        world_size: number of processes.
+
+    Raises:
+        UserError: there are more processes than pairs in a batch, or than pairs.
+    """
+
+    def __init__(self, pairs: Pairs, global_batch_size: int, *, rank: int = 0, world_size: int = 1):
+        self.pairs = pairs
+        if min(global_batch_size, len(pairs)) < world_size:
+            raise UserError(
+                f"validation_batch_size is {global_batch_size} and there are {len(pairs)} validation pairs, "
+                f"but each of {world_size} processes needs one; use fewer processes."
+            )
+        starts = list(range(0, len(pairs), global_batch_size))
+        if len(pairs) - starts[-1] < world_size:
+            starts.pop()
+        ends = [*starts[1:], len(pairs)]
+        self._shares = [range(start + rank, end, world_size) for start, end in zip(starts, ends, strict=True)]
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+    def __getitem__(self, number: int) -> PairBatch:
+        return self.pairs.batch(self._shares[number])
+
+
+class RankSteps(DistributedSampler):
+    """Consecutive steps, the same on every rank: the datasets of this file know the ranks themselves.
+
+    It is a DistributedSampler because Lightning then does not put one of its own around it, which would give
+    each rank other steps.
+
+    Args:
+        length: steps of an epoch.
+        first_step: asked whenever an iterator starts. For training it is the trainer's global step, so that
+            data and optimizer cannot get out of step: not on resuming in mid-epoch, and not where an epoch is
+            cut short (``limit_train_batches``). The trainer itself stops at the end of an epoch.
+    """
+
+    def __init__(self, length: int, first_step: Callable[[], int]):
+        super().__init__(range(length), num_replicas=1, rank=0, shuffle=False)
+        self.length = length
+        self.first_step = first_step
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        start = self.first_step()
+        return iter(range(start, start + self.length))

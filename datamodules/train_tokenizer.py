@@ -1,0 +1,58 @@
+"""Trains a small byte-level BPE tokenizer for models that are trained from scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from pacmr_lightning.errors import UserError
+
+BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
+SMALLEST = 256 + 3
+"""All bytes and the special tokens: with fewer tokens, some text could not be encoded."""
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer: every text can be encoded, and decoding gives exactly the same text.
+
+    It puts BOS before a text itself (``add_special_tokens=True``, the default) and never adds EOS, which is
+    for whoever ends a response. Both hold after ``save_pretrained`` and ``AutoTokenizer.from_pretrained``
+    too. The same texts give the same tokenizer.
+
+    Args:
+        texts: what it is trained on.
+        vocab_size: tokens at most, the 256 bytes and 3 special tokens included; fewer where the texts have no
+            more pairs to merge.
+
+    Raises:
+        UserError: ``vocab_size`` is under 259.
+    """
+    if vocab_size < SMALLEST:
+        raise UserError(
+            f"vocab_size is {vocab_size}, but a byte-level tokenizer needs at least {SMALLEST} tokens."
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[BOS, EOS, PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A",
+        pair=f"{BOS} $A $B",
+        special_tokens=[(BOS, tokenizer.token_to_id(BOS))],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        # Would remove the space before punctuation when decoding.
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,0 +1,164 @@
+"""The ``pacmr`` command: LightningCLI's fit, validate, test and predict, and the tools around them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import lightning.pytorch.callbacks as lightning_callbacks
+from jsonargparse import Namespace
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+# Importing the packages is what makes the short names of their classes work in YAML.
+from . import callbacks as callbacks_of_runs
+from . import compare, datamodules  # noqa: F401
+from .errors import UserError
+from .loggers import ContinuedCSVLogger
+from .messages import short_message, user_error
+from .modules import PreferenceModule, SFTModule  # noqa: F401
+from .run_folder import CONFIG, replacing
+
+TOOLS = {"compare": compare}
+"""Commands that are no trainer runs: modules with a one-line docstring and ``main(arguments)``."""
+
+
+class Parser(LightningArgumentParser):
+    """LightningCLI's parser, which says what is wrong in one sentence."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Prints one sentence and exits with status 2."""
+        _stop(short_message(message))
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Writes ``config.yaml`` into the run's folder once training starts, so bad input leaves nothing."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Nothing yet."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the file on rank zero."""
+        if trainer.is_global_zero:
+            text = self.parser.dump(self.config, skip_none=False)
+            with replacing(Path(trainer.default_root_dir) / CONFIG) as temporary:
+                temporary.write_text(text)
+
+
+class PacmrCLI(LightningCLI):
+    """LightningCLI whose runs live in ``runs/<name>/`` with their config, metrics and checkpoints.
+
+    Beside Lightning's own options it adds the ``checkpoint`` section (``ModelCheckpoint``), links the
+    weighting's ``every`` to the datamodule's ``meta_every`` and the policy's ``model`` to its ``tokenizer``,
+    and logs to TensorBoard and ``metrics.csv`` unless ``trainer.logger`` says otherwise.
+    """
+
+    def __init__(self, args: list[str] | None = None):
+        super().__init__(
+            model_class=LightningModule,
+            datamodule_class=LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            parser_class=Parser,
+            parser_kwargs={"prog": "pacmr", "description": _description()},
+            save_config_callback=SaveRunConfig,
+            seed_everything_default=42,
+            auto_configure_optimizers=False,
+            args=args,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds the checkpoint section and the links between module and datamodule."""
+        parser.add_lightning_class_args(lightning_callbacks.ModelCheckpoint, "checkpoint")
+        parser.set_defaults({"checkpoint.save_last": True, "checkpoint.filename": "step-{step}"})
+        parser.set_defaults({"checkpoint.auto_insert_metric_name": False})
+        parser.link_arguments("model.init_args.weighting", "data.init_args.meta_every", compute_fn=_every)
+        parser.link_arguments("model.init_args.policy.init_args.model", "data.init_args.tokenizer")
+
+    def before_instantiate_classes(self) -> None:
+        """Names the run's folder, and refuses to overwrite another run.
+
+        Raises:
+            UserError: the folder holds a run already and nothing says that it goes on.
+        """
+        config = self.config[self.subcommand]
+        if config.trainer.default_root_dir is None:
+            config.trainer.default_root_dir = _run_folder(config)
+        root = Path(config.trainer.default_root_dir)
+        if config.checkpoint.dirpath is None:
+            config.checkpoint.dirpath = str(root / "checkpoints")
+        if self.subcommand == "fit" and (root / CONFIG).exists() and config.ckpt_path is None:
+            raise UserError(
+                f"The folder {root} holds a run already; continue it with --ckpt_path last, or name another "
+                "one with --trainer.default_root_dir."
+            )
+        named = config.ckpt_path and config.ckpt_path not in ("last", "best", "hpc", "registry")
+        if named and not Path(config.ckpt_path).exists():
+            raise UserError(f"The checkpoint {config.ckpt_path} does not exist.")
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Adds the loggers of a run's folder and the progress bar."""
+        settings = self._get(self.config_init, "trainer")
+        callbacks = list(settings.callbacks or [])
+        if settings.enable_progress_bar is not False:
+            callbacks.append(lightning_callbacks.RichProgressBar(leave=True))
+        if self.subcommand == "predict":
+            callbacks.append(callbacks_of_runs.GenerationWriter())
+        if settings.logger is None or settings.logger is True:
+            root = settings.default_root_dir
+            if self.subcommand == "fit":
+                kwargs["logger"] = [
+                    TensorBoardLogger(root, name="tensorboard", version=""),
+                    ContinuedCSVLogger(root, name="", version=""),
+                ]
+                callbacks.append(lightning_callbacks.LearningRateMonitor("step"))
+            else:
+                kwargs["logger"] = False
+        return super().instantiate_trainer(callbacks=callbacks, **kwargs)
+
+
+def _every(weighting: Namespace | None) -> int | None:
+    """The weighting's ``every``; None for one that does not learn."""
+    return weighting.get("init_args", {}).get("every") if weighting is not None else None
+
+
+def _run_folder(config: Namespace) -> str:
+    """``runs/<task>-<method>-noise<percent>-seed<seed>``; ``runs/<task>-sft`` for SFT."""
+    data, model = config.data.init_args, config.model.init_args
+    if "method" not in model:
+        return os.path.join("runs", f"{data.task}-sft")
+    noise = f"{100 * data.noise_rate:g}"
+    return os.path.join("runs", f"{data.task}-{model.method}-noise{noise}-seed{config.seed_everything}")
+
+
+def _description() -> str:
+    tools = "\n".join(f"  pacmr {name}: {module.__doc__.splitlines()[0]}" for name, module in TOOLS.items())
+    return f"Learning from noisy human preferences.\n\nTools beside the subcommands below:\n{tools}"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line; bad input ends in one sentence and exit status 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # The arguments are passed on by hand, and Lightning warns of both.
+    sys.argv = sys.argv[:1]
+    try:
+        if arguments and arguments[0] in TOOLS:
+            TOOLS[arguments[0]].main(arguments[1:])
+        else:
+            PacmrCLI(arguments)
+    except MisconfigurationException as error:
+        _stop(str(error))
+    except Exception as error:
+        cause = user_error(error)
+        if cause is None:
+            raise
+        _stop(str(cause))
+
+
+def _stop(message: str) -> NoReturn:
+    print(f"pacmr: error: {message}", file=sys.stderr)
+    sys.exit(2)

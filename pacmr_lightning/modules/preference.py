@@ -1,0 +1,262 @@
+"""PreferenceModule: policy + objective + weighting, trained by Algorithm 1 of the paper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from ..batch import LogProbs, PairBatch, PairedBatch
+from ..errors import UserError
+from ..gradient import accumulated_gradient, norm, sum_over_ranks
+from ..metrics import REWARDS, Means, WeightStatistics, reward_values
+from ..objectives import DPO, Objective
+from ..policy import PolicyModel
+from ..prompt_batch import PromptBatch
+from ..rewards import PairRecord, Rewards
+from ..weighting import Unweighted, Weighting, Weights
+from .schedule import check_schedule, planned_updates, warmup_cosine
+
+
+class PreferenceModule(LightningModule):
+    """Trains a LoRA policy on preference pairs; every method is a choice of objective and weighting.
+
+    One ``training_step`` is one policy update on a whole optimizer-step batch, which the module cuts into
+    micro-batches itself; ``global_step`` counts policy updates.
+
+    Args:
+        policy: the model with its adapter; it is loaded when the trainer starts.
+        objective: per-pair loss.
+        weighting: how much each pair's loss counts.
+        method: label of the run in its folder's name and its summary.
+        learning_rate: peak learning rate of AdamW.
+        betas: of AdamW.
+        weight_decay: of AdamW.
+        warmup_ratio: share of the updates in which the learning rate rises linearly from 0.
+        min_lr_ratio: share of the peak that the cosine ends at.
+        max_grad_norm: the policy's gradient is scaled down to this norm; None for no clipping.
+        micro_batch_size: pairs in one forward pass, on each device; None for all of the device's share.
+        max_new_tokens: of a response that ``predict`` generates (greedily).
+
+    Raises:
+        UserError: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyModel,
+        objective: Objective | None = None,
+        weighting: Weighting | None = None,
+        method: str = "dpo",
+        learning_rate: float = 5e-6,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.0,
+        warmup_ratio: float = 0.03,
+        min_lr_ratio: float = 0.1,
+        max_grad_norm: float | None = 1.0,
+        micro_batch_size: int | None = None,
+        max_new_tokens: int = 128,
+    ):
+        super().__init__()
+        check_schedule(learning_rate, warmup_ratio, min_lr_ratio)
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise UserError(f"max_grad_norm is {max_grad_norm}, but it must be above 0, or null for none.")
+        if micro_batch_size is not None and micro_batch_size < 1:
+            raise UserError(f"micro_batch_size is {micro_batch_size}, but it must be at least 1, or null.")
+        self.policy = policy
+        self.objective = objective or DPO()
+        self.weighting = weighting or Unweighted()
+        self.method = method
+        self.learning_rate = learning_rate
+        self.betas = betas
+        self.weight_decay = weight_decay
+        self.warmup_ratio = warmup_ratio
+        self.min_lr_ratio = min_lr_ratio
+        self.max_grad_norm = max_grad_norm
+        self.micro_batch_size = micro_batch_size
+        self.max_new_tokens = max_new_tokens
+        self.automatic_optimization = False
+        # Checkpoints hold the trainable parameters only; on_load_checkpoint checks that all are there.
+        self.strict_loading = False
+
+        self.train_means = Means((*REWARDS, "grad_norm"))
+        self.weight_statistics = WeightStatistics()
+        self.held_out_means = Means((*REWARDS, "kl"))
+
+    @property
+    def vnet(self) -> torch.nn.Module | None:
+        """VNet, where the weighting has one. No submodule: nothing may cast, shard or step it."""
+        return self.weighting.vnet
+
+    @property
+    def vnet_optimizer(self) -> torch.optim.Optimizer | None:
+        """VNet's optimizer, where the weighting has one."""
+        return self.weighting.vnet_optimizer
+
+    def configure_model(self) -> None:
+        """Loads the policy; the second call does nothing."""
+        self.policy.build()
+
+    def setup(self, stage: str) -> None:
+        """Moves what the weighting learns to the device before checkpoints are restored."""
+        self.weighting.to(self.trainer.strategy.root_device)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """AdamW over the adapter; linear warm-up, then a cosine to ``min_lr_ratio`` of the peak."""
+        optimizer = torch.optim.AdamW(
+            self.policy.adapter().values(),
+            lr=self.learning_rate,
+            betas=self.betas,
+            weight_decay=self.weight_decay,
+        )
+        updates = planned_updates(self.trainer)
+        schedule = warmup_cosine(optimizer, updates, self.warmup_ratio, self.min_lr_ratio)
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    def training_step(self, batch: PairedBatch, batch_idx: int) -> dict[str, Any]:
+        """One iteration of Algorithm 1: a VNet update where one is due, then one policy update."""
+        train = batch.train
+        if self.micro_batch_size and len(train) % self.micro_batch_size:
+            raise UserError(
+                f"micro_batch_size {self.micro_batch_size} does not divide the {len(train)} pairs that a "
+                "device gets for one step; choose a divisor."
+            )
+        optimizer, schedule = self.optimizers(), self.lr_schedulers()
+        train = train.with_reference(self._reference(train))
+        log_now = (self.global_step + 1) % self.trainer.log_every_n_steps == 0
+        if self.weighting.every and self.global_step % self.weighting.every == 0:
+            found = self._update_weighting(batch.meta, train, optimizer.param_groups[0]["lr"])
+            self.log_dict({f"train/{name}": value for name, value in found.items()})
+
+        # Line 13: weights under the new Theta, then one weighted update of the policy.
+        record, gradient = self._weighted_gradient(train)
+        for name, parameter in self.policy.adapter().items():
+            parameter.grad = gradient[name]
+        self.train_means.update({"grad_norm": norm(gradient)})
+        if self.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.policy.adapter().values(), self.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        if log_now:
+            self._log_training()
+        return {"record": record}
+
+    def _update_weighting(self, meta: PairBatch | None, train: PairBatch, lr: float) -> dict[str, Tensor]:
+        if meta is None:
+            raise UserError(
+                f"Policy update {self.global_step} is due for a VNet update (every {self.weighting.every}), "
+                "but its batch has no meta pairs; set the datamodule's meta_every to the weighting's every."
+            )
+        return self.weighting.update(
+            self.policy,
+            self.objective,
+            train,
+            meta,
+            learning_rate=lr,
+            micro_batch_size=self.micro_batch_size,
+        )
+
+    def _weighted_gradient(self, train: PairBatch) -> tuple[PairRecord, dict[str, Tensor]]:
+        """Gradient of the weighted loss over the global batch, and what the step believed of each pair."""
+        total = torch.tensor(float(len(train)), device=self.device)
+        sum_over_ranks([total])
+        rewards: list[Rewards] = []
+        weights: list[Weights] = []
+
+        def losses():
+            for part in train.micro_batches(self.micro_batch_size):
+                found = Rewards(self.policy.log_probs(part), part.reference, self.objective.beta)
+                frozen = Rewards(found.policy.detach(), found.reference, found.beta)
+                weights.append(self.weighting.weights(frozen))
+                rewards.append(frozen)
+                loss = self.objective(found)
+                self.train_means.update(reward_values(frozen, loss))
+                self.weight_statistics.add(weights[-1], part.flipped)
+                yield (weights[-1].g.detach() * loss).sum() / total
+
+        gradient = accumulated_gradient(self.policy.adapter(), losses())
+        joined = Weights.cat(weights)
+        record = PairRecord(
+            ids=train.ids,
+            u=torch.cat([r.u for r in rewards]),
+            delta=torch.cat([r.delta for r in rewards]),
+            weight=joined.g,
+            a=joined.a,
+            b=joined.b,
+            flipped=train.flipped,
+        )
+        return record, gradient
+
+    def _reference(self, batch: PairBatch) -> LogProbs:
+        return LogProbs.cat(
+            [self.policy.reference_log_probs(part) for part in batch.micro_batches(self.micro_batch_size)]
+        )
+
+    def _log_training(self) -> None:
+        values = self.train_means.compute() | self.weight_statistics.compute()
+        shown = ("loss", "rewards/accuracies")
+        self.log_dict({f"train/{name}": values.pop(name) for name in shown}, prog_bar=True)
+        self.log_dict({f"train/{name}": value for name, value in values.items()})
+
+    def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
+        """Adds N held-out pairs to the means: the unweighted loss, rewards, KL to the reference."""
+        self._held_out_step(batch)
+
+    def test_step(self, batch: PairBatch, batch_idx: int) -> None:
+        """As ``validation_step``."""
+        self._held_out_step(batch)
+
+    def _held_out_step(self, batch: PairBatch) -> None:
+        for part in batch.micro_batches(self.micro_batch_size):
+            reference = self.policy.reference_log_probs(part)
+            rewards = Rewards(self.policy.log_probs(part), reference, self.objective.beta)
+            values = reward_values(rewards, self.objective(rewards))
+            self.held_out_means.update({**values, "kl": self.policy.token_kl(part)})
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs the means as ``val/...``."""
+        self._log_held_out("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Logs the means as ``test/...``."""
+        self._log_held_out("test")
+
+    def _log_held_out(self, split: str) -> None:
+        for name, value in self.held_out_means.compute().items():
+            shown = name in ("loss", "rewards/accuracies")
+            self.log(f"{split}/{name}", value, prog_bar=shown)
+
+    def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[str]:
+        """Greedy responses to N prompts."""
+        sequences = self.policy.generate(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            max_new_tokens=self.max_new_tokens,
+            do_sample=False,
+        )
+        new = sequences[:, batch.input_ids.shape[1] :]
+        return self.trainer.datamodule.tokenizer.batch_decode(new, skip_special_tokens=True)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keeps the trainable parameters only, and adds what the weighting learned."""
+        names = {f"policy.{name}" for name in self.policy.adapter()}
+        checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k in names}
+        checkpoint["weighting"] = self.weighting.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores the weighting; checks that every trainable parameter is there and nothing is left over.
+
+        Raises:
+            UserError: the checkpoint belongs to another adapter.
+        """
+        saved, needed = set(checkpoint["state_dict"]), {f"policy.{name}" for name in self.policy.adapter()}
+        if saved != needed:
+            odd = sorted(saved ^ needed)[0]
+            raise UserError(
+                f"The checkpoint does not fit this model's adapter ({len(saved ^ needed)} parameters differ, "
+                f"{odd} for one); use the model and LoRA settings that it was trained with."
+            )
+        self.weighting.load_state_dict(checkpoint["weighting"])

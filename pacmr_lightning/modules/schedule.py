@@ -1,0 +1,55 @@
+"""The learning rate's course, and how many updates it spreads over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+from torch.optim import Optimizer
+from transformers import get_cosine_with_min_lr_schedule_with_warmup
+
+from ..errors import UserError
+
+
+def check_schedule(learning_rate: float, warmup_ratio: float, min_lr_ratio: float) -> None:
+    """Checks what the modules take.
+
+    Raises:
+        UserError: a value is out of its range.
+    """
+    if not learning_rate > 0:
+        raise UserError(f"learning_rate is {learning_rate}, but it must be above 0 (the paper: 5e-6).")
+    for name, ratio in (("warmup_ratio", warmup_ratio), ("min_lr_ratio", min_lr_ratio)):
+        if not 0 <= ratio <= 1:
+            raise UserError(f"{name} is {ratio}, but it must be a share between 0 and 1.")
+
+
+def warmup_cosine(
+    optimizer: Optimizer, updates: int, warmup_ratio: float, min_lr_ratio: float
+) -> dict[str, Any]:
+    """Lightning's description of a linear warm-up and a cosine to ``min_lr_ratio`` of the peak, by update."""
+    schedule = get_cosine_with_min_lr_schedule_with_warmup(
+        optimizer, round(warmup_ratio * updates), updates, min_lr_rate=min_lr_ratio
+    )
+    return {"scheduler": schedule, "interval": "step", "name": "lr"}
+
+
+def planned_updates(trainer: Trainer) -> int:
+    """Updates of a whole fit in which every batch is an update.
+
+    ``trainer.estimated_stepping_batches`` would say the same, but it also starts the loader's iterator,
+    before a checkpoint has restored the step that the loader has to begin with.
+
+    Raises:
+        UserError: neither max_steps nor max_epochs bounds the fit.
+    """
+    batches = len(trainer.datamodule.train_dataloader())
+    limit = trainer.limit_train_batches
+    if limit is not None:
+        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    bounds = [trainer.max_steps] if trainer.max_steps > 0 else []
+    if trainer.max_epochs is not None and trainer.max_epochs > 0:
+        bounds.append(trainer.max_epochs * batches)
+    if not bounds:
+        raise UserError("The run has no end; set trainer.max_epochs or trainer.max_steps.")
+    return max(1, min(bounds))

@@ -1,0 +1,257 @@
+"""Supervised fine-tuning: makes the reference model that preference training starts from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
+from lightning.pytorch.utilities import rank_zero_info
+from peft import LoraConfig, PeftModel
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torchmetrics import MeanMetric
+from transformers import LlamaConfig, PreTrainedModel, get_cosine_with_min_lr_schedule_with_warmup
+
+from ..errors import UserError
+from ..logprobs import upcast
+from .sft_model import OWN_KEYS, add_lora, check_keys, load_pretrained, new_llama, save_model
+
+IGNORED = -100
+"""Label of tokens that carry no loss, as everywhere in torch."""
+
+
+class Perplexity(MeanMetric):
+    """exp of the mean of the token losses it is given (nats)."""
+
+    def compute(self) -> Tensor:
+        """Perplexity over all tokens of all ranks, a scalar."""
+        return super().compute().exp()
+
+
+class SFTModule(LightningModule):
+    """Trains a causal language model on completions and saves it as a Hugging Face folder.
+
+    The loss is the mean cross-entropy in nats over the response tokens (labels other than -100) of a step,
+    all ranks together. Batches are dicts of (N, L) int64 tensors ``input_ids``, ``attention_mask`` and
+    ``labels`` (not shifted); the tokenizer is the datamodule's. Logs ``train/loss``, ``val/loss`` and
+    ``val/perplexity``.
+
+    When fitting ends, the weights of the last step are saved with the tokenizer, LoRA merged into the base:
+    one plain model, which is the reference of preference training. (With ``fast_dev_run`` nothing is saved.)
+    Checkpoints are for resuming; with LoRA they hold the adapter only.
+
+    The defaults are those of OpenRLHF, which the paper builds on.
+
+    Args:
+        model: folder or Hub id of a pretrained model. Give this or ``from_scratch``.
+        from_scratch: keys of ``LlamaConfig`` for a new, randomly initialized model; vocabulary and special
+            tokens are the tokenizer's.
+        lora: keys of ``peft.LoraConfig`` to train an adapter, on all linear layers unless ``target_modules``
+            says otherwise. None trains all weights.
+        lr: peak learning rate of AdamW.
+        betas: of AdamW.
+        weight_decay: of AdamW.
+        warmup_ratio: share of the steps in which the learning rate rises to its peak, in [0, 1).
+        min_lr_ratio: share of the peak that the cosine falls to by the last step, in [0, 1].
+        dtype: of the weights; LoRA adapters are fp32 always. "bfloat16" needs ``lora``, for it rounds small
+            updates away.
+        gradient_checkpointing: recompute activations in backward, for memory.
+        save_to: folder that the model is saved in; None: ``<trainer.default_root_dir>/model``.
+
+    Raises:
+        UserError: an option is out of range, or has no effect. Later: the model cannot be loaded or built,
+            does not fit the tokenizer, or could not be saved at the end.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        from_scratch: dict[str, Any] | None = None,
+        lora: dict[str, Any] | None = None,
+        lr: float = 5e-6,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.0,
+        warmup_ratio: float = 0.03,
+        min_lr_ratio: float = 0.1,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        gradient_checkpointing: bool = False,
+        save_to: str | None = None,
+    ):
+        super().__init__()
+        if (model is None) == (from_scratch is None):
+            raise UserError(
+                f"model is {model!r} and from_scratch is {from_scratch!r}; give exactly one of them: a "
+                "pretrained model, or the shape of a new one."
+            )
+        if lr <= 0:
+            raise UserError(f"lr is {lr}, but it must be above 0.")
+        if not 0 <= warmup_ratio < 1 or not 0 <= min_lr_ratio <= 1:
+            raise UserError(
+                f"warmup_ratio is {warmup_ratio} and min_lr_ratio is {min_lr_ratio}, but both are shares "
+                "between 0 and 1."
+            )
+        if dtype == "bfloat16" and lora is None:
+            raise UserError(
+                "dtype is bfloat16 without lora, which rounds small updates of the weights away; keep "
+                "float32 with trainer.precision bf16-mixed, or give lora."
+            )
+        check_keys("from_scratch", from_scratch, LlamaConfig, OWN_KEYS)
+        check_keys("lora", lora, LoraConfig)
+        self.save_hyperparameters()
+        self.network: PreTrainedModel | PeftModel | None = None
+        # An adapter's checkpoint lacks the frozen base, so on_load_checkpoint checks it instead of Lightning.
+        self.strict_loading = lora is None
+        self.train_loss = MeanMetric(dist_sync_on_step=True)
+        self.val_loss = MeanMetric()
+        self.val_perplexity = Perplexity()
+
+    @property
+    def folder(self) -> Path:
+        """Where the model is saved when fitting ends."""
+        return Path(self.hparams.save_to or Path(self.trainer.default_root_dir) / "model").expanduser()
+
+    def setup(self, stage: str) -> None:
+        """Checks what would otherwise fail after the training.
+
+        Raises:
+            UserError: there is no datamodule, the model's folder is taken by something else, or the strategy
+                shards the weights.
+        """
+        if self.trainer.datamodule is None:
+            raise UserError(
+                "SFTModule needs a datamodule, whose tokenizer it uses; give fit an SFTDataModule."
+            )
+        if stage != "fit":
+            return
+        folder = self.folder
+        is_model = (folder / "config.json").is_file()
+        if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not is_model):
+            raise UserError(
+                f"The model would be saved in {folder}, which holds something else; move that, or set "
+                "save_to to another folder."
+            )
+        strategy = self.trainer.strategy
+        if isinstance(strategy, FSDPStrategy) or (
+            isinstance(strategy, DeepSpeedStrategy) and strategy.zero_stage_3
+        ):
+            raise UserError(
+                f"SFT saves whole weights, but {type(strategy).__name__} splits them over the processes "
+                "here; use trainer.strategy ddp or deepspeed_stage_2."
+            )
+
+    def configure_model(self) -> None:
+        """Loads or makes the model and adds LoRA. Does nothing the second time.
+
+        Raises:
+            UserError: the model cannot be loaded or built, or does not fit the tokenizer.
+        """
+        if self.network is not None:
+            return
+        tokenizer = self.trainer.datamodule.tokenizer
+        dtype = getattr(torch, self.hparams.dtype)
+        if self.hparams.from_scratch is not None:
+            network = new_llama(self.hparams.from_scratch, tokenizer, dtype)
+        else:
+            network = load_pretrained(self.hparams.model, tokenizer, dtype)
+        if self.hparams.gradient_checkpointing:
+            network.gradient_checkpointing_enable({"use_reentrant": False})
+        if self.hparams.lora is not None:
+            network = add_lora(network, self.hparams.lora)
+        # transformers loads models in eval mode, where dropout and gradient checkpointing do nothing.
+        self.network = network.train()
+
+    def token_losses(self, batch: dict[str, Tensor]) -> Tensor:
+        """(K,) cross-entropy in nats of the K response tokens of a batch, row by row, in at least fp32."""
+        logits = self.network(
+            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
+        ).logits
+        targets = batch["labels"][:, 1:]
+        is_response = targets != IGNORED
+        # Selected first: an fp32 copy of all logits would be the largest tensor of the step.
+        return cross_entropy(upcast(logits[:, :-1][is_response]), targets[is_response], reduction="none")
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        """The loss of a step: mean over the response tokens of all ranks once gradients are averaged."""
+        losses = self.token_losses(batch)
+        tokens = torch.tensor(float(len(losses)), device=losses.device)
+        self.train_loss(losses.detach())
+        self.log("train/loss", self.train_loss, on_step=True, on_epoch=False, prog_bar=True)
+        return losses.sum() / self.trainer.strategy.reduce(tokens, reduce_op="mean")
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        """Collects the token losses of the validation rows."""
+        losses = self.token_losses(batch)
+        self.val_loss.update(losses)
+        self.val_perplexity.update(losses)
+        self.log("val/loss", self.val_loss, prog_bar=True)
+        self.log("val/perplexity", self.val_perplexity)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """AdamW; warm-up, then a cosine over the run's optimizer steps.
+
+        Raises:
+            UserError: the trainer does not say when it stops.
+        """
+        steps = self.trainer.estimated_stepping_batches
+        if steps == float("inf"):
+            raise UserError(
+                "The trainer has no end for the learning rate to fall to; set max_epochs or max_steps."
+            )
+        optimizer = torch.optim.AdamW(
+            [p for p in self.parameters() if p.requires_grad],
+            lr=self.hparams.lr,
+            betas=self.hparams.betas,
+            weight_decay=self.hparams.weight_decay,
+        )
+        schedule = get_cosine_with_min_lr_schedule_with_warmup(
+            optimizer,
+            num_warmup_steps=int(self.hparams.warmup_ratio * steps),
+            num_training_steps=int(steps),
+            min_lr_rate=self.hparams.min_lr_ratio,
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_fit_start(self) -> None:
+        """Refuses a trainer precision that turned the trained weights into half precision.
+
+        Raises:
+            UserError: a trained weight is below fp32.
+        """
+        for name, parameter in self.network.named_parameters():
+            if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
+                raise UserError(
+                    f"The trained weight {name} is {parameter.dtype}, which rounds small updates away; set "
+                    "trainer.precision to 32-true or bf16-mixed."
+                )
+
+    def on_fit_end(self) -> None:
+        """Saves the model on rank zero; Lightning has moved it to the CPU by now."""
+        if not self.trainer.is_global_zero or self.trainer.fast_dev_run:
+            return
+        save_model(self.folder, self.network, self.trainer.datamodule.tokenizer)
+        rank_zero_info(f"The model is saved in {self.folder}.")
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Leaves the frozen base out."""
+        if self.hparams.lora is not None:
+            state = checkpoint["state_dict"]
+            checkpoint["state_dict"] = {name: state[name] for name in self._trained()}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Checks that the checkpoint holds every trained weight.
+
+        Raises:
+            UserError: one is missing.
+        """
+        missing = [name for name in self._trained() if name not in checkpoint["state_dict"]]
+        if missing:
+            raise UserError(
+                f"The checkpoint lacks {len(missing)} trained weights, the first being {missing[0]}; resume "
+                "with the model and lora options that it was made with."
+            )
+
+    def _trained(self) -> list[str]:
+        return [name for name, parameter in self.named_parameters() if parameter.requires_grad]

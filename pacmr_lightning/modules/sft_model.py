@@ -1,0 +1,145 @@
+"""The model of supervised fine-tuning: how it is made, and how it is saved."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import UserError
+
+OWN_KEYS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "dtype")
+"""Keys of LlamaConfig that are not the user's to set: the tokenizer and SFTModule's ``dtype`` decide."""
+
+
+def check_keys(option: str, given: dict[str, Any] | None, config: type, taken: Collection[str] = ()) -> None:
+    """Checks the keys of a dict that a config class is made from.
+
+    transformers' configs keep keys that they do not know, so that a misspelt one would do nothing.
+
+    Raises:
+        UserError: a key is ``taken``, or ``config`` does not know it.
+    """
+    known = inspect.signature(config).parameters
+    for key in given or {}:
+        if key in taken:
+            raise UserError(f"{option} has the key {key!r}, which is set from elsewhere; leave it out.")
+        if key not in known:
+            raise UserError(
+                f"{option} has the key {key!r}, which {config.__name__} does not know; remove it."
+            )
+
+
+def new_llama(
+    options: dict[str, Any], tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype
+) -> PreTrainedModel:
+    """A randomly initialized Llama model with the tokenizer's vocabulary and special tokens.
+
+    Args:
+        options: keys of ``LlamaConfig``, none of ``OWN_KEYS``.
+        tokenizer: what the model will read.
+        dtype: of the weights.
+
+    Raises:
+        UserError: the options do not describe a model.
+    """
+    try:
+        config = LlamaConfig(
+            **options,
+            vocab_size=len(tokenizer),
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    except StrictDataclassError as error:
+        reason = str(error).strip().splitlines()[-1].strip().rstrip(".")
+        raise UserError(
+            f"from_scratch does not describe a Llama model ({reason}); change that value."
+        ) from None
+    return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+def load_pretrained(name: str, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype) -> PreTrainedModel:
+    """A pretrained causal language model that knows all tokens of the tokenizer.
+
+    Args:
+        name: folder or Hub id.
+        tokenizer: loaded, not newly trained.
+        dtype: of the weights.
+
+    Raises:
+        UserError: there is no such model, or the tokenizer is not one of its own kind.
+    """
+    if not tokenizer.name_or_path:
+        raise UserError(
+            f"The model {name} is pretrained, but the tokenizer is a new one, whose tokens it does not know; "
+            f"set the datamodule's tokenizer to {name}."
+        )
+    path = Path(name).expanduser()
+    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not path.is_dir():
+        raise UserError(f"The model folder {name} does not exist; check the path or give a Hub id.")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(str(path) if path.is_dir() else name, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"The model {name} cannot be loaded ({_first_line(error)}); give a model's folder or Hub id."
+        ) from None
+    rows = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > rows:
+        raise UserError(
+            f"The tokenizer {tokenizer.name_or_path} has {len(tokenizer)} tokens, but the model {name} knows "
+            f"{rows}; set the datamodule's tokenizer to {name}."
+        )
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model
+
+
+def add_lora(model: PreTrainedModel, options: dict[str, Any]) -> PeftModel:
+    """The model with a trainable adapter, in fp32 whatever the model's dtype, and its own weights frozen.
+
+    Args:
+        model: the base.
+        options: keys of ``peft.LoraConfig``; ``target_modules`` is "all-linear" where it is left out.
+
+    Raises:
+        UserError: the options do not fit each other or the model.
+    """
+    options = {"target_modules": "all-linear", "task_type": "CAUSAL_LM", **options}
+    try:
+        return get_peft_model(model, LoraConfig(**options))
+    except ValueError as error:
+        raise UserError(f"lora cannot be used with this model ({_first_line(error)}); change it.") from None
+
+
+def save_model(folder: Path, model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Saves model and tokenizer as a Hugging Face folder that takes the place of an older one.
+
+    An adapter is merged into its base, in a copy: the model itself stays as it is. The folder is written
+    under another name first, so nobody reads a part of it.
+    """
+    if isinstance(model, PeftModel):
+        model = copy.deepcopy(model).merge_and_unload()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial, old = (folder.with_name(f".{folder.name}.{state}") for state in ("partial", "old"))
+    for leftover in (partial, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    if folder.exists():
+        os.replace(folder, old)
+    os.replace(partial, folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".")

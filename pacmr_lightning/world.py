@@ -1,0 +1,249 @@
+"""The embedded world: preferences in text whose true probabilities are known; nothing is downloaded.
+
+A prompt names a topic and a mood, a response is four attribute words, and a gold reward says how well the
+attributes fit topic and mood. Every topic and every mood has two wordings, so a prompt has an exact
+augmentation A(x) (paper, section 4): the same meaning in other words, and the same gold reward. Since the
+Bradley-Terry probability eta = sigmoid(r_chosen - r_rejected) of every pair is known, so are the posterior of
+a flipped label and the oracle weights of the paper's appendix D.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from .errors import UserError
+
+TOPICS = (
+    ("ocean", "sea"),
+    ("forest", "woods"),
+    ("city", "metropolis"),
+    ("mountain", "peak"),
+    ("house", "home"),
+    ("storm", "tempest"),
+)
+"""Both wordings of each topic."""
+MOODS = (
+    ("calm", "peaceful"),
+    ("happy", "cheerful"),
+    ("sad", "sorrowful"),
+    ("tense", "nervous"),
+    ("tender", "loving"),
+    ("strange", "mysterious"),
+)
+"""Both wordings of each mood; all take the article "a"."""
+ATTRIBUTES = (
+    "bright",
+    "cold",
+    "deep",
+    "distant",
+    "fading",
+    "gentle",
+    "golden",
+    "heavy",
+    "hidden",
+    "hollow",
+    "quiet",
+    "restless",
+    "silver",
+    "soft",
+    "vast",
+    "wild",
+)
+"""The words that responses are made of."""
+RESPONSE_WORDS = 4
+"""Attribute words in a response."""
+SPREAD = 1.6
+"""Standard deviation of an attribute's reward over the 16 attributes of one meaning. At 1.6 the better of two
+random responses wins with a probability of 0.87 on average: labels inform, but they are not certain."""
+
+_TABLES, _PREFERENCES, _SFT = range(3)
+"""Streams of random numbers, so that rows and rewards of one seed have nothing in common."""
+
+
+@dataclass(frozen=True)
+class World:
+    """A world of prompts, responses and gold rewards. The same seed gives the same world on every machine.
+
+    Rewards are centred: a random response has a mean reward of 0 for every prompt. Rows are streams: the
+    first k of n rows are the same for every n.
+
+    Args:
+        seed: of the gold rewards; prompts and responses use the same words in every world.
+
+    Raises:
+        UserError: the seed is negative.
+    """
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_seed(self.seed)
+
+    @cached_property
+    def rewards(self) -> np.ndarray:
+        """(6, 6, 16) reward of each attribute under each topic and mood.
+
+        Mean 0 and standard deviation ``SPREAD`` over the attributes of each topic and mood.
+        """
+        rng = self._generator(_TABLES, 0)
+        topics = rng.standard_normal((len(TOPICS), 1, len(ATTRIBUTES)))
+        moods = rng.standard_normal((1, len(MOODS), len(ATTRIBUTES)))
+        # A sum and no table for each meaning: what is learned of a topic helps in all moods.
+        table = topics + moods
+        table = table - table.mean(-1, keepdims=True)
+        return SPREAD * table / table.std(-1, keepdims=True)
+
+    def prompts(self) -> list[str]:
+        """All 144 prompts: every wording of every topic and mood, in a fixed order."""
+        return list(_MEANINGS)
+
+    def reword(self, prompt: str) -> str:
+        """The exact augmentation A(x): the other wording of the topic and of the mood. A(A(x)) = x.
+
+        Raises:
+            UserError: the prompt is not of this world.
+        """
+        topic, topic_wording, mood, mood_wording = _meaning(prompt)
+        return _prompt(topic, 1 - topic_wording, mood, 1 - mood_wording)
+
+    def gold_reward(self, prompt: str, response: str) -> float:
+        """Gold reward r(x, y): the sum over the first four words of the response.
+
+        Args:
+            prompt: any wording; space around it does not matter.
+            response: free text, split at white space. A word that is no attribute, or that stood there
+                before, counts 0.
+
+        Raises:
+            UserError: the prompt is not of this world.
+        """
+        topic, _, mood, _ = _meaning(prompt)
+        attributes = {_INDEX[word] for word in response.split()[:RESPONSE_WORDS] if word in _INDEX}
+        return self._score(topic, mood, attributes)
+
+    def preference_rows(self, n: int, seed: int) -> Iterator[dict]:
+        """Pairs of two different random responses with a clean label, drawn from the gold reward.
+
+        Args:
+            n: how many.
+            seed: of the rows.
+
+        Yields:
+            ``prompt``, ``chosen``, ``rejected``, ``augmented_prompt``, ``eta`` (probability that this row's
+            ``chosen`` beats its ``rejected``; under 0.5 where the draw went the unlikely way), ``category``
+            (the topic) and ``id`` (``world-{seed}-{i}``).
+
+        Raises:
+            UserError: n or the seed is negative.
+        """
+        _check_count(n)
+        rng = self._generator(_PREFERENCES, seed)
+        for i in range(n):
+            topic, _, mood, _ = meaning = _draw_meaning(rng)
+            first, second = self._draw_response(rng), self._draw_response(rng)
+            while set(first) == set(second):
+                second = self._draw_response(rng)
+            eta = _sigmoid(self._score(topic, mood, first) - self._score(topic, mood, second))
+            chosen, rejected, eta = (first, second, eta) if rng.random() < eta else (second, first, 1 - eta)
+            prompt = _prompt(*meaning)
+            yield {
+                "id": f"world-{seed}-{i}",
+                "prompt": prompt,
+                "chosen": _text(chosen),
+                "rejected": _text(rejected),
+                "augmented_prompt": self.reword(prompt),
+                "category": TOPICS[topic][0],
+                "eta": eta,
+            }
+
+    def sft_rows(self, n: int, seed: int, best_of: int = 4) -> Iterator[dict]:
+        """Demonstrations: the best of some random responses by gold reward.
+
+        Args:
+            n: how many.
+            seed: of the rows.
+            best_of: random responses of which the best is taken; more of them make better demonstrations.
+
+        Yields:
+            ``prompt`` and ``completion``.
+
+        Raises:
+            UserError: n or the seed is negative, or best_of is under 1.
+        """
+        _check_count(n)
+        if best_of < 1:
+            raise UserError(f"best_of is {best_of}, but at least 1 response must be drawn.")
+        rng = self._generator(_SFT, seed)
+        for _ in range(n):
+            topic, _, mood, _ = meaning = _draw_meaning(rng)
+            candidates = [self._draw_response(rng) for _ in range(best_of)]
+            best = max(candidates, key=lambda response: self._score(topic, mood, response))
+            yield {"prompt": _prompt(*meaning), "completion": _text(best)}
+
+    def _generator(self, stream: int, seed: int) -> np.random.Generator:
+        _check_seed(seed)
+        return np.random.Generator(np.random.PCG64([self.seed, stream, seed]))
+
+    @staticmethod
+    def _draw_response(rng: np.random.Generator) -> tuple[int, ...]:
+        return tuple(rng.permutation(len(ATTRIBUTES))[:RESPONSE_WORDS].tolist())
+
+    @cached_property
+    def _rewards(self) -> list[list[list[float]]]:
+        # Single numbers are read much faster from lists than from an array.
+        return self.rewards.tolist()
+
+    def _score(self, topic: int, mood: int, attributes: Iterable[int]) -> float:
+        rewards = self._rewards[topic][mood]
+        # fsum, because a plain sum depends on the order in its last digits.
+        return math.fsum(rewards[a] for a in attributes)
+
+
+def _prompt(topic: int, topic_wording: int, mood: int, mood_wording: int) -> str:
+    return f"Describe the {TOPICS[topic][topic_wording]} in a {MOODS[mood][mood_wording]} mood:"
+
+
+_MEANINGS = {
+    _prompt(*meaning): meaning
+    for meaning in np.ndindex(len(TOPICS), len(TOPICS[0]), len(MOODS), len(MOODS[0]))
+}
+_INDEX = {word: i for i, word in enumerate(ATTRIBUTES)}
+
+
+def _meaning(prompt: str) -> tuple[int, int, int, int]:
+    """Topic, its wording, mood, its wording."""
+    meaning = _MEANINGS.get(prompt.strip())
+    if meaning is None:
+        raise UserError(
+            f"The prompt {prompt[:80]!r} is not of the embedded world; "
+            f"write it like {next(iter(_MEANINGS))!r}, with one of the world's topics and moods."
+        )
+    return meaning
+
+
+def _draw_meaning(rng: np.random.Generator) -> tuple[int, int, int, int]:
+    return tuple(int(rng.integers(k)) for k in (len(TOPICS), len(TOPICS[0]), len(MOODS), len(MOODS[0])))
+
+
+def _text(response: tuple[int, ...]) -> str:
+    return "".join(f" {ATTRIBUTES[a]}" for a in response)
+
+
+def _sigmoid(x: float) -> float:
+    # Written with tanh, which cannot overflow.
+    return 0.5 * (1 + math.tanh(x / 2))
+
+
+def _check_seed(seed: int) -> None:
+    if seed < 0:
+        raise UserError(f"The seed of the embedded world is {seed}, but it must be 0 or more.")
+
+
+def _check_count(n: int) -> None:
+    if n < 0:
+        raise UserError(f"{n} rows of the embedded world were asked for, but it must be 0 or more.")

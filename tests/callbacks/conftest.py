@@ -1,0 +1,136 @@
+"""A small module that keeps PreferenceModule's contract with the callbacks, and a run of it."""
+
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from pacmr_lightning.batch import PairBatch, PairedBatch
+from pacmr_lightning.rewards import PairRecord
+
+PAIRS = 32
+BATCH = 8
+
+
+def collate(rows):
+    return PairedBatch(
+        PairBatch.collate(
+            [f"pair-{i}" for i, _ in rows],
+            prompts=[[1 + i % 5, 2] for i, _ in rows],
+            chosen=[[3, 4][: 1 + i % 2] for i, _ in rows],
+            rejected=[[5] for i, _ in rows],
+            flipped=[flip for _, flip in rows],
+        )
+    )
+
+
+class Data(pl.LightningDataModule):
+    """32 pairs, every fourth one flipped; ``flip`` maps their number to a flag or None."""
+
+    def __init__(self, flip=lambda i: i % 4 == 0):
+        super().__init__()
+        self.task = "toy"
+        self.noise_rate = 0.25
+        self.counts = {"train": PAIRS, "dropped": {"too_long": 0}}
+        self.gold_reward = None
+        self.rows = [(i, flip(i)) for i in range(PAIRS)]
+
+    def train_dataloader(self):
+        return DataLoader(self.rows, batch_size=BATCH // self.trainer.world_size, collate_fn=collate)
+
+    def val_dataloader(self):
+        return DataLoader(self.rows[:8], batch_size=4, collate_fn=collate)
+
+
+class Module(pl.LightningModule):
+    """One weight; u falls for flipped pairs from step to step. ``kind``: pacmr, fixed or dpo."""
+
+    def __init__(self, kind="pacmr", die_at=None, val_margin=1.5):
+        super().__init__()
+        self.method = kind
+        self.automatic_optimization = False
+        self.slope = torch.nn.Parameter(torch.tensor(1.0))
+        self.die_at = die_at
+        self.val_margin = val_margin
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    def training_step(self, batch, batch_idx):
+        if self.global_step == self.die_at:
+            raise RuntimeError("killed")
+        pairs = batch.train
+        sign = torch.where(pairs.flipped == 1, -1.0, 1.0)
+        number = torch.tensor([float(name.split("-")[1]) for name in pairs.ids], device=self.device)
+        u = self.slope * sign * (1 + number / PAIRS)
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(-u.mul(sign).mean())
+        optimizer.step()
+        u = u.detach()
+        a = torch.full_like(u, 0.5)
+        weight = torch.ones_like(u) if self.method == "dpo" else torch.sigmoid(0.5 * u)
+        known = self.method == "pacmr"
+        record = PairRecord(
+            pairs.ids, u, 2 * u, weight, a if known else None, a - 0.5 if known else None, pairs.flipped
+        )
+        return {"record": record, "loss": u.mean()}
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", 0.3, batch_size=4)
+        self.log("val/rewards/accuracies", 0.75, batch_size=4)
+        self.log("val/rewards/margins", self.val_margin, batch_size=4)
+
+
+def run(folder, callbacks, module=None, data=None, resume=None, **options):
+    """Fits on the CPU; four steps an epoch."""
+    options = {"max_epochs": 3, "logger": False, "devices": 1, **options}
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        default_root_dir=folder,
+        callbacks=callbacks,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+        num_sanity_val_steps=1,
+        **options,
+    )
+    trainer.fit(module or Module(), datamodule=data or Data(), ckpt_path=resume)
+    return trainer
+
+
+@pytest.fixture
+def fit():
+    return run
+
+
+@pytest.fixture
+def make_module():
+    return Module
+
+
+@pytest.fixture
+def make_data():
+    return Data
+
+
+@pytest.fixture(scope="session")
+def two_processes(tmp_path_factory):
+    """The folder of a run in two processes; see ddp_run.py."""
+    import os
+    import subprocess
+    import sys
+
+    folder = tmp_path_factory.mktemp("ddp")
+    script = Path(__file__).with_name("ddp_run.py")
+    result = subprocess.run(
+        [sys.executable, str(script), str(folder)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    return folder

@@ -1,0 +1,23 @@
+"""Two gloo processes: three epochs at once, and two epochs that are then resumed for the third."""
+
+import sys
+from pathlib import Path
+
+from conftest import run
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from pacmr_lightning.callbacks import RunSummary, WeightRecorder
+
+
+def callbacks():
+    keep_all = ModelCheckpoint(every_n_epochs=1, save_top_k=-1, filename="{epoch}")
+    return [WeightRecorder(rows_per_part=6), RunSummary(window=50), keep_all]
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    options = {"devices": 2, "strategy": "ddp"}
+    run(folder / "whole", callbacks(), **options)
+    first = run(folder / "resumed", callbacks(), **options)
+    checkpoints = Path(first.checkpoint_callback.dirpath)
+    run(folder / "resumed", callbacks(), resume=checkpoints / "epoch=1.ckpt", **options)

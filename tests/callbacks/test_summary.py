@@ -1,0 +1,165 @@
+import json
+import time
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from sklearn.metrics import roc_auc_score
+
+from pacmr_lightning.callbacks import RunSummary, WeightRecorder
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.run_folder import read_weights
+
+PROMISED = [
+    *("method", "task", "noise_rate", "seed", "steps", "val_accuracy", "val_margin", "metrics", "counts"),
+    *("weight_mean_unflipped", "weight_mean_flipped", "weight_gap", "flip_auroc", "flip_auroc_u"),
+    *("window_pairs", "seconds", "pairs_per_second", "versions"),
+]
+
+
+def summary_of(folder):
+    def fail(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads((folder / "summary.json").read_text(), parse_constant=fail)
+
+
+def without_time(summary):
+    return {key: value for key, value in summary.items() if key not in ("seconds", "pairs_per_second")}
+
+
+def test_the_numbers_of_a_run(fit, tmp_path, monkeypatch):
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    pl.seed_everything(7)
+    fit(tmp_path, [RunSummary(window=50), WeightRecorder()])
+    summary = summary_of(tmp_path)
+    assert set(PROMISED) == set(summary)
+    assert {key: summary[key] for key in ("method", "task", "noise_rate", "seed", "steps")} == {
+        "method": "pacmr",
+        "task": "toy",
+        "noise_rate": 0.25,
+        "seed": 7,
+        "steps": 12,
+    }
+    assert summary["val_accuracy"] == 0.75
+    assert summary["val_margin"] == 1.5
+    assert summary["metrics"] == pytest.approx(
+        {"val/loss": 0.3, "val/rewards/accuracies": 0.75, "val/rewards/margins": 1.5}
+    )
+    assert summary["counts"] == {"train": 32, "dropped": {"too_long": 0}}
+    assert set(summary["versions"]) == {"torch", "lightning", "transformers", "peft"}
+    assert summary["window_pairs"] == 50
+    last = read_weights(tmp_path).iloc[-50:]
+    means = last.groupby("flipped")["weight"].mean()
+    assert summary["weight_mean_flipped"] == pytest.approx(means[True], rel=1e-6)
+    assert summary["weight_mean_unflipped"] == pytest.approx(means[False], rel=1e-6)
+    assert summary["weight_gap"] == pytest.approx(means[False] - means[True], rel=1e-6)
+    assert summary["weight_gap"] > 0
+    assert summary["flip_auroc"] == summary["flip_auroc_u"] == 1.0
+    assert summary["seconds"] > 0
+    assert summary["pairs_per_second"] == pytest.approx(96 / summary["seconds"])
+
+
+def test_equal_weights_rank_nothing(fit, tmp_path, make_module):
+    fit(tmp_path, [RunSummary()], make_module("dpo"))
+    summary = summary_of(tmp_path)
+    assert summary["weight_mean_unflipped"] == summary["weight_mean_flipped"] == 1.0
+    assert summary["weight_gap"] == 0.0
+    assert summary["flip_auroc"] is None
+    assert summary["flip_auroc_u"] == 1.0
+
+
+def test_unknown_is_null(fit, tmp_path, make_module, make_data, monkeypatch):
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    data = make_data(flip=lambda i: None)
+    data.noise_rate = None
+    fit(tmp_path, [RunSummary()], make_module(), data, limit_val_batches=0)
+    summary = summary_of(tmp_path)
+    nulls = {key for key, value in summary.items() if value is None}
+    assert nulls == {
+        *("noise_rate", "seed", "val_accuracy", "val_margin", "flip_auroc", "flip_auroc_u"),
+        *("weight_mean_unflipped", "weight_mean_flipped", "weight_gap"),
+    }
+    assert summary["window_pairs"] == 0
+    assert summary["metrics"] == {}
+
+
+def test_no_flip_among_the_known(fit, tmp_path, make_module, make_data):
+    data = make_data(flip=lambda i: False if i % 2 else None)
+    fit(tmp_path, [RunSummary()], make_module(val_margin=float("nan")), data)
+    summary = summary_of(tmp_path)
+    assert summary["window_pairs"] == 48
+    assert summary["weight_mean_unflipped"] > 0.5
+    assert summary["weight_mean_flipped"] is None
+    assert summary["weight_gap"] is None
+    assert summary["flip_auroc"] is None
+    assert summary["val_margin"] is None
+    assert summary["metrics"]["val/rewards/margins"] is None
+
+
+def test_auroc_with_large_scores_and_ties():
+    from pacmr_lightning.callbacks.summary import _auroc
+
+    generator = torch.Generator().manual_seed(0)
+    u = (torch.randn(500, generator=generator) * 200).round()
+    flipped = torch.rand(500, generator=generator) < torch.sigmoid(-u / 200)
+    expected = roc_auc_score(flipped.numpy(), -u.numpy())
+    assert 0.5 < expected < 1
+    assert _auroc(u.double(), flipped) == pytest.approx(expected, abs=1e-6)
+
+
+def test_resume_goes_on_counting(fit, tmp_path, make_module):
+    fit(tmp_path / "whole", [RunSummary(window=90)])
+    folder = tmp_path / "killed"
+    with pytest.raises(RuntimeError, match="killed"):
+        fit(folder, [RunSummary(window=90), ModelCheckpoint(every_n_epochs=1)], make_module(die_at=7))
+    assert not (folder / "summary.json").exists()
+    (checkpoint,) = folder.rglob("*.ckpt")
+    before = torch.load(checkpoint, weights_only=False)["RunSummary"]["seconds"]
+    fit(folder, [RunSummary(window=90)], resume=checkpoint)
+    assert without_time(summary_of(folder)) == without_time(summary_of(tmp_path / "whole"))
+    assert summary_of(folder)["seconds"] > before > 0
+    assert summary_of(folder)["pairs_per_second"] == pytest.approx(96 / summary_of(folder)["seconds"])
+
+
+def test_validation_is_not_training_time(fit, tmp_path, make_module, monkeypatch):
+    monkeypatch.setattr(make_module, "validation_step", lambda self, batch, batch_idx: time.sleep(0.3))
+    begin = time.perf_counter()
+    fit(tmp_path, [RunSummary()])
+    assert time.perf_counter() - begin > 2
+    assert summary_of(tmp_path)["seconds"] < 1
+
+
+def test_the_same_callback_in_two_runs(fit, tmp_path):
+    callback = RunSummary()
+    fit(tmp_path / "a", [callback])
+    fit(tmp_path / "b", [callback], max_epochs=1)
+    assert summary_of(tmp_path / "b")["window_pairs"] == 32
+
+
+def test_a_finished_run_keeps_its_summary(fit, tmp_path):
+    fit(tmp_path, [RunSummary(), ModelCheckpoint(every_n_epochs=3)])
+    before = summary_of(tmp_path)
+    (checkpoint,) = tmp_path.rglob("*.ckpt")
+    fit(tmp_path, [RunSummary()], resume=checkpoint)
+    assert summary_of(tmp_path) == before
+
+
+@pytest.mark.slow
+def test_two_processes_agree_with_one(two_processes, fit, tmp_path):
+    fit(tmp_path, [RunSummary(window=50)])
+    alone = without_time(summary_of(tmp_path))
+    whole = summary_of(two_processes / "whole")
+    assert without_time(whole) == without_time(summary_of(two_processes / "resumed"))
+    assert whole["pairs_per_second"] == pytest.approx(96 / whole["seconds"])
+    assert whole["window_pairs"] == 50
+    for key in ("flip_auroc", "flip_auroc_u", "steps", "counts", "val_accuracy"):
+        assert whole[key] == alone[key]
+    # The two ranks see other pairs in the last steps than one process does.
+    assert whole["weight_gap"] == pytest.approx(alone["weight_gap"], abs=0.05)
+
+
+def test_bad_window():
+    with pytest.raises(UserError, match="window is 0"):
+        RunSummary(window=0)

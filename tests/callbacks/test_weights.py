@@ -1,0 +1,147 @@
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from pacmr_lightning.callbacks import WeightRecorder
+from pacmr_lightning.callbacks.weights import SCHEMA
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.run_folder import read_weights, replacing, weight_parts
+
+
+def test_one_row_a_pair_and_a_visit(fit, tmp_path):
+    fit(tmp_path, [WeightRecorder(rows_per_part=20)], enable_checkpointing=False)
+    frame = read_weights(tmp_path)
+    assert len(frame) == 3 * 32
+    assert (frame.groupby("id").size() == 3).all()
+    assert frame["step"].tolist() == [step for step in range(12) for _ in range(8)]
+    first = frame[frame["step"] == 0]
+    assert first["id"].tolist() == [f"pair-{i}" for i in range(8)]
+    sign = np.where(np.arange(8) % 4 == 0, -1, 1)
+    np.testing.assert_allclose(first["u"], sign * (1 + np.arange(8) / 32), rtol=1e-6)
+    np.testing.assert_allclose(first["delta"], 2 * first["u"], rtol=1e-6)
+    np.testing.assert_allclose(
+        frame["weight"], 1 / (1 + np.exp(-frame["a"] * frame["u"] - frame["b"])), rtol=1e-6
+    )
+    assert first["flipped"].tolist() == [i % 4 == 0 for i in range(8)]
+    # 20 rows are reached with the third step of 8.
+    assert [len(pq.read_table(part)) for part in weight_parts(tmp_path)] == [24] * 4
+    assert all(pq.read_schema(part).equals(SCHEMA) for part in weight_parts(tmp_path))
+    assert not list((tmp_path / "weights").glob(".*"))
+
+
+def test_unknown_values_are_null(fit, tmp_path, make_module, make_data):
+    unknown_to_third = make_data(flip=lambda i: None if i < 3 else i == 3)
+    fit(tmp_path, [WeightRecorder()], make_module("dpo"), unknown_to_third, max_steps=1)
+    (part,) = weight_parts(tmp_path)
+    table = pq.read_table(part)
+    assert table["a"].null_count == table["b"].null_count == 8
+    assert table["u"].null_count == table["weight"].null_count == 0
+    assert table["flipped"].to_pylist() == [None] * 3 + [True] + [False] * 4
+    frame = read_weights(tmp_path)
+    assert frame["flipped"].dtype == "boolean"
+    assert frame["flipped"].isna().sum() == 3
+    assert frame["a"].isna().all() and frame["a"].dtype == np.float32
+
+
+@pytest.mark.parametrize("rows_per_part", [1, 12, 4096])
+def test_resume_neither_doubles_nor_loses_rows(fit, tmp_path, make_module, rows_per_part):
+    fit(tmp_path / "whole", [WeightRecorder(rows_per_part)])
+    folder = tmp_path / "killed"
+
+    def callbacks():
+        return [WeightRecorder(rows_per_part), ModelCheckpoint(every_n_epochs=1)]
+
+    # The checkpoint is that of step 4, the parts go on to step 6.
+    with pytest.raises(RuntimeError, match="killed"):
+        fit(folder, callbacks(), make_module(die_at=7))
+    (checkpoint,) = folder.rglob("*.ckpt")
+    assert read_weights(folder)["step"].max() == 6
+    fit(folder, callbacks(), resume=checkpoint)
+    pd.testing.assert_frame_equal(read_weights(folder), read_weights(tmp_path / "whole"))
+
+
+def test_resume_from_an_older_checkpoint_cuts_parts_in_two(fit, tmp_path):
+    fit(tmp_path, [WeightRecorder(), ModelCheckpoint(every_n_epochs=1, save_top_k=-1, filename="{epoch}")])
+    whole = read_weights(tmp_path)
+    for part in weight_parts(tmp_path):
+        part.unlink()
+    # As if all of it had been flushed at once, and another rank had worked in an earlier run of two.
+    with replacing(tmp_path / "weights" / "part-000-00007.parquet") as path:
+        pq.write_table(pa.Table.from_pandas(whole.iloc[::2], SCHEMA, preserve_index=False), path)
+    with replacing(tmp_path / "weights" / "part-001-00003.parquet") as path:
+        pq.write_table(pa.Table.from_pandas(whole.iloc[1::2], SCHEMA, preserve_index=False), path)
+    (checkpoint,) = tmp_path.rglob("epoch=0.ckpt")
+    fit(tmp_path, [WeightRecorder()], resume=checkpoint)
+    again = read_weights(tmp_path).sort_values(["step", "id"], ignore_index=True)
+    expected = whole.sort_values(["step", "id"], ignore_index=True)
+    pd.testing.assert_frame_equal(again, expected)
+    assert [part.name for part in weight_parts(tmp_path)][:2] == [
+        "part-000-00007.parquet",
+        "part-000-00008.parquet",
+    ]
+
+
+def test_rows_are_on_disk_when_the_checkpoint_is(fit, tmp_path):
+    seen = {}
+
+    class Look(ModelCheckpoint):
+        def _save_checkpoint(self, trainer, filepath):
+            super()._save_checkpoint(trainer, filepath)
+            seen[trainer.global_step] = len(read_weights(tmp_path))
+
+    fit(tmp_path, [Look(every_n_train_steps=3, save_top_k=-1), WeightRecorder()], max_epochs=2)
+    assert seen == {3: 24, 6: 48}
+
+
+def test_a_fresh_fit_replaces_the_rows_of_an_earlier_run(fit, tmp_path):
+    recorder = WeightRecorder(rows_per_part=1)
+    fit(tmp_path, [recorder])
+    fit(tmp_path, [recorder], max_epochs=1)
+    assert len(read_weights(tmp_path)) == 32
+    assert len(weight_parts(tmp_path)) == 4
+
+
+@pytest.mark.slow
+def test_two_processes_write_their_own_parts(two_processes, fit, tmp_path):
+    fit(tmp_path, [WeightRecorder()])
+    alone = read_weights(tmp_path)
+    for name in ("whole", "resumed"):
+        frame = read_weights(two_processes / name)
+        assert {part.name[:8] for part in weight_parts(two_processes / name)} == {"part-000", "part-001"}
+        assert not frame.duplicated(["id", "step"]).any()
+        visits = frame.groupby("step")["id"].size()
+        assert visits.to_dict() == dict.fromkeys(range(12), 8)
+        assert sorted(frame["id"]) == sorted(alone["id"])
+    pd.testing.assert_frame_equal(
+        read_weights(two_processes / "whole"), read_weights(two_processes / "resumed")
+    )
+
+
+def test_bad_input(tmp_path):
+    with pytest.raises(UserError, match="rows_per_part is 0"):
+        WeightRecorder(rows_per_part=0)
+    with pytest.raises(UserError, match="There are no weights in"):
+        read_weights(tmp_path)
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "part-000-00000.parquet").write_text("nonsense")
+    with pytest.raises(UserError, match="not a readable Parquet file"):
+        read_weights(tmp_path)
+
+
+def test_a_module_without_records_is_refused(fit, tmp_path, make_module, monkeypatch):
+    monkeypatch.setattr(make_module, "training_step", lambda self, batch, batch_idx: None)
+    with pytest.raises(UserError, match="no 'record'"):
+        fit(tmp_path, [WeightRecorder()])
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), replacing(path) as temporary:
+        temporary.write_text("half")
+        raise KeyboardInterrupt
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file.txt"]

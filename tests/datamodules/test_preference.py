@@ -1,0 +1,229 @@
+"""The datamodule under a real trainer."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from pacmr_lightning.batch import PairBatch, PairedBatch
+from pacmr_lightning.datamodules.preference import PreferenceDataModule
+from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.prompt_batch import PromptBatch
+
+
+class Killed(Exception):
+    """Stands for what ends a run from outside."""
+
+
+class Recorder(LightningModule):
+    """The smallest module that takes optimizer steps; writes down what it was given."""
+
+    def __init__(self, die_at=None):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.die_at = die_at
+        self.seen = []
+        self.evaluated = []
+
+    def training_step(self, batch, _):
+        assert isinstance(batch, PairedBatch)
+        if self.global_step == self.die_at:
+            raise Killed
+        self.seen.append((self.global_step, batch.train.ids, batch.meta and batch.meta.ids))
+        return self.weight.sum()
+
+    def validation_step(self, batch, _):
+        assert isinstance(batch, PairBatch)
+        self.evaluated += zip(batch.ids, batch.flipped.tolist(), strict=True)
+
+    def test_step(self, batch, _):
+        self.validation_step(batch, _)
+
+    def predict_step(self, batch, _):
+        assert isinstance(batch, PromptBatch)
+        return batch
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    def make(**options):
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        quiet |= {"enable_checkpointing": "callbacks" in options, "accelerator": "cpu", "devices": 1}
+        return Trainer(default_root_dir=tmp_path, **(quiet | options))
+
+    return make
+
+
+@pytest.fixture
+def data(write_rows, pair_rows, tiny_tokenizer_folder):
+    train, validation = write_rows(pair_rows(46)), write_rows(pair_rows(10), "validation.jsonl")
+
+    def make(source=None, **options):
+        small = {"global_batch_size": 4, "validation_batch_size": 4, "meta_every": 3, "meta_batch_size": 6}
+        return PreferenceDataModule(
+            source or Files(train, validation), tiny_tokenizer_folder, **(small | options)
+        )
+
+    return make
+
+
+def test_fit_validates_on_clean_labels_and_counts(trainer, data, capfd):
+    module, datamodule = Recorder(), data(noise_rate=0.4, task="books")
+    trainer(max_epochs=2, num_sanity_val_steps=0).fit(module, datamodule)
+    assert [step for step, *_ in module.seen] == list(range(22))
+    assert [step for step, _, meta in module.seen if meta] == list(range(0, 22, 3))
+    assert len(module.evaluated) == 20 and {flag for _, flag in module.evaluated} == {-1}
+    flipped = sum(datamodule.train_pairs.swapped)
+    assert datamodule.counts == {
+        "train": {"rows": 46, "kept": 46, "no second view": 0, "flipped": flipped},
+        "validation": {"rows": 10, "kept": 10, "no second view": 0},
+    }
+    assert datamodule.gold_reward is None
+    assert datamodule.tokenizer.eos_token == "<eos>" and datamodule.task == "books"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("save", "die_at"),
+    [
+        ({"every_n_train_steps": 5}, 7),
+        ({"every_n_train_steps": 5}, 18),
+        ({"every_n_train_steps": 11}, 11),
+        ({"every_n_epochs": 1, "save_on_train_epoch_end": True}, 13),
+        ({"every_n_epochs": 1, "save_on_train_epoch_end": False}, 13),
+    ],
+)
+def test_resuming_goes_on_with_the_next_batch(trainer, data, tmp_path, workers, save, die_at):
+    """Three epochs of eleven steps; killed in mid-epoch or at its end, with workers that fetch ahead."""
+    whole = Recorder()
+    trainer(max_epochs=3).fit(whole, data())
+    first = Recorder(die_at)
+    saving = ModelCheckpoint(tmp_path / "checkpoints", save_top_k=-1, **save)
+    with pytest.raises(Killed):
+        trainer(max_epochs=3, callbacks=[saving]).fit(first, data(num_workers=workers))
+    files = (tmp_path / "checkpoints").iterdir()
+    checkpoint = max(files, key=lambda file: torch.load(file, weights_only=True)["global_step"])
+    second = Recorder()
+    trainer(max_epochs=3).fit(second, data(num_workers=workers), ckpt_path=checkpoint)
+    start = second.seen[0][0]
+    assert 0 < start <= die_at
+    assert first.seen == whole.seen[:die_at]
+    assert second.seen == whole.seen[start:]
+
+
+def test_epochs_that_are_cut_short_go_on_through_the_data(trainer, data):
+    """The data's step is the trainer's, or a VNet step would have no meta batch."""
+    whole, cut = Recorder(), Recorder()
+    trainer(max_steps=10).fit(whole, data())
+    trainer(max_epochs=2, limit_train_batches=5).fit(cut, data())
+    assert cut.seen == whole.seen
+
+
+def test_resuming_with_other_data_options_is_refused(trainer, data, tmp_path):
+    run = trainer(max_steps=2)
+    run.fit(Recorder(), data())
+    run.save_checkpoint(tmp_path / "two.ckpt")
+    with pytest.raises(UserError, match=r"noise_rate 0\.0, but this run has 0\.2"):
+        trainer(max_steps=4).fit(Recorder(), data(noise_rate=0.2), ckpt_path=tmp_path / "two.ckpt")
+    other = Recorder()
+    trainer().validate(other, data(noise_rate=0.2), ckpt_path=tmp_path / "two.ckpt")
+    assert len(other.evaluated) == 10
+
+
+def test_data_can_be_looked_at_without_a_trainer(data):
+    datamodule = data()
+    datamodule.setup("fit")
+    assert len(list(datamodule.train_dataloader())) == 11
+    assert [len(batch) for batch in datamodule.val_dataloader()] == [4, 4, 2]
+
+
+@pytest.mark.slow
+def test_two_processes_share_what_one_would_get(trainer, data, write_rows, pair_rows, tiny_tokenizer_folder):
+    """DDP on CPU: the ranks' shares interleave to the batches of one process; nothing is doubled or lost."""
+    whole = Recorder()
+    trainer(max_epochs=1, num_sanity_val_steps=0).fit(whole, data())
+    train, validation = write_rows(pair_rows(46)), write_rows(pair_rows(10), "validation.jsonl")
+    script = Path(__file__).with_name("ddp_shares.py")
+    command = [sys.executable, str(script), train, validation, tiny_tokenizer_folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    ranks = [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("SHARE: ")]
+    first, second = sorted(ranks, key=lambda share: share["rank"])
+    for (step, ids, meta), one, two in zip(whole.seen, first["seen"], second["seen"], strict=True):
+        assert (one[0], one[1], two[1]) == (step, ids[::2], ids[1::2])
+        assert (one[2], two[2]) == ((meta[::2], meta[1::2]) if meta else (None, None))
+    # One process validates in the order 4, 4, 2, and so do two.
+    assert sorted(first["evaluated"] + second["evaluated"]) == sorted(i for i, _ in whole.evaluated)
+    assert sorted(first["prompts"] + second["prompts"]) == sorted(row["prompt"] for row in pair_rows(10))
+
+
+def test_test_uses_the_validation_pairs(trainer, data):
+    module = Recorder()
+    trainer().test(module, data())
+    assert len({i for i, _ in module.evaluated}) == 10
+
+
+def test_predict_answers_each_prompt_once(trainer, data, write_rows, pair_rows):
+    rows = write_rows([row | {"chosen": f" {k}"} for row in pair_rows(6) for k in range(3)], "repeated.jsonl")
+    datamodule = data(Files(rows, rows))
+    batches = trainer().predict(Recorder(), datamodule)
+    assert [len(batch) for batch in batches] == [4, 2]
+    assert [p for batch in batches for p in batch.prompts] == [row["prompt"] for row in pair_rows(6)]
+    assert batches[0].ids[1] == datamodule.validation_pairs.rows[3]["id"]
+    for batch in batches:
+        for text, ids, mask in zip(batch.prompts, batch.input_ids, batch.attention_mask, strict=True):
+            assert mask.tolist() == sorted(mask.tolist())
+            assert datamodule.tokenizer.decode(ids[mask == 1][1:]) == text
+
+
+def test_embedded_world_is_answered_on_all_its_prompts(trainer, data):
+    datamodule = data(EmbeddedWorld(pairs=30, validation_pairs=5))
+    batches = trainer().predict(Recorder(), datamodule)
+    prompts = [prompt for batch in batches for prompt in batch.prompts]
+    assert prompts == datamodule.source.prompts
+    assert isinstance(datamodule.gold_reward(prompts[0], " calm"), float)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"global_batch_size": 0}, "global_batch_size is 0"),
+        ({"validation_batch_size": 0}, "validation_batch_size is 0"),
+        ({"meta_every": 0}, r"meta_every \(the weighting's every\) is 0"),
+        ({"meta_batch_size": 0}, "meta_batch_size is 0"),
+        ({"noise_rate": 1.0}, "noise_rate is 1.0"),
+        ({"max_length": 1}, r"max_length .* is 1"),
+        ({"num_workers": -1}, "num_workers is -1"),
+    ],
+)
+def test_wrong_options(data, option, message):
+    with pytest.raises(UserError, match=message):
+        data(**option)
+
+
+def test_data_that_does_not_suffice(trainer, data):
+    for options, message in (
+        ({"global_batch_size": 47}, "Only 46 training pairs"),
+        ({"meta_batch_size": 47}, "Only 46 of the 46 training pairs have a second view"),
+        ({"max_length": 5}, "None of the 46 pairs"),
+    ):
+        with pytest.raises(UserError, match=message):
+            trainer(max_steps=1).fit(Recorder(), data(**options))
+    with pytest.raises(UserError, match="overfit_batches is 2"):
+        trainer(max_steps=1, overfit_batches=2).fit(Recorder(), data())
+
+
+def test_summary_is_one_line(trainer, data, caplog):
+    with caplog.at_level("INFO"):
+        trainer(max_steps=1).fit(Recorder(), data(noise_rate=0.4))
+    lines = [r.getMessage() for r in caplog.records if "pairs kept" in r.getMessage()]
+    assert len(lines) == 2 and lines[0].startswith("rows.jsonl, train: 46 of 46 pairs kept; ")
+    assert "of labels flipped" in lines[0] and "flipped" not in lines[1]

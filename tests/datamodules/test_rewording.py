@@ -1,0 +1,69 @@
+import re
+
+import pytest
+
+from pacmr_lightning.datamodules.reading import read_preferences
+from pacmr_lightning.datamodules.rewording import reword
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("I do not know", "I don't know"),
+        ("I don't know", "I do not know"),
+        ("I'm here and he can't come", "I am here and he cannot come"),
+        ("I am here", "I'm here"),
+        ("Do not go", "Don't go"),
+        ("It rains because of the sea", "It rains due to the sea"),
+        ("Maybe so. Wait... what??", "Perhaps so. Wait… what?"),
+        ("He said “yes”.  And then i left!!!", 'He said "yes". And then I left!'),
+        (" I won't \n", " I will not \n"),
+    ],
+)
+def test_rules(prompt, expected):
+    assert reword(prompt) == expected
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "",
+        "Name three rivers.",
+        # Word order would have to change.
+        "Why don't you go?",
+        "Isn't the sea blue?",
+        # These cannot be contracted.
+        "He is taller than I am now",
+        "Who knows where I am?",
+        # Parts of longer words.
+        "Mayberry and Q&A",
+        "Describe the sea in a calm mood:",
+    ],
+)
+def test_unchanged_where_no_rule_applies(prompt):
+    assert reword(prompt) == prompt
+
+
+def test_tldr_headers_change_places():
+    prompt = "SUBREDDIT: r/a\n\nTITLE: I'm lost\n\nPOST: I do not\n\nknow.\n\nTL;DR:"
+    assert reword(prompt) == "TITLE: I am lost\n\nSUBREDDIT: r/a\n\nPOST: I don't\n\nknow.\n\nTL;DR:"
+
+
+def test_turn_markers_stay_byte_for_byte():
+    prompt = "\n\nHuman: I'm lost...\n\nAssistant: Maybe.  Why?\n\nHuman: I don't know\n\nAssistant:"
+    expected = "\n\nHuman: I am lost…\n\nAssistant: Perhaps. Why?\n\nHuman: I do not know\n\nAssistant:"
+    assert reword(prompt) == expected
+
+
+def test_real_prompts(shared_data):
+    """Every TL;DR prompt has a second view of about its length (headers swap), and markers stay."""
+    prompts = set(read_preferences(shared_data / "tldr" / "validation.jsonl.gz")["prompt"])
+    for prompt in prompts:
+        view = reword(prompt)
+        assert view != prompt and view == reword(prompt)
+        assert view.endswith("\n\nTL;DR:") and view.startswith("TITLE: ")
+        assert 0.8 < len(view) / len(prompt) < 1.2
+    rows = read_preferences(shared_data / "hh" / "harmless-base" / "test.jsonl.gz")
+    marker = re.compile(r"\n\n(?:Human|Assistant):")
+    for text in rows["chosen"]:
+        assert marker.findall(reword(text)) == marker.findall(text)

@@ -1,0 +1,210 @@
+"""Demonstrations on their way from files and the embedded world to batches."""
+
+import re
+
+import pandas as pd
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from transformers import AutoTokenizer
+
+from pacmr_lightning.datamodules.completions import CompletionFiles, WorldCompletions
+from pacmr_lightning.datamodules.sft import SFTDataModule
+from pacmr_lightning.errors import UserError
+
+
+def rows_of(count):
+    return [{"prompt": f"What is the sea {i}?", "completion": f" It is {i} calm."} for i in range(count)]
+
+
+@pytest.fixture
+def files(write_rows):
+    """A source with a file for each split."""
+
+    def make(train, validation=None):
+        return CompletionFiles(
+            write_rows(train, "train.jsonl"), write_rows(validation or rows_of(3), "validation.jsonl")
+        )
+
+    return make
+
+
+@pytest.fixture
+def ready(tmp_path):
+    """A datamodule that was set up as a trainer does it."""
+
+    def make(source, **options):
+        if "tokenizer" not in options:
+            options.setdefault("vocab_size", 300)
+        data = SFTDataModule(source, **options)
+        data.trainer = Trainer(
+            accelerator="cpu", logger=False, enable_checkpointing=False, default_root_dir=tmp_path
+        )
+        data.prepare_data()
+        data.setup("fit")
+        return data
+
+    return make
+
+
+def test_batches_hold_the_loss_on_the_completion_only(files, ready):
+    rows = rows_of(10)
+    data = ready(files(rows), batch_size=4)
+    tokenizer = data.tokenizer
+    seen = []
+    for batch in data.train_dataloader():
+        assert set(batch) == {"input_ids", "attention_mask", "labels"}
+        assert all(t.dtype == torch.long and t.shape == batch["labels"].shape for t in batch.values())
+        for ids, mask, labels in zip(
+            *(batch[k] for k in ("input_ids", "attention_mask", "labels")), strict=True
+        ):
+            length = int(mask.sum())
+            assert mask[:length].all() and not mask[length:].any()
+            assert (ids[length:] == tokenizer.pad_token_id).all() and (labels[length:] == -100).all()
+            ids, labels = ids[:length], labels[:length]
+            start = int((labels != -100).nonzero()[0])
+            assert torch.equal(labels[start:], ids[start:])
+            assert ids[0] == tokenizer.bos_token_id
+            assert ids[-1] == tokenizer.eos_token_id and (ids == tokenizer.eos_token_id).sum() == 1
+            seen.append((tokenizer.decode(ids[1:start]), tokenizer.decode(ids[start:-1])))
+    assert sorted(seen) == sorted((row["prompt"], row["completion"]) for row in rows)
+    assert [row["prompt"] for row in rows] != [prompt for prompt, _ in seen]
+
+
+def test_a_tokenizer_from_a_folder(files, ready, tiny_tokenizer_folder):
+    data = ready(files(rows_of(4)), tokenizer=tiny_tokenizer_folder)
+    expected = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
+    assert data.tokenizer.get_vocab() == expected.get_vocab()
+    batch = next(iter(data.val_dataloader()))
+    assert (
+        batch["input_ids"][0, : len(expected("What is the sea 0?")["input_ids"])].tolist()
+        == (expected("What is the sea 0?")["input_ids"])
+    )
+
+
+def order(data, epoch=0):
+    loader = data.train_dataloader()
+    loader.sampler.set_epoch(epoch)
+    return torch.cat([batch["input_ids"].flatten() for batch in loader]).tolist()
+
+
+def test_the_order_depends_on_seed_and_epoch_alone(files, ready):
+    source = files(rows_of(12))
+    assert order(ready(source, seed=1)) == order(ready(source, seed=1))
+    assert order(ready(source, seed=1)) != order(ready(source, seed=2))
+    data = ready(source)
+    assert order(data, 0) != order(data, 1)
+    assert order(data, 1) == order(data, 1)
+
+
+def test_ranks_share_the_rows_and_validate_none_twice(files, ready):
+    data = ready(files(rows_of(8), rows_of(7)))
+    real = data.trainer
+    for split, per_rank in (("train", 4), ("validation", 3)):
+        shares = []
+        for rank in (0, 1):
+            data.trainer = type("Ranks", (), {"world_size": 2, "global_rank": rank})
+            loader = data.train_dataloader() if split == "train" else data.val_dataloader()
+            shares.append({tuple(row.tolist()) for batch in loader for row in batch["input_ids"]})
+        assert [len(share) for share in shares] == [per_rank, per_rank]
+        assert not shares[0] & shares[1]
+    data.trainer = real
+
+
+def test_rows_that_cannot_be_used_are_dropped_and_counted(files, ready, capsys, caplog):
+    rows = [
+        *rows_of(3),
+        {"prompt": "What is it?", "completion": " It is the sea." * 20},
+        {"prompt": "What is it?", "completion": ""},
+        {"prompt": "What is it?", "completion": " \n "},
+    ]
+    with caplog.at_level("INFO"):
+        data = ready(files(rows), max_length=60)
+    assert data.counts == {
+        "train": {"rows": 6, "kept": 3, "too long": 1, "empty completion": 2},
+        "validation": {"rows": 3, "kept": 3},
+    }
+    printed = caplog.text + capsys.readouterr().err
+    assert "train.jsonl, train: 3 of 6 rows kept; dropped: 1 too long, 2 empty completion" in printed
+
+
+def test_the_longest_row_that_fits(files, ready):
+    [length] = {batch["input_ids"].shape[1] for batch in ready(files(rows_of(1))).train_dataloader()}
+    assert ready(files(rows_of(1)), max_length=length).counts["train"]["kept"] == 1
+    with pytest.raises(UserError, match=f"None of the 1 rows .* max_length {length - 1} \\(1 too long\\)"):
+        ready(files(rows_of(1)), max_length=length - 1)
+
+
+def test_a_completion_that_ends_in_eos_itself_gets_no_second_one(files, ready):
+    data = ready(files([{"prompt": "What?", "completion": " The sea.<eos>"}]))
+    [batch] = data.train_dataloader()
+    assert (batch["input_ids"] == data.tokenizer.eos_token_id).sum() == 1
+
+
+def test_validation_prompts_are_set_aside_whole(write_rows):
+    rows = [row | {"completion": f" {j}"} for row in rows_of(60) for j in range(3)]
+    source = CompletionFiles(write_rows(rows), validation_fraction=0.3)
+    train, validation = (source.load(split) for split in ("train", "validation"))
+    assert len(train) + len(validation) == 180
+    assert 0.1 < len(validation) / 180 < 0.5
+    assert not set(train["prompt"]) & set(validation["prompt"])
+
+
+def test_parquet_and_gzip(tmp_path, write_rows):
+    path = tmp_path / "train.parquet"
+    pd.DataFrame(rows_of(5)).to_parquet(path)
+    plain = CompletionFiles(write_rows(rows_of(5), "train.jsonl.gz"), str(path))
+    assert plain.load("train")[:] == plain.load("validation")[:]
+
+
+def test_the_world(ready):
+    data = ready(WorldCompletions(rows=200, validation_rows=20, seed=3), vocab_size=420)
+    assert data.counts == {"train": {"rows": 200, "kept": 200}, "validation": {"rows": 20, "kept": 20}}
+    source = data.source
+    demonstrations = source.load("train")
+    rewards = [
+        source.world.gold_reward(p, c)
+        for p, c in zip(demonstrations["prompt"], demonstrations["completion"], strict=True)
+    ]
+    assert sum(rewards) / len(rewards) > 1
+    assert demonstrations[:20]["completion"] != source.load("validation")["completion"][:]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_length": 1}, "max_length is 1, but it must be at least 2"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"num_workers": -1}, "num_workers is -1"),
+        ({"vocab_size": None}, "tokenizer is None and vocab_size is None; give the one"),
+        ({"tokenizer": "gpt2"}, "tokenizer is 'gpt2' and vocab_size is 300; give the one"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        SFTDataModule(WorldCompletions(rows=1), **{"vocab_size": 300, **options})
+
+
+def test_bad_sources(write_rows):
+    with pytest.raises(UserError, match=r"validation_fraction is 1\.0"):
+        CompletionFiles("a.jsonl", validation_fraction=1.0)
+    with pytest.raises(UserError, match="no effect beside the validation file b"):
+        CompletionFiles("a.jsonl", "b.jsonl", validation_fraction=0.1)
+    with pytest.raises(UserError, match=r"No validation rows are left of .* at validation_fraction 1e-09"):
+        CompletionFiles(write_rows(rows_of(2)), validation_fraction=1e-9).load("validation")
+    with pytest.raises(UserError, match="no file"):
+        CompletionFiles("missing.jsonl").load("train")
+    with pytest.raises(UserError, match="rows is 0"):
+        WorldCompletions(rows=0)
+
+
+def test_real_rows(shared_data, ready):
+    source = CompletionFiles(str(shared_data / "tldr" / "sft.jsonl.gz"))
+    data = ready(source, vocab_size=1000, max_length=768)
+    for split, counts in data.counts.items():
+        assert counts["rows"] == counts["kept"] + counts.get("too long", 0), split
+    assert sum(counts["rows"] for counts in data.counts.values()) == 1945
+    batch = next(iter(data.train_dataloader()))
+    row = batch["labels"][0]
+    completion = data.tokenizer.decode(row[row != -100][:-1])
+    assert completion.startswith("  ") and completion.strip()

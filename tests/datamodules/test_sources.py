@@ -1,0 +1,63 @@
+import pytest
+
+from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files
+from pacmr_lightning.errors import UserError
+
+
+def test_validation_is_carved_out_by_prompt(write_rows, pair_rows):
+    """Ten pairs a prompt: all on one side, none lost, and the share of prompts is about the fraction."""
+    rows = [row | {"chosen": f" {k}"} for row in pair_rows(300) for k in range(10)]
+    source = Files(write_rows(rows), validation_fraction=0.2)
+    train, validation = source.load("train"), source.load("validation")
+    assert not set(train["prompt"]) & set(validation["prompt"])
+    assert len(train) + len(validation) == 3000
+    # Four standard errors of a share of 300 prompts.
+    assert len(set(validation["prompt"])) / 300 == pytest.approx(0.2, abs=4 * (0.16 / 300) ** 0.5)
+    assert source.load("train")["id"][:] == train["id"][:]
+    assert source.gold_reward is None and source.prompts is None
+
+
+def test_implicit_prompts_are_carved_by_prompt_too(write_rows):
+    rows = [
+        {"chosen": f"Question {i}: a {k}", "rejected": f"Question {i}: b {k}"}
+        for i in range(50)
+        for k in range(3)
+    ]
+    source = Files(write_rows(rows), validation_fraction=0.3)
+    question = [{text.split(":")[0] for text in source.load(s)["chosen"]} for s in ("train", "validation")]
+    assert question[0] and question[1] and not question[0] & question[1]
+
+
+def test_validation_file(write_rows, pair_rows):
+    source = Files(write_rows(pair_rows(5)), write_rows(pair_rows(3), "validation.jsonl"))
+    assert (len(source.load("train")), len(source.load("validation"))) == (5, 3)
+    assert source.name == "rows.jsonl"
+
+
+def test_wrong_options(write_rows, pair_rows):
+    path = write_rows(pair_rows(2))
+    for fraction in (0.0, 1.0, -1):
+        with pytest.raises(UserError, match=f"validation_fraction is {fraction}"):
+            Files(path, validation_fraction=fraction)
+    with pytest.raises(UserError, match="has no effect beside the validation file"):
+        Files(path, path, validation_fraction=0.1)
+    with pytest.raises(UserError, match="No validation pairs are left"):
+        Files(path, validation_fraction=1e-9).load("validation")
+    with pytest.raises(UserError, match="pairs is 0"):
+        EmbeddedWorld(pairs=0)
+
+
+def test_embedded_world():
+    """Known eta and gold rewards agree, and validation pairs are not training pairs."""
+    source = EmbeddedWorld(pairs=200, validation_pairs=50, seed=3)
+    train, validation = source.load("train"), source.load("validation")
+    assert (len(train), len(validation)) == (200, 50)
+    assert not set(train["id"]) & set(validation["id"])
+    assert set(train["prompt"]) <= set(source.prompts)
+    for row in train:
+        better = source.gold_reward(row["prompt"], row["chosen"]) > source.gold_reward(
+            row["prompt"], row["rejected"]
+        )
+        assert better == (row["eta"] > 0.5)
+        assert row["augmented_prompt"] != row["prompt"]
+    assert EmbeddedWorld(pairs=200, seed=3).load("train")[:] == train[:]

@@ -1,0 +1,176 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pacmr_lightning.datamodules.reading import PREFERENCES, read_preferences, rows_to_dataset
+from pacmr_lightning.datamodules.tokenization import (
+    load_tokenizer,
+    prompt_tokens,
+    response_tokens,
+    tokenize_pairs,
+)
+from pacmr_lightning.errors import UserError
+
+
+def dataset(rows):
+    return rows_to_dataset(rows, PREFERENCES, "test")
+
+
+def test_prompt_has_bos_and_no_eos(tokenizer):
+    ids = prompt_tokens(tokenizer, ["the sea", "the sea<eos>", ""])
+    assert ids[0][0] == tokenizer.bos_token_id and tokenizer.eos_token_id not in ids[0]
+    assert ids[1] == ids[0]
+    assert ids[2] == [tokenizer.bos_token_id]
+
+
+def test_response_ends_in_exactly_one_eos(tokenizer):
+    eos = tokenizer.eos_token_id
+    for ids in response_tokens(tokenizer, [" calm", " calm<eos>", " calm<eos><eos>", ""]):
+        assert ids.count(eos) == 1 and ids[-1] == eos and tokenizer.bos_token_id not in ids
+    assert (
+        response_tokens(tokenizer, [" calm", " calm<eos>"])[0]
+        == response_tokens(tokenizer, [" calm<eos>"])[0]
+    )
+
+
+def test_text_survives(tokenizer, pair_rows):
+    """Prompt and response, tokenized apart, decode to what was read."""
+    kept, _ = tokenize_pairs(dataset(pair_rows(3)), tokenizer, 100)
+    for row, raw in zip(kept, pair_rows(3), strict=True):
+        assert tokenizer.decode(row["prompt_ids"][1:]) == raw["prompt"]
+        assert tokenizer.decode(row["chosen_ids"][:-1]) == raw["chosen"]
+        assert tokenizer.decode(row["rejected_ids"][:-1]) == raw["rejected"]
+
+
+def test_dropped_pairs_are_counted_by_reason(tokenizer):
+    hh = "\n\nHuman: a\n\nAssistant:"
+    rows = [
+        {"prompt": "x", "chosen": " a", "rejected": " b"},
+        {"prompt": "x", "chosen": "  \n", "rejected": " b"},
+        {"prompt": "x", "chosen": " a", "rejected": "<eos>"},
+        {"prompt": "x", "chosen": " a", "rejected": " a"},
+        {"prompt": "x", "chosen": " a", "rejected": " a<eos>"},
+        {"prompt": "x", "chosen": " a", "rejected": " b" * 50},
+        {"chosen": hh + " a", "rejected": hh + hh + " a"},
+        {"chosen": "yes", "rejected": "no"},
+        {"chosen": hh + " a", "rejected": hh},
+    ]
+    kept, counts = tokenize_pairs(dataset(rows), tokenizer, 40)
+    assert kept["chosen_ids"][:] == response_tokens(tokenizer, [" a"])
+    assert counts == {
+        "rows": 9,
+        "kept": 1,
+        "too long": 1,
+        "empty response": 3,
+        "equal responses": 2,
+        "different prompts": 1,
+        "no common prompt": 1,
+        "no second view": 1,
+    }
+
+
+def test_length_limit_is_exact(tokenizer, pair_rows):
+    rows = dataset(pair_rows(1))
+    row = tokenize_pairs(rows, tokenizer, 1000)[0][0]
+    length = len(row["prompt_ids"]) + max(len(row["chosen_ids"]), len(row["rejected_ids"]))
+    assert tokenize_pairs(rows, tokenizer, length)[1]["kept"] == 1
+    with pytest.raises(UserError, match=rf"None of the 1 pairs .* max_length {length - 1} \(1 too long\)"):
+        tokenize_pairs(rows, tokenizer, length - 1)
+
+
+def test_empty_prompt_is_dropped_only_without_bos(tokenizer):
+    rows = dataset([{"prompt": "", "chosen": "a", "rejected": "b"}])
+    assert tokenize_pairs(rows, tokenizer, 10)[1]["kept"] == 1
+    tokenizer.add_bos_token = False
+    tokenizer.backend_tokenizer.post_processor = None
+    with pytest.raises(UserError, match="1 empty prompt"):
+        tokenize_pairs(rows, tokenizer, 10)
+
+
+def test_second_views(tokenizer):
+    """The column wins over the rules; equal or too long views are none, and the pair is kept."""
+    given = {"prompt": "I do not know", "chosen": " a", "rejected": " b"}
+    rows = [
+        given | {"augmented_prompt": "No idea"},
+        given,
+        given | {"augmented_prompt": given["prompt"]},
+        given | {"augmented_prompt": "very long " * 20},
+        given | {"prompt": "Name it"},
+    ]
+    kept, counts = tokenize_pairs(dataset(rows), tokenizer, 60)
+    assert kept["second_view"][:] == [True, True, False, False, False]
+    assert kept["augmented_ids"][:2] == prompt_tokens(tokenizer, ["No idea", "I don't know"])
+    assert kept["augmented_ids"][2:] == [[], [], []]
+    assert (counts["kept"], counts["no second view"]) == (5, 3)
+
+
+def test_what_is_known_of_labels_is_kept(tokenizer, pair_rows):
+    rows = pair_rows(3, eta=0.3, category="c")
+    rows = dataset([row | {"flipped": f} for row, f in zip(rows, (True, False, None), strict=True)])
+    kept, _ = tokenize_pairs(rows, tokenizer, 100)
+    assert kept["flipped"][:] == [1, 0, -1]
+    assert kept["eta"][:] == [0.3] * 3 and kept["category"][:] == ["c"] * 3
+
+
+SECOND_PROCESS = """
+import sys
+from pacmr_lightning.datamodules.reading import read_preferences
+from pacmr_lightning.datamodules import tokenization
+tokenizer = tokenization.load_tokenizer(sys.argv[2])
+tokenizer(["used", "before"], padding=True)
+kept, counts = tokenization.tokenize_pairs(read_preferences(sys.argv[1]), tokenizer, int(sys.argv[3]))
+print(counts["kept"])
+"""
+
+
+def test_second_process_reads_the_cache(write_rows, pair_rows, tiny_tokenizer_folder, tmp_path):
+    """Another process, with another hash seed, writes no file; another max_length does."""
+    path = write_rows(pair_rows(20))
+    cache = tmp_path / "cache"
+
+    def run(seed, max_length=100):
+        environment = os.environ | {"HF_DATASETS_CACHE": str(cache), "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", SECOND_PROCESS, path, tiny_tokenizer_folder, str(max_length)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "20"
+        return {str(f): f.stat().st_mtime_ns for f in Path(cache).rglob("*.arrow")}
+
+    first = run("1")
+    assert len(first) == 2
+    assert run("2") == first
+    assert len(run("1", max_length=99)) == 3
+
+
+def test_tokenizers_that_cannot_be_loaded(tmp_path, tokenizer):
+    with pytest.raises(UserError, match=r"there is no such folder"):
+        load_tokenizer(str(tmp_path / "none"))
+    with pytest.raises(UserError, match="no tokenizer could be loaded") as caught:
+        load_tokenizer(str(tmp_path))
+    assert "\n" not in str(caught.value)
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path / "no-eos")
+    with pytest.raises(UserError, match="has no EOS"):
+        load_tokenizer(str(tmp_path / "no-eos"))
+
+
+def test_padding_falls_back_to_eos(tmp_path, tokenizer):
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path / "no-pad")
+    loaded = load_tokenizer(str(tmp_path / "no-pad"))
+    assert loaded.pad_token_id == loaded.eos_token_id
+
+
+def test_real_rows(shared_data, tokenizer):
+    """With a tokenizer of nearly a token a byte; counts are consistent and each kept pair fits."""
+    for file in ("tldr/validation.jsonl.gz", "hh/harmless-base/test.jsonl.gz"):
+        kept, counts = tokenize_pairs(read_preferences(shared_data / file), tokenizer, 1500)
+        dropped = {k: v for k, v in counts.items() if k not in ("rows", "kept", "no second view")}
+        assert counts["kept"] + sum(dropped.values()) == counts["rows"]
+        assert 0 < dropped["too long"] < counts["kept"]
+        for row in kept:
+            longer = max(len(row["chosen_ids"]), len(row["rejected_ids"]))
+            assert len(row["prompt_ids"]) + longer <= 1500
+            assert len(row["augmented_ids"]) + longer <= 1500

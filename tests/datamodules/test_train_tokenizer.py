@@ -1,0 +1,83 @@
+"""The trained tokenizer keeps its promises in memory and after a save and a load by AutoTokenizer."""
+
+import subprocess
+import sys
+
+import pytest
+from transformers import AutoTokenizer
+
+from pacmr_lightning.datamodules.tokenization import prompt_tokens, response_tokens
+from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.world import World
+
+TEXTS = [text for row in World().sft_rows(500, 0) for text in row.values()]
+HARD = [
+    "Describe the ocean in a calm mood:",
+    " bright cold deep wild",
+    "  two leading spaces, one trailing ",
+    "Don 't tidy , this up . I 'm n't",
+    "line\n\n\tbreaks\r\n and é, ﬁ, 漢字, 🙂, \u200b, \u0301",
+    "",
+]
+
+
+@pytest.fixture(scope="module", params=["in memory", "reloaded"])
+def tokenizer(request, tmp_path_factory):
+    trained = train_tokenizer(TEXTS, vocab_size=420)
+    if request.param == "in memory":
+        return trained
+    folder = tmp_path_factory.mktemp("tokenizer")
+    trained.save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def test_special_tokens(tokenizer):
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<bos>", "<eos>", "<pad>")
+    assert len({tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}) == 3
+
+
+@pytest.mark.parametrize("text", HARD)
+def test_round_trip_is_exact(tokenizer, text):
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+
+
+@pytest.mark.parametrize("text", HARD)
+def test_a_prompt_gets_one_bos_and_no_eos(tokenizer, text):
+    [ids] = prompt_tokens(tokenizer, [text])
+    assert ids[0] == tokenizer.bos_token_id
+    assert ids.count(tokenizer.bos_token_id) == 1 and tokenizer.eos_token_id not in ids
+    assert tokenizer.decode(ids[1:]) == text
+
+
+@pytest.mark.parametrize("text", HARD)
+def test_a_response_gets_one_eos_and_no_bos(tokenizer, text):
+    [ids] = response_tokens(tokenizer, [text])
+    assert ids[-1] == tokenizer.eos_token_id
+    assert ids.count(tokenizer.eos_token_id) == 1 and tokenizer.bos_token_id not in ids
+    assert tokenizer.decode(ids[:-1]) == text
+
+
+def test_frequent_words_are_single_tokens(tokenizer):
+    assert len(tokenizer(" bright cold deep wild", add_special_tokens=False)["input_ids"]) == 4
+    assert len(tokenizer) <= 420
+
+
+@pytest.mark.slow
+def test_the_same_texts_give_the_same_tokenizer_in_every_process():
+    script = (
+        "from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer;"
+        "from pacmr_lightning.world import World;"
+        "texts = [text for row in World().sft_rows(500, 0) for text in row.values()];"
+        "print(train_tokenizer(texts, vocab_size=420).backend_tokenizer.to_str())"
+    )
+    other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == train_tokenizer(TEXTS, vocab_size=420).backend_tokenizer.to_str()
+
+
+def test_a_vocabulary_that_cannot_hold_all_bytes():
+    with pytest.raises(UserError, match=r"vocab_size is 258, but .* at least 259"):
+        train_tokenizer(TEXTS, vocab_size=258)
+    assert len(train_tokenizer(TEXTS, vocab_size=259)) == 259

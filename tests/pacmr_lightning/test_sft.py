@@ -1,0 +1,384 @@
+"""Supervised fine-tuning with real trainers, tokenizers and (tiny) models."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pacmr_lightning.datamodules.completions import CompletionFiles, WorldCompletions
+from pacmr_lightning.datamodules.sft import SFTDataModule
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.modules.sft import SFTModule
+
+SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "initializer_range": 0.2,
+}
+LORA = {"r": 4, "lora_alpha": 8}
+
+
+def make_data(tokenizer=None, rows=48, batch_size=8, **options):
+    return SFTDataModule(
+        WorldCompletions(rows=rows, validation_rows=21),
+        tokenizer=tokenizer,
+        vocab_size=420 if tokenizer is None else None,
+        batch_size=batch_size,
+        **options,
+    )
+
+
+def make_trainer(folder, **options):
+    return Trainer(
+        **{
+            "accelerator": "cpu",
+            "devices": 1,
+            "max_epochs": 1,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "default_root_dir": folder,
+            **options,
+        }
+    )
+
+
+def fit(folder, module, data, **options):
+    seed_everything(1, verbose=False)
+    trainer = make_trainer(folder, **options)
+    trainer.fit(module, datamodule=data)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A model that was trained from scratch: module, trainer, and the saved folder."""
+    folder = tmp_path_factory.mktemp("sft")
+    module = SFTModule(from_scratch=SHAPE, lr=3e-3)
+    trainer = fit(folder, module, make_data(), max_epochs=3)
+    return module, trainer, folder / "model"
+
+
+@pytest.fixture
+def built(tmp_path):
+    """A module with its model, attached to a trainer that has not run."""
+
+    def make(module, data):
+        trainer = make_trainer(tmp_path)
+        data.trainer = module.trainer = trainer
+        trainer.datamodule = data
+        data.setup("fit")
+        module.setup("fit")
+        module.configure_model()
+        return module, next(iter(data.train_dataloader()))
+
+    return make
+
+
+def logits(model, batch):
+    model.eval()
+    with torch.no_grad():
+        return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+
+
+def test_training_lowers_the_loss(trained):
+    _, trainer, _ = trained
+    assert trainer.global_step == 18
+    assert trainer.callback_metrics["train/loss"] < 0.8 * math.log(420)
+
+
+def test_validation_is_the_mean_over_all_tokens(trained):
+    module, trainer, _ = trained
+    module.eval()
+    with torch.no_grad():
+        losses = torch.cat([module.token_losses(batch) for batch in trainer.datamodule.val_dataloader()])
+    assert len(losses) == 21 * 5
+    assert trainer.callback_metrics["val/loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
+    assert trainer.callback_metrics["val/perplexity"] == pytest.approx(float(losses.mean().exp()), rel=1e-5)
+
+
+def test_the_saved_folder_is_the_model_with_its_tokenizer(trained):
+    module, trainer, folder = trained
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    batch = next(iter(trainer.datamodule.val_dataloader()))
+    assert torch.equal(logits(model, batch), logits(module.network, batch))
+    assert tokenizer.get_vocab() == trainer.datamodule.tokenizer.get_vocab()
+    assert tokenizer("a")["input_ids"][0] == model.config.bos_token_id == tokenizer.bos_token_id
+    assert (model.config.eos_token_id, model.config.pad_token_id) == (
+        tokenizer.eos_token_id,
+        tokenizer.pad_token_id,
+    )
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_loss_against_a_hand_computed_cross_entropy(built):
+    module, batch = built(SFTModule(from_scratch=SHAPE), make_data())
+    module.network.double()
+    scores = logits(module.network, batch)
+    total, tokens = 0.0, 0
+    for row, (ids, labels) in enumerate(zip(batch["input_ids"], batch["labels"], strict=True)):
+        prompt_length = int((labels != -100).nonzero()[0])
+        for t in range(prompt_length, int(batch["attention_mask"][row].sum())):
+            before = scores[row, t - 1].tolist()
+            top = max(before)
+            normalizer = top + math.log(math.fsum(math.exp(x - top) for x in before))
+            total += normalizer - before[int(ids[t])]
+            tokens += 1
+    assert tokens == 8 * 5  # four words and EOS
+    losses = module.token_losses(batch)
+    assert losses.dtype == torch.float64 and losses.shape == (tokens,)
+    assert losses.sum().item() == pytest.approx(total, rel=1e-12)
+
+
+def test_only_predictions_of_the_response_get_a_gradient(built):
+    module, batch = built(SFTModule(from_scratch=SHAPE), make_data())
+    kept = []
+
+    def keep(_, __, output):
+        output.logits.retain_grad()
+        kept.append(output.logits)
+
+    module.network.register_forward_hook(keep)
+    module.token_losses(batch).sum().backward()
+    predicts_response = torch.zeros_like(batch["labels"], dtype=torch.bool)
+    predicts_response[:, :-1] = batch["labels"][:, 1:] != -100
+    assert torch.equal(kept[0].grad.abs().sum(-1) > 0, predicts_response)
+
+
+def test_padding_changes_nothing(built):
+    module, batch = built(SFTModule(from_scratch=SHAPE), make_data())
+    wider = {
+        name: torch.cat([tensor, torch.full((8, 3), fill)], 1)
+        for (name, tensor), fill in zip(batch.items(), (7, 0, -100), strict=True)
+    }
+    torch.testing.assert_close(module.token_losses(wider), module.token_losses(batch))
+
+
+@pytest.fixture
+def base(trained):
+    return str(trained[2])
+
+
+def test_lora_is_merged_before_saving(base, tmp_path):
+    module = SFTModule(model=base, lora=LORA, lr=1e-2)
+    data = make_data(tokenizer=base)
+    fit(tmp_path, module, data)
+    batch = next(iter(data.val_dataloader()))
+    folder = tmp_path / "model"
+    files = {path.name for path in folder.iterdir()}
+    assert "model.safetensors" in files and not any("adapter" in name for name in files)
+    saved = AutoModelForCausalLM.from_pretrained(folder)
+    assert not any("lora" in name for name, _ in saved.named_parameters())
+    torch.testing.assert_close(logits(saved, batch), logits(module.network, batch))
+    before = logits(AutoModelForCausalLM.from_pretrained(base), batch)
+    assert (logits(saved, batch) - before).abs().max() > 0.01
+    with module.network.disable_adapter():
+        torch.testing.assert_close(logits(module.network, batch), before, rtol=0, atol=0)
+
+
+def test_the_adapter_is_fp32_on_a_bf16_base(base, built):
+    module, batch = built(SFTModule(model=base, lora=LORA, dtype="bfloat16"), make_data(tokenizer=base))
+    kinds = {(p.dtype, p.requires_grad) for p in module.network.parameters()}
+    assert kinds == {(torch.bfloat16, False), (torch.float32, True)}
+    assert module.token_losses(batch).dtype == torch.float32
+
+
+def test_half_precision_training_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"is torch.bfloat16, .* set trainer.precision"):
+        fit(tmp_path, SFTModule(from_scratch=SHAPE), make_data(), precision="bf16-true")
+    with pytest.raises(UserError, match="dtype is bfloat16 without lora"):
+        SFTModule(from_scratch=SHAPE, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_gradient_checkpointing_recomputes_and_gives_the_same_gradients(base, built, lora):
+    gradients, calls = [], []
+    for checkpointing in (False, True):
+        seed_everything(0, verbose=False)
+        module, batch = built(
+            SFTModule(model=base, lora=lora, gradient_checkpointing=checkpointing), make_data(tokenizer=base)
+        )
+        count = []
+        attention = next(
+            m for name, m in module.network.named_modules() if name.endswith("layers.0.self_attn")
+        )
+        attention.register_forward_hook(lambda *_, count=count: count.append(1))
+        module.token_losses(batch).sum().backward()
+        calls.append(len(count))
+        gradients.append([p.grad for p in module.parameters() if p.requires_grad])
+    assert calls == [1, 2]
+    for plain, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, recomputed)
+
+
+class LearningRates(Callback):
+    def __init__(self):
+        self.rates = []
+
+    def on_train_batch_start(self, trainer, *_):
+        self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+
+def test_learning_rate_warms_up_and_falls_to_its_floor(tmp_path):
+    rates = LearningRates()
+    module = SFTModule(from_scratch=SHAPE, lr=1e-3, warmup_ratio=0.25, min_lr_ratio=0.1)
+    trainer = fit(tmp_path, module, make_data(), max_epochs=2, callbacks=[rates])
+    assert len(rates.rates) == 12
+    assert rates.rates[:4] == pytest.approx([0, 1e-3 / 3, 2e-3 / 3, 1e-3])
+    assert rates.rates[3:] == sorted(rates.rates[3:], reverse=True)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-4)
+
+
+def parameters(folder):
+    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+def test_the_same_seed_gives_the_same_model(tmp_path):
+    for run in ("a", "b"):
+        fit(tmp_path / run, SFTModule(from_scratch=SHAPE, lr=1e-2), make_data())
+    assert_equal(parameters(tmp_path / "a" / "model"), parameters(tmp_path / "b" / "model"))
+
+
+def assert_equal(one, other):
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_a_resumed_run_ends_with_the_same_model(base, tmp_path, lora):
+    def run(folder, ckpt_path=None):
+        checkpoints = ModelCheckpoint(tmp_path / "checkpoints", save_top_k=-1, filename="{epoch}")
+        seed_everything(1, verbose=False)
+        trainer = make_trainer(folder, max_epochs=2, enable_checkpointing=True, callbacks=[checkpoints])
+        module = SFTModule(model=base, lora=lora, lr=1e-2)
+        trainer.fit(module, datamodule=make_data(tokenizer=base), ckpt_path=ckpt_path)
+        return module
+
+    module = run(tmp_path / "whole")
+    middle = tmp_path / "checkpoints" / "epoch=0.ckpt"
+    names = torch.load(middle, weights_only=False)["state_dict"].keys()
+    assert names == {name for name, p in module.named_parameters() if p.requires_grad}
+    run(tmp_path / "resumed", middle)
+    assert_equal(parameters(tmp_path / "whole" / "model"), parameters(tmp_path / "resumed" / "model"))
+
+    if lora is not None:
+        content = torch.load(middle, weights_only=False)
+        lost = content["state_dict"].popitem()[0]
+        torch.save(content, middle)
+        with pytest.raises(UserError, match=re.escape(f"lacks 1 trained weights, the first being {lost}")):
+            run(tmp_path / "broken", middle)
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_same_model_as_one(base, tmp_path):
+    """Also with completions of uneven lengths: every token counts the same, whichever rank it is on."""
+    rows = [
+        {"prompt": f"Describe the sea {i}:", "completion": " deep" * (1 + i % 7) + " cold"} for i in range(48)
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, size, options in (
+        ("one", 8, {"devices": 1}),
+        ("two", 4, {"devices": 2, "strategy": "ddp_spawn"}),
+    ):
+        source = CompletionFiles(str(path), str(path))
+        data = SFTDataModule(source, tokenizer=base, batch_size=size)
+        fit(tmp_path / name, SFTModule(model=base, lr=1e-2), data, gradient_clip_val=1.0, **options)
+    one, two = (parameters(tmp_path / name / "model") for name in ("one", "two"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-4)
+
+
+def test_where_the_model_is_saved(tmp_path):
+    place = tmp_path / "elsewhere" / "reference"
+    module = SFTModule(from_scratch=SHAPE, save_to=str(place))
+    fit(tmp_path / "run", module, make_data(), fast_dev_run=True)
+    assert not place.exists()
+    for lr in (0.1, 1e-3):  # the second model takes the place of the first
+        fit(tmp_path / "run", SFTModule(from_scratch=SHAPE, lr=lr, save_to=str(place)), make_data(rows=8))
+        saved = parameters(place)
+    assert [path.name for path in place.parent.iterdir()] == ["reference"]
+    assert not (tmp_path / "run" / "model").exists()
+    assert saved.keys() == parameters(place).keys()
+
+
+def test_a_folder_with_other_things_is_not_replaced(tmp_path):
+    note = tmp_path / "model" / "note.txt"
+    note.parent.mkdir()
+    note.write_text("keep me")
+    with pytest.raises(UserError, match="which holds something else; move that, or set save_to"):
+        fit(tmp_path, SFTModule(from_scratch=SHAPE), make_data(rows=8))
+    assert note.read_text() == "keep me"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "model is None and from_scratch is None; give exactly one of them"),
+        ({"model": "m", "from_scratch": {}}, "give exactly one of them"),
+        (
+            {"from_scratch": {"hiden_size": 8}},
+            "from_scratch has the key 'hiden_size', which LlamaConfig does not",
+        ),
+        (
+            {"from_scratch": {"vocab_size": 8}},
+            "from_scratch has the key 'vocab_size', which is set from elsewhere",
+        ),
+        ({"model": "m", "lora": {"rank": 8}}, "lora has the key 'rank', which LoraConfig does not know"),
+        ({"model": "m", "lr": 0.0}, "lr is 0.0, but it must be above 0"),
+        ({"model": "m", "warmup_ratio": 1.0}, "warmup_ratio is 1.0"),
+        ({"model": "m", "min_lr_ratio": -0.1}, "min_lr_ratio is -0.1"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        SFTModule(**options)
+
+
+def test_models_that_cannot_be_had(base, built, tmp_path):
+    def build(tokenizer=base, **options):
+        built(SFTModule(**options), make_data(tokenizer=tokenizer, rows=8))
+
+    missing = str(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=f"The model folder {missing} does not exist; check the path"):
+        build(model=missing)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="empty cannot be loaded"):
+        build(model=str(tmp_path / "empty"))
+    with pytest.raises(UserError, match=r"does not describe a Llama model \(.*30.* not a multiple"):
+        build(from_scratch={**SHAPE, "hidden_size": 30})
+    with pytest.raises(UserError, match=r"does not describe a Llama model \(.*expected int, got str"):
+        build(from_scratch={**SHAPE, "hidden_size": "wide"})
+    with pytest.raises(UserError, match="lora cannot be used with this model"):
+        build(model=base, lora={"target_modules": ["c_attn"]})
+    with pytest.raises(UserError, match="the tokenizer is a new one"):
+        build(tokenizer=None, model=base)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model(base, built, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.add_tokens([f"extra-{i}" for i in range(9)])
+    tokenizer.save_pretrained(tmp_path / "larger")
+    size = len(AutoTokenizer.from_pretrained(base))
+    with pytest.raises(UserError, match=f"has {size + 9} tokens, but the model .* knows {size}; set"):
+        built(SFTModule(model=base), make_data(tokenizer=str(tmp_path / "larger"), rows=8))
+
+
+def test_a_trainer_that_does_not_fit(tmp_path):
+    data = make_data(rows=8)
+    data.trainer = make_trainer(tmp_path)
+    data.setup("fit")
+    with pytest.raises(UserError, match="needs a datamodule"):
+        make_trainer(tmp_path).fit(SFTModule(from_scratch=SHAPE), data.train_dataloader())
+    with pytest.raises(UserError, match="set max_epochs or max_steps"):
+        fit(tmp_path, SFTModule(from_scratch=SHAPE), data, max_epochs=-1)
+    assert not Path(tmp_path / "model").exists()

@@ -1,0 +1,191 @@
+"""The embedded world: what it promises holds for every seed, and its rows are the same everywhere."""
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.world import ATTRIBUTES, MOODS, TOPICS, World
+
+
+@pytest.fixture(params=[0, 1, 7])
+def world(request):
+    return World(request.param)
+
+
+def random_response(rng):
+    return " " + " ".join(rng.permutation(ATTRIBUTES)[:4])
+
+
+def test_words_are_all_different():
+    words = [word for group in (*TOPICS, *MOODS, ATTRIBUTES) for word in group]
+    assert len(set(words)) == len(words) == 6 * 2 + 6 * 2 + 16
+
+
+def test_prompts_are_all_wordings(world):
+    prompts = world.prompts()
+    assert len(prompts) == len(set(prompts)) == 144
+    assert "Describe the ocean in a calm mood:" in prompts
+
+
+def test_rewording_keeps_the_meaning_and_no_word_of_topic_or_mood(world):
+    content = {word for group in (*TOPICS, *MOODS) for word in group}
+    for prompt in world.prompts():
+        other = world.reword(prompt)
+        assert other in world.prompts()
+        assert world.reword(other) == prompt
+        before, after = (set(text.rstrip(":").split()) & content for text in (prompt, other))
+        assert len(before) == len(after) == 2 and not before & after
+
+
+def test_gold_reward_is_exactly_the_same_under_every_wording(world):
+    rng = np.random.default_rng(0)
+    for topic, mood in itertools.product(TOPICS, MOODS):
+        response = random_response(rng)
+        rewards = {
+            world.gold_reward(f"Describe the {t} in a {m} mood:", response)
+            for t, m in itertools.product(topic, mood)
+        }
+        assert len(rewards) == 1
+
+
+def test_gold_reward_depends_on_topic_mood_and_attributes(world):
+    def reward(topic, mood, response):
+        return world.gold_reward(f"Describe the {topic} in a {mood} mood:", response)
+
+    base = reward("ocean", "calm", " bright cold deep wild")
+    assert base != reward("storm", "calm", " bright cold deep wild")
+    assert base != reward("ocean", "sad", " bright cold deep wild")
+    assert base != reward("ocean", "calm", " bright cold deep vast")
+    assert base == reward("ocean", "calm", "wild deep\tcold  bright ")
+
+
+def test_gold_reward_of_free_text(world):
+    prompt = world.prompts()[17]
+    table = dict(zip(ATTRIBUTES, world.rewards[0, 2], strict=True))
+    assert world.prompts()[17].split()[2:7] == ["sea", "in", "a", "sorrowful", "mood:"]
+    for response, counted in {
+        " cold deep": ["cold", "deep"],
+        " cold cold deep deep": ["cold", "deep"],
+        " cold and deep, wild": ["cold", "wild"],
+        " cold deep wild vast bright": ["cold", "deep", "wild", "vast"],
+        "": [],
+        "no such words": [],
+    }.items():
+        expected = sum(table[word] for word in counted)
+        assert world.gold_reward(f" {prompt}\n", response) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "prompt", ["", "Hello", "Describe the ocean in a green mood:", "describe the ocean in a calm mood:"]
+)
+def test_unknown_prompt(prompt):
+    for ask in (World().reword, lambda p: World().gold_reward(p, " cold")):
+        with pytest.raises(UserError, match="not of the embedded world; write it like") as caught:
+            ask(prompt)
+        assert repr(prompt) in str(caught.value)
+
+
+def test_bad_numbers():
+    with pytest.raises(UserError, match="is -1"):
+        World(-1)
+    with pytest.raises(UserError, match="is -2"):
+        next(World().preference_rows(1, -2))
+    with pytest.raises(UserError, match="-3 rows"):
+        next(World().sft_rows(-3, 0))
+    with pytest.raises(UserError, match="best_of is 0"):
+        next(World().sft_rows(1, 0, best_of=0))
+
+
+def test_rewards_are_centred_and_of_one_scale(world):
+    np.testing.assert_allclose(world.rewards.mean(-1), 0, atol=1e-12)
+    np.testing.assert_allclose(world.rewards.std(-1), world.rewards[0, 0].std())
+
+
+def test_preference_rows(world):
+    rows = list(world.preference_rows(300, 5))
+    assert [row["id"] for row in rows] == [f"world-5-{i}" for i in range(300)]
+    for row in rows:
+        assert row["augmented_prompt"] == world.reword(row["prompt"])
+        topic = row["prompt"].split()[2]
+        assert topic in next(group for group in TOPICS if group[0] == row["category"])
+        for side in ("chosen", "rejected"):
+            assert row[side] == " " + " ".join(row[side].split())
+            assert len(set(row[side].split()) & set(ATTRIBUTES)) == 4 == len(row[side].split())
+        assert set(row["chosen"].split()) != set(row["rejected"].split())
+        chosen, rejected = (world.gold_reward(row["prompt"], row[side]) for side in ("chosen", "rejected"))
+        assert row["eta"] == pytest.approx(1 / (1 + math.exp(rejected - chosen)), abs=1e-12)
+
+
+def test_labels_are_informative_but_not_certain(world):
+    eta = np.array([row["eta"] for row in world.preference_rows(4000, 3)])
+    assert 0.85 < np.maximum(eta, 1 - eta).mean() < 0.9
+
+
+def test_eta_is_calibrated(world):
+    """Among pairs whose better response wins with probability p, it is chosen in a share p of the rows."""
+    eta = np.array([row["eta"] for row in world.preference_rows(8000, 4)])
+    better = np.maximum(eta, 1 - eta)
+    for low, high in itertools.pairwise(np.linspace(0.5, 1, 6)):
+        here = (better >= low) & (better < high)
+        error = (eta[here] > 0.5).mean() - better[here].mean()
+        assert abs(error) < 4 * (0.25 / here.sum()) ** 0.5
+
+
+def test_rows_are_streams_that_differ_by_seed_and_kind():
+    world = World()
+    assert list(world.preference_rows(5, 1)) == list(world.preference_rows(9, 1))[:5]
+    assert list(world.sft_rows(5, 1)) == list(world.sft_rows(9, 1))[:5]
+    first, second = ([row["prompt"] for row in world.preference_rows(50, seed)] for seed in (1, 2))
+    assert first != second != [row["prompt"] for row in world.sft_rows(50, 2)]
+    assert (World(0).rewards != World(1).rewards).all()
+
+
+def test_the_same_rows_in_another_process():
+    script = (
+        "from pacmr_lightning.world import World;"
+        "print(list(World(3).preference_rows(20, 1)), list(World(3).sft_rows(20, 1)))"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    here = f"{list(World(3).preference_rows(20, 1))} {list(World(3).sft_rows(20, 1))}\n"
+    assert outputs == {here}
+
+
+def test_the_same_rows_on_every_machine():
+    """Written down once: if this fails, every number that was measured on the world is of another world."""
+    row = next(World().preference_rows(1, 0))
+    assert (row["prompt"], row["chosen"], row["rejected"]) == (
+        "Describe the peak in a mysterious mood:",
+        " cold wild gentle restless",
+        " quiet bright wild soft",
+    )
+    assert row["eta"] == pytest.approx(0.9996881128688828, abs=1e-9)
+    assert next(World().sft_rows(1, 0)) == {
+        "prompt": "Describe the storm in a happy mood:",
+        "completion": " hollow restless quiet bright",
+    }
+
+
+def test_demonstrations_are_better_than_random_responses(world):
+    def mean_reward(best_of):
+        rows = world.sft_rows(1000, 0, best_of)
+        return np.mean([world.gold_reward(row["prompt"], row["completion"]) for row in rows])
+
+    random, best = mean_reward(1), mean_reward(4)
+    assert abs(random) < 0.5
+    assert best > random + 2
+    assert mean_reward(16) > best
