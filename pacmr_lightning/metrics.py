@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
@@ -29,8 +31,9 @@ class Means(nn.Module):
 
     def __init__(self, names: tuple[str, ...]):
         super().__init__()
-        # Slashes are fine in names of scalars but dots are not in names of submodules.
         self.means = nn.ModuleDict({name: MeanMetric(nan_strategy="error") for name in names})
+        for metric in self.means.values():
+            metric.persistent(True)  # so that a window that a checkpoint interrupts goes on
 
     def update(self, values: dict[str, Tensor]) -> None:
         """Adds (N,) values, detached, to each named mean; empty ones add nothing."""
@@ -42,16 +45,15 @@ class Means(nn.Module):
         """0-dim means over what all ranks saw since the last call."""
         found = {}
         for name, metric in self.means.items():
-            # An un-updated metric warns and returns NaN; on a rank that saw nothing it must still take part.
-            value = metric.compute() if metric.update_called or _distributed() else None
-            if value is not None and bool(torch.isfinite(value)):
+            with warnings.catch_warnings():
+                # Of metrics that saw nothing, as all have right after a resume. Their mean is NaN; they are
+                # computed all the same, since other ranks may have seen something and wait.
+                warnings.filterwarnings("ignore", message=".*before the ``update`` method")
+                value = metric.compute()
+            if torch.isfinite(value):
                 found[name] = value
             metric.reset()
         return found
-
-
-def _distributed() -> bool:
-    return torch.distributed.is_initialized()
 
 
 def reward_values(rewards: Rewards, losses: Tensor) -> dict[str, Tensor]:

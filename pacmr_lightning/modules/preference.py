@@ -84,6 +84,8 @@ class PreferenceModule(LightningModule):
         self.train_means = Means((*REWARDS, "grad_norm"))
         self.weight_statistics = WeightStatistics()
         self.held_out_means = Means((*REWARDS, "kl"))
+        # Of the last VNet update, until they are logged.
+        self.outer_values: dict[str, Tensor] = {}
 
     @property
     def vnet(self) -> torch.nn.Module | None:
@@ -127,8 +129,7 @@ class PreferenceModule(LightningModule):
         train = train.with_reference(self._reference(train))
         log_now = (self.global_step + 1) % self.trainer.log_every_n_steps == 0
         if self.weighting.every and self.global_step % self.weighting.every == 0:
-            found = self._update_weighting(batch.meta, train, optimizer.param_groups[0]["lr"])
-            self.log_dict({f"train/{name}": value for name, value in found.items()})
+            self.outer_values = self._update_weighting(batch.meta, train, optimizer.param_groups[0]["lr"])
 
         # Line 13: weights under the new Theta, then one weighted update of the policy.
         record, gradient = self._weighted_gradient(train)
@@ -196,7 +197,8 @@ class PreferenceModule(LightningModule):
         )
 
     def _log_training(self) -> None:
-        values = self.train_means.compute() | self.weight_statistics.compute()
+        values = self.train_means.compute() | self.weight_statistics.compute() | self.outer_values
+        self.outer_values = {}
         shown = ("loss", "rewards/accuracies")
         self.log_dict({f"train/{name}": values.pop(name) for name in shown}, prog_bar=True)
         self.log_dict({f"train/{name}": value for name, value in values.items()})
@@ -241,10 +243,15 @@ class PreferenceModule(LightningModule):
         return self.trainer.datamodule.tokenizer.batch_decode(new, skip_special_tokens=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keeps the trainable parameters only, and adds what the weighting learned."""
+        """Keeps the trainable parameters only; adds what the weighting learned and unlogged metrics."""
         names = {f"policy.{name}" for name in self.policy.adapter()}
         checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k in names}
         checkpoint["weighting"] = self.weighting.state_dict()
+        checkpoint["metrics"] = {
+            "means": self.train_means.state_dict(),
+            "weights": self.weight_statistics.state_dict(),
+            "outer": self.outer_values,
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restores the weighting; checks that every trainable parameter is there and nothing is left over.
@@ -260,3 +267,7 @@ class PreferenceModule(LightningModule):
                 f"{odd} for one); use the model and LoRA settings that it was trained with."
             )
         self.weighting.load_state_dict(checkpoint["weighting"])
+        metrics = checkpoint["metrics"]
+        self.train_means.load_state_dict(metrics["means"])
+        self.weight_statistics.load_state_dict(metrics["weights"])
+        self.outer_values = metrics["outer"]

@@ -1,0 +1,253 @@
+"""PreferenceModule under a real Trainer: the step's gradient, determinism, resuming, checkpoints."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from pacmr_lightning.callbacks import RunSummary, Throughput, WeightRecorder
+from pacmr_lightning.datamodules import Files, PreferenceDataModule
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.loggers import ContinuedCSVLogger
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.objectives import DPO
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.rewards import Rewards
+from pacmr_lightning.run_folder import read_weights
+from pacmr_lightning.weighting import (
+    CentralDifference,
+    GhostDotProduct,
+    PromptAugmentationConsistency,
+    SigmoidPrior,
+    Unweighted,
+    VNetWeighting,
+)
+from pacmr_lightning.world import World
+
+WEIGHTINGS = {
+    "dpo": Unweighted,
+    "fixed": lambda: SigmoidPrior(0.8, 0.3),
+    "pacmr": lambda: VNetWeighting(PromptAugmentationConsistency(0.5), GhostDotProduct(), every=2),
+    "pacmr-central": lambda: VNetWeighting(PromptAugmentationConsistency(0.5), CentralDifference(), every=2),
+}
+
+
+@pytest.fixture(scope="session")
+def world_files(tmp_path_factory) -> tuple[str, str]:
+    """96 training and 16 validation pairs of the embedded world as files."""
+    folder = tmp_path_factory.mktemp("pairs")
+    paths = []
+    for name, n, seed in (("train", 96, 0), ("validation", 16, 1)):
+        path = folder / f"{name}.jsonl"
+        rows = World().preference_rows(n, seed)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        paths.append(str(path))
+    return tuple(paths)
+
+
+@pytest.fixture
+def make_run(tmp_path, save_model, tiny_tokenizer_folder, world_files):
+    """A function that fits a method in a folder and returns trainer and module."""
+    model = save_model("llama", vocab_size=2048)
+
+    def run(method: str, name: str = "run", *, steps: int = 6, ckpt: str | None = None, **options):
+        seed_everything(0)
+        weighting = WEIGHTINGS[method]()
+        module = PreferenceModule(
+            PolicyModel(model, rank=4, **options.pop("policy", {})),
+            DPO(1.0),
+            weighting,
+            method=method,
+            learning_rate=1e-2,
+            **options.pop("module", {}),
+        )
+        data = PreferenceDataModule(
+            Files(*world_files),
+            tiny_tokenizer_folder,
+            global_batch_size=8,
+            meta_every=options.pop("meta_every", weighting.every),
+            meta_batch_size=6,
+            noise_rate=0.3,
+        )
+        root = tmp_path / name
+        trainer = Trainer(
+            default_root_dir=root,
+            accelerator="cpu",
+            max_epochs=1,
+            limit_train_batches=steps,
+            val_check_interval=3,
+            log_every_n_steps=2,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            logger=[TensorBoardLogger(root, "tensorboard", ""), ContinuedCSVLogger(root, "", "")],
+            callbacks=[
+                WeightRecorder(),
+                RunSummary(window=40),
+                Throughput(window_size=2),
+                ModelCheckpoint(root / "checkpoints", every_n_train_steps=5, save_top_k=-1, filename="{step}"),
+            ],
+            **options,
+        )
+        trainer.fit(module, data, ckpt_path=ckpt)
+        return trainer, module
+
+    return run
+
+
+@pytest.mark.parametrize("weighting", ["dpo", "fixed", "pacmr"])
+def test_gradient_of_a_step(weighting, make_policy, make_batch):
+    """1/N sum_i g_i grad l_i with detached g, whatever the number of micro-batches."""
+    policy, batch = make_policy(double=True), make_batch(6)
+    batch = batch.with_reference(policy.reference_log_probs(batch))
+    module = PreferenceModule(policy, DPO(0.5), WEIGHTINGS[weighting]())
+    if module.vnet is not None:
+        module.vnet.double()
+    rewards = Rewards(policy.log_probs(batch), batch.reference, 0.5)
+    u, delta = rewards.u.detach(), rewards.delta.detach()
+    if weighting == "fixed":
+        g = torch.sigmoid(0.8 * u + 0.3)
+    else:
+        g = torch.ones(6, dtype=torch.float64) if weighting == "dpo" else module.vnet(delta, u)[0].detach()
+    loss = -(g * torch.nn.functional.logsigmoid(rewards.u)).mean()
+    expected = torch.autograd.grad(loss, list(policy.adapter().values()))
+    for size in (None, 1, 2, 3, 6):
+        module.micro_batch_size = size
+        record, found = module._weighted_gradient(batch)
+        for a, b in zip(found.values(), expected, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-13, rtol=1e-9)
+        assert record.ids == batch.ids
+        torch.testing.assert_close(record.weight.double(), g)
+        torch.testing.assert_close(record.u, u)
+        torch.testing.assert_close(record.delta, delta)
+
+
+@pytest.mark.parametrize("method", list(WEIGHTINGS))
+def test_fit(method, make_run, tmp_path):
+    """A run moves the adapter (and VNet) and nothing else, and leaves what its folder promises."""
+    trainer, module = make_run(method)
+    assert trainer.global_step == 6
+    trainable = {name for name, p in module.named_parameters() if p.requires_grad}
+    assert trainable and all(".lora_" in name for name in trainable)
+    assert any(p.any() for name, p in module.policy.adapter().items() if ".lora_B." in name)
+    if method.startswith("pacmr"):
+        assert module.weighting.updates == 3 and module.weighting.skipped == 0
+        assert module.vnet is module.weighting.vnet
+        assert set(module.vnet_optimizer.state_dict()["state"]) == set(range(6))
+        assert not any("vnet" in name for name in module.state_dict())
+    else:
+        assert module.vnet is None and module.vnet_optimizer is None
+
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    tags = set(events.Tags()["scalars"])
+    wanted = {"loss", "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"}
+    wanted |= {"logps/chosen", "logps/rejected"}
+    assert {f"train/{t}" for t in wanted} <= tags and {f"val/{t}" for t in wanted | {"kl"}} <= tags
+    assert {"train/grad_norm", "train/weights/mean", "train/weights/std", "train/weights/gap"} <= tags
+    assert {"train/weights/effective_sample_size", "train/device/items_per_sec"} <= tags
+    if method.startswith("pacmr"):
+        names = ("coverage", "d_norm", "coefficient_mean", "clipped_share", "skipped_updates")
+        assert {f"train/meta/{name}" for name in names} <= tags
+
+    rows = read_weights(tmp_path / "run")
+    assert len(rows) == 48 and rows["id"].nunique() == 48
+    assert rows["a"].isna().all() == (method == "dpo")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["method"] == method and summary["steps"] == 6 and summary["noise_rate"] == 0.3
+    assert summary["val_accuracy"] == pytest.approx(float(trainer.callback_metrics["val/rewards/accuracies"]))
+
+
+def test_the_margin_starts_at_zero(make_run):
+    """Before any update policy and reference agree to the last bit, with the same code for both."""
+    trainer, module = make_run("dpo", steps=0)
+    metrics = trainer.validate(module, trainer.datamodule, verbose=False)[0]
+    assert metrics["val/rewards/margins"] == 0 and metrics["val/kl"] == 0
+    assert metrics["val/rewards/accuracies"] == 0.5
+    assert metrics["val/loss"] == pytest.approx(0.693147, abs=1e-6)
+
+
+def test_micro_batches_change_nothing(make_run):
+    adapters = []
+    for name, size in (("whole", None), ("small", 2)):
+        _, module = make_run("pacmr", name, module={"micro_batch_size": size})
+        adapters.append([*module.policy.adapter().values(), *module.vnet.parameters()])
+    for a, b in zip(*adapters, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-3)
+
+
+def _without_timing(path: Path):
+    import pandas as pd
+
+    frame = pd.read_csv(path)
+    timed = [c for c in frame if c.endswith("_per_sec") or c.startswith(("train/time", "validate/"))]
+    counted = ["train/batches", "train/samples", "train/lengths"]  # of the throughput window
+    frame = frame.drop(columns=[*timed, *(c for c in counted if c in frame)])
+    return frame.dropna(how="all", subset=[c for c in frame if c not in ("epoch", "step")])
+
+
+def test_same_seed_same_bits_also_after_a_resume(make_run, tmp_path):
+    """Adapter, VNet, weights/ and metrics.csv of a straight run, a second one, and one resumed at update 5."""
+    import pandas as pd
+
+    _, straight = make_run("pacmr", "straight", steps=11)
+    _, again = make_run("pacmr", "again", steps=11)
+    make_run("pacmr", "resumed", steps=11)
+    checkpoint = next((tmp_path / "resumed" / "checkpoints").glob("step=5.ckpt"))
+    _, resumed = make_run("pacmr", "resumed", steps=11, ckpt=str(checkpoint))
+    for other in (again, resumed):
+        for name, parameter in straight.policy.adapter().items():
+            assert torch.equal(parameter, other.policy.adapter()[name]), name
+        for a, b in zip(straight.vnet.parameters(), other.vnet.parameters(), strict=True):
+            assert torch.equal(a, b)
+    for name in ("again", "resumed"):
+        pd.testing.assert_frame_equal(read_weights(tmp_path / name), read_weights(tmp_path / "straight"))
+        pd.testing.assert_frame_equal(
+            _without_timing(tmp_path / name / "metrics.csv").reset_index(drop=True),
+            _without_timing(tmp_path / "straight" / "metrics.csv").reset_index(drop=True),
+        )
+
+
+def test_checkpoints_hold_trainables_only(make_run, tmp_path):
+    _, module = make_run("pacmr")
+    path = next((tmp_path / "run" / "checkpoints").glob("*.ckpt"))
+    checkpoint = torch.load(path, weights_only=True)
+    assert set(checkpoint["state_dict"]) == {f"policy.{name}" for name in module.policy.adapter()}
+    assert set(checkpoint["weighting"]["vnet"]) == set(module.vnet.state_dict())
+    assert checkpoint["weighting"]["optimizer"]["state"]
+    assert len(checkpoint["optimizer_states"]) == 1
+
+
+def test_a_foreign_checkpoint_is_refused(make_run, tmp_path):
+    make_run("dpo")
+    path = next((tmp_path / "run" / "checkpoints").glob("*.ckpt"))
+    with pytest.raises(UserError, match="does not fit this model's adapter"):
+        make_run("dpo", "other", policy={"target_modules": ["q_proj"]}, ckpt=str(path))
+
+
+def test_a_vnet_step_needs_meta_pairs(make_run):
+    with pytest.raises(UserError, match=r"update 0 is due .* no meta pairs"):
+        make_run("pacmr", meta_every=None)
+
+
+def test_a_micro_batch_must_divide(make_run, tmp_path):
+    with pytest.raises(UserError, match="micro_batch_size 3 does not divide the 8 pairs"):
+        make_run("dpo", module={"micro_batch_size": 3})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learning_rate": 0.0}, "learning_rate is 0.0"),
+        ({"warmup_ratio": 1.5}, "warmup_ratio is 1.5"),
+        ({"min_lr_ratio": -0.1}, "min_lr_ratio is -0.1"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0"),
+        ({"micro_batch_size": 0}, "micro_batch_size is 0"),
+    ],
+)
+def test_ranges(options, message, make_policy):
+    with pytest.raises(UserError, match=message):
+        PreferenceModule(make_policy(), **options)
