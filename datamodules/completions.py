@@ -91,7 +91,7 @@ class WorldCompletions(Completions):
 
     name = "embedded world"
 
-    def __init__(self, rows: int = 20_000, validation_rows: int = 512, best_of: int = 4, seed: int = 0):
+    def __init__(self, rows: int = 40_000, validation_rows: int = 512, best_of: int = 4, seed: int = 0):
         for option, value in (("rows", rows), ("validation_rows", validation_rows), ("best_of", best_of)):
             if value < 1:
                 raise UserError(f"{option} is {value}, but it must be at least 1.")

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from pacmr_lightning.errors import UserError
 
 from .completions import Completions
-from .tokenization import _tokenizer_digest, load_tokenizer, prompt_tokens, response_tokens
+from .tokenization import load_tokenizer, prompt_tokens, response_tokens, tokenizer_digest
 from .train_tokenizer import train_tokenizer
 
 IGNORED = -100
@@ -191,7 +191,7 @@ def tokenize_completions(
     Raises:
         UserError: all rows were dropped.
     """
-    key = f"sft:{_LAYOUT}:{rows._fingerprint}:{_tokenizer_digest(tokenizer)}:{max_length}"
+    key = f"sft:{_LAYOUT}:{rows._fingerprint}:{tokenizer_digest(tokenizer)}:{max_length}"
     tokenized = rows.map(
         _tokenize_batch,
         batched=True,

@@ -136,7 +136,7 @@ def tokenize_pairs(
     Raises:
         UserError: all rows were dropped.
     """
-    key = f"{_LAYOUT}:{rewording.VERSION}:{rows._fingerprint}:{_tokenizer_digest(tokenizer)}:{max_length}"
+    key = f"{_LAYOUT}:{rewording.VERSION}:{rows._fingerprint}:{tokenizer_digest(tokenizer)}:{max_length}"
     tokenized = rows.map(
         _tokenize_batch,
         batched=True,
@@ -214,7 +214,7 @@ def _texts(prompt: str | None, chosen: str, rejected: str) -> tuple[str, str, st
     return split.prompt, split.chosen, split.rejected, split.reason
 
 
-def _tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """A hash of the files that the tokenizer saves: the same in every process and after any use."""
     digest = hashlib.sha256()
     # Padding and truncation of an earlier call are part of what is saved; a call without them takes them

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,6 +28,18 @@ from .run_folder import CONFIG, replacing
 
 TOOLS = {"compare": compare}
 """Commands that are no trainer runs: modules with a one-line docstring and ``main(arguments)``."""
+
+
+NOISE = (
+    # It takes the state after the update for a mistake; it is what resuming needs.
+    "Using ModelCheckpoint with manual optimization",
+    # Of libraries about each other.
+    "`isinstance\\(treespec, LeafSpec\\)` is deprecated",
+    "`is_gradient_checkpointing` is deprecated",
+    "`gradient_checkpointing_enable` is deprecated",
+    ".*does not have many workers",
+)
+"""Warnings that a user of the command can do nothing about."""
 
 
 class Parser(LightningArgumentParser):
@@ -89,6 +104,7 @@ class PacmrCLI(LightningCLI):
         if config.trainer.default_root_dir is None:
             config.trainer.default_root_dir = _run_folder(config)
         root = Path(config.trainer.default_root_dir)
+        self._new_folders = [folder for folder in (root, *root.parents) if not folder.exists()]
         if config.checkpoint.dirpath is None:
             config.checkpoint.dirpath = str(root / "checkpoints")
         if self.subcommand == "fit" and (root / CONFIG).exists() and config.ckpt_path is None:
@@ -99,6 +115,19 @@ class PacmrCLI(LightningCLI):
         named = config.ckpt_path and config.ckpt_path not in ("last", "best", "hpc", "registry")
         if named and not Path(config.ckpt_path).exists():
             raise UserError(f"The checkpoint {config.ckpt_path} does not exist.")
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Runs it; a run that fails before its first step leaves no folder, though loggers made one."""
+        try:
+            super()._run_subcommand(subcommand)
+        except Exception:
+            root = Path(self.trainer.default_root_dir)
+            if root in self._new_folders and not (root / CONFIG).exists():
+                shutil.rmtree(root, ignore_errors=True)
+                for folder in self._new_folders[1:]:
+                    with contextlib.suppress(OSError):  # not empty: other runs live there
+                        folder.rmdir()
+            raise
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Adds the loggers of a run's folder and the progress bar."""
@@ -145,6 +174,8 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     # The arguments are passed on by hand, and Lightning warns of both.
     sys.argv = sys.argv[:1]
+    for message in NOISE:
+        warnings.filterwarnings("ignore", message=message)
     try:
         if arguments and arguments[0] in TOOLS:
             TOOLS[arguments[0]].main(arguments[1:])

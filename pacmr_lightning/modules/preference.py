@@ -102,7 +102,19 @@ class PreferenceModule(LightningModule):
         self.policy.build()
 
     def setup(self, stage: str) -> None:
-        """Moves what the weighting learns to the device before checkpoints are restored."""
+        """Moves what the weighting learns to the device before checkpoints are restored.
+
+        Raises:
+            UserError: ``micro_batch_size`` does not divide a device's share of the global batch.
+        """
+        data = self.trainer.datamodule
+        if stage == "fit" and data is not None and self.micro_batch_size:
+            share = data.global_batch_size // self.trainer.world_size
+            if share % self.micro_batch_size:
+                raise UserError(
+                    f"micro_batch_size {self.micro_batch_size} does not divide the {share} pairs that a "
+                    "device gets for one step; choose a divisor."
+                )
         self.weighting.to(self.trainer.strategy.root_device)
 
     def configure_optimizers(self) -> dict[str, Any]:
@@ -120,11 +132,6 @@ class PreferenceModule(LightningModule):
     def training_step(self, batch: PairedBatch, batch_idx: int) -> dict[str, Any]:
         """One iteration of Algorithm 1: a VNet update where one is due, then one policy update."""
         train = batch.train
-        if self.micro_batch_size and len(train) % self.micro_batch_size:
-            raise UserError(
-                f"micro_batch_size {self.micro_batch_size} does not divide the {len(train)} pairs that a "
-                "device gets for one step; choose a divisor."
-            )
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
         train = train.with_reference(self._reference(train))
         log_now = (self.global_step + 1) % self.trainer.log_every_n_steps == 0

@@ -89,7 +89,9 @@ def make_run(tmp_path, save_model, tiny_tokenizer_folder, world_files):
                 WeightRecorder(),
                 RunSummary(window=40),
                 Throughput(window_size=2),
-                ModelCheckpoint(root / "checkpoints", every_n_train_steps=5, save_top_k=-1, filename="{step}"),
+                ModelCheckpoint(
+                    root / "checkpoints", every_n_train_steps=5, save_top_k=-1, filename="{step}"
+                ),
             ],
             **options,
         )

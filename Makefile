@@ -1,0 +1,39 @@
+# make test and make quickstart do all their own set-up in .venv and re-use it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed-$(shell cksum < pyproject.toml | cut -d' ' -f1)
+PAIRS ?= 6400
+SFT_ROWS ?= 20000
+SAMPLES ?= 1440
+WORLD := runs/quickstart
+PREFERENCE := $(BIN)/pacmr fit --config configs/quickstart/preference.yaml \
+	--data.source.pairs $(PAIRS) --trainer.callbacks.samples $(SAMPLES)
+
+.PHONY: quickstart quickstart-fast test lint clean
+
+$(INSTALLED):
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
+	touch $@
+
+# One thread each: DPO and PACMR-DPO run side by side on two cores.
+quickstart: $(INSTALLED)
+	rm -rf $(WORLD)
+	$(BIN)/pacmr fit --config configs/quickstart/sft.yaml --data.source.rows $(SFT_ROWS)
+	OMP_NUM_THREADS=1 $(PREFERENCE) --config configs/methods/dpo.yaml \
+		--trainer.default_root_dir $(WORLD)/dpo > $(WORLD)/dpo.log 2>&1 & dpo=$$!; \
+	OMP_NUM_THREADS=1 $(PREFERENCE) --config configs/methods/pacmr.yaml \
+		--model.weighting.estimator GhostDotProduct \
+		--trainer.default_root_dir $(WORLD)/pacmr; pacmr=$$?; \
+	wait $$dpo || { cat $(WORLD)/dpo.log; exit 1; }; exit $$pacmr
+	$(BIN)/pacmr compare $(WORLD)/dpo $(WORLD)/pacmr --figure $(WORLD)/comparison.png
+	@echo "Curves: $(BIN)/tensorboard --logdir $(WORLD)    What each run believed of every label: $(WORLD)/pacmr/weights/"
+
+test: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(TESTS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,184 @@
+"""The ``pacmr`` command: short errors that leave nothing, reloading without YAML, protected run folders."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from pacmr_lightning import cli
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.world import World
+
+
+@pytest.fixture
+def base(tmp_path, save_model, tiny_tokenizer_folder, monkeypatch) -> list[str]:
+    """Arguments of a run that would succeed in two updates, in an empty working directory."""
+    model = Path(save_model("llama", vocab_size=2048))
+    for file in Path(tiny_tokenizer_folder).iterdir():
+        (model / file.name).write_bytes(file.read_bytes())
+    rows = [json.dumps(row) + "\n" for row in World().preference_rows(24, 0)]
+    (tmp_path / "pairs.jsonl").write_text("".join(rows))
+    config = {
+        "model": {
+            "class_path": "PreferenceModule",
+            "init_args": {"policy": {"class_path": "PolicyModel", "init_args": {"model": str(model)}}},
+        },
+        "data": {
+            "class_path": "PreferenceDataModule",
+            "init_args": {
+                "source": {
+                    "class_path": "Files",
+                    "init_args": {
+                        "train": str(tmp_path / "pairs.jsonl"),
+                        "validation": str(tmp_path / "pairs.jsonl"),
+                        "validation_fraction": 0.05,
+                    },
+                },
+                "global_batch_size": 8,
+                "meta_batch_size": 4,
+            },
+        },
+        "trainer": {
+            "accelerator": "cpu",
+            "max_steps": 2,
+            "log_every_n_steps": 1,
+            "val_check_interval": 1,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "callbacks": [{"class_path": "RunSummary"}],
+        },
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return ["--config", str(tmp_path / "config.yaml")]
+
+
+def fails(capsys, arguments: list[str]) -> str:
+    """Runs the command, which must fail with status 2 and one line; returns that line."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pacmr: ")]
+    assert len(lines) == 1 and lines[0].startswith("pacmr: error: ")
+    return lines[0]
+
+
+VNET = ["--model.weighting", "VNetWeighting"]
+PAC = [*VNET, "--model.weighting.outer", "PromptAugmentationConsistency"]
+CENTRAL = [*VNET, "--model.weighting.estimator", "CentralDifference"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data.noise_rate", "1.0"], "noise_rate is 1.0"),
+        (["--data.noise_rate", "-0.1"], "noise_rate is -0.1"),
+        (["--data.noise_rate", "much"], "noise_rate: expected float, but got much"),
+        (["--data.noize_rate", "0.3"], "no option noize_rate"),
+        ([*PAC, "--model.weighting.outer.tau", "0.3"], "tau is 0.3"),
+        ([*PAC, "--model.weighting.outer.tau", "1"], "tau is 1"),
+        ([*VNET, "--model.weighting.every", "0"], "every is 0"),
+        ([*CENTRAL, "--model.weighting.estimator.epsilon", "0"], "epsilon is 0"),
+        (["--model.objective", "DPO", "--model.objective.beta", "0"], "beta is 0"),
+        (["--model.objective", "DOP"], "no class DOP; choose one of DPO"),
+        (["--model.weighting", "VNetWeightin"], "choose one of SigmoidPrior, Unweighted, VNetWeighting"),
+        (["--trainer.max_stepz", "3"], "no option --trainer.max_stepz"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["--model.micro_batch_size", "3"], "micro_batch_size 3 does not divide the 8 pairs"),
+        (["--model.policy.model", "./nowhere"], "nowhere"),
+        (["--model.policy.lora_options", "{use_dora: true}"], "bypasses the plain LoRA linears"),
+        (["--model.policy.dtype", "float16"], "dtype: expected one of 'float32', 'bfloat16'"),
+        (["--data.source.init_args.train", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--data.max_length", "3"], "max_length"),
+        (["--ckpt_path", "nowhere.ckpt"], "nowhere.ckpt does not exist"),
+        (["--trainer.gradient_clip_val", "1"], "gradient"),
+    ],
+)
+def test_bad_options(arguments, message, base, capsys):
+    assert message in fails(capsys, ["fit", *base, *arguments])
+    assert not list(Path().iterdir()), "bad input left something behind"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"prompt": "a", "chosen": "b", "rejected": "c"}\nnot JSON\n', "line 2"),
+        ('{"prompt": "a", "chosen": "b"}\n', "rejected"),
+        ('{"prompt": "a", "chosen": "b", "rejected": 3}\n', "rejected"),
+        ('{"prompt": "a", "chosen": "b", "rejected": "b"}\n', "equal responses"),
+        ("", "empty"),
+    ],
+)
+def test_bad_files(text, message, base, tmp_path, capsys):
+    (tmp_path / "bad.jsonl").write_text(text)
+    line = fails(capsys, ["fit", *base, "--data.source.init_args.train", str(tmp_path / "bad.jsonl")])
+    assert message in line
+    assert not list(Path().iterdir())
+
+
+def test_a_run(base, capsys, tmp_path):
+    """Fit, protect, resume, validate, predict, reload without YAML, compare: the life of a run's folder."""
+    arguments = [*base, *PAC, "--model.weighting.outer.tau", "0.5", "--model.method", "pacmr"]
+    cli.main(["fit", *arguments, "--data.noise_rate", "0.3", "--model.max_new_tokens", "3"])
+    run = Path("runs/preferences-pacmr-noise30-seed42")
+    found = {path.name for path in run.iterdir()}
+    assert {"config.yaml", "metrics.csv", "tensorboard", "checkpoints", "summary.json"} <= found
+    saved = yaml.safe_load((run / "config.yaml").read_text())
+    assert saved["model"]["init_args"]["weighting"]["init_args"]["every"] == 10
+    assert json.loads((run / "summary.json").read_text())["method"] == "pacmr"
+
+    message = fails(capsys, ["fit", *arguments, "--data.noise_rate", "0.3"])
+    assert "holds a run already" in message and str(run) in message
+    last = str(run / "checkpoints" / "last.ckpt")
+    again = ["--config", str(run / "config.yaml"), "--ckpt_path", last]
+    cli.main(["fit", *again, "--trainer.max_steps", "3"])
+    assert json.loads((run / "summary.json").read_text())["steps"] == 3
+    cli.main(["validate", *again])
+    cli.main(["test", *again])
+    assert "test/rewards/accuracies" in capsys.readouterr().out
+    cli.main(["predict", *again])
+    rows = [json.loads(line) for line in (run / "generations.jsonl").read_text().splitlines()]
+    assert rows and all(set(row) == {"id", "prompt", "response"} for row in rows)
+
+    module = PreferenceModule.load_from_checkpoint(last)
+    assert module.method == "pacmr" and module.weighting.outer.tau == 0.5
+    checkpoint = torch.load(last, weights_only=True)
+    for name, parameter in module.policy.adapter().items():
+        assert torch.equal(parameter, checkpoint["state_dict"][f"policy.{name}"])
+    for name, value in module.vnet.state_dict().items():
+        assert torch.equal(value, checkpoint["weighting"]["vnet"][name])
+
+    cli.main(["compare", str(run), "--figure", "runs.png"])
+    assert "pacmr" in capsys.readouterr().out
+    assert "must end in .png or .pdf" in fails(capsys, ["compare", str(run), "--figure", "runs.gif"])
+    assert "does not exist" in fails(capsys, ["compare", "nowhere"])
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["fit", "--help"], ["predict", "--help"], ["compare", "--help"]]
+)
+def test_help(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    if arguments == ["--help"]:
+        assert all(name in text for name in ("fit", "validate", "test", "predict", "compare"))
+
+
+def test_as_a_module(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "pacmr_lightning", "fit", "--foo"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("pacmr: error: ")
