@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from torch import Tensor
 
 from ..batch import LogProbs, PairBatch, PairedBatch
@@ -65,6 +66,10 @@ class PreferenceModule(LightningModule):
             raise UserError(f"max_grad_norm is {max_grad_norm}, but it must be above 0, or null for none.")
         if micro_batch_size is not None and micro_batch_size < 1:
             raise UserError(f"micro_batch_size is {micro_batch_size}, but it must be at least 1, or null.")
+        # From LightningCLI come plain values from which a checkpoint alone can build everything; from Python
+        # come objects, which a checkpoint must not pickle.
+        from_cli = _given_hyperparameters.get() is not None
+        self.save_hyperparameters(ignore=() if from_cli else ("policy", "objective", "weighting"))
         self.policy = policy
         self.objective = objective or DPO()
         self.weighting = weighting or Unweighted()

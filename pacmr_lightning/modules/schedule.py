@@ -19,9 +19,10 @@ def check_schedule(learning_rate: float, warmup_ratio: float, min_lr_ratio: floa
     """
     if not learning_rate > 0:
         raise UserError(f"learning_rate is {learning_rate}, but it must be above 0 (the paper: 5e-6).")
-    for name, ratio in (("warmup_ratio", warmup_ratio), ("min_lr_ratio", min_lr_ratio)):
-        if not 0 <= ratio <= 1:
-            raise UserError(f"{name} is {ratio}, but it must be a share between 0 and 1.")
+    if not 0 <= warmup_ratio < 1:
+        raise UserError(f"warmup_ratio is {warmup_ratio}, but it is a share of the updates, in [0, 1).")
+    if not 0 <= min_lr_ratio <= 1:
+        raise UserError(f"min_lr_ratio is {min_lr_ratio}, but it is a share of the peak, in [0, 1].")
 
 
 def warmup_cosine(

@@ -13,10 +13,11 @@ from peft import LoraConfig, PeftModel
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
-from transformers import LlamaConfig, PreTrainedModel, get_cosine_with_min_lr_schedule_with_warmup
+from transformers import LlamaConfig, PreTrainedModel
 
 from ..errors import UserError
 from ..logprobs import upcast
+from .schedule import check_schedule, warmup_cosine
 from .sft_model import OWN_KEYS, add_lora, check_keys, load_pretrained, new_llama, save_model
 
 IGNORED = -100
@@ -51,7 +52,7 @@ class SFTModule(LightningModule):
             tokens are the tokenizer's.
         lora: keys of ``peft.LoraConfig`` to train an adapter, on all linear layers unless ``target_modules``
             says otherwise. None trains all weights.
-        lr: peak learning rate of AdamW.
+        learning_rate: peak learning rate of AdamW.
         betas: of AdamW.
         weight_decay: of AdamW.
         warmup_ratio: share of the steps in which the learning rate rises to its peak, in [0, 1).
@@ -71,7 +72,7 @@ class SFTModule(LightningModule):
         model: str | None = None,
         from_scratch: dict[str, Any] | None = None,
         lora: dict[str, Any] | None = None,
-        lr: float = 5e-6,
+        learning_rate: float = 5e-6,
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.0,
         warmup_ratio: float = 0.03,
@@ -86,13 +87,7 @@ class SFTModule(LightningModule):
                 f"model is {model!r} and from_scratch is {from_scratch!r}; give exactly one of them: a "
                 "pretrained model, or the shape of a new one."
             )
-        if lr <= 0:
-            raise UserError(f"lr is {lr}, but it must be above 0.")
-        if not 0 <= warmup_ratio < 1 or not 0 <= min_lr_ratio <= 1:
-            raise UserError(
-                f"warmup_ratio is {warmup_ratio} and min_lr_ratio is {min_lr_ratio}, but both are shares "
-                "between 0 and 1."
-            )
+        check_schedule(learning_rate, warmup_ratio, min_lr_ratio)
         if dtype == "bfloat16" and lora is None:
             raise UserError(
                 "dtype is bfloat16 without lora, which rounds small updates of the weights away; keep "
@@ -202,17 +197,12 @@ class SFTModule(LightningModule):
             )
         optimizer = torch.optim.AdamW(
             [p for p in self.parameters() if p.requires_grad],
-            lr=self.hparams.lr,
+            lr=self.hparams.learning_rate,
             betas=self.hparams.betas,
             weight_decay=self.hparams.weight_decay,
         )
-        schedule = get_cosine_with_min_lr_schedule_with_warmup(
-            optimizer,
-            num_warmup_steps=int(self.hparams.warmup_ratio * steps),
-            num_training_steps=int(steps),
-            min_lr_rate=self.hparams.min_lr_ratio,
-        )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        schedule = warmup_cosine(optimizer, int(steps), self.hparams.warmup_ratio, self.hparams.min_lr_ratio)
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def on_fit_start(self) -> None:
         """Refuses a trainer precision that turned the trained weights into half precision.

@@ -49,7 +49,7 @@ def base(tmp_path, save_model, tiny_tokenizer_folder, monkeypatch) -> list[str]:
             "val_check_interval": 1,
             "enable_progress_bar": False,
             "enable_model_summary": False,
-            "callbacks": [{"class_path": "RunSummary"}],
+            "callbacks": [{"class_path": "WeightRecorder"}, {"class_path": "RunSummary"}],
         },
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from lightning.pytorch import Trainer, seed_everything
@@ -182,8 +183,6 @@ def test_micro_batches_change_nothing(make_run):
 
 
 def _without_timing(path: Path):
-    import pandas as pd
-
     frame = pd.read_csv(path)
     timed = [c for c in frame if c.endswith("_per_sec") or c.startswith(("train/time", "validate/"))]
     counted = ["train/batches", "train/samples", "train/lengths"]  # of the throughput window
@@ -192,9 +191,7 @@ def _without_timing(path: Path):
 
 
 def test_same_seed_same_bits_also_after_a_resume(make_run, tmp_path):
-    """Adapter, VNet, weights/ and metrics.csv of a straight run, a second one, and one resumed at update 5."""
-    import pandas as pd
-
+    """Adapter, VNet, weights/ and metrics.csv of a straight run, a second one, one resumed at update 5."""
     _, straight = make_run("pacmr", "straight", steps=11)
     _, again = make_run("pacmr", "again", steps=11)
     make_run("pacmr", "resumed", steps=11)
@@ -235,7 +232,7 @@ def test_a_vnet_step_needs_meta_pairs(make_run):
         make_run("pacmr", meta_every=None)
 
 
-def test_a_micro_batch_must_divide(make_run, tmp_path):
+def test_a_micro_batch_must_divide(make_run):
     with pytest.raises(UserError, match="micro_batch_size 3 does not divide the 8 pairs"):
         make_run("dpo", module={"micro_batch_size": 3})
 

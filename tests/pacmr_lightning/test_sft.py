@@ -63,7 +63,7 @@ def fit(folder, module, data, **options):
 def trained(tmp_path_factory):
     """A model that was trained from scratch: module, trainer, and the saved folder."""
     folder = tmp_path_factory.mktemp("sft")
-    module = SFTModule(from_scratch=SHAPE, lr=3e-3)
+    module = SFTModule(from_scratch=SHAPE, learning_rate=3e-3)
     trainer = fit(folder, module, make_data(), max_epochs=3)
     return module, trainer, folder / "model"
 
@@ -169,7 +169,7 @@ def base(trained):
 
 
 def test_lora_is_merged_before_saving(base, tmp_path):
-    module = SFTModule(model=base, lora=LORA, lr=1e-2)
+    module = SFTModule(model=base, lora=LORA, learning_rate=1e-2)
     data = make_data(tokenizer=base)
     fit(tmp_path, module, data)
     batch = next(iter(data.val_dataloader()))
@@ -230,7 +230,7 @@ class LearningRates(Callback):
 
 def test_learning_rate_warms_up_and_falls_to_its_floor(tmp_path):
     rates = LearningRates()
-    module = SFTModule(from_scratch=SHAPE, lr=1e-3, warmup_ratio=0.25, min_lr_ratio=0.1)
+    module = SFTModule(from_scratch=SHAPE, learning_rate=1e-3, warmup_ratio=0.25, min_lr_ratio=0.1)
     trainer = fit(tmp_path, module, make_data(), max_epochs=2, callbacks=[rates])
     assert len(rates.rates) == 12
     assert rates.rates[:4] == pytest.approx([0, 1e-3 / 3, 2e-3 / 3, 1e-3])
@@ -244,7 +244,7 @@ def parameters(folder):
 
 def test_the_same_seed_gives_the_same_model(tmp_path):
     for run in ("a", "b"):
-        fit(tmp_path / run, SFTModule(from_scratch=SHAPE, lr=1e-2), make_data())
+        fit(tmp_path / run, SFTModule(from_scratch=SHAPE, learning_rate=1e-2), make_data())
     assert_equal(parameters(tmp_path / "a" / "model"), parameters(tmp_path / "b" / "model"))
 
 
@@ -259,7 +259,7 @@ def test_a_resumed_run_ends_with_the_same_model(base, tmp_path, lora):
         checkpoints = ModelCheckpoint(tmp_path / "checkpoints", save_top_k=-1, filename="{epoch}")
         seed_everything(1, verbose=False)
         trainer = make_trainer(folder, max_epochs=2, enable_checkpointing=True, callbacks=[checkpoints])
-        module = SFTModule(model=base, lora=lora, lr=1e-2)
+        module = SFTModule(model=base, lora=lora, learning_rate=1e-2)
         trainer.fit(module, datamodule=make_data(tokenizer=base), ckpt_path=ckpt_path)
         return module
 
@@ -292,7 +292,9 @@ def test_two_processes_train_the_same_model_as_one(base, tmp_path):
     ):
         source = CompletionFiles(str(path), str(path))
         data = SFTDataModule(source, tokenizer=base, batch_size=size)
-        fit(tmp_path / name, SFTModule(model=base, lr=1e-2), data, gradient_clip_val=1.0, **options)
+        fit(
+            tmp_path / name, SFTModule(model=base, learning_rate=1e-2), data, gradient_clip_val=1.0, **options
+        )
     one, two = (parameters(tmp_path / name / "model") for name in ("one", "two"))
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-4)
@@ -304,7 +306,11 @@ def test_where_the_model_is_saved(tmp_path):
     fit(tmp_path / "run", module, make_data(), fast_dev_run=True)
     assert not place.exists()
     for lr in (0.1, 1e-3):  # the second model takes the place of the first
-        fit(tmp_path / "run", SFTModule(from_scratch=SHAPE, lr=lr, save_to=str(place)), make_data(rows=8))
+        fit(
+            tmp_path / "run",
+            SFTModule(from_scratch=SHAPE, learning_rate=lr, save_to=str(place)),
+            make_data(rows=8),
+        )
         saved = parameters(place)
     assert [path.name for path in place.parent.iterdir()] == ["reference"]
     assert not (tmp_path / "run" / "model").exists()
@@ -334,7 +340,7 @@ def test_a_folder_with_other_things_is_not_replaced(tmp_path):
             "from_scratch has the key 'vocab_size', which is set from elsewhere",
         ),
         ({"model": "m", "lora": {"rank": 8}}, "lora has the key 'rank', which LoraConfig does not know"),
-        ({"model": "m", "lr": 0.0}, "lr is 0.0, but it must be above 0"),
+        ({"model": "m", "learning_rate": 0.0}, "learning_rate is 0.0, but it must be above 0"),
         ({"model": "m", "warmup_ratio": 1.0}, "warmup_ratio is 1.0"),
         ({"model": "m", "min_lr_ratio": -0.1}, "min_lr_ratio is -0.1"),
     ],

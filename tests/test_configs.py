@@ -1,0 +1,98 @@
+"""Every shipped config is parsed and trains two updates on a tiny model; every key says what it means."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from pacmr_lightning import cli
+from pacmr_lightning.world import World
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+METHODS = sorted((ROOT / "configs" / "methods").glob("*.yaml"))
+PREFERENCE = [path for path in CONFIGS if path.name.endswith("preference.yaml")]
+SFT = [path for path in CONFIGS if path.name.endswith("sft.yaml")]
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT / "configs"))
+
+
+@pytest.fixture
+def tiny(tmp_path, tiny_tokenizer_folder, monkeypatch) -> dict[str, str]:
+    """Paths of a tiny model with its tokenizer, of pairs and of completions, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained("model")
+    for file in Path(tiny_tokenizer_folder).iterdir():
+        (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
+    pairs = [json.dumps(row) + "\n" for row in World().preference_rows(160, 0)]
+    Path("pairs.jsonl").write_text("".join(pairs))
+    completions = [json.dumps(row) + "\n" for row in World().sft_rows(400, 0)]
+    Path("completions.jsonl").write_text("".join(completions))
+    return {"model": "model", "pairs": "pairs.jsonl", "completions": "completions.jsonl"}
+
+
+SHORT = ["--trainer.max_steps", "2", "--trainer.accelerator", "cpu", "--trainer.default_root_dir", "run"]
+SHORT += ["--trainer.log_every_n_steps", "1", "--trainer.limit_val_batches", "1", "--data.num_workers", "0"]
+
+
+@pytest.mark.parametrize(
+    ("base", "method"), list(itertools.product(PREFERENCE, METHODS)), ids=lambda path: name(path)
+)
+def test_preference(base, method, tiny):
+    arguments = ["--model.policy.model", tiny["model"]]
+    if "EmbeddedWorld" in base.read_text():
+        arguments += ["--data.source.pairs", "128", "--data.source.validation_pairs", "32"]
+        arguments += ["--trainer.callbacks.samples", "4"]
+    else:
+        arguments += ["--data.source.train", tiny["pairs"], "--data.noise_rate", "0.2"]
+    cli.main(["fit", "--config", str(base), "--config", str(method), *arguments, *SHORT])
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["method"] == method.stem and summary["steps"] == 2
+    assert {"config.yaml", "metrics.csv", "weights", "tensorboard"} <= {p.name for p in Path("run").iterdir()}
+
+
+@pytest.mark.parametrize("base", SFT, ids=name)
+def test_sft(base, tiny):
+    arguments = []
+    if "WorldCompletions" in base.read_text():
+        arguments += ["--data.source.rows", "128", "--data.source.validation_rows", "32"]
+    else:
+        arguments += ["--data.source.train", tiny["completions"], "--data.batch_size", "8"]
+    if "model" in yaml.safe_load(base.read_text())["model"]["init_args"]:
+        arguments += ["--model.model", tiny["model"], "--data.tokenizer", tiny["model"]]
+    cli.main(["fit", "--config", str(base), *arguments, *SHORT])
+    AutoModelForCausalLM.from_pretrained("run/model")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=name)
+def test_every_key_has_a_comment(path):
+    lines = path.read_text().splitlines()
+    assert lines[0].startswith("# "), "the file does not say what it is for"
+    keys = 0
+    for number, line in enumerate(lines, 1):
+        text = line.strip().removeprefix("- ")
+        if text.startswith("#") or not text:
+            continue
+        key, _, value = text.partition(":")
+        # A class's arguments and sections need no comment of their own.
+        if key in ("init_args", "class_path") or not value.strip():
+            continue
+        keys += 1
+        assert "#" in value, f"{path.name}:{number}: {key} has no comment"
+    assert keys
+    yaml.safe_load(path.read_text())
