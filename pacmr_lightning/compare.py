@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -14,23 +16,22 @@ from .errors import UserError
 from .run_folder import SUMMARY
 
 COLUMNS = {
-    "noise": ("noise_rate", "{:.0%}"),
-    "clean accuracy": ("val_accuracy", "{:.3f}"),
-    "margin": ("val_margin", "{:.2f}"),
-    "gold reward": ("val/gold_reward", "{:.2f}"),
-    "± s.e.": ("val/gold_reward_stderr", "{:.2f}"),
-    "weight gap": ("weight_gap", "{:.2f}"),
-    "AUROC weight": ("flip_auroc", "{:.2f}"),
-    "AUROC u": ("flip_auroc_u", "{:.2f}"),
-    "seconds": ("seconds", "{:.0f}"),
+    "noise": "{noise_rate:.0%}",
+    "accuracy": "{val_accuracy:.3f}",
+    "margin": "{val_margin:.2f}",
+    "gold reward": "{val/gold_reward:.2f} ± {val/gold_reward_stderr:.2f}",
+    "gap": "{weight_gap:.2f}",
+    "AUROC g": "{flip_auroc:.2f}",
+    "AUROC u": "{flip_auroc_u:.2f}",
+    "time": "{seconds:.0f} s",
 }
-"""Heading, key of the summary (or of its ``metrics``) and format of each column."""
+"""Heading and format of each column, over the keys of the summary and of its ``metrics``."""
 
 NOTES = (
-    "clean accuracy, margin: on validation pairs with clean labels",
-    "gold reward: mean of sampled responses, where the world knows it",
-    "weight gap: mean weight of unflipped minus flipped training pairs, over the last pairs visited",
-    "AUROC: how well a low weight, or a low reward difference u, points at flipped labels (0.5: not at all)",
+    "accuracy, margin: reward difference u on validation pairs, labels as given",
+    "gold reward: of sampled responses, mean ± standard error (embedded world)",
+    "gap: mean weight of unflipped minus flipped pairs, last training pairs",
+    "AUROC g, u: how well a low weight, or a low u, finds flipped labels",
 )
 
 
@@ -54,18 +55,24 @@ def read_summary(run: str | Path) -> dict[str, Any]:
 def table(runs: list[str]) -> Table:
     """One row a run; columns that no run knows are left out."""
     summaries = [read_summary(run) for run in runs]
-    found = [{**summary["metrics"], **summary} for summary in summaries]
-    shown = {h: (k, f) for h, (k, f) in COLUMNS.items() if any(s.get(k) is not None for s in found)}
-    result = Table()
-    result.add_column("method")
-    for heading in shown:
-        result.add_column(heading, justify="right")
-    for summary in found:
-        cells = (
-            "-" if summary.get(key) is None else form.format(summary[key]) for key, form in shown.values()
-        )
-        result.add_row(summary["method"], *cells)
+    rows = [[_cell(form, summary) for form in COLUMNS.values()] for summary in summaries]
+    result = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    result.add_column("method", no_wrap=True)
+    known = [any(cells) for cells in zip(*rows, strict=True)]
+    for heading in compress(COLUMNS, known):
+        result.add_column(heading, justify="right", no_wrap=True)
+    for summary, row in zip(summaries, rows, strict=True):
+        result.add_row(summary["method"], *(cell or "-" for cell in compress(row, known)))
     return result
+
+
+def _cell(form: str, summary: dict[str, Any]) -> str:
+    """The formatted numbers; empty where the run does not know one of them."""
+    known = {key: value for key, value in {**summary["metrics"], **summary}.items() if value is not None}
+    try:
+        return form.format_map(known)
+    except KeyError:
+        return ""
 
 
 def main(arguments: list[str]) -> None:
@@ -77,7 +84,7 @@ def main(arguments: list[str]) -> None:
     console = Console()
     console.print(table(options.runs))
     for note in NOTES:
-        console.print(f"  {note}", highlight=False)
+        console.print(f"  {note}", highlight=False, style="dim")
     if options.figure:
         from .compare_figure import draw
 
