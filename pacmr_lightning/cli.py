@@ -26,6 +26,12 @@ from .messages import short_message, user_error
 from .modules import PreferenceModule, SFTModule  # noqa: F401
 from .run_folder import CONFIG, replacing
 
+RUNS = {
+    "fit": "Trains: SFT, DPO, PACMR-DPO, as the configs say.",
+    "validate": "Metrics of a checkpoint on the validation pairs.",
+    "test": "The same pairs and metrics, under the name test/.",
+    "predict": "Greedy responses of a checkpoint to the validation prompts.",
+}
 TOOLS = {"compare": compare}
 """Commands that are no trainer runs: modules with a one-line docstring and ``main(arguments)``."""
 
@@ -79,7 +85,7 @@ class PacmrCLI(LightningCLI):
             subclass_mode_model=True,
             subclass_mode_data=True,
             parser_class=Parser,
-            parser_kwargs={"prog": "pacmr", "description": _description()},
+            parser_kwargs={"prog": "pacmr"},
             save_config_callback=SaveRunConfig,
             seed_everything_default=42,
             auto_configure_optimizers=False,
@@ -164,9 +170,25 @@ def _run_folder(config: Namespace) -> str:
     return os.path.join("runs", f"{data.task}-{model.method}-noise{noise}-seed{config.seed_everything}")
 
 
-def _description() -> str:
-    tools = "\n".join(f"  pacmr {name}: {module.__doc__.splitlines()[0]}" for name, module in TOOLS.items())
-    return f"Learning from noisy human preferences.\n\nTools beside the subcommands below:\n{tools}"
+def _help() -> str:
+    """What ``pacmr --help`` prints: the trainer's commands and the tools."""
+    commands = {**RUNS, **{name: module.__doc__.splitlines()[0] for name, module in TOOLS.items()}}
+    lines = [f"  {name:<10}{text}" for name, text in commands.items()]
+    return "\n".join(
+        [
+            "usage: pacmr COMMAND ...",
+            "",
+            "Learning from noisy human preferences.",
+            "",
+            "trainer runs (LightningCLI; --config can be given several times, later ones win):",
+            *lines[: len(RUNS)],
+            "",
+            "tools around them:",
+            *lines[len(RUNS) :],
+            "",
+            "pacmr COMMAND --help says more; pacmr fit --model.help CLASS explains a class's options.",
+        ]
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -176,6 +198,9 @@ def main(arguments: list[str] | None = None) -> None:
     sys.argv = sys.argv[:1]
     for message in NOISE:
         warnings.filterwarnings("ignore", message=message)
+    if arguments in (["--help"], ["-h"]):
+        print(_help())
+        sys.exit(0)
     try:
         if arguments and arguments[0] in TOOLS:
             TOOLS[arguments[0]].main(arguments[1:])
