@@ -48,7 +48,7 @@ class PairRecord:
     delta: Tensor
     """(N,) implicit reward sum before the update."""
     weight: Tensor
-    """(N,) weight g that multiplied the loss."""
+    """(N,) weight g, before any division by the mean."""
     a: Tensor | None
     """(N,) slope a(z), None where the weighting has none."""
     b: Tensor | None

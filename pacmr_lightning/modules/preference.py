@@ -11,13 +11,14 @@ from torch import Tensor
 
 from ..batch import LogProbs, PairBatch, PairedBatch
 from ..errors import UserError
-from ..gradient import accumulated_gradient, norm, sum_over_ranks
+from ..gradient import norm
 from ..metrics import REWARDS, Means, WeightStatistics, reward_values
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
 from ..prompt_batch import PromptBatch
 from ..rewards import PairRecord, Rewards
-from ..weighting import Unweighted, Weighting, Weights
+from ..weighting import Unweighted, Weighting
+from ..weighting.inner import inner_step
 from .schedule import check_schedule, planned_updates, warmup_cosine
 
 
@@ -174,34 +175,19 @@ class PreferenceModule(LightningModule):
 
     def _weighted_gradient(self, train: PairBatch) -> tuple[PairRecord, dict[str, Tensor]]:
         """Gradient of the weighted loss over the global batch, and what the step believed of each pair."""
-        total = torch.tensor(float(len(train)), device=self.device)
-        sum_over_ranks([total])
-        rewards: list[Rewards] = []
-        weights: list[Weights] = []
-
-        def losses():
-            for part in train.micro_batches(self.micro_batch_size):
-                found = Rewards(self.policy.log_probs(part), part.reference, self.objective.beta)
-                frozen = Rewards(found.policy.detach(), found.reference, found.beta)
-                weights.append(self.weighting.weights(frozen))
-                rewards.append(frozen)
-                loss = self.objective(found)
-                self.train_means.update(reward_values(frozen, loss))
-                self.weight_statistics.add(weights[-1], part.flipped)
-                yield (weights[-1].g.detach() * loss).sum() / total
-
-        gradient = accumulated_gradient(self.policy.adapter(), losses())
-        joined = Weights.cat(weights)
+        inner = inner_step(self.policy, self.objective, self.weighting, train, self.micro_batch_size)
+        self.train_means.update(reward_values(inner.rewards, inner.losses))
+        self.weight_statistics.add(inner.weights, train.flipped)
         record = PairRecord(
             ids=train.ids,
-            u=torch.cat([r.u for r in rewards]),
-            delta=torch.cat([r.delta for r in rewards]),
-            weight=joined.g,
-            a=joined.a,
-            b=joined.b,
+            u=inner.rewards.u,
+            delta=inner.rewards.delta,
+            weight=inner.weights.g,
+            a=inner.weights.a,
+            b=inner.weights.b,
             flipped=train.flipped,
         )
-        return record, gradient
+        return record, inner.gradient
 
     def _reference(self, batch: PairBatch) -> LogProbs:
         return LogProbs.cat(

@@ -44,9 +44,15 @@ class Weighting(ABC):
     vnet: nn.Module | None = None
     vnet_optimizer: torch.optim.Optimizer | None = None
 
+    mean_one: bool = False
+    """Whether the weights of an optimizer-step batch are divided by their mean over all ranks."""
+
     @abstractmethod
-    def weights(self, rewards: Rewards) -> Weights:
-        """Weights of N pairs, from detached rewards."""
+    def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
+        """Weights of the batch's N pairs, from their detached rewards, before any division by their mean."""
+
+    def set_label_noise(self, rate: float) -> None:
+        """Tells a weighting that depends on it the datamodule's noise rate, before training starts."""
 
     def update(
         self,

@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..batch import PairBatch
 from ..errors import UserError
@@ -92,6 +93,35 @@ class CentralDifference(Estimator):
                 ]
             sides.append(torch.cat(parts))
         return (sides[0] - sides[1]) / (2 * step)
+
+
+class ExactCoefficients(Estimator):
+    """c_i by differentiating through the gradient with its graph retained (paper, appendix A.3).
+
+    The derivative of d . grad (sum_i w_i l_i) with respect to w_i is c_i. It takes the memory that the other
+    estimators avoid, and attention that can be differentiated twice; it is there for tests and benchmarks.
+    """
+
+    def coefficients(
+        self,
+        policy: PolicyModel,
+        objective: Objective,
+        batch: PairBatch,
+        direction: Direction,
+        micro_batch_size: int | None,
+    ) -> Tensor:
+        """(N,) unclipped coefficients."""
+        parameters = list(policy.adapter().values())
+        parts = []
+        for part in batch.micro_batches(micro_batch_size):
+            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+                losses = pair_losses(policy, objective, part)
+                w = torch.ones_like(losses, requires_grad=True)
+                gradients = torch.autograd.grad((w * losses).sum(), parameters, create_graph=True)
+                pairs = zip(gradients, direction.values(), strict=True)
+                along = sum((gradient * d).sum() for gradient, d in pairs)
+                parts.append(torch.autograd.grad(along, w)[0])
+        return torch.cat(parts)
 
 
 class GhostDotProduct(Estimator):

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from ..batch import PairBatch
 from ..errors import UserError
-from ..gradient import accumulated_gradient, norm, sum_over_ranks
+from ..gradient import norm, sum_over_ranks
 from ..objectives import Objective
 from ..policy import PolicyModel
 from ..rewards import Rewards
 from .base import Weighting, Weights
 from .hypergradient import Estimator, GhostDotProduct
+from .inner import InnerStep, inner_step
 from .outer import OuterObjective, PromptAugmentationConsistency
+from .prior import auto_offset
 from .shift import shifted
 from .vnet import VNet
 
 NORM_FLOOR = 1e-10
 """Below this norm of d_meta there is nothing to learn from, and relative steps would be huge."""
+
+NOISE_WARNING = 0.5
+"""Relative error of the coefficients above which an estimator is more noise than signal."""
 
 
 class VNetWeighting(Weighting):
@@ -38,6 +44,12 @@ class VNetWeighting(Weighting):
         learning_rate: of VNet's Adam; the paper has 1e-3 on TL;DR and 5e-4 on HH.
         every: VNet learns at policy updates 0, every, 2 every, ...; the paper has 10.
         virtual_lr: alpha, the length of the virtual step; None means the policy's current learning rate.
+        start_slope: a of every pair before VNet learns; the paper has 1.
+        start_offset: b of every pair before VNet learns; the paper has 0, "auto" is logit(1 - rate) of the
+            datamodule's noise rate: with slope 1 that is Theorem 1's optimum under symmetric flips.
+        mean_one: divide the weights of an optimizer-step batch by their mean; the paper does not.
+        check_every: VNet updates between two comparisons of the estimator with the exact coefficients, logged
+            as ``meta/estimator_error`` (one more backward each); None for no comparison.
 
     Raises:
         UserError: an argument is out of its range.
@@ -51,6 +63,10 @@ class VNetWeighting(Weighting):
         learning_rate: float = 1e-3,
         every: int = 10,
         virtual_lr: float | None = None,
+        start_slope: float = 1.0,
+        start_offset: float | Literal["auto"] = 0.0,
+        mean_one: bool = False,
+        check_every: int | None = None,
     ):
         if every < 1:
             raise UserError(f"every is {every}, but VNet learns every 1, 2, ... policy updates (paper: 10).")
@@ -62,17 +78,32 @@ class VNetWeighting(Weighting):
             raise UserError(f"hidden is {list(hidden)}, but VNet needs widths of at least 1 (paper: 64, 16).")
         self.outer = outer or PromptAugmentationConsistency()
         self.estimator = estimator or GhostDotProduct()
+        if check_every is not None and (check_every < 1 or isinstance(self.estimator, GhostDotProduct)):
+            raise UserError(
+                f"check_every is {check_every}, but it must be at least 1 and compares other estimators with "
+                "GhostDotProduct; give a CentralDifference, or null."
+            )
         self.every = every
         self.virtual_lr = virtual_lr
         # Its own random stream, so that runs with and without VNet start from the same adapter.
         with torch.random.fork_rng():
-            self.vnet = VNet(hidden)
+            self.vnet = VNet(hidden, start_slope, 0.0 if start_offset == "auto" else start_offset)
+        self.start_slope = start_slope
+        self.start_offset = start_offset
+        self.mean_one = mean_one
+        self.check_every = check_every
         self.vnet_optimizer = torch.optim.Adam(self.vnet.parameters(), lr=learning_rate)
         self.updates = 0
         self.skipped = 0
 
+    def set_label_noise(self, rate: float) -> None:
+        """Resolves the start offset "auto"."""
+        if self.start_offset == "auto":
+            self.start_offset = auto_offset(rate)
+            self.vnet.start(self.start_slope, self.start_offset)
+
     @torch.no_grad()
-    def weights(self, rewards: Rewards) -> Weights:
+    def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
         """Weights of N pairs under the current Theta."""
         return Weights(*self.vnet(rewards.delta, rewards.u))
 
@@ -90,52 +121,62 @@ class VNetWeighting(Weighting):
 
         Where no meta pair passes the threshold, or d_meta vanishes, VNet stays and the skip is counted.
         """
-        total = torch.tensor(float(len(train)), device=train.input_ids.device)
-        sum_over_ranks([total])
-        rewards: list[Rewards] = []
-
-        def weighted_losses():
-            for part in train.micro_batches(micro_batch_size):
-                found = Rewards(policy.log_probs(part), part.reference, objective.beta)
-                rewards.append(Rewards(found.policy.detach(), found.reference, objective.beta))
-                yield (self.weights(rewards[-1]).g * objective(found)).sum() / total
-
+        inner = inner_step(policy, objective, self, train, micro_batch_size)
         step = learning_rate if self.virtual_lr is None else self.virtual_lr
-        virtual = accumulated_gradient(policy.adapter(), weighted_losses())
-        with shifted(policy, virtual, -step):
+        with shifted(policy, inner.gradient, -step):
             outer = self.outer.gradient(policy, objective.beta, meta, micro_batch_size)
-        del virtual
 
         length = norm(outer.direction)
         metrics = {**outer.metrics, "meta/d_norm": length}
         if outer.retained and float(length) > NORM_FLOOR:
-            c = self.estimator.coefficients(policy, objective, train, outer.direction, micro_batch_size)
-            metrics |= self._step(rewards, c, total)
+            arguments = (policy, objective, train, outer.direction, micro_batch_size)
+            c = self.estimator.coefficients(*arguments)
+            if self.check_every and self.updates % self.check_every == 0:
+                metrics["meta/estimator_error"] = self._estimator_error(c, arguments)
+            metrics |= self._step(inner, c)
             self.updates += 1
         else:
             self.skipped += 1
         metrics["meta/skipped_updates"] = torch.tensor(float(self.skipped))
         return {name: value for name, value in metrics.items() if torch.isfinite(value)}
 
-    def _step(self, rewards: list[Rewards], coefficients: Tensor, total: Tensor) -> dict[str, Tensor]:
+    def _step(self, inner: InnerStep, coefficients: Tensor) -> dict[str, Tensor]:
         """Adam step along -1/N sum_i c_i dV_i/dTheta; returns statistics of c over all ranks."""
         c = self.estimator.clipped(coefficients)
-        delta = torch.cat([r.delta for r in rewards])
-        u = torch.cat([r.u for r in rewards])
+        g, total = inner.weights.g, inner.total
+        sums = torch.stack(
+            [c.sum(), c.abs().sum(), (c != coefficients).sum().to(c.dtype), (c * g.to(c.dtype)).sum()]
+        )
+        sum_over_ranks([sums])
+        mean, magnitude, clipped, weighted = sums / total
+        if self.mean_one:
+            # V_i = g_i / m with m = 1/N sum_j g_j also moves through m:
+            # sum_i c_i dV_i = sum_i (c_i - 1/N sum_j c_j g_j / m) / m dg_i.
+            c = (c - weighted / inner.mean_weight) / inner.mean_weight
         self.vnet_optimizer.zero_grad()
         with torch.enable_grad():
-            g, _, _ = self.vnet(delta, u)
+            g, _, _ = self.vnet(inner.rewards.delta, inner.rewards.u)
             (-(c.to(g.dtype) * g).sum() / total.to(g.dtype)).backward()
         sum_over_ranks([p.grad for p in self.vnet.parameters()])
         self.vnet_optimizer.step()
-        sums = torch.stack([c.sum(), c.abs().sum(), (c != coefficients).sum().to(c.dtype)])
-        sum_over_ranks([sums])
-        mean, magnitude, clipped = sums / total
         return {
             "meta/coefficient_mean": mean,
             "meta/coefficient_abs_mean": magnitude,
             "meta/clipped_share": clipped,
         }
+
+    def _estimator_error(self, coefficients: Tensor, arguments: tuple) -> Tensor:
+        """Relative distance of the coefficients from the ghost dot-product's, over all ranks."""
+        exact = GhostDotProduct().coefficients(*arguments)
+        squares = torch.stack([(coefficients - exact).square().sum(), exact.square().sum()])
+        sum_over_ranks([squares])
+        error = (squares[0] / squares[1]).sqrt()
+        if error > NOISE_WARNING:
+            rank_zero_warn(
+                f"{type(self.estimator).__name__} is {float(error):.0%} off the exact coefficients: its step "
+                "is lost in rounding or too long; use GhostDotProduct, or a relative step of 0.03 to 0.1."
+            )
+        return error
 
     def to(self, device: torch.device) -> None:
         """Moves VNet to a device; call it before its optimizer has any state."""

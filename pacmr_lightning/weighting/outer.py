@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,9 @@ class OuterGradient:
 class OuterObjective(ABC):
     """A loss of the meta pairs whose gradient with respect to omega is d_meta."""
 
+    needs_augmented: bool = True
+    """Whether the meta pairs need reworded views; without, they have to be clean pairs."""
+
     @abstractmethod
     def gradient(
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
@@ -39,22 +43,21 @@ class OuterObjective(ABC):
         """The loss's gradient, summed over ranks; ``meta`` is this rank's share."""
 
 
-class PromptAugmentationConsistency(OuterObjective):
-    """The policy should judge a pair the same way when its prompt is reworded (paper, sections 5.2 and 5.3).
+class PromptConsistency(OuterObjective):
+    """The policy should judge a pair the same way when its prompt is reworded (paper, section 5.2).
 
-    The original view's u gives a hard pseudo-label where sigma(u) >= tau (0: first response better) or
-    sigma(u) <= 1 - tau (1), without gradient; other pairs are left out and never run with gradient. The loss
-    is 1/M sum of -log sigma(u(A(z))) for label 0 and -log sigma(-u(A(z))) for label 1, M being the size of
-    the global meta batch, pairs that were left out included. Observed labels are not used.
-
-    Args:
-        tau: confidence threshold, 0.5 <= tau < 1; the paper uses 0.6.
+    Both kinds of pseudo-labels share the road: u of the original views without gradient, targets from it, and
+    the cross-entropy of the augmented views against the targets, of the retained pairs only. Observed labels
+    are not used.
     """
 
-    def __init__(self, tau: float = 0.6):
-        if not 0.5 <= tau < 1:
-            raise UserError(f"tau is {tau}, but it must be at least 0.5 and below 1 (the paper uses 0.6).")
-        self.tau = tau
+    @abstractmethod
+    def targets(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """From (M,) original u: the (K,) indices that are retained and their (K,) targets in [0, 1]."""
+
+    def divisor(self, retained: Tensor, total: Tensor) -> Tensor:
+        """What the summed loss is divided by: M, the meta pairs over all ranks, unless overridden."""
+        return total
 
     def gradient(
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
@@ -65,29 +68,32 @@ class PromptAugmentationConsistency(OuterObjective):
             UserError: the meta pairs have no augmented views.
         """
         if meta.augmented is None:
-            raise UserError("The meta batch has no augmented views, which prompt consistency compares.")
-        u = self._original_u(policy, beta, meta, micro_batch_size)
-        # logit(tau) on u itself, since sigma(u) rounds to 1 for large u.
-        threshold = math.log(self.tau / (1 - self.tau))
-        kept = (u.abs() >= threshold).nonzero(as_tuple=True)[0]
-        sign = torch.where(u >= threshold, 1.0, -1.0)[kept]
-        # retained, meta pairs, pseudo-labels equal to the observed ones, same direction, l1, loss
-        counts = u.new_tensor([len(kept), len(meta), (sign > 0).sum(), 0.0, 0.0, 0.0])
+            raise UserError(
+                f"{type(self).__name__} compares a pair with its reworded view, but the meta pairs have "
+                "none; take clean_meta out of the datamodule."
+            )
+        u = _u_without_gradient(policy, beta, meta, micro_batch_size)
+        kept, targets = self.targets(u)
+        # retained, meta pairs, targets that side with the observed label, same direction, l1, loss
+        counts = u.new_tensor([len(kept), len(meta), (targets >= 0.5).sum(), 0.0, 0.0, 0.0])
         sizes = counts[:2].clone()
         sum_over_ranks([sizes])
+        divisor = self.divisor(*sizes).clamp(min=1)
 
         def losses() -> Iterator[Tensor]:
             views, done = meta.augmented[kept], 0
             for part in views.micro_batches(micro_batch_size):
                 rows = slice(done, done + len(part))
                 done += len(part)
-                rewards = Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta)
-                loss = -F.logsigmoid(sign[rows] * rewards.u)
+                view = Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta).u
+                target = targets[rows]
+                loss = -target * F.logsigmoid(view) - (1 - target) * F.logsigmoid(-view)
                 with torch.no_grad():
-                    counts[3] += (sign[rows] * rewards.u > 0).sum()
-                    counts[4] += 2 * (rewards.u.sigmoid() - u[kept][rows].sigmoid()).abs().sum()
+                    original = u[kept][rows]
+                    counts[3] += ((original >= 0) == (view >= 0)).sum()
+                    counts[4] += 2 * (view.sigmoid() - original.sigmoid()).abs().sum()
                     counts[5] += loss.sum()
-                yield loss.sum() / sizes[1]
+                yield loss.sum() / divisor
 
         direction = accumulated_gradient(policy.adapter(), losses() if len(kept) else ())
         sum_over_ranks([counts])
@@ -96,7 +102,7 @@ class PromptAugmentationConsistency(OuterObjective):
             direction,
             int(retained),
             {
-                "meta/loss": loss / total,
+                "meta/loss": loss / divisor,
                 "meta/coverage": retained / total,
                 "meta/pseudo_labels_as_observed": observed / retained,
                 "meta/direction_agreement": same / retained,
@@ -104,12 +110,94 @@ class PromptAugmentationConsistency(OuterObjective):
             },
         )
 
-    @torch.no_grad()
-    def _original_u(
+
+class PromptAugmentationConsistency(PromptConsistency):
+    """Consistency with hard pseudo-labels of confident pairs: the paper's outer objective (section 5.3).
+
+    u of the original view gives label 0 (first response better) where sigma(u) >= tau and label 1 where
+    sigma(u) <= 1 - tau; other pairs are left out and never run with gradient. The loss is 1/M sum of
+    -log sigma(u(A(z))) for label 0 and -log sigma(-u(A(z))) for label 1.
+
+    Args:
+        tau: confidence threshold, 0.5 <= tau < 1; the paper uses 0.6.
+        normalize: "meta" divides by M, the size of the global meta batch with the pairs that were left out
+            (paper, section 5.4), "retained" by the number of the others (paper, section 5.3).
+    """
+
+    def __init__(self, tau: float = 0.6, normalize: Literal["meta", "retained"] = "meta"):
+        if not 0.5 <= tau < 1:
+            raise UserError(f"tau is {tau}, but it must be at least 0.5 and below 1 (the paper uses 0.6).")
+        self.tau = tau
+        self.normalize = normalize
+
+    def targets(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Confident pairs and their labels, as the probability that the first response is better."""
+        # logit(tau) on u itself, since sigma(u) rounds to 1 for large u.
+        threshold = math.log(self.tau / (1 - self.tau))
+        kept = (u.abs() >= threshold).nonzero(as_tuple=True)[0]
+        return kept, (u[kept] >= threshold).to(u.dtype)
+
+    def divisor(self, retained: Tensor, total: Tensor) -> Tensor:
+        """M, or the number of retained pairs."""
+        return total if self.normalize == "meta" else retained
+
+
+class SoftPromptConsistency(PromptConsistency):
+    """Consistency with soft pseudo-labels: cross-entropy against the stopped prediction sigma(u(z)).
+
+    No threshold: every meta pair counts, an unsure one towards staying unsure. Hard labels reward confidence
+    and can confirm themselves in long runs; these have no such reward.
+    """
+
+    def targets(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """All pairs and sigma(u)."""
+        return torch.arange(len(u), device=u.device), u.sigmoid()
+
+
+class CleanPreference(OuterObjective):
+    """DPO's loss on pairs with clean labels: MWN-DPO (paper, appendix G, Algorithm 2)."""
+
+    needs_augmented = False
+
+    def gradient(
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
-    ) -> Tensor:
-        parts = [
-            Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta).u
-            for part in meta.micro_batches(micro_batch_size)
-        ]
-        return torch.cat(parts)
+    ) -> OuterGradient:
+        """See ``OuterObjective``.
+
+        Raises:
+            UserError: the meta pairs come with reworded views, so they are noisy training pairs.
+        """
+        if meta.augmented is not None:
+            raise UserError(
+                "CleanPreference learns from clean pairs, but the meta pairs are noisy training pairs; give "
+                "the datamodule a source of clean ones as clean_meta."
+            )
+        counts = torch.tensor([len(meta), 0.0, 0.0], device=meta.input_ids.device)
+        total = counts[:1].clone()
+        sum_over_ranks([total])
+
+        def losses() -> Iterator[Tensor]:
+            for part in meta.micro_batches(micro_batch_size):
+                u = Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta).u
+                loss = -F.logsigmoid(u)
+                counts[1] += loss.detach().sum()
+                counts[2] += (u > 0).sum()
+                yield loss.sum() / total
+
+        direction = accumulated_gradient(policy.adapter(), losses())
+        sum_over_ranks([counts])
+        pairs, loss, right = counts
+        return OuterGradient(
+            direction, int(pairs), {"meta/loss": loss / pairs, "meta/accuracy": right / pairs}
+        )
+
+
+@torch.no_grad()
+def _u_without_gradient(
+    policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
+) -> Tensor:
+    parts = [
+        Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta).u
+        for part in meta.micro_batches(micro_batch_size)
+    ]
+    return torch.cat(parts)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any, Literal
+
 import torch
 
+from ..batch import PairBatch
+from ..errors import UserError
 from ..rewards import Rewards
 from .base import Weighting, Weights
 
@@ -11,7 +16,7 @@ from .base import Weighting, Weights
 class Unweighted(Weighting):
     """Every pair counts 1: plain DPO."""
 
-    def weights(self, rewards: Rewards) -> Weights:
+    def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
         """(N,) ones."""
         return Weights(torch.ones_like(rewards.u))
 
@@ -19,15 +24,49 @@ class Unweighted(Weighting):
 class SigmoidPrior(Weighting):
     """Fixed weights g = sigmoid(slope u + offset); the paper's ablation (section 6.4) has slope 1, offset 0.
 
-    By Theorem 1 the weights that undo symmetric flips at rate eps have slope 1 and offset logit(1 - eps).
+    Args:
+        slope: a.
+        offset: b; "auto" is logit(1 - rate) of the datamodule's noise rate. With it and slope 1 the weights
+            satisfy Theorem 1 exactly under symmetric flips: they are the posterior that the label is right.
+        mean_one: divide the weights of an optimizer-step batch by their mean.
     """
 
-    def __init__(self, slope: float = 1.0, offset: float = 0.0):
+    def __init__(
+        self, slope: float = 1.0, offset: float | Literal["auto"] = 0.0, mean_one: bool = False
+    ):
         self.slope = slope
         self.offset = offset
+        self.mean_one = mean_one
 
-    def weights(self, rewards: Rewards) -> Weights:
+    def set_label_noise(self, rate: float) -> None:
+        """Resolves the offset "auto"."""
+        if self.offset == "auto":
+            self.offset = auto_offset(rate)
+
+    def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
         """(N,) weights with their constant slope and offset."""
         u = rewards.u
         g = torch.sigmoid(self.slope * u + self.offset)
         return Weights(g, torch.full_like(u, self.slope), torch.full_like(u, self.offset))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The offset, which "auto" may have set."""
+        return {"offset": self.offset}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what ``state_dict`` returned."""
+        self.offset = state["offset"]
+
+
+def auto_offset(rate: float) -> float:
+    """logit(1 - rate): Theorem 1's offset for slope 1 under symmetric flips at a rate.
+
+    Raises:
+        UserError: the rate leaves no finite offset, or labels that say more than chance.
+    """
+    if not 0 < rate < 0.5:
+        raise UserError(
+            f"The offset is auto, but the datamodule's noise_rate is {rate}; logit(1 - rate) needs a rate "
+            "between 0 and 0.5, so give the offset as a number."
+        )
+    return math.log((1 - rate) / rate)

@@ -12,14 +12,17 @@ from torch import Tensor, nn
 class VNet(nn.Module):
     """[Delta, u] -> [a, b], g = sigmoid(a u + b).
 
-    The last layer starts with weight 0 and bias (1, 0), so at first a = 1 and b = 0 for every pair.
+    The last layer starts with weight 0 and the start values as bias, so at first a and b are the same for
+    every pair; the paper starts at a = 1, b = 0.
     Computes in its own precision, whatever autocast is in force around it.
 
     Args:
         hidden: widths of the hidden layers (ReLU between them); the paper has 64 and 16.
+        slope: a at the start.
+        offset: b at the start.
     """
 
-    def __init__(self, hidden: Sequence[int] = (64, 16)):
+    def __init__(self, hidden: Sequence[int] = (64, 16), slope: float = 1.0, offset: float = 0.0):
         super().__init__()
         widths = [2, *hidden]
         layers: list[nn.Module] = []
@@ -27,9 +30,13 @@ class VNet(nn.Module):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         last = nn.Linear(widths[-1], 2)
         nn.init.zeros_(last.weight)
-        with torch.no_grad():
-            last.bias.copy_(torch.tensor([1.0, 0.0]))
         self.layers = nn.Sequential(*layers, last)
+        self.start(slope, offset)
+
+    @torch.no_grad()
+    def start(self, slope: float, offset: float) -> None:
+        """Sets the last layer's bias, which is a and b of every pair as long as its weight is 0."""
+        self.layers[-1].bias.copy_(torch.tensor([slope, offset]))
 
     def forward(self, delta: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Maps (N,) reward sums and differences to (N,) weights g, slopes a and offsets b.

@@ -233,7 +233,7 @@ def test_start_of_vnet(make_policy):
     weighting = VNetWeighting()
     u, delta = torch.linspace(-9, 9, 7), torch.linspace(4, -4, 7)
     rewards = _rewards(u, delta)
-    found = weighting.weights(rewards)
+    found = weighting.weights(rewards, None)
     assert torch.equal(found.a, torch.ones(7)) and torch.equal(found.b, torch.zeros(7))
     torch.testing.assert_close(found.g, torch.sigmoid(u))
     assert not found.g.requires_grad
