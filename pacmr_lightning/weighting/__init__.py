@@ -1,19 +1,22 @@
 """How much a pair counts: weightings, and how VNet is learned."""
 
 from .base import Weighting, Weights
-from .hypergradient import CentralDifference, Estimator, GhostDotProduct
+from .hypergradient import CentralDifference, Estimator, ExactCoefficients, GhostDotProduct
 from .learner import VNetWeighting
-from .outer import OuterObjective, PromptAugmentationConsistency
+from .outer import CleanPreference, OuterObjective, PromptAugmentationConsistency, SoftPromptConsistency
 from .prior import SigmoidPrior, Unweighted
 from .vnet import VNet
 
 __all__ = [
     "CentralDifference",
+    "CleanPreference",
     "Estimator",
+    "ExactCoefficients",
     "GhostDotProduct",
     "OuterObjective",
     "PromptAugmentationConsistency",
     "SigmoidPrior",
+    "SoftPromptConsistency",
     "Unweighted",
     "VNet",
     "VNetWeighting",

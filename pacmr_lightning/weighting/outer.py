@@ -173,7 +173,7 @@ class CleanPreference(OuterObjective):
                 "the datamodule a source of clean ones as clean_meta."
             )
         counts = torch.tensor([len(meta), 0.0, 0.0], device=meta.input_ids.device)
-        total = counts[:1].clone()
+        total = counts[0].clone()
         sum_over_ranks([total])
 
         def losses() -> Iterator[Tensor]:

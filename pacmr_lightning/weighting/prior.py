@@ -31,9 +31,7 @@ class SigmoidPrior(Weighting):
         mean_one: divide the weights of an optimizer-step batch by their mean.
     """
 
-    def __init__(
-        self, slope: float = 1.0, offset: float | Literal["auto"] = 0.0, mean_one: bool = False
-    ):
+    def __init__(self, slope: float = 1.0, offset: float | Literal["auto"] = 0.0, mean_one: bool = False):
         self.slope = slope
         self.offset = offset
         self.mean_one = mean_one

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -15,11 +16,17 @@ from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import (
     CentralDifference,
+    CleanPreference,
+    ExactCoefficients,
     GhostDotProduct,
     PromptAugmentationConsistency,
+    SigmoidPrior,
+    SoftPromptConsistency,
     VNetWeighting,
 )
 from pacmr_lightning.weighting.hypergradient import ghost_hooks
+from pacmr_lightning.weighting.inner import inner_step
+from pacmr_lightning.weighting.shift import shifted
 
 BETA = 0.7
 
@@ -102,16 +109,18 @@ def test_clipping():
     assert torch.equal(CentralDifference(clip=None).clipped(c), c)
 
 
-def exact_vnet_gradient(policy, weighting, train, meta, alpha, tau):
-    """Autograd through omega_hat(Theta) = omega - alpha/N sum_i V_i(Theta) grad l_i, on a copy of the policy.
+def exact_vnet_gradient(policy, weighting, train, meta, alpha, outer_loss):
+    """Autograd through omega_hat(Theta) = omega - alpha/N sum_i V_i(Theta) grad l_i.
 
-    The copy's LoRA weights are replaced by the (differentiable) virtual ones with functional_call; the
-    pseudo-labels are stopped, the loss is written out as in the paper.
+    The policy's LoRA weights are replaced by the (differentiable) virtual ones with functional_call.
+    ``outer_loss`` maps the stopped original u and a function for the augmented or clean u to a scalar.
     """
     omega = policy.adapter()
     names, values = list(omega), list(omega.values())
     found = Rewards(policy.log_probs(train), train.reference, BETA)
     g, _, _ = weighting.vnet(found.delta.detach(), found.u.detach())
+    if weighting.mean_one:
+        g = g / g.mean()
     loss = (g * DPO(BETA)(found)).sum() / len(train)
     gradients = torch.autograd.grad(loss, values, create_graph=True)
     virtual = {n: p - alpha * q for n, p, q in zip(names, values, gradients, strict=True)}
@@ -124,62 +133,181 @@ def exact_vnet_gradient(policy, weighting, train, meta, alpha, tau):
         def forward(self, batch):
             return self.policy.log_probs(batch)
 
-    def u_at(parameters, batch):
-        replaced = {f"policy.{n}": p for n, p in parameters.items()}
+    def u_at(batch):
+        replaced = {f"policy.{n}": p for n, p in virtual.items()}
         log_probs = torch.func.functional_call(LogProbsOf(), replaced, (batch,))
         return Rewards(log_probs, policy.reference_log_probs(batch), BETA).u
 
+    outer = outer_loss(u_at(meta).detach(), lambda: u_at(meta.augmented or meta))
+    return torch.autograd.grad(outer, list(weighting.vnet.parameters()))
+
+
+TAU = 0.9
+
+
+def hard_loss(u, view, divisor):
+    """The paper's section 5.3, written out."""
+    p, u = u.sigmoid(), view()
+    kept = (p >= TAU) | (p <= 1 - TAU)
+    assert 0 < kept.sum() < len(p)  # the threshold decides something
+    losses = torch.where(p >= TAU, -F.logsigmoid(u), -F.logsigmoid(-u))
+    return (kept * losses).sum() / (len(p) if divisor == "meta" else kept.sum())
+
+
+def soft_loss(u, view):
+    """Binary cross-entropy against the stopped prediction."""
+    return F.binary_cross_entropy_with_logits(view(), u.sigmoid())
+
+
+OUTER = {
+    "hard": (PromptAugmentationConsistency(TAU), lambda u, view: hard_loss(u, view, "meta")),
+    "retained": (
+        PromptAugmentationConsistency(TAU, "retained"),
+        lambda u, view: hard_loss(u, view, "retained"),
+    ),
+    "soft": (SoftPromptConsistency(), soft_loss),
+    "clean": (CleanPreference(), lambda u, view: -F.logsigmoid(view()).mean()),
+}
+
+
+def moved_weighting(outer, estimator, alpha, **options):
+    """A double-precision VNetWeighting away from its start, where the last layer's weight is 0."""
+    torch.manual_seed(11)
+    weighting = VNetWeighting(outer, estimator, learning_rate=1e-3, virtual_lr=alpha, **options)
+    weighting.vnet.double()
     with torch.no_grad():
-        p = u_at(virtual, meta).sigmoid()
-    u = u_at(virtual, meta.augmented)
-    outer = torch.where(p >= tau, -F.logsigmoid(u), torch.where(p <= 1 - tau, -F.logsigmoid(-u), 0 * u))
-    retained = ((p >= tau) | (p <= 1 - tau)).sum()
-    assert 0 < retained < len(meta)  # the threshold decides something
-    return torch.autograd.grad(outer.sum() / len(meta), list(weighting.vnet.parameters()))
+        for p in weighting.vnet.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return weighting
 
 
-@pytest.mark.parametrize("micro_batch_size", [None, 2, 3])
+def gradient_of_update(weighting, policy, train, meta, micro_batch_size, monkeypatch):
+    """What VNet's optimizer sees in one update."""
+    caught = []
+    step = weighting.vnet_optimizer.step
+    monkeypatch.setattr(
+        weighting.vnet_optimizer,
+        "step",
+        lambda: (caught.extend(p.grad.clone() for p in weighting.vnet.parameters()), step()),
+    )
+    options = {"learning_rate": 99.0, "micro_batch_size": micro_batch_size}
+    return caught, weighting.update(policy, DPO(BETA), train, meta, **options)
+
+
+@pytest.mark.parametrize("mean_one", [False, True])
+@pytest.mark.parametrize("outer", list(OUTER))
 @pytest.mark.parametrize(
-    ("estimator", "rtol"),
-    [(GhostDotProduct(clip=None), 1e-9), (CentralDifference(1e-4, relative=True, clip=None), 1e-5)],
+    ("estimator", "rtol", "micro_batch_size"),
+    [
+        (GhostDotProduct(clip=None), 1e-9, None),
+        (GhostDotProduct(clip=None), 1e-9, 2),
+        (ExactCoefficients(clip=None), 1e-9, 3),
+        (CentralDifference(1e-4, relative=True, clip=None), 1e-5, None),
+    ],
 )
-def test_vnet_gradient(estimator, rtol, micro_batch_size, make_policy, make_batch, monkeypatch):
+def test_vnet_gradient(
+    estimator, rtol, micro_batch_size, outer, mean_one, make_policy, make_batch, monkeypatch
+):
     """The update's gradient, times alpha (which it leaves out), is the gradient of the outer loss."""
     # Checkpointed logits cannot be differentiated twice; the exact gradient needs that.
     monkeypatch.setattr("pacmr_lightning.logprobs.checkpoint", lambda f, *args, **options: f(*args))
     policy = make_policy(double=True)
     policy.train()
-    train, meta = with_reference(policy, make_batch(6)), make_batch(7, seed=5, augmented=True)
-    tau, alpha = 0.9, 0.05
-    torch.manual_seed(11)
-    weighting = VNetWeighting(
-        PromptAugmentationConsistency(tau), estimator, learning_rate=1e-3, virtual_lr=alpha
-    )
-    weighting.vnet.double()
-    with torch.no_grad():  # away from the start, where the last layer's weight is 0
-        for p in weighting.vnet.parameters():
-            p.add_(0.3 * torch.randn_like(p))
+    train = with_reference(policy, make_batch(6))
+    meta = make_batch(7, seed=5, augmented=outer != "clean")
+    alpha = 0.05
+    objective, outer_loss = OUTER[outer]
+    weighting = moved_weighting(objective, estimator, alpha, mean_one=mean_one)
     with sdpa_kernel(SDPBackend.MATH):  # the one that can be differentiated twice
-        exact = exact_vnet_gradient(policy, weighting, train, meta, alpha, tau)
+        exact = exact_vnet_gradient(policy, weighting, train, meta, alpha, outer_loss)
 
     before = copy.deepcopy(policy.state_dict())
-    caught = {}
-    step = weighting.vnet_optimizer.step
-    monkeypatch.setattr(
-        weighting.vnet_optimizer,
-        "step",
-        lambda: (caught.update(enumerate(p.grad.clone() for p in weighting.vnet.parameters())), step()),
-    )
-    metrics = weighting.update(
-        policy, DPO(BETA), train, meta, learning_rate=99.0, micro_batch_size=micro_batch_size
-    )
+    caught, metrics = gradient_of_update(weighting, policy, train, meta, micro_batch_size, monkeypatch)
     scale = max(float(e.abs().max()) for e in exact)
-    for i, expected in enumerate(exact):
-        torch.testing.assert_close(alpha * caught[i], expected, rtol=rtol, atol=rtol * scale)
-    assert 0 < metrics["meta/coverage"] < 1
+    for found, expected in zip(caught, exact, strict=True):
+        torch.testing.assert_close(alpha * found, expected, rtol=rtol, atol=rtol * scale)
+    if outer in ("hard", "retained"):
+        assert 0 < metrics["meta/coverage"] < 1
     for key, value in policy.state_dict().items():
         assert torch.equal(value, before[key])
     assert all(p.grad is None for p in policy.parameters())
+
+
+def test_vnet_inputs_are_frozen(make_policy, make_batch, monkeypatch):
+    """Recomputing VNet's inputs at omega +- eps d is another estimator: it differentiates V_i l_i, not l_i.
+
+    Its gradient -1/N sum_i d/deps [grad_Theta V(z_i; omega + eps d) l_i(omega + eps d)] is far from ours.
+    """
+    policy = make_policy(double=True)
+    train, meta = with_reference(policy, make_batch(6)), make_batch(7, seed=5, augmented=True)
+    outer = PromptAugmentationConsistency(TAU)
+    weighting = moved_weighting(outer, GhostDotProduct(clip=None), 0.05)
+    start = copy.deepcopy(weighting.vnet)
+    caught, _ = gradient_of_update(weighting, policy, train, meta, None, monkeypatch)
+    inner = inner_step(policy, DPO(BETA), moved_weighting(outer, None, 0.05), train, None)
+    with shifted(policy, inner.gradient, -0.05):
+        direction = outer.gradient(policy, BETA, meta, None).direction
+
+    def side(step):
+        with shifted(policy, direction, step), torch.no_grad():
+            found = Rewards(policy.log_probs(train), train.reference, BETA)
+        g, _, _ = start(found.delta, found.u)
+        return torch.autograd.grad((g * DPO(BETA)(found)).sum() / len(train), list(start.parameters()))
+
+    recomputed = [-(a - b) / 2e-4 for a, b in zip(side(1e-4), side(-1e-4), strict=True)]
+    pairs = list(zip(recomputed, caught, strict=True))
+    difference = sum((a - b).square().sum() for a, b in pairs).sqrt()
+    assert difference > 0.1 * sum(b.square().sum() for _, b in pairs).sqrt()
+
+
+def test_exact_coefficients(setting, monkeypatch):
+    monkeypatch.setattr("pacmr_lightning.logprobs.checkpoint", lambda f, *args, **options: f(*args))
+    policy, batch, direction = setting()
+    exact = exact_coefficients(policy, batch, direction)
+    found = ExactCoefficients().coefficients(policy, DPO(BETA), batch, direction, 4)
+    torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-13)
+
+
+def test_a_noisy_estimator_is_reported(make_policy, make_batch):
+    """A step of 1e-9 in fp32 is all rounding: the run says so; a sensible one stays silent."""
+    policy = make_policy()
+    train, meta = with_reference(policy, make_batch(6)), make_batch(7, seed=5, augmented=True)
+    step = {"learning_rate": 0.05, "micro_batch_size": None}
+    noisy = VNetWeighting(PromptAugmentationConsistency(0.55), CentralDifference(1e-9), check_every=1)
+    with pytest.warns(UserWarning, match="off the exact coefficients"):
+        assert noisy.update(policy, DPO(BETA), train, meta, **step)["meta/estimator_error"] > 0.5
+    fine = VNetWeighting(
+        PromptAugmentationConsistency(0.55), CentralDifference(1e-2, relative=True), check_every=2
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fine.update(policy, DPO(BETA), train, meta, **step)["meta/estimator_error"] < 0.02
+        assert "meta/estimator_error" not in fine.update(policy, DPO(BETA), train, meta, **step)
+
+
+def test_starts():
+    """logit(1 - 0.3) = log(7/3) = 0.847298."""
+    weighting = VNetWeighting(start_slope=0.5, start_offset="auto")
+    weighting.set_label_noise(0.3)
+    found = weighting.weights(_rewards(torch.tensor([0.0, 2.0]), torch.zeros(2)), None)
+    torch.testing.assert_close(found.b, torch.full((2,), 0.847298))
+    torch.testing.assert_close(found.g, torch.sigmoid(torch.tensor([0.847298, 1.847298])))
+    prior = SigmoidPrior(offset="auto")
+    prior.set_label_noise(0.3)
+    assert prior.offset == pytest.approx(0.847298, abs=1e-6)
+    other = SigmoidPrior(offset="auto")
+    other.load_state_dict(prior.state_dict())
+    assert other.offset == prior.offset
+    with pytest.raises(UserError, match=r"noise_rate is 0\.0"):
+        SigmoidPrior(offset="auto").set_label_noise(0.0)
+
+
+def test_outer_objectives_refuse_each_others_pairs(make_policy, make_batch):
+    policy = make_policy()
+    with pytest.raises(UserError, match="take clean_meta out"):
+        SoftPromptConsistency().gradient(policy, BETA, make_batch(3), None)
+    with pytest.raises(UserError, match="as clean_meta"):
+        CleanPreference().gradient(policy, BETA, make_batch(3, augmented=True), None)
 
 
 def test_alpha_defaults_to_the_learning_rate(make_policy, make_batch):
@@ -269,6 +397,7 @@ def test_state_dict_round_trip(make_policy, make_batch):
         (lambda: VNetWeighting(learning_rate=0.0), "0.0"),
         (lambda: VNetWeighting(hidden=[]), "hidden"),
         (lambda: VNetWeighting(virtual_lr=-1.0), "-1.0"),
+        (lambda: VNetWeighting(check_every=3), "check_every is 3"),
         (lambda: CentralDifference(epsilon=0.0), "epsilon"),
         (lambda: GhostDotProduct(clip=0.0), "clip"),
         (lambda: DPO(beta=0.0), "beta is 0.0"),
