@@ -14,7 +14,7 @@ PREFERENCE := $(BIN)/pacmr fit --config configs/quickstart/preference.yaml \
 
 $(INSTALLED):
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test,oracle]"
 	touch $@
 
 # One thread each: DPO and PACMR-DPO run side by side on two cores.

@@ -55,6 +55,9 @@ class PreferenceDataModule(LightningDataModule):
         seed: order of the pairs.
         num_workers: processes that prepare batches; 0 prepares them in the training process.
         task: a name for the run's folder and summary.
+        clean_meta: a source whose training pairs have clean labels, for meta batches of those instead of
+            reworded training pairs (the weighting's outer objective has to fit). Pairs that are in both, by
+            id, are left out of training.
 
     Attributes:
         counts: after ``setup``, for ``train`` and ``validation``: ``rows``, ``kept``, dropped pairs by
@@ -80,6 +83,7 @@ class PreferenceDataModule(LightningDataModule):
         seed: int = 42,
         num_workers: int = 0,
         task: str = "preferences",
+        clean_meta: Source | None = None,
     ):
         super().__init__()
         _check_at_least("max_length (tokens of prompt and response)", max_length, 2)
@@ -102,6 +106,13 @@ class PreferenceDataModule(LightningDataModule):
         self.seed = seed
         self.num_workers = num_workers
         self.task = task
+        if clean_meta is not None and meta_every is None:
+            raise UserError(
+                f"clean_meta is {clean_meta.name}, but nothing learns from meta pairs; give a weighting that "
+                "does (VNetWeighting with CleanPreference), or take clean_meta out."
+            )
+        self.clean_meta = clean_meta
+        self.clean_pairs: Pairs | None = None
         self.counts: dict[str, dict[str, int]] = {}
         self.train_pairs: Pairs | None = None
         self.validation_pairs: Pairs | None = None
@@ -144,17 +155,27 @@ class PreferenceDataModule(LightningDataModule):
                     f"overfit_batches is {self.trainer.overfit_batches}, but it would undo the order of the "
                     "pairs; give a smaller training file and more epochs instead."
                 )
+            if self.clean_meta is not None:
+                self.clean_pairs = self._pairs("clean_meta", 0.0)
             self.train_pairs = self._pairs("train", self.noise_rate)
         if self.validation_pairs is None:
             self.validation_pairs = self._pairs("validation", 0.0)
 
     def _pairs(self, split: str, noise_rate: float) -> Pairs:
-        rows, counts = tokenize_pairs(self.source.load(split), self.tokenizer, self.max_length)
+        clean = split == "clean_meta"
+        source = self.clean_meta if clean else self.source
+        found = source.load("train" if clean else split)
+        rows, counts = tokenize_pairs(found, self.tokenizer, self.max_length)
+        if split == "train" and self.clean_pairs is not None:
+            taken = set(self.clean_pairs.rows["id"])
+            kept = [i for i, name in enumerate(rows["id"]) if name not in taken]
+            counts["in clean_meta"] = len(rows) - len(kept)
+            rows = rows.select(kept, keep_in_memory=True)
         pairs = Pairs(rows, self.tokenizer.pad_token_id, noise_rate, self.noise_seed)
         if split == "train":
             counts["flipped"] = sum(pairs.swapped)
         self.counts[split] = counts
-        rank_zero_info(_summary(self.source.name, split, counts))
+        rank_zero_info(_summary(source.name, split, counts))
         return pairs
 
     def train_dataloader(self) -> DataLoader:
@@ -165,6 +186,7 @@ class PreferenceDataModule(LightningDataModule):
             seed=self.seed,
             meta_every=self.meta_every,
             meta_batch_size=self.meta_batch_size,
+            clean_meta=self.clean_pairs,
             **self._ranks,
         )
         return self._loader(batches, RankSteps(len(batches), self._global_step))

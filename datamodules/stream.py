@@ -62,6 +62,12 @@ class Pairs:
             )
         ]
 
+        # eta speaks of the order that was found.
+        eta = [
+            1 - value if swap and value is not None else value
+            for swap, value in zip(swapped, columns["eta"], strict=True)
+        ]
+
         def collate(prompts: list[list[int]]) -> PairBatch:
             return PairBatch.collate(
                 columns["id"],
@@ -69,6 +75,7 @@ class Pairs:
                 [chosen for chosen, _ in sides],
                 [rejected for _, rejected in sides],
                 flipped=[self.flipped[i] for i in indices],
+                eta=eta,
                 pad_id=self.pad_id,
             )
 
@@ -109,6 +116,7 @@ class PairedBatches(TorchDataset):
         meta_batch_size: pairs of a meta batch, over all ranks.
         rank: this process.
         world_size: number of processes; it must divide both batch sizes.
+        clean_meta: pairs with clean labels for the meta batches instead, without second views.
 
     Raises:
         UserError: a batch size cannot be shared evenly, there are fewer pairs than ``global_batch_size``, or
@@ -125,8 +133,10 @@ class PairedBatches(TorchDataset):
         meta_batch_size: int = 64,
         rank: int = 0,
         world_size: int = 1,
+        clean_meta: Pairs | None = None,
     ):
         self.pairs = pairs
+        self.clean_meta = clean_meta
         self.global_batch_size = global_batch_size
         self.seed = seed
         self.meta_every = meta_every
@@ -139,10 +149,17 @@ class PairedBatches(TorchDataset):
                 f"Only {len(pairs)} training pairs are left, fewer than one batch; give more data, "
                 f"raise max_length or lower global_batch_size, which is {global_batch_size}."
             )
-        self.eligible = [] if meta_every is None else pairs.with_second_view
+        self.eligible = [] if meta_every is None or clean_meta else pairs.with_second_view
         if meta_every is not None:
             check_shares("meta_batch_size", meta_batch_size, world_size)
-            if len(self.eligible) < meta_batch_size:
+            if clean_meta:
+                self.eligible = list(range(len(clean_meta)))
+                if len(clean_meta) < meta_batch_size:
+                    raise UserError(
+                        f"clean_meta has {len(clean_meta)} pairs, fewer than meta_batch_size "
+                        f"{meta_batch_size}; give more clean pairs or lower meta_batch_size."
+                    )
+            elif len(self.eligible) < meta_batch_size:
                 raise UserError(
                     f"Only {len(self.eligible)} of the {len(pairs)} training pairs have a second view of "
                     f"their prompt, fewer than meta_batch_size {meta_batch_size}; give the rows an "
@@ -164,7 +181,10 @@ class PairedBatches(TorchDataset):
             return None
         number = step // self.meta_every
         rows = _block(len(self.eligible), self.meta_batch_size, self.seed, "meta", number)
-        return self.pairs.batch([self.eligible[i] for i in self._share(rows)], augmented=True)
+        indices = [self.eligible[i] for i in self._share(rows)]
+        return (
+            self.clean_meta.batch(indices) if self.clean_meta else self.pairs.batch(indices, augmented=True)
+        )
 
     def _share(self, rows: list[int]) -> list[int]:
         return rows[self.rank :: self.world_size]

@@ -7,6 +7,7 @@ and the position ids under which each response sees the prompt and itself only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -62,6 +63,8 @@ class PairBatch:
     """(N, L) int64, a ``Segment`` for each token."""
     flipped: Tensor
     """(N,) int64: 1 where the label is known to be flipped, 0 where it is known not to be, -1 unknown."""
+    eta: Tensor | None = None
+    """(N,) float32 probability that the response in the place of the chosen one is better, NaN if unknown."""
     reference: LogProbs | None = None
     """The reference model's log-probabilities, where somebody computed them already."""
     augmented: PairBatch | None = None
@@ -80,6 +83,7 @@ class PairBatch:
             input_ids=self.input_ids[rows, :length],
             segment_ids=segments[:, :length],
             flipped=self.flipped[rows],
+            eta=None if self.eta is None else self.eta[rows],
             reference=None if self.reference is None else self.reference[rows],
             augmented=None if self.augmented is None else self.augmented[rows],
         )
@@ -108,6 +112,7 @@ class PairBatch:
         rejected: Sequence[Sequence[int]],
         *,
         flipped: Sequence[int | bool | None] | None = None,
+        eta: Sequence[float | None] | None = None,
         pad_id: int = 0,
     ) -> PairBatch:
         """Lays N tokenized pairs out as rows.
@@ -118,6 +123,7 @@ class PairBatch:
             chosen: N token lists that end in EOS.
             rejected: N token lists that end in EOS.
             flipped: N flags, None where unknown; None alone means that all are unknown.
+            eta: N probabilities, None where unknown; None alone means that all are unknown.
             pad_id: token id that fills the rows up; it is never attended to.
         """
         parts = list(zip(prompts, chosen, rejected, strict=True))
@@ -132,7 +138,10 @@ class PairBatch:
             input_ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
             segment_ids[row, : len(tokens)] = torch.tensor(segments, dtype=torch.long)
         flags = [UNKNOWN if f is None else int(f) for f in (flipped or [None] * len(parts))]
-        return cls(list(ids), input_ids, segment_ids, torch.tensor(flags, dtype=torch.long))
+        known = [math.nan if e is None else e for e in (eta or [None] * len(parts))]
+        return cls(
+            list(ids), input_ids, segment_ids, torch.tensor(flags, dtype=torch.long), torch.tensor(known)
+        )
 
 
 @dataclass

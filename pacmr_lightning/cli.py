@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 # Importing the packages is what makes the short names of their classes work in YAML.
 from . import callbacks as callbacks_of_runs
-from . import compare, datamodules  # noqa: F401
+from . import compare, datamodules, robust_objectives  # noqa: F401
 from .errors import UserError
 from .loggers import ContinuedCSVLogger
 from .messages import short_message, user_error

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
-from .batch import LogProbs
+from .batch import LogProbs, PairBatch, Segment
 
 
 @dataclass
@@ -16,6 +18,37 @@ class Rewards:
     policy: LogProbs
     reference: LogProbs
     beta: float
+    chosen_tokens: Tensor | None = None
+    """(N,) int64 tokens of the chosen responses, EOS included; None where no objective needs them."""
+    rejected_tokens: Tensor | None = None
+    """(N,) int64 tokens of the rejected responses, EOS included."""
+
+    @classmethod
+    def of(cls, policy: LogProbs, batch: PairBatch, beta: float) -> Rewards:
+        """Rewards of a batch's N pairs, which bring their reference log-probabilities, with token counts."""
+        chosen, rejected = ((batch.segment_ids == s).sum(1) for s in (Segment.CHOSEN, Segment.REJECTED))
+        return cls(policy, batch.reference, beta, chosen, rejected)
+
+    def detach(self) -> Rewards:
+        """The same values outside the autograd graph."""
+        return replace(self, policy=self.policy.detach())
+
+    @staticmethod
+    def cat(parts: Sequence[Rewards]) -> Rewards:
+        """Joins consecutive micro-batches of one beta; all or none have token counts."""
+        counts = ([getattr(p, name) for p in parts] for name in ("chosen_tokens", "rejected_tokens"))
+        return Rewards(
+            LogProbs.cat([p.policy for p in parts]),
+            LogProbs.cat([p.reference for p in parts]),
+            parts[0].beta,
+            *(None if column[0] is None else torch.cat(column) for column in counts),
+        )
+
+    @property
+    def h(self) -> Tensor:
+        """(N,) log-ratio difference, which beta does not scale: log(pi / pi_ref) of chosen minus rejected."""
+        chosen = self.policy.chosen - self.reference.chosen
+        return chosen - (self.policy.rejected - self.reference.rejected)
 
     @property
     def chosen(self) -> Tensor:

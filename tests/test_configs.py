@@ -60,6 +60,8 @@ def test_preference(base, method, tiny):
         arguments += ["--trainer.callbacks.samples", "4"]
     else:
         arguments += ["--data.source.train", tiny["pairs"], "--data.noise_rate", "0.2"]
+    if method.stem == "mwn":
+        arguments += ["--data.clean_meta", "EmbeddedWorld", "--data.clean_meta.pairs", "64"]
     cli.main(["fit", "--config", str(base), "--config", str(method), *arguments, *SHORT])
     summary = json.loads(Path("run/summary.json").read_text())
     assert summary["method"] == method.stem and summary["steps"] == 2

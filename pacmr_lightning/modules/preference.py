@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from torch import Tensor
 
@@ -15,14 +14,14 @@ from ..gradient import norm
 from ..metrics import REWARDS, Means, WeightStatistics, reward_values
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
-from ..prompt_batch import PromptBatch
-from ..rewards import PairRecord, Rewards
+from ..rewards import PairRecord
 from ..weighting import Unweighted, Weighting
 from ..weighting.inner import inner_step
+from .held_out import HeldOutSteps
 from .schedule import check_schedule, planned_updates, warmup_cosine
 
 
-class PreferenceModule(LightningModule):
+class PreferenceModule(HeldOutSteps):
     """Trains a LoRA policy on preference pairs; every method is a choice of objective and weighting.
 
     One ``training_step`` is one policy update on a whole optimizer-step batch, which the module cuts into
@@ -74,6 +73,11 @@ class PreferenceModule(LightningModule):
         self.policy = policy
         self.objective = objective or DPO()
         self.weighting = weighting or Unweighted()
+        if self.objective.grouped and not isinstance(self.weighting, Unweighted):
+            raise UserError(
+                f"{type(self.objective).__name__} weighs the pairs of a batch itself, so "
+                f"{type(self.weighting).__name__} would have no effect; use Unweighted with it."
+            )
         self.method = method
         self.learning_rate = learning_rate
         self.betas = betas
@@ -89,7 +93,6 @@ class PreferenceModule(LightningModule):
 
         self.train_means = Means((*REWARDS, "grad_norm"))
         self.weight_statistics = WeightStatistics()
-        self.held_out_means = Means((*REWARDS, "kl"))
         # Of the last VNet update, until they are logged.
         self.outer_values: dict[str, Tensor] = {}
 
@@ -108,20 +111,24 @@ class PreferenceModule(LightningModule):
         self.policy.build()
 
     def setup(self, stage: str) -> None:
-        """Moves what the weighting learns to the device before checkpoints are restored.
+        """Moves what the weighting learns to the device, and tells it the noise rate, before a restore.
 
         Raises:
             UserError: ``micro_batch_size`` does not divide a device's share of the global batch.
         """
-        data = self.trainer.datamodule
-        if stage == "fit" and data is not None and self.micro_batch_size:
-            share = data.global_batch_size // self.trainer.world_size
-            if share % self.micro_batch_size:
-                raise UserError(
-                    f"micro_batch_size {self.micro_batch_size} does not divide the {share} pairs that a "
-                    "device gets for one step; choose a divisor."
-                )
         self.weighting.to(self.trainer.strategy.root_device)
+        data = self.trainer.datamodule
+        if stage != "fit" or data is None:
+            return
+        self.weighting.set_label_noise(data.noise_rate)
+        if self.objective.label_noise == "auto":
+            self.objective.resolve_label_noise(data.noise_rate)
+        share = data.global_batch_size // self.trainer.world_size
+        if self.micro_batch_size and share % self.micro_batch_size:
+            raise UserError(
+                f"micro_batch_size {self.micro_batch_size} does not divide the {share} pairs that a "
+                "device gets for one step; choose a divisor."
+            )
 
     def configure_optimizers(self) -> dict[str, Any]:
         """AdamW over the adapter; linear warm-up, then a cosine to ``min_lr_ratio`` of the peak."""
@@ -132,6 +139,7 @@ class PreferenceModule(LightningModule):
             weight_decay=self.weight_decay,
         )
         updates = planned_updates(self.trainer)
+        self.objective.check_plan(updates, len(self.trainer.datamodule.train_dataloader()))
         schedule = warmup_cosine(optimizer, updates, self.warmup_ratio, self.min_lr_ratio)
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
@@ -176,7 +184,11 @@ class PreferenceModule(LightningModule):
     def _weighted_gradient(self, train: PairBatch) -> tuple[PairRecord, dict[str, Tensor]]:
         """Gradient of the weighted loss over the global batch, and what the step believed of each pair."""
         inner = inner_step(self.policy, self.objective, self.weighting, train, self.micro_batch_size)
-        self.train_means.update(reward_values(inner.rewards, inner.losses))
+        self.objective.observe(inner.rewards, train.ids)
+        losses = inner.losses
+        if self.objective.grouped:
+            losses = self.objective.group_value(losses, self.micro_batch_size).expand_as(losses)
+        self.train_means.update(reward_values(inner.rewards, losses))
         self.weight_statistics.add(inner.weights, train.flipped)
         record = PairRecord(
             ids=train.ids,
@@ -201,50 +213,12 @@ class PreferenceModule(LightningModule):
         self.log_dict({f"train/{name}": values.pop(name) for name in shown}, prog_bar=True)
         self.log_dict({f"train/{name}": value for name, value in values.items()})
 
-    def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
-        """Adds N held-out pairs to the means: the unweighted loss, rewards, KL to the reference."""
-        self._held_out_step(batch)
-
-    def test_step(self, batch: PairBatch, batch_idx: int) -> None:
-        """As ``validation_step``."""
-        self._held_out_step(batch)
-
-    def _held_out_step(self, batch: PairBatch) -> None:
-        for part in batch.micro_batches(self.micro_batch_size):
-            reference = self.policy.reference_log_probs(part)
-            rewards = Rewards(self.policy.log_probs(part), reference, self.objective.beta)
-            values = reward_values(rewards, self.objective(rewards))
-            self.held_out_means.update({**values, "kl": self.policy.token_kl(part)})
-
-    def on_validation_epoch_end(self) -> None:
-        """Logs the means as ``val/...``."""
-        self._log_held_out("val")
-
-    def on_test_epoch_end(self) -> None:
-        """Logs the means as ``test/...``."""
-        self._log_held_out("test")
-
-    def _log_held_out(self, split: str) -> None:
-        for name, value in self.held_out_means.compute().items():
-            shown = name in ("loss", "rewards/accuracies")
-            self.log(f"{split}/{name}", value, prog_bar=shown)
-
-    def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[str]:
-        """Greedy responses to N prompts."""
-        sequences = self.policy.generate(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            max_new_tokens=self.max_new_tokens,
-            do_sample=False,
-        )
-        new = sequences[:, batch.input_ids.shape[1] :]
-        return self.trainer.datamodule.tokenizer.batch_decode(new, skip_special_tokens=True)
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keeps the trainable parameters only; adds what the weighting learned and unlogged metrics."""
         names = {f"policy.{name}" for name in self.policy.adapter()}
         checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k in names}
         checkpoint["weighting"] = self.weighting.state_dict()
+        checkpoint["objective"] = self.objective.state_dict()
         checkpoint["metrics"] = {
             "means": self.train_means.state_dict(),
             "weights": self.weight_statistics.state_dict(),
@@ -265,6 +239,7 @@ class PreferenceModule(LightningModule):
                 f"{odd} for one); use the model and LoRA settings that it was trained with."
             )
         self.weighting.load_state_dict(checkpoint["weighting"])
+        self.objective.load_state_dict(checkpoint["objective"])
         metrics = checkpoint["metrics"]
         self.train_means.load_state_dict(metrics["means"])
         self.weight_statistics.load_state_dict(metrics["weights"])

@@ -3,6 +3,7 @@
 from .base import Weighting, Weights
 from .hypergradient import CentralDifference, Estimator, ExactCoefficients, GhostDotProduct
 from .learner import VNetWeighting
+from .oracle import DropFlipped, OracleWeights
 from .outer import CleanPreference, OuterObjective, PromptAugmentationConsistency, SoftPromptConsistency
 from .prior import SigmoidPrior, Unweighted
 from .vnet import VNet
@@ -10,9 +11,11 @@ from .vnet import VNet
 __all__ = [
     "CentralDifference",
     "CleanPreference",
+    "DropFlipped",
     "Estimator",
     "ExactCoefficients",
     "GhostDotProduct",
+    "OracleWeights",
     "OuterObjective",
     "PromptAugmentationConsistency",
     "SigmoidPrior",

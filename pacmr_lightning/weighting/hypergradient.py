@@ -20,13 +20,8 @@ from ..errors import UserError
 from ..gradient import Direction, norm
 from ..objectives import Objective
 from ..policy import PolicyModel
-from ..rewards import Rewards
+from .inner import pair_losses
 from .shift import shifted
-
-
-def pair_losses(policy: PolicyModel, objective: Objective, batch: PairBatch) -> Tensor:
-    """(N,) losses of pairs that bring their reference log-probabilities."""
-    return objective(Rewards(policy.log_probs(batch), batch.reference, objective.beta))
 
 
 class Estimator(ABC):
@@ -83,7 +78,16 @@ class CentralDifference(Estimator):
         direction: Direction,
         micro_batch_size: int | None,
     ) -> Tensor:
-        """(N,) unclipped coefficients."""
+        """(N,) unclipped coefficients.
+
+        Raises:
+            UserError: the objective's gradient is not that of its values.
+        """
+        if objective.holds_factors:
+            raise UserError(
+                f"CentralDifference takes differences of the loss, but {type(objective).__name__} holds "
+                "factors of it fixed; use GhostDotProduct."
+            )
         step = self.epsilon / float(norm(direction)) if self.relative else self.epsilon
         sides = []
         for sign in (1, -1):

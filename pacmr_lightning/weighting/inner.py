@@ -8,12 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..batch import LogProbs, PairBatch
+from ..batch import PairBatch
 from ..gradient import Direction, accumulated_gradient, sum_over_ranks
 from ..objectives import Objective
 from ..policy import PolicyModel
 from ..rewards import Rewards
 from .base import Weighting, Weights
+
+
+def pair_losses(policy: PolicyModel, objective: Objective, batch: PairBatch) -> Tensor:
+    """(N,) losses of pairs that bring their reference log-probabilities."""
+    return objective(Rewards.of(policy.log_probs(batch), batch, objective.beta))
 
 
 @dataclass
@@ -43,23 +48,39 @@ def inner_step(
     """Runs the pairs, which bring their reference log-probabilities; weights carry no gradient.
 
     Weights with mean one are g_i over the mean of all g: one factor for the whole gradient, which is applied
-    when the last micro-batch is done.
+    when the last micro-batch is done. An objective that weighs the batch's pairs against each other (Dr.DPO)
+    needs all losses first: with several micro-batches they are computed once more, without gradient.
     """
-    log_probs: list[LogProbs] = []
+    rewards: list[Rewards] = []
     losses: list[Tensor] = []
     weights: list[Weights] = []
     total = torch.tensor(float(len(batch)), device=batch.input_ids.device)
     sum_over_ranks([total])
+    group = None
+    if objective.grouped and micro_batch_size is not None and micro_batch_size < len(batch):
+        with torch.no_grad():
+            parts = [pair_losses(policy, objective, p) for p in batch.micro_batches(micro_batch_size)]
+        group = objective.group_weights(torch.cat(parts), micro_batch_size)
 
     def weighted_losses() -> Iterator[Tensor]:
+        done = 0
         for part in batch.micro_batches(micro_batch_size):
-            found = Rewards(policy.log_probs(part), part.reference, objective.beta)
-            frozen = Rewards(found.policy.detach(), found.reference, found.beta)
+            found = Rewards.of(policy.log_probs(part), part, objective.beta)
             loss = objective(found)
-            log_probs.append(frozen.policy)
+            rewards.append(found.detach())
             losses.append(loss.detach())
-            weights.append(weighting.weights(frozen, part))
-            yield (weights[-1].g.detach() * loss).sum() / total
+            weights.append(weighting.weights(rewards[-1], part))
+            if objective.grouped:
+                share = (
+                    objective.group_weights(losses[-1]) if group is None else group[done : done + len(part)]
+                )
+            else:
+                share = weights[-1].g.detach() / total
+            kept = objective.pair_weights(part.ids)
+            if kept is not None:
+                share = share * kept.to(share)
+            done += len(part)
+            yield (share * loss).sum()
 
     gradient = accumulated_gradient(policy.adapter(), weighted_losses())
     joined = Weights.cat(weights)
@@ -68,5 +89,4 @@ def inner_step(
     if weighting.mean_one:
         for tensor in gradient.values():
             tensor.div_(mean)
-    rewards = Rewards(LogProbs.cat(log_probs), batch.reference, objective.beta)
-    return InnerStep(gradient, rewards, torch.cat(losses), joined, mean, total)
+    return InnerStep(gradient, Rewards.cat(rewards), torch.cat(losses), joined, mean, total)

@@ -16,9 +16,10 @@ from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.loggers import ContinuedCSVLogger
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.objectives import DPO
+from pacmr_lightning.objectives import DPO, RDPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
+from pacmr_lightning.robust_objectives import ROPO, RPOEM, DrDPO
 from pacmr_lightning.run_folder import read_weights
 from pacmr_lightning.weighting import (
     CentralDifference,
@@ -59,13 +60,11 @@ def make_run(tmp_path, save_model, tiny_tokenizer_folder, world_files):
     def run(method: str, name: str = "run", *, steps: int = 6, ckpt: str | None = None, **options):
         seed_everything(0)
         weighting = WEIGHTINGS[method]()
+        module_options = {"objective": DPO(1.0), "method": method, "learning_rate": 1e-2}
         module = PreferenceModule(
             PolicyModel(model, rank=4, **options.pop("policy", {})),
-            DPO(1.0),
-            weighting,
-            method=method,
-            learning_rate=1e-2,
-            **options.pop("module", {}),
+            weighting=weighting,
+            **{**module_options, **options.pop("module", {})},
         )
         data = PreferenceDataModule(
             Files(*world_files),
@@ -250,3 +249,48 @@ def test_a_micro_batch_must_divide(make_run):
 def test_ranges(options, message, make_policy):
     with pytest.raises(UserError, match=message):
         PreferenceModule(make_policy(), **options)
+
+
+def fit_objective(make_run, objective, name, **options):
+    """A short run of plain weights with another objective."""
+    WEIGHTINGS["other"] = Unweighted
+    module_options = {**options.pop("module", {}), "objective": objective}
+    return make_run("other", name, module=module_options, **options)
+
+
+def test_drdpo_does_not_depend_on_micro_batches(make_run):
+    adapters = []
+    for name, size in (("whole", None), ("small", 2)):
+        _, module = fit_objective(make_run, DrDPO(1.0), name, module={"micro_batch_size": size})
+        adapters.append(module.policy.adapter().values())
+    for a, b in zip(*adapters, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-3)
+
+
+def test_the_noise_rate_reaches_objective_weighting_and_checkpoint(make_run, tmp_path):
+    _, module = fit_objective(make_run, RDPO(1.0), "rdpo")
+    assert module.objective.label_noise == 0.3
+    path = next((tmp_path / "rdpo" / "checkpoints").glob("*.ckpt"))
+    assert torch.load(path, weights_only=True)["objective"] == {"label_noise": 0.3}
+    WEIGHTINGS["auto"] = lambda: SigmoidPrior(offset="auto")
+    _, module = make_run("auto", "prior")
+    assert module.weighting.offset == pytest.approx(0.847298, abs=1e-6)
+
+
+def test_stateful_objectives_resume(make_run, tmp_path):
+    """RPO-EM's estimate of a straight run equals that of one resumed at update 5."""
+    _, straight = fit_objective(make_run, RPOEM(1.0), "straight", steps=8)
+    checkpoint = next((tmp_path / "straight" / "checkpoints").glob("step=5.ckpt"))
+    _, resumed = fit_objective(make_run, RPOEM(1.0), "resumed", steps=8, ckpt=str(checkpoint))
+    assert straight.objective.state_dict() == resumed.objective.state_dict() != RPOEM(1.0).state_dict()
+    for a, b in zip(straight.policy.adapter().values(), resumed.policy.adapter().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_combinations_without_a_meaning_are_refused(make_run):
+    with pytest.raises(UserError, match="DrDPO weighs the pairs of a batch itself"):
+        PreferenceModule(PolicyModel("unbuilt"), DrDPO(), SigmoidPrior())
+    with pytest.raises(UserError, match="use GhostDotProduct"):
+        make_run("pacmr-central", module={"objective": RPOEM(1.0)})
+    with pytest.raises(UserError, match="no pair is visited again"):
+        fit_objective(make_run, ROPO(1.0, filter_share=0.1, filter_every=2), "ropo")

@@ -1,0 +1,65 @@
+"""What a preference module does with held-out pairs and prompts: metrics and responses."""
+
+from __future__ import annotations
+
+from lightning.pytorch import LightningModule
+
+from ..batch import PairBatch
+from ..metrics import REWARDS, Means, reward_values
+from ..objectives import Objective
+from ..policy import PolicyModel
+from ..prompt_batch import PromptBatch
+from ..rewards import Rewards
+
+
+class HeldOutSteps(LightningModule):
+    """Validation, test and prediction of a policy; the base of ``PreferenceModule``, which sets these:"""
+
+    policy: PolicyModel
+    objective: Objective
+    micro_batch_size: int | None
+    max_new_tokens: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held_out_means = Means((*REWARDS, "kl"))
+
+    def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
+        """Adds N held-out pairs to the means: the unweighted loss, rewards, KL to the reference."""
+        self._held_out_step(batch)
+
+    def test_step(self, batch: PairBatch, batch_idx: int) -> None:
+        """As ``validation_step``."""
+        self._held_out_step(batch)
+
+    def _held_out_step(self, batch: PairBatch) -> None:
+        for part in batch.micro_batches(self.micro_batch_size):
+            reference = self.policy.reference_log_probs(part)
+            part = part.with_reference(reference)
+            rewards = Rewards.of(self.policy.log_probs(part), part, self.objective.beta)
+            values = reward_values(rewards, self.objective(rewards))
+            self.held_out_means.update({**values, "kl": self.policy.token_kl(part)})
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs the means as ``val/...``."""
+        self._log_held_out("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Logs the means as ``test/...``."""
+        self._log_held_out("test")
+
+    def _log_held_out(self, split: str) -> None:
+        for name, value in self.held_out_means.compute().items():
+            shown = name in ("loss", "rewards/accuracies")
+            self.log(f"{split}/{name}", value, prog_bar=shown)
+
+    def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[str]:
+        """Greedy responses to N prompts."""
+        sequences = self.policy.generate(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            max_new_tokens=self.max_new_tokens,
+            do_sample=False,
+        )
+        new = sequences[:, batch.input_ids.shape[1] :]
+        return self.trainer.datamodule.tokenizer.batch_decode(new, skip_special_tokens=True)

@@ -1,0 +1,99 @@
+"""Weightings that know the truth: upper bounds in the embedded world, or where flips are known."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+
+from ..batch import PairBatch
+from ..errors import UserError
+from ..rewards import Rewards
+from ..theory import oracle_log_weights
+from .base import Weighting, Weights
+
+
+class OracleWeights(Weighting):
+    """The weights of the paper's appendix D, from the known eta of every pair and the flip rate.
+
+    With the observed chosen response as the first one, every observed label is 0, so the weight is
+    g+ = rho0 e^s / (eps + (1 - eps) e^s), s = logit(eta) of that order; under symmetric flips the other order
+    would give the same.
+
+    Args:
+        label_noise: flip rate eps, in [0, 1); "auto" is the datamodule's noise rate.
+        rho0: scale of the weights, in (0, 1 - eps); the optimum does not depend on it.
+        mean_one: divide the weights of an optimizer-step batch by their mean.
+    """
+
+    def __init__(
+        self, label_noise: float | Literal["auto"] = "auto", rho0: float = 0.5, mean_one: bool = False
+    ):
+        self.label_noise = label_noise
+        self.rho0 = rho0
+        self.mean_one = mean_one
+        if label_noise != "auto":
+            self._check(label_noise)
+
+    def _check(self, rate: float) -> None:
+        if not 0 <= rate < 1:
+            raise UserError(f"label_noise is {rate}, but it must be at least 0 and below 1.")
+        if not 0 < self.rho0 < 1 - rate:
+            raise UserError(f"rho0 is {self.rho0}, but it must be above 0 and below 1 - {rate:g}.")
+
+    def set_label_noise(self, rate: float) -> None:
+        """Resolves the rate "auto"."""
+        if self.label_noise == "auto":
+            self._check(rate)
+            self.label_noise = rate
+
+    def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
+        """(N,) weights; they depend on the pairs alone.
+
+        Raises:
+            UserError: a pair's eta is unknown.
+        """
+        if batch.eta is None or bool(batch.eta.isnan().any()):
+            raise UserError(
+                "OracleWeights needs eta, the probability that the chosen response is better, of every pair; "
+                "add the column eta to the rows, or train on the embedded world."
+            )
+        if self.label_noise == "auto":
+            raise UserError("The label_noise of OracleWeights is auto, and no datamodule has told its rate.")
+        # Probabilities that rounded to 0 or 1 have no finite logit.
+        s = torch.logit(batch.eta.double(), eps=1e-12)
+        log_g, _ = oracle_log_weights(s, self.label_noise, self.label_noise, self.rho0)
+        return Weights(log_g.exp().to(rewards.u.dtype))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rate, which "auto" may have set."""
+        return {"label_noise": self.label_noise}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what ``state_dict`` returned."""
+        self.label_noise = state["label_noise"]
+
+
+class DropFlipped(Weighting):
+    """Weight 0 for pairs whose label is known to be flipped, 1 for the others.
+
+    Args:
+        mean_one: divide the weights of an optimizer-step batch by their mean, so that the step has its usual
+            size.
+    """
+
+    def __init__(self, mean_one: bool = False):
+        self.mean_one = mean_one
+
+    def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
+        """(N,) zeros and ones.
+
+        Raises:
+            UserError: it is unknown whether a pair is flipped.
+        """
+        if bool((batch.flipped < 0).any()):
+            raise UserError(
+                "DropFlipped needs to know of every pair whether its label is flipped; add the column "
+                "flipped to the rows, or inject the noise with noise_rate."
+            )
+        return Weights((batch.flipped == 0).to(rewards.u.dtype))

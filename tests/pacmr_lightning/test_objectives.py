@@ -1,0 +1,588 @@
+"""Every objective against values derived by hand, defining identities, autograd, and its own options."""
+
+import copy
+import inspect
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pacmr_lightning import objectives, robust_objectives
+from pacmr_lightning.batch import LogProbs
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.gradient import accumulated_gradient
+from pacmr_lightning.objectives import CDPO, DPO, IPO, R3M, RDPO, Objective
+from pacmr_lightning.rewards import Rewards
+from pacmr_lightning.robust_objectives import ROPO, RPOEM, DrDPO
+
+# No database and no fixed deadline: reproducible on a busy machine, and nothing is left in the folder.
+PROPERTY = settings(max_examples=60, deadline=None, database=None, derandomize=True)
+REAL = st.floats(-30, 30)
+RATE = st.floats(0, 0.45)
+
+MAKE = {
+    "dpo": lambda beta=1.0: DPO(beta),
+    "cdpo": lambda beta=1.0: CDPO(beta, 0.2),
+    "rdpo": lambda beta=1.0: RDPO(beta, 0.2),
+    "ipo": lambda beta=1.0: IPO(beta),
+    "ipo-mean": lambda beta=1.0: IPO(beta, length_normalize=True),
+    "drdpo": lambda beta=1.0: DrDPO(beta),
+    "ropo": lambda beta=1.0: ROPO(beta),
+    "r3m": lambda beta=1.0: R3M(beta),
+    "rpo_em": lambda beta=1.0: RPOEM(beta),
+}
+
+
+def rewards_of(h, beta=1.0, dtype=torch.float64) -> Rewards:
+    """Rewards of N pairs with log-ratio difference h, all of it in the policy's chosen log-probability."""
+    h = h if isinstance(h, torch.Tensor) else torch.tensor(h, dtype=dtype)
+    zero, count = torch.zeros_like(h), torch.full_like(h, 4)
+    return Rewards(LogProbs(h, zero), LogProbs(zero, zero), beta, count, count)
+
+
+def loss_of(objective: Objective, h: float) -> float:
+    return float(objective(rewards_of([h], objective.beta))[0])
+
+
+def slope_of(objective: Objective, h: float) -> float:
+    """Derivative of the loss in h."""
+    x = torch.tensor([h], dtype=torch.float64, requires_grad=True)
+    objective(rewards_of(x, objective.beta)).sum().backward()
+    return float(x.grad[0])
+
+
+# Values by hand. At u = ln 3: sigmoid(u) = 3/4, -ls(u) = ln(4/3), -ls(-u) = ln 4.
+
+LN3 = math.log(3)
+BY_HAND = {
+    # -log(3/4)
+    "dpo": (DPO(1.0), LN3, math.log(4 / 3)),
+    # beta = 2 and h = ln 3 / 2 make the same u
+    "dpo, beta 2": (DPO(2.0), LN3 / 2, math.log(4 / 3)),
+    # 0.8 ln(4/3) + 0.2 ln 4 = ln 4 - 0.8 ln 3
+    "cdpo": (CDPO(1.0, 0.2), LN3, math.log(4) - 0.8 * LN3),
+    # (0.8 ln(4/3) - 0.2 ln 4) / 0.6 = (0.6 ln 4 - 0.8 ln 3) / 0.6
+    "rdpo": (RDPO(1.0, 0.2), LN3, math.log(4) - 4 / 3 * LN3),
+    # (3 - 1/0.2)^2
+    "ipo": (IPO(0.1), 3.0, 4.0),
+    # per pair it is DPO: -log(1/2)
+    "drdpo": (DrDPO(1.0), 0.0, math.log(2)),
+    # a = 3: 12/16 ln(4/3) + 36/16 * 1/4
+    "ropo": (ROPO(1.0, 3.0), LN3, 0.75 * math.log(4 / 3) + 9 / 16),
+    # lam = 3/4, t = -ln 3: above t it is DPO
+    "r3m above": (R3M(1.0, 0.75), LN3, math.log(4 / 3)),
+    # below t: -log(1/4) + 3/4 (-ln 3 + 2 ln 3)
+    "r3m below": (R3M(1.0, 0.75), -2 * LN3, math.log(4) + 0.75 * LN3),
+    # eps = 1/4: w = sigmoid(2 ln 3) = 9/10; 0.9 ln(4/3) + 0.1 ln 4 = ln 4 - 0.9 ln 3
+    "rpo_em": (RPOEM(1.0, 0.25), LN3, math.log(4) - 0.9 * LN3),
+}
+
+
+@pytest.mark.parametrize("case", list(BY_HAND))
+def test_values_by_hand(case):
+    objective, h, expected = BY_HAND[case]
+    assert loss_of(objective, h) == pytest.approx(expected, rel=1e-12)
+
+
+def test_ipo_by_hand_with_token_means():
+    """Log-ratios 6 over 2 tokens and -4 over 8: (3 + 1/2 - 1/(2 * 0.25))^2 = 1.5^2; the sums give 8^2."""
+    log_probs = LogProbs(torch.tensor([5.0]), torch.tensor([-6.0]))
+    reference = LogProbs(torch.tensor([-1.0]), torch.tensor([-2.0]))
+    rewards = Rewards(log_probs, reference, 0.25, torch.tensor([2]), torch.tensor([8]))
+    assert IPO(0.25, length_normalize=True)(rewards).item() == pytest.approx(2.25)
+    assert IPO(0.25)(rewards).item() == pytest.approx(64.0)
+    with pytest.raises(ValueError, match=r"Rewards\.of"):
+        IPO(0.25, length_normalize=True)(Rewards(log_probs, reference, 0.25))
+
+
+def test_slopes_by_hand():
+    """At u = ln 3. DPO: -1/4. cDPO: -0.8/4 + 0.2 * 3/4 = -0.05. rDPO: (-0.2 - 0.15) / 0.6.
+
+    ROPO, a = 3: -3/4 * 1/4 - 9/4 * 3/16. RPO-EM, w = 0.9: -0.9/4 + 0.1 * 3/4 = -0.15. R3M below t: -lam.
+    """
+    assert slope_of(DPO(1.0), LN3) == pytest.approx(-0.25)
+    assert slope_of(CDPO(1.0, 0.2), LN3) == pytest.approx(-0.05)
+    assert slope_of(RDPO(1.0, 0.2), LN3) == pytest.approx(-0.35 / 0.6)
+    assert slope_of(ROPO(1.0, 3.0), LN3) == pytest.approx(-3 / 16 - 27 / 64)
+    assert slope_of(RPOEM(1.0, 0.25), LN3) == pytest.approx(-0.15)
+    assert slope_of(R3M(1.0, 0.6), -5.0) == pytest.approx(-0.6)
+    assert slope_of(DPO(2.0), LN3 / 2) == pytest.approx(-0.5)
+
+
+@pytest.mark.parametrize("name", [n for n in MAKE if n != "rpo_em"])
+def test_gradcheck(name):
+    """Autograd against finite differences; RPO-EM, which holds w fixed on purpose, has its own test."""
+    h = torch.tensor([-7.3, -1.2, -0.4, 0.0, 0.7, 2.1, 9.0], dtype=torch.float64, requires_grad=True)
+    objective = MAKE[name](0.7)
+    assert torch.autograd.gradcheck(lambda x: objective(rewards_of(x, 0.7)), (h,))
+
+
+def test_gradient_of_rpo_em():
+    """With w fixed it is the gradient of the likelihood of labels that are flipped at rate eps."""
+    u = torch.linspace(-12, 12, 49, dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(RPOEM(1.0, 0.3)(rewards_of(u)).sum(), u)
+    likelihood = -(0.7 * u.sigmoid() + 0.3 * (-u).sigmoid()).log()
+    (expected,) = torch.autograd.grad(likelihood.sum(), u)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("lam", [0.05, 0.5, 0.75, 0.95])
+def test_r3m_is_the_minimum_over_outliers(lam):
+    """min over d in [0, 20] of -ls(u + d) + lam d on a grid of step 1e-4; also where d = 0 is the minimum."""
+    d = torch.arange(0, 20, 1e-4, dtype=torch.float64)
+    u = torch.linspace(-8, 8, 33, dtype=torch.float64)
+    grid = torch.stack([(-F.logsigmoid(x + d) + lam * d).min() for x in u])
+    torch.testing.assert_close(R3M(1.0, lam)(rewards_of(u)), grid, rtol=0, atol=1e-8)
+
+
+def test_minimum_of_cdpo():
+    """Where sigmoid(u) = 1 - eps."""
+    assert slope_of(CDPO(1.0, 0.3), math.log(0.7 / 0.3)) == pytest.approx(0, abs=1e-15)
+
+
+def test_the_steepest_slope_of_ropo_is_one():
+    """At sigmoid(u) = (a - 1) / 2a; that is what the factor 4a / (1 + a)^2 is for."""
+    for a in (1.5, 14.0, 30.0):
+        s = (a - 1) / (2 * a)
+        assert slope_of(ROPO(1.0, a), math.log(s / (1 - s))) == pytest.approx(-1, rel=1e-12)
+        grid = torch.linspace(-20, 20, 4001, dtype=torch.float64, requires_grad=True)
+        (slopes,) = torch.autograd.grad(ROPO(1.0, a)(rewards_of(grid)).sum(), grid)
+        assert slopes.abs().max() <= 1 + 1e-12
+        assert slopes[0] == pytest.approx(-4 * a / (1 + a) ** 2, rel=1e-6)
+
+
+@PROPERTY
+@given(REAL, RATE)
+def test_noise_identities(u, eps):
+    """rDPO is unbiased: its mean over flips is DPO. cDPO is the mean of DPO over flips."""
+    rdpo, dpo = RDPO(1.0, eps), DPO(1.0)
+    mean = (1 - eps) * loss_of(rdpo, u) + eps * loss_of(rdpo, -u)
+    assert mean == pytest.approx(loss_of(dpo, u), rel=1e-9, abs=1e-9)
+    mean = (1 - eps) * loss_of(dpo, u) + eps * loss_of(dpo, -u)
+    assert loss_of(CDPO(1.0, eps), u) == pytest.approx(mean, rel=1e-12)
+
+
+@PROPERTY
+@given(REAL, RATE, st.floats(0.1, 40), st.floats(0.05, 2))
+def test_exchanging_chosen_and_rejected(u, eps, a, beta):
+    """l(-u) - l(u): u for DPO, (1 - 2 eps) u for cDPO, u / (1 - 2 eps) for rDPO, 2 h / beta for IPO.
+
+    ROPO's second term is symmetric: it adds the same to l(u) + l(-u), 4a^2 / (1 + a)^2, whatever u is.
+    """
+    scale = {"rel": 1e-9, "abs": 1e-9}
+
+    def difference(objective):
+        return loss_of(objective, -u) - loss_of(objective, u)
+
+    assert difference(DPO(1.0)) == pytest.approx(u, **scale)
+    assert difference(CDPO(1.0, eps)) == pytest.approx((1 - 2 * eps) * u, **scale)
+    assert difference(RDPO(1.0, eps)) == pytest.approx(u / (1 - 2 * eps), **scale)
+    assert difference(IPO(beta)) == pytest.approx(2 * u / beta, **scale)
+    dpo_part = 4 * a / (1 + a) ** 2 * (loss_of(DPO(1.0), u) + loss_of(DPO(1.0), -u))
+    total = loss_of(ROPO(1.0, a), u) + loss_of(ROPO(1.0, a), -u)
+    assert total - dpo_part == pytest.approx(4 * a**2 / (1 + a) ** 2, **scale)
+
+
+@PROPERTY
+@given(st.lists(REAL, min_size=4, max_size=4), st.floats(0.05, 2), REAL, REAL)
+def test_only_log_ratios_matter(log_probs, beta, shift_chosen, shift_rejected):
+    """The same constant in policy and reference changes nothing; exchanging the sides negates u and h."""
+    p, q, r, s = (torch.tensor([x], dtype=torch.float64) for x in log_probs)
+    count = torch.tensor([3]), torch.tensor([7])
+    rewards = Rewards(LogProbs(p, q), LogProbs(r, s), beta, *count)
+    shifted = Rewards(
+        LogProbs(p + shift_chosen, q + shift_rejected),
+        LogProbs(r + shift_chosen, s + shift_rejected),
+        beta,
+        *count,
+    )
+    for make in MAKE.values():
+        objective = make(beta)
+        torch.testing.assert_close(objective(shifted), objective(rewards), rtol=1e-9, atol=1e-9)
+    exchanged = Rewards(LogProbs(q, p), LogProbs(s, r), beta)
+    torch.testing.assert_close(exchanged.h, -rewards.h)
+    torch.testing.assert_close(exchanged.u, -rewards.u)
+    torch.testing.assert_close(exchanged.delta, rewards.delta)
+    torch.testing.assert_close(rewards.u, beta * rewards.h)
+
+
+@pytest.mark.parametrize("name", list(MAKE))
+@pytest.mark.parametrize("u", [-1e4, 1e4])
+def test_finite_far_out(name, u):
+    """In fp32, value and gradient; the gradient has not vanished where the label is contradicted."""
+    h = torch.tensor([u], requires_grad=True)
+    objective = MAKE[name]()
+    loss = objective(rewards_of(h))
+    (gradient,) = torch.autograd.grad(loss.sum(), h)
+    assert loss.dtype == torch.float32 and torch.isfinite(loss).all() and torch.isfinite(gradient).all()
+    if u < 0 and name != "rpo_em":  # which takes such a label for wrong
+        assert gradient < 0
+    if objective.grouped:
+        pair = torch.cat([loss.detach(), loss.detach() + 1])
+        assert torch.isfinite(objective.group_value(pair))
+        torch.testing.assert_close(
+            objective.group_weights(pair), torch.tensor([0.7311, 0.2689]), atol=1e-3, rtol=0
+        )
+
+
+@PROPERTY
+@given(st.floats(-1e4, 1e4), st.sampled_from(sorted(MAKE)))
+def test_finite_in_between(u, name):
+    h = torch.tensor([u], dtype=torch.float32, requires_grad=True)
+    loss = MAKE[name]()(rewards_of(h))
+    (gradient,) = torch.autograd.grad(loss.sum(), h)
+    assert torch.isfinite(loss).all() and torch.isfinite(gradient).all()
+
+
+# Every option does something.
+
+OPTIONS = {
+    (CDPO, "label_noise"): (0.1, 0.3),
+    (RDPO, "label_noise"): (0.1, 0.3),
+    (IPO, "length_normalize"): (False, True),
+    (DrDPO, "beta_prime"): (0.5, 2.0),
+    (DrDPO, "group"): ("batch", "micro_batch"),
+    (ROPO, "alpha"): (6.0, 14.0),
+    (ROPO, "filter_share"): (0.25, 0.5),
+    (ROPO, "filter_every"): (1, 2),
+    (R3M, "lam"): (0.65, 0.85),
+    (RPOEM, "initial_rate"): (0.1, 0.3),
+    (RPOEM, "momentum"): (0.1, 0.5),
+}
+CLASSES = [
+    member
+    for module in (objectives, robust_objectives)
+    for _, member in inspect.getmembers(module, inspect.isclass)
+    if issubclass(member, Objective) and not inspect.isabstract(member)
+]
+BETAS = {(member, "beta"): (0.1, 0.5) for member in CLASSES}
+NEEDED = {CDPO: {"label_noise": 0.2}, RDPO: {"label_noise": 0.2}}
+ALSO = {"filter_share": {"filter_every": 1}, "filter_every": {"filter_share": 0.25}}
+
+
+def effect(objective: Objective) -> list:
+    """What a step sees of an objective: losses, group weights, and after two observed steps pair weights."""
+    rewards = Rewards(
+        LogProbs(torch.tensor([1.0, -9.0, 0.5, -2.0]), torch.zeros(4)),
+        LogProbs(torch.zeros(4), torch.zeros(4)),
+        objective.beta,
+        torch.tensor([2, 3, 4, 5]),
+        torch.tensor([5, 4, 3, 2]),
+    )
+    ids = ["a", "b", "c", "d"]
+    found = []
+    for _ in range(2):
+        losses = objective(rewards)
+        group, kept = objective.group_weights(losses, 2), objective.pair_weights(ids)
+        found += [x.tolist() for x in (losses, group, kept) if x is not None]
+        objective.observe(rewards, ids)
+    kept = objective.pair_weights(ids)
+    return [*found, None if kept is None else kept.tolist()]
+
+
+@pytest.mark.parametrize(("cls", "option"), list(OPTIONS | BETAS), ids=lambda x: getattr(x, "__name__", x))
+def test_every_option_has_an_effect(cls, option):
+    effects = []
+    for value in (OPTIONS | BETAS)[cls, option]:
+        options = {**NEEDED.get(cls, {}), **ALSO.get(option, {}), option: value}
+        effects.append(effect(cls(**options)))
+    assert effects[0] != effects[1]
+
+
+def test_no_option_is_forgotten():
+    assert len(set(CLASSES)) == 8
+    options = {(c, o) for c in CLASSES for o in inspect.signature(c).parameters}
+    assert options == set(OPTIONS | BETAS)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        *((lambda make=make: make(0.0), r"beta is 0\.0") for make in MAKE.values()),
+        *((lambda make=make: make(math.nan), "beta is nan") for make in MAKE.values()),
+        (lambda: DPO(math.inf), "beta is inf"),
+        (lambda: DPO(-1.0), r"beta is -1\.0"),
+        (lambda: CDPO(label_noise=0.5), r"label_noise is 0\.5, but CDPO"),
+        (lambda: RDPO(label_noise=0.5), r"label_noise is 0\.5, but RDPO"),
+        (lambda: RDPO(label_noise=0.7), r"label_noise is 0\.7"),
+        (lambda: CDPO(label_noise=-0.1), r"label_noise is -0\.1"),
+        (lambda: RDPO(label_noise=math.nan), "label_noise is nan"),
+        (lambda: DrDPO(beta_prime=0.0), r"beta_prime is 0\.0"),
+        (lambda: DrDPO(beta_prime=math.nan), "beta_prime is nan"),
+        (lambda: DrDPO(group="rank"), "group is rank"),
+        (lambda: ROPO(alpha=0.0), r"alpha is 0\.0"),
+        (lambda: ROPO(alpha=math.nan), "alpha is nan"),
+        (lambda: ROPO(filter_every=5), "filter_every is 5, but nothing is filtered"),
+        (lambda: ROPO(filter_share=0.2), r"filter_share is 0\.2 and filter_every None"),
+        (lambda: ROPO(filter_share=0.2, filter_every=0), "filter_every 0"),
+        (lambda: ROPO(filter_share=0.0, filter_every=5), r"filter_share is 0\.0"),
+        (lambda: ROPO(filter_share=1.0, filter_every=5), r"filter_share is 1\.0"),
+        (lambda: ROPO(filter_share=math.nan, filter_every=5), "filter_share is nan"),
+        (lambda: R3M(lam=0.0), r"lam is 0\.0"),
+        (lambda: R3M(lam=1.0), r"lam is 1\.0"),
+        (lambda: R3M(lam=math.nan), "lam is nan"),
+        (lambda: RPOEM(initial_rate=0.0), r"initial_rate is 0\.0"),
+        (lambda: RPOEM(initial_rate=0.5), r"initial_rate is 0\.5"),
+        (lambda: RPOEM(initial_rate=math.nan), "initial_rate is nan"),
+        (lambda: RPOEM(momentum=0.0), r"momentum is 0\.0"),
+        (lambda: RPOEM(momentum=math.nan), "momentum is nan"),
+    ],
+)
+def test_ranges(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+# Label noise that the data knows.
+
+
+@pytest.mark.parametrize("cls", [CDPO, RDPO])
+def test_label_noise_auto(cls):
+    objective = cls(1.0)
+    with pytest.raises(UserError, match=f"{cls.__name__}'s label_noise is auto"):
+        loss_of(objective, 1.0)
+    with pytest.raises(UserError, match=r"label_noise is 0\.5"):
+        objective.resolve_label_noise(0.5)
+    unresolved = copy.deepcopy(objective.state_dict())
+    objective.resolve_label_noise(0.3)
+    objective.resolve_label_noise(0.3)
+    assert loss_of(objective, 1.0) == loss_of(cls(1.0, 0.3), 1.0)
+    with pytest.raises(UserError, match=r"label_noise is 0\.3 already and cannot become 0\.2"):
+        objective.resolve_label_noise(0.2)
+    restored, fixed = cls(1.0), cls(1.0, 0.1)
+    restored.load_state_dict(unresolved)
+    assert restored.label_noise == "auto"
+    for other in (restored, fixed):
+        other.load_state_dict(objective.state_dict())
+    assert restored.label_noise == 0.3 and fixed.label_noise == 0.1
+
+
+@pytest.mark.parametrize("name", sorted(set(MAKE) - {"cdpo", "rdpo"}))
+def test_others_have_no_label_noise(name):
+    objective = MAKE[name]()
+    assert objective.label_noise is None
+    with pytest.raises(UserError, match=r"has no label_noise to set to 0\.2"):
+        objective.resolve_label_noise(0.2)
+
+
+def test_a_foreign_state_is_refused():
+    with pytest.raises(UserError, match=r"kept \['estimated_rate'\], but DPO keeps \[\]"):
+        DPO().load_state_dict(RPOEM().state_dict())
+    with pytest.raises(UserError, match="resume with the objective that the run had"):
+        ROPO(filter_share=0.2, filter_every=3).load_state_dict({})
+
+
+@pytest.mark.parametrize("name", sorted(set(MAKE) - {"drdpo"}))
+def test_neutral_defaults(name):
+    objective = MAKE[name]()
+    losses = torch.tensor([1.0, 2.0, 6.0])
+    assert not objective.grouped and objective.group_weights(losses) is None
+    assert objective.group_value(losses) == 3
+    objective.observe(rewards_of([1.0]), ["a"])
+    assert objective.pair_weights(["a"]) is None
+    objective.check_plan(10, 10)
+
+
+# Dr.DPO's group.
+
+
+def test_group_weights_by_hand():
+    """beta' = 1/2, losses ln 2 and 0: exp(-2 ln 2) = 1/4 against 1, so 1/5 and 4/5; -1/2 log(5/8)."""
+    objective = DrDPO(1.0, beta_prime=0.5)
+    losses = torch.tensor([math.log(2), 0.0])
+    torch.testing.assert_close(objective.group_weights(losses), torch.tensor([0.2, 0.8]))
+    assert objective.group_value(losses).item() == pytest.approx(-0.5 * math.log(5 / 8))
+
+
+def test_group_does_not_underflow():
+    """exp(-l / beta') is 0 in fp32 for all of them; the differences still decide."""
+    losses = torch.tensor([500.0, 501.0, 502.0])
+    for objective in (DrDPO(), DrDPO(group="micro_batch")):
+        torch.testing.assert_close(objective.group_weights(losses), (-losses).softmax(0))
+        expected = 500 - math.log((1 + math.exp(-1) + math.exp(-2)) / 3)
+        assert objective.group_value(losses).item() == pytest.approx(expected, rel=1e-6)
+
+
+def closed_formula(losses: torch.Tensor, beta_prime: float) -> torch.Tensor:
+    return -beta_prime * torch.log(torch.mean(torch.exp(-losses / beta_prime)))
+
+
+def cut_gradient(objective, policy, batch, size):
+    """As a module does it: all losses without gradient, their weights, then micro-batch after micro-batch."""
+
+    def losses_of(part):
+        return objective(Rewards.of(policy.log_probs(part), part, objective.beta))
+
+    with torch.no_grad():
+        losses = torch.cat([losses_of(part) for part in batch.micro_batches(size)])
+    weights = objective.group_weights(losses, size)
+    pieces = weights.split(size or len(batch))
+    parts = zip(pieces, batch.micro_batches(size), strict=True)
+    gradient = accumulated_gradient(policy.adapter(), ((w * losses_of(part)).sum() for w, part in parts))
+    return losses, weights, gradient
+
+
+@pytest.mark.parametrize("beta_prime", [0.05, 1.0])
+@pytest.mark.parametrize("group", ["batch", "micro_batch"])
+@pytest.mark.parametrize("size", [None, 1, 2, 4, 6])
+def test_drdpo_gradient(beta_prime, group, size, make_policy, make_batch):
+    """Against autograd of the formula over the batch, or over each micro-batch (4 leaves a rest of 2)."""
+    policy, batch = make_policy(double=True), make_batch(6)
+    batch = batch.with_reference(policy.reference_log_probs(batch))
+    objective = DrDPO(0.5, beta_prime, group)
+    all_losses = objective(Rewards.of(policy.log_probs(batch), batch, 0.5))
+    pieces = [all_losses] if group == "batch" else all_losses.split(size or 6)
+    value = sum(len(p) / 6 * closed_formula(p, beta_prime) for p in pieces)
+    expected = torch.autograd.grad(value, list(policy.adapter().values()))
+
+    losses, weights, found = cut_gradient(objective, policy, batch, size)
+    assert weights.sum().item() == pytest.approx(1)
+    torch.testing.assert_close(objective.group_value(losses, size), value.detach())
+    for a, b in zip(found.values(), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+    if group == "batch":
+        torch.testing.assert_close(weights, (-losses / beta_prime).softmax(0))
+    elif size == 1:  # a group of one pair is DPO
+        torch.testing.assert_close(weights, torch.full_like(weights, 1 / 6))
+
+
+# ROPO's filter.
+
+
+def test_ropo_filter(caplog):
+    """Every second update the half with the largest last-seen losses goes; later ones decide anew."""
+    objective = ROPO(1.0, filter_share=0.5, filter_every=2)
+    objective.observe(rewards_of([3.0, -3.0]), ["a", "b"])
+    assert objective.pair_weights(["a", "b"]) is None
+    with caplog.at_level("INFO"):
+        objective.observe(rewards_of([1.0, -1.0]), ["c", "d"])
+    assert "ROPO at update 2: dropped 2 of the 4 pairs seen so far (50.0%)" in caplog.text
+    assert objective.pair_weights(["a", "b", "c", "d", "new"]).tolist() == [1, 0, 1, 0, 1]
+    objective.observe(rewards_of([-5.0, 5.0]), ["a", "b"])
+    assert objective.pair_weights(["a", "b", "c", "d"]).tolist() == [1, 0, 1, 0]
+
+    resumed = ROPO(1.0, filter_share=0.5, filter_every=2)
+    resumed.load_state_dict(copy.deepcopy(objective.state_dict()))
+    assert resumed.pair_weights(["a", "b", "c", "d"]).tolist() == [1, 0, 1, 0]
+    for either in (objective, resumed):
+        either.observe(rewards_of([2.0]), ["c"])
+        assert either.pair_weights(["a", "b", "c", "d"]).tolist() == [0, 1, 1, 0]
+    assert objective.state_dict() == resumed.state_dict()
+
+
+def test_a_filter_that_meets_no_pair_again_is_refused():
+    objective = ROPO(filter_share=0.2, filter_every=100)
+    for updates, per_epoch in ((100, 50), (100, 100), (200, 200)):
+        with pytest.raises(UserError, match="no pair is visited again after filtering"):
+            objective.check_plan(updates, per_epoch)
+    objective.check_plan(101, 100)
+
+
+# RPO-EM's rate.
+
+
+def test_estimated_rate_by_hand():
+    """eps = 1/4, u = ln 3 and -ln 3: w = 9/10 and 1/2, mean of 1 - w is 0.3; a step of 0.1 from 0.25."""
+    objective = RPOEM(1.0, 0.25, momentum=0.1)
+    objective.observe(rewards_of([LN3, -LN3]), ["a", "b"])
+    assert objective.estimated_rate == pytest.approx(0.255)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.2, 0.4])
+def test_estimated_rate_converges(rate):
+    """With a calibrated policy (u is the log-odds that generated the labels) it finds the flip rate."""
+    generator = torch.Generator().manual_seed(0)
+    objective = RPOEM(1.0, 0.25, momentum=0.02)
+    tail = []
+    for step in range(1500):
+        log_odds = 3 * torch.randn(64, generator=generator)
+        label = torch.rand(64, generator=generator) < log_odds.sigmoid()
+        label ^= torch.rand(64, generator=generator) < rate
+        u = torch.where(label, log_odds, -log_odds)
+        objective.observe(rewards_of(u), [])
+        if step >= 700:
+            tail.append(objective.estimated_rate)
+    assert sum(tail) / len(tail) == pytest.approx(rate, abs=0.015)
+    resumed = RPOEM(1.0, 0.25, momentum=0.02)
+    resumed.load_state_dict(copy.deepcopy(objective.state_dict()))
+    assert resumed.estimated_rate == objective.estimated_rate != 0.25
+    assert loss_of(resumed, 1.0) == loss_of(objective, 1.0)
+
+
+def test_estimated_rate_stays_inside():
+    objective = RPOEM(1.0, 0.25, momentum=1.0)
+    for u in (1e4, -1e4, 1e4):
+        objective.observe(rewards_of([u]), ["a"])
+        assert 0 < objective.estimated_rate < 1 and math.isfinite(loss_of(objective, 3.0))
+
+
+# Two processes.
+
+TWO_RANKS = """
+import json, sys, torch
+import torch.distributed as dist
+from pacmr_lightning.batch import LogProbs
+from pacmr_lightning.rewards import Rewards
+from pacmr_lightning.robust_objectives import ROPO, RPOEM, DrDPO
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+h = torch.tensor([3.0, -2.0, 0.5, -0.1, 4.0, -6.0, 1.0], dtype=torch.float64)
+mine = slice(0, 4) if rank == 0 else slice(4, 7)
+if rank < 0:
+    mine = slice(0, 7)
+else:
+    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+h = h[mine]
+ids = list("abcdefg")[mine]
+zero = torch.zeros_like(h)
+rewards = Rewards(LogProbs(h, zero), LogProbs(zero, zero), 1.0)
+em, ropo, found = RPOEM(1.0, 0.25, 0.5), ROPO(1.0, filter_share=0.3, filter_every=1), {}
+for group in ("batch", "micro_batch"):
+    drdpo = DrDPO(1.0, 0.7, group)
+    losses = drdpo(rewards)
+    # One rank has micro-batches of 4 and then 3 pairs, as the two ranks have.
+    found[group] = drdpo.group_weights(losses, 4).tolist(), drdpo.group_value(losses, 4).item()
+plain = ropo.group_value(losses).item()
+em.observe(rewards, ids)
+ropo.observe(rewards, ids)
+found.update(plain=plain, rate=em.estimated_rate, kept=ropo.pair_weights(list("abcdefg")).tolist())
+found["state"] = ropo.state_dict()
+if rank == 1:  # a rank without pairs takes part
+    empty = losses[:0]
+else:
+    empty = losses
+found["empty"] = [DrDPO(1.0, 0.7, g).group_weights(empty).tolist() for g in ("batch", "micro_batch")]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_equal_one(tmp_path):
+    def start(rank):
+        command = [sys.executable, "-c", TWO_RANKS, str(rank), str(tmp_path / "store")]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    running = [start(rank) for rank in (0, 1, -1)]
+    try:
+        outputs = [process.communicate(timeout=240)[0] for process in running]
+    finally:
+        for process in running:  # one that waits for another that died
+            process.kill()
+    assert all(process.returncode == 0 for process in running)
+    first, second, one = (json.loads(output.splitlines()[-1]) for output in outputs)
+    for group in ("batch", "micro_batch"):
+        assert first[group][0] + second[group][0] == pytest.approx(one[group][0], rel=1e-12)
+        assert sum(one[group][0]) == pytest.approx(1)
+        assert first[group][1] == second[group][1] == pytest.approx(one[group][1], rel=1e-12)
+    for rank in (first, second):
+        assert rank["plain"] == pytest.approx(one["plain"]) and rank["rate"] == pytest.approx(one["rate"])
+        assert rank["kept"] == one["kept"] == [1, 0, 1, 1, 1, 0, 1]
+        assert rank["state"] == one["state"]
+    for of_first, of_second in zip(first["empty"], second["empty"], strict=True):
+        assert sum(of_first) == pytest.approx(1) and of_second == []

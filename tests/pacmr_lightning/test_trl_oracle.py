@@ -1,0 +1,129 @@
+"""Losses and gradients against TRL's DPOTrainer: same weights, same token rows, their forward and loss.
+
+Ours take the road of a real run: PairBatch, PolicyModel, objective. TRL comes with the extra `oracle`; where
+it is missing these tests are skipped, or fail if PACMR_REQUIRE_ORACLE=1 says that it has to be there.
+"""
+
+import importlib.util
+import os
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pacmr_lightning.batch import Segment
+from pacmr_lightning.objectives import CDPO, DPO, IPO, RDPO
+from pacmr_lightning.rewards import Rewards
+
+EPS = 0.2
+# TRL 1.16 ignores label_smoothing with "sigmoid". With s the sigmoid loss and r the robust one,
+# cDPO = 2 (1 - eps) s - (1 - 2 eps) r: 2 (1 - eps) (-ls(u)) + (1 - eps) ls(u) - eps ls(-u).
+CASES = {
+    "dpo": (lambda beta: DPO(beta), {"loss_type": ["sigmoid"]}),
+    "rdpo": (lambda beta: RDPO(beta, EPS), {"loss_type": ["robust"], "label_smoothing": EPS}),
+    "ipo": (lambda beta: IPO(beta, length_normalize=True), {"loss_type": ["ipo"]}),
+    "cdpo": (
+        lambda beta: CDPO(beta, EPS),
+        {
+            "loss_type": ["sigmoid", "robust"],
+            "loss_weights": [2 * (1 - EPS), -(1 - 2 * EPS)],
+            "label_smoothing": EPS,
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def oracle():
+    if importlib.util.find_spec("trl") is None:
+        reason = "TRL is not installed; pip install 'pacmr-lightning[oracle]'"
+        if os.environ.get("PACMR_REQUIRE_ORACLE") == "1":
+            pytest.fail(f"{reason} (PACMR_REQUIRE_ORACLE is 1)")
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def trainer_of(save_model, tiny_tokenizer_folder, tmp_path):
+    """A DPOTrainer whose model has the weights of a policy."""
+    from trl import DPOConfig, DPOTrainer
+
+    def make(policy, beta, options):
+        tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
+        lora = LoraConfig(
+            r=4, lora_alpha=8, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
+        trainer = DPOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(policy.name, dtype=torch.float32),
+            args=DPOConfig(
+                output_dir=str(tmp_path / "trl"),
+                beta=beta,
+                bf16=False,
+                use_cpu=True,
+                gradient_checkpointing=False,
+                report_to=[],
+                **options,
+            ),
+            # Tokenized when the trainer is made, and never used.
+            train_dataset=Dataset.from_list([{"prompt": "What is", "chosen": " the sea", "rejected": " it"}]),
+            processing_class=tokenizer,
+            peft_config=lora,
+        )
+        theirs = trainable(trainer.model)
+        ours = {name.removeprefix("peft."): p for name, p in policy.adapter().items()}
+        assert theirs.keys() == ours.keys()
+        with torch.no_grad():
+            for name, parameter in theirs.items():
+                parameter.copy_(ours[name])
+        trainer.model.eval()
+        return trainer
+
+    return make
+
+
+def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def trl_rows(batch) -> dict[str, torch.Tensor]:
+    """The pairs as TRL's own collator lays them out."""
+    from trl.trainer.dpo_trainer import DataCollatorForPreference
+
+    def tokens(row: int, segment: Segment) -> list[int]:
+        return batch.input_ids[row][batch.segment_ids[row] == segment].tolist()
+
+    keys = {
+        "prompt_ids": Segment.PROMPT,
+        "chosen_ids": Segment.CHOSEN,
+        "rejected_ids": Segment.REJECTED,
+    }
+    examples = [{key: tokens(i, s) for key, s in keys.items()} for i in range(len(batch))]
+    return DataCollatorForPreference(pad_token_id=0)(examples)
+
+
+@pytest.mark.parametrize("layout", ["shared", "separate"])
+@pytest.mark.parametrize("case", list(CASES))
+def test_losses_and_gradients(case, layout, make_policy, make_batch, trainer_of):
+    """Each pair's loss, and the gradient of the batch's mean loss in every LoRA matrix, to 1e-5."""
+    make, options = CASES[case]
+    beta = 0.3
+    policy, batch, objective = make_policy(layout=layout), make_batch(6), make(beta)
+    trainer = trainer_of(policy, beta, options)
+    batch = batch.with_reference(policy.reference_log_probs(batch))
+    losses = objective(Rewards.of(policy.log_probs(batch), batch, beta))
+    assert losses.std() > 1e-2  # something to be right about
+
+    for i in range(len(batch)):
+        with torch.no_grad():
+            theirs = trainer._compute_loss(trainer.model, trl_rows(batch[i : i + 1]), False)
+        torch.testing.assert_close(losses[i].detach(), theirs, rtol=1e-5, atol=1e-5)
+
+    mean = trainer._compute_loss(trainer.model, trl_rows(batch), False)
+    torch.testing.assert_close(losses.mean(), mean, rtol=1e-5, atol=1e-5)
+    expected = torch.autograd.grad(mean, list(trainable(trainer.model).values()))
+    found = torch.autograd.grad(losses.mean(), list(policy.adapter().values()))
+    scale = max(float(e.abs().max()) for e in expected)
+    ours = dict(zip((n.removeprefix("peft.") for n in policy.adapter()), found, strict=True))
+    for name, gradient in zip(trainable(trainer.model), expected, strict=True):
+        torch.testing.assert_close(ours[name], gradient, rtol=1e-5, atol=1e-5 * scale)
