@@ -56,7 +56,8 @@ def draw(runs: list[str], path: str) -> None:
             axis.hist(part, bins, density=True, alpha=0.55, color=color, label=f"{label} ({len(part):,})")
         axis.set(xlabel="weight g", ylabel="density", xlim=(0, 1))
         axis.set_title(f"{summary['method']}: last {len(rows):,} pairs", fontsize=10)
-        axis.legend(frameon=False)
+        axis.set_ylim(top=1.25 * axis.get_ylim()[1])  # room for the legend
+        axis.legend(frameon=False, loc="upper center", ncols=2, fontsize=9)
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=150, format=Path(path).suffix[1:])
     plt.close(figure)

@@ -133,6 +133,9 @@ class VNetWeighting(Weighting):
             c = self.estimator.coefficients(*arguments)
             if self.check_every and self.updates % self.check_every == 0:
                 metrics["meta/estimator_error"] = self._estimator_error(c, arguments)
+            kept = objective.pair_weights(train.ids)
+            if kept is not None:  # pairs that the objective dropped are not part of the virtual step
+                c = c * kept.to(c)
             metrics |= self._step(inner, c)
             self.updates += 1
         else:

@@ -407,3 +407,32 @@ def test_state_dict_round_trip(make_policy, make_batch):
 def test_ranges(make, value):
     with pytest.raises(UserError, match=value):
         make()
+
+
+def test_pairs_that_the_objective_drops_do_not_teach_vnet(make_policy, make_batch, monkeypatch):
+    """VNet's gradient with two of six pairs dropped is that of their coefficients set to 0."""
+
+    class Dropping(DPO):
+        def pair_weights(self, ids):
+            return torch.tensor([0.0 if name in ("pair-1", "pair-4") else 1.0 for name in ids])
+
+    policy = make_policy(double=True)
+    train, meta = with_reference(policy, make_batch(6)), make_batch(7, seed=5, augmented=True)
+    weighting = moved_weighting(PromptAugmentationConsistency(TAU), GhostDotProduct(clip=None), 0.05)
+    before = copy.deepcopy(weighting.vnet)
+    caught = []
+    monkeypatch.setattr(
+        weighting.vnet_optimizer,
+        "step",
+        lambda: caught.extend(p.grad.clone() for p in weighting.vnet.parameters()),
+    )
+    objective = Dropping(BETA)
+    weighting.update(policy, objective, train, meta, learning_rate=0.0, micro_batch_size=None)
+    inner = inner_step(policy, objective, weighting, train, None)
+    with shifted(policy, inner.gradient, -0.05):
+        direction = weighting.outer.gradient(policy, BETA, meta, None).direction
+    c = exact_coefficients(policy, train, direction) * objective.pair_weights(train.ids)
+    g, _, _ = before(inner.rewards.delta, inner.rewards.u)
+    expected = torch.autograd.grad(-(c * g).sum() / 6, list(before.parameters()))
+    for found, right in zip(caught, expected, strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-8, atol=1e-12)

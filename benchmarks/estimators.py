@@ -1,0 +1,150 @@
+"""Error of the estimators of c_i over the length of d, in fp32 and under a bf16 base, and what they cost.
+
+    python benchmarks/estimators.py [--figure docs/estimators.png] [--device cuda]
+
+Truth is a float64 copy of the same model differentiated pair by pair. The direction is the gradient of
+other pairs' loss, as d_meta is, scaled to each norm; the model is a random Llama (6 layers, width 256) with
+LoRA on all linear layers, B away from 0. Times are medians over repetitions, in units of one forward and
+backward pass of the same pairs in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.gradient import accumulated_gradient, norm
+from pacmr_lightning.objectives import DPO
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.rewards import Rewards
+from pacmr_lightning.weighting import CentralDifference, Estimator, GhostDotProduct
+
+BETA = 0.1
+NORMS = [10.0**k for k in (-4, -3, -2, -1, 0, 1)]
+ESTIMATORS: dict[str, Estimator] = {
+    "central difference, raw step 3e-3": CentralDifference(3e-3, clip=None),
+    "central difference, step 3e-3 / |d|": CentralDifference(3e-3, relative=True, clip=None),
+    "central difference, step 0.1 / |d|": CentralDifference(0.1, relative=True, clip=None),
+    "ghost dot-product": GhostDotProduct(clip=None),
+}
+
+
+def make_policy(folder: str, dtype: str) -> PolicyModel:
+    """The same random model in either precision of its base, LoRA's B away from 0."""
+    policy = PolicyModel(folder, dtype=dtype)
+    torch.manual_seed(0)
+    policy.build()
+    with torch.no_grad():
+        for name, parameter in policy.adapter().items():
+            parameter.normal_(std=0.05 if ".lora_B." in name else 0.1)
+    return policy
+
+
+def make_batch(pairs: int, seed: int, device: str) -> PairBatch:
+    """Random pairs: prompts of 60 to 100 tokens, responses of 20 to 40."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def tokens(low: int, high: int) -> list[int]:
+        length = int(torch.randint(low, high, (1,), generator=generator))
+        return torch.randint(3, 4096, (length,), generator=generator).tolist()
+
+    columns = [[tokens(*bounds) for _ in range(pairs)] for bounds in ((60, 100), (20, 40), (20, 40))]
+    batch = PairBatch.collate([str(i) for i in range(pairs)], *columns)
+    batch.input_ids, batch.segment_ids = batch.input_ids.to(device), batch.segment_ids.to(device)
+    return batch
+
+
+def losses(policy: PolicyModel, batch: PairBatch) -> torch.Tensor:
+    """(N,) DPO losses."""
+    return DPO(BETA)(Rewards.of(policy.log_probs(batch), batch, BETA))
+
+
+def exact(policy: PolicyModel, batch: PairBatch, direction: dict[str, torch.Tensor]) -> torch.Tensor:
+    """(N,) d . grad l_i in float64, one backward a pair."""
+    double = copy.deepcopy(policy).double()
+    batch = batch.with_reference(double.reference_log_probs(batch))
+    values = []
+    for i in range(len(batch)):
+        gradients = torch.autograd.grad(
+            losses(double, batch[i : i + 1]).sum(), list(double.adapter().values())
+        )
+        values.append(sum((g * d.double()).sum() for g, d in zip(gradients, direction.values(), strict=True)))
+    return torch.stack(values)
+
+
+def median_time(run: Callable[[], object], device: str, repetitions: int = 5) -> float:
+    """Median seconds of a call, the first one left out."""
+    found = []
+    for _ in range(repetitions + 1):
+        start = time.perf_counter()
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - start)
+    return statistics.median(found[1:])
+
+
+def main() -> None:
+    """Measures, prints a table and draws the figure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--figure", default="docs/estimators.png")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--pairs", type=int, default=8)
+    options = parser.parse_args()
+    config = LlamaConfig(
+        vocab_size=4096, hidden_size=256, intermediate_size=688, num_hidden_layers=6, num_attention_heads=4
+    )
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
+    with tempfile.TemporaryDirectory() as folder:
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        for axis, dtype in zip(axes, ("float32", "bfloat16"), strict=True):
+            policy = make_policy(folder, dtype).to(options.device)
+            batch, other = (make_batch(options.pairs, seed, options.device) for seed in (0, 1))
+            batch = batch.with_reference(policy.reference_log_probs(batch))
+            other = other.with_reference(policy.reference_log_probs(other))
+            unit = accumulated_gradient(policy.adapter(), [losses(policy, other).mean()])
+            length = norm(unit)
+            unit = {name: d / length for name, d in unit.items()}
+            truth = exact(policy, batch, unit)
+            parameters = list(policy.adapter().values())
+            whole = median_time(
+                lambda p=policy, b=batch, w=parameters: torch.autograd.grad(losses(p, b).sum(), w),
+                options.device,
+            )
+            print(f"{dtype} base: relative error of c over |d|; time, forward and backward = 1")
+            for name, estimator in ESTIMATORS.items():
+                errors = []
+                for scale in NORMS:
+                    direction = {key: scale * d for key, d in unit.items()}
+                    found = estimator.coefficients(policy, DPO(BETA), batch, direction, None).double()
+                    errors.append(float((found / scale - truth).norm() / truth.norm()))
+                axis.loglog(NORMS, errors, marker="o", ms=4, label=name)
+                seconds = median_time(
+                    lambda e=estimator, p=policy, b=batch, d=unit: e.coefficients(p, DPO(BETA), b, d, None),
+                    options.device,
+                )
+                shown = "  ".join(f"{error:.1e}" for error in errors)
+                print(f"  {name:<36} {shown}   {seconds / whole:.2f}")
+            axis.axhline(1, color="gray", lw=0.8, ls="--")
+            axis.set(title=f"{dtype} base, fp32 adapter", xlabel="norm of d_meta")
+            axis.grid(alpha=0.3)
+    axes[0].set_ylabel("relative error of the coefficients c")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    figure.savefig(options.figure, dpi=150)
+
+
+if __name__ == "__main__":
+    main()
