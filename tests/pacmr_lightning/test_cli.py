@@ -72,6 +72,8 @@ def fails(capsys, arguments: list[str]) -> str:
 
 VNET = ["--model.weighting", "VNetWeighting"]
 PAC = [*VNET, "--model.weighting.outer", "PromptAugmentationConsistency"]
+SOFT = [*VNET, "--model.weighting.outer", "SoftPromptConsistency"]
+PRIOR = ["--model.weighting", "SigmoidPrior"]
 CENTRAL = [*VNET, "--model.weighting.estimator", "CentralDifference"]
 
 
@@ -89,6 +91,11 @@ CENTRAL = [*VNET, "--model.weighting.estimator", "CentralDifference"]
         (["--model.objective", "DPO", "--model.objective.beta", "0"], "beta is 0"),
         (["--model.objective", "DOP"], "no class DOP; choose one of CDPO, DPO, DrDPO"),
         (["--model.weighting", "VNetWeightin"], "no class VNetWeightin; choose one of DropFlipped"),
+        ([*SOFT, "--model.weighting.outer.tau", "0.6"], "no option tau"),
+        (["--model.objective", "RDPO", "--model.objective.label_noise", "0.5"], "label_noise is 0.5"),
+        (["--model.objective", "DrDPO", *VNET], "VNetWeighting would have no effect"),
+        ([*PRIOR, "--model.weighting.offset", "auto"], "noise_rate is 0.0"),
+        (["--data.clean_meta", "EmbeddedWorld"], "nothing learns from meta pairs"),
         (["--trainer.max_stepz", "3"], "no option --trainer.max_stepz"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
         (["--model.micro_batch_size", "3"], "micro_batch_size 3 does not divide the 8 pairs"),
