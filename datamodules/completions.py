@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from pathlib import Path
-from typing import Literal
 
 from datasets import Dataset
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.world import World
 
-from .noise import unit_hash
 from .reading import SFT, read_sft, rows_to_dataset
-
-_SPLIT_SEED = 42
+from .splits import DEFAULT_FRACTION, FileSplits, Split
 
 
 class Completions(ABC):
@@ -24,7 +20,7 @@ class Completions(ABC):
     """What messages call the source."""
 
     @abstractmethod
-    def load(self, split: Literal["train", "validation"]) -> Dataset:
+    def load(self, split: Split) -> Dataset:
         """Rows as ``reading.read_sft`` makes them.
 
         Raises:
@@ -45,35 +41,16 @@ class CompletionFiles(Completions):
         UserError: ``validation_fraction`` is outside (0, 1), or set although there is a validation file.
     """
 
-    def __init__(self, train: str, validation: str | None = None, validation_fraction: float = 0.05):
-        if not 0 < validation_fraction < 1:
-            raise UserError(f"validation_fraction is {validation_fraction}, but it must be between 0 and 1.")
-        if validation is not None and validation_fraction != 0.05:
-            raise UserError(
-                f"validation_fraction is {validation_fraction}, but it has no effect beside the "
-                f"validation file {validation}; leave one of them out."
-            )
-        self.train = train
-        self.validation = validation
-        self.validation_fraction = validation_fraction
-        self.name = Path(train).name
+    def __init__(
+        self, train: str, validation: str | None = None, validation_fraction: float = DEFAULT_FRACTION
+    ):
+        self.splits = FileSplits(train, validation, validation_fraction)
+        self.name = self.splits.name
 
-    def load(self, split: Literal["train", "validation"]) -> Dataset:
+    def load(self, split: Split) -> Dataset:
         """Rows of the file that holds the split, or of its share of the training file."""
-        if self.validation is not None:
-            return read_sft(self.train if split == "train" else self.validation)
-        rows = read_sft(self.train)
-        kept = [
-            i
-            for i, prompt in enumerate(rows["prompt"])
-            if (unit_hash(prompt, _SPLIT_SEED) < self.validation_fraction) == (split == "validation")
-        ]
-        if not kept:
-            raise UserError(
-                f"No {split} rows are left of {self.train} at validation_fraction "
-                f"{self.validation_fraction}; change the fraction or give a validation file."
-            )
-        return rows.select(kept, keep_in_memory=True)
+        rows = read_sft(self.splits.path(split))
+        return self.splits.select(rows, rows["prompt"], split)
 
 
 class WorldCompletions(Completions):
@@ -101,7 +78,7 @@ class WorldCompletions(Completions):
         # Different seeds, or the validation rows would be the first of the training rows.
         self._seeds = {"train": 2 * seed, "validation": 2 * seed + 1}
 
-    def load(self, split: Literal["train", "validation"]) -> Dataset:
+    def load(self, split: Split) -> Dataset:
         """The split's rows, generated anew (in memory: that is faster than a cache)."""
         rows = self.world.sft_rows(self._sizes[split], self._seeds[split], self.best_of)
         return rows_to_dataset(rows, SFT, f"{self.name} ({split})")

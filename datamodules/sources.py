@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from pathlib import Path
-from typing import Literal
 
 from datasets import Dataset
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.world import World
 
-from .noise import unit_hash
 from .prompts import split_prompt
 from .reading import PREFERENCES, read_preferences, rows_to_dataset
-
-_SPLIT_SEED = 42
+from .splits import DEFAULT_FRACTION, FileSplits, Split
 
 
 class Source(ABC):
@@ -30,7 +26,7 @@ class Source(ABC):
     """Prompts to answer when the policy is evaluated; None means those of the validation pairs."""
 
     @abstractmethod
-    def load(self, split: Literal["train", "validation"]) -> Dataset:
+    def load(self, split: Split) -> Dataset:
         """Rows as ``reading.read_preferences`` makes them.
 
         Raises:
@@ -51,37 +47,17 @@ class Files(Source):
         UserError: ``validation_fraction`` is outside (0, 1), or set although there is a validation file.
     """
 
-    def __init__(self, train: str, validation: str | None = None, validation_fraction: float = 0.05):
-        if not 0 < validation_fraction < 1:
-            raise UserError(
-                f"validation_fraction is {validation_fraction}, but it must lie in (0, 1), such as 0.05."
-            )
-        if validation is not None and validation_fraction != 0.05:
-            raise UserError(
-                f"validation_fraction is {validation_fraction}, but it has no effect beside the validation "
-                f"file {validation}; leave one of them out."
-            )
-        self.train = train
-        self.validation = validation
-        self.validation_fraction = validation_fraction
-        self.name = Path(train).name
+    def __init__(
+        self, train: str, validation: str | None = None, validation_fraction: float = DEFAULT_FRACTION
+    ):
+        self.splits = FileSplits(train, validation, validation_fraction)
+        self.name = self.splits.name
 
-    def load(self, split: Literal["train", "validation"]) -> Dataset:
+    def load(self, split: Split) -> Dataset:
         """Rows of the file that holds the split, or of its share of the training file."""
-        if self.validation is not None:
-            return read_preferences(self.train if split == "train" else self.validation)
-        rows = read_preferences(self.train)
-        validation = [
-            unit_hash(prompt, _SPLIT_SEED) < self.validation_fraction
-            for prompt in map(_prompt, rows["prompt"], rows["chosen"], rows["rejected"])
-        ]
-        kept = [i for i, is_validation in enumerate(validation) if is_validation == (split == "validation")]
-        if not kept:
-            raise UserError(
-                f"No {split} pairs are left of {self.train} at validation_fraction "
-                f"{self.validation_fraction}; change the fraction or give a validation file."
-            )
-        return rows.select(kept, keep_in_memory=True)
+        rows = read_preferences(self.splits.path(split))
+        prompts = map(_prompt, rows["prompt"], rows["chosen"], rows["rejected"])
+        return self.splits.select(rows, prompts, split)
 
 
 def _prompt(prompt: str | None, chosen: str, rejected: str) -> str:
@@ -114,7 +90,7 @@ class EmbeddedWorld(Source):
         # Different seeds, or the validation pairs would be the first of the training pairs.
         self._seeds = {"train": 2 * seed, "validation": 2 * seed + 1}
 
-    def load(self, split: Literal["train", "validation"]) -> Dataset:
+    def load(self, split: Split) -> Dataset:
         """The split's pairs, generated anew (in memory: that is faster than a cache)."""
         rows = self.world.preference_rows(self._sizes[split], self._seeds[split])
         return rows_to_dataset(rows, PREFERENCES, f"{self.name} ({split})")

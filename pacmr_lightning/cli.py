@@ -44,6 +44,10 @@ NOISE = (
     "`is_gradient_checkpointing` is deprecated",
     "`gradient_checkpointing_enable` is deprecated",
     ".*does not have many workers",
+    # Means over all ranks are logged, of which Lightning does not know.
+    ".*sync_dist=True",
+    # Of a call from Python, as in the tests.
+    "LightningCLI's args parameter is intended",
 )
 """Warnings that a user of the command can do nothing about."""
 
@@ -193,18 +197,17 @@ def _help() -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line; bad input ends in one sentence and exit status 2."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    # The arguments are passed on by hand, and Lightning warns of both.
-    sys.argv = sys.argv[:1]
+    words = sys.argv[1:] if arguments is None else arguments
     for message in NOISE:
         warnings.filterwarnings("ignore", message=message)
-    if arguments in (["--help"], ["-h"]):
+    if words in (["--help"], ["-h"]):
         print(_help())
         sys.exit(0)
     try:
-        if arguments and arguments[0] in TOOLS:
-            TOOLS[arguments[0]].main(arguments[1:])
+        if words and words[0] in TOOLS:
+            TOOLS[words[0]].main(words[1:])
         else:
+            # None and not sys.argv, which the processes of DDP are started with once more.
             PacmrCLI(arguments)
     except MisconfigurationException as error:
         _stop(str(error))

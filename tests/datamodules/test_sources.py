@@ -41,7 +41,7 @@ def test_wrong_options(write_rows, pair_rows):
             Files(path, validation_fraction=fraction)
     with pytest.raises(UserError, match="has no effect beside the validation file"):
         Files(path, path, validation_fraction=0.1)
-    with pytest.raises(UserError, match="No validation pairs are left"):
+    with pytest.raises(UserError, match="No validation rows are left"):
         Files(path, validation_fraction=1e-9).load("validation")
     with pytest.raises(UserError, match="pairs is 0"):
         EmbeddedWorld(pairs=0)

@@ -189,3 +189,24 @@ def test_as_a_module(tmp_path):
     )
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert done.stderr.strip().splitlines()[-1].startswith("pacmr: error: ")
+
+
+@pytest.mark.slow
+def test_two_processes(base):
+    """DDP starts the command once more for the second process; the adapter is that of one process."""
+    options = [*PAC, "--model.weighting.outer.tau", "0.5", "--model.learning_rate", "0.01"]
+    adapters = []
+    for name, devices in (("one", "1"), ("two", "2")):
+        command = [sys.executable, "-m", "pacmr_lightning", "fit", *base, *options]
+        command += ["--trainer.devices", devices, "--trainer.default_root_dir", name]
+        command += ["--trainer.strategy", "auto" if devices == "1" else "ddp"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        adapters.append(torch.load(f"{name}/checkpoints/last.ckpt", weights_only=True))
+    one, two = adapters
+    assert one["weighting"]["updates"] == two["weighting"]["updates"] == 1
+    for part in ("state_dict", "vnet"):
+        a, b = (c["state_dict"] if part == "state_dict" else c["weighting"]["vnet"] for c in (one, two))
+        assert any(value.any() for value in a.values())
+        for key, value in a.items():
+            torch.testing.assert_close(b[key], value, atol=1e-4, rtol=0)
