@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -151,9 +151,7 @@ class PolicyModel(nn.Module):
 
     def log_probs(self, batch: PairBatch) -> LogProbs:
         """Summed response log-probabilities of N pairs under the current model, as (N,) values in nats."""
-        if self._chosen_layout is None:
-            self._chosen_layout = choose_layout(self, batch)
-        return self.log_probs_in(self._chosen_layout, batch)
+        return self.log_probs_in(self._layout_for(batch), batch)
 
     @torch.no_grad()
     def reference_log_probs(self, batch: PairBatch) -> LogProbs:
@@ -166,42 +164,48 @@ class PolicyModel(nn.Module):
     def log_probs_in(self, layout: Literal["shared", "separate", "plain"], batch: PairBatch) -> LogProbs:
         """The same in a given layout; "plain" is "separate" with the model's own, whole logits."""
         rows = shared_rows(batch) if layout == "shared" else separate_rows(batch)
-        if layout == "plain":
-            logits = self.model(**self._inputs(rows), use_cache=False).logits
-            tokens = token_log_probs(logits[rows.source], nn.Identity(), rows.targets, self.logit_chunk)
-        else:
-            tokens = token_log_probs(self._hidden(rows), self._head, rows.targets, self.logit_chunk)
-        return rows.log_probs(tokens)
+        states, head = self._predictions(layout, rows)
+        return rows.log_probs(token_log_probs(states, head, rows.targets, self.logit_chunk))
 
     @torch.no_grad()
     def token_kl(self, batch: PairBatch) -> Tensor:
         """(N,) KL(pi || pi_ref) of the next token in nats, averaged over the pair's response positions."""
-        if self._chosen_layout is None:
-            self._chosen_layout = choose_layout(self, batch)
-        rows = shared_rows(batch) if self._chosen_layout == "shared" else separate_rows(batch)
-        hidden = self._hidden(rows)
+        layout = self._layout_for(batch)
+        rows = shared_rows(batch) if layout == "shared" else separate_rows(batch)
+        states, head = self._predictions(layout, rows)
         with self.reference():
-            hidden_reference = self._hidden(rows)
+            states_reference, _ = self._predictions(layout, rows)
         parts = []
         for h, h_reference in zip(
-            hidden.split(self.logit_chunk), hidden_reference.split(self.logit_chunk), strict=True
+            states.split(self.logit_chunk), states_reference.split(self.logit_chunk), strict=True
         ):
-            log_p = upcast(self._head(h)).log_softmax(1)
+            log_p = upcast(head(h)).log_softmax(1)
             with self.reference():
-                log_q = upcast(self._head(h_reference)).log_softmax(1)
+                log_q = upcast(head(h_reference)).log_softmax(1)
             parts.append((log_p.exp() * (log_p - log_q)).sum(1))
         pair = rows.owner % rows.pairs
         tokens = torch.cat(parts)
         sums = tokens.new_zeros(rows.pairs).index_add(0, pair, tokens)
         return sums / torch.bincount(pair, minlength=rows.pairs)
 
+    def _layout_for(self, batch: PairBatch) -> Literal["shared", "separate", "plain"]:
+        """The layout that the self-check chose on the first batch it saw."""
+        if self._chosen_layout is None:
+            self._chosen_layout = choose_layout(self, batch)
+        return self._chosen_layout
+
     def _inputs(self, rows: Rows) -> dict[str, Any]:
         mask = attention_mask(rows, self.model.config, self.model.dtype)
         return {"input_ids": rows.input_ids, "attention_mask": mask, "position_ids": rows.position_ids}
 
-    def _hidden(self, rows: Rows) -> Tensor:
-        """(K, H) hidden states that predict the response tokens."""
-        return self.model.base_model(**self._inputs(rows), use_cache=False).last_hidden_state[rows.source]
+    def _predictions(
+        self, layout: Literal["shared", "separate", "plain"], rows: Rows
+    ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """(K, H) states that predict the response tokens, and what makes logits of them."""
+        if layout == "plain":
+            return self.model(**self._inputs(rows), use_cache=False).logits[rows.source], nn.Identity()
+        hidden = self.model.base_model(**self._inputs(rows), use_cache=False).last_hidden_state
+        return hidden[rows.source], self._head
 
     def _head(self, hidden: Tensor) -> Tensor:
         return self.model.get_output_embeddings()(hidden)

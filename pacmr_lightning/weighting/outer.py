@@ -33,9 +33,6 @@ class OuterGradient:
 class OuterObjective(ABC):
     """A loss of the meta pairs whose gradient with respect to omega is d_meta."""
 
-    needs_augmented: bool = True
-    """Whether the meta pairs need reworded views; without, they have to be clean pairs."""
-
     @abstractmethod
     def gradient(
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
@@ -156,8 +153,6 @@ class SoftPromptConsistency(PromptConsistency):
 
 class CleanPreference(OuterObjective):
     """DPO's loss on pairs with clean labels: MWN-DPO (paper, appendix G, Algorithm 2)."""
-
-    needs_augmented = False
 
     def gradient(
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None

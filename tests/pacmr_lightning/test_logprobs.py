@@ -170,21 +170,35 @@ def _scaled(forward):
     return scaled
 
 
+def plain_kl(policy, batch: PairBatch) -> torch.Tensor:
+    """Mean KL over the response positions of each pair, from whole logits of one sequence at a time."""
+    expected = []
+    for tokens, segments in zip(batch.input_ids, batch.segment_ids, strict=True):
+        prompt = tokens[segments == Segment.PROMPT]
+        values = []
+        for segment in (Segment.CHOSEN, Segment.REJECTED):
+            sequence = torch.cat([prompt, tokens[segments == segment]])[None]
+            p = policy.model(input_ids=sequence).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+            with policy.reference():
+                q = policy.model(input_ids=sequence).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+            values.append((p.exp() * (p - q)).sum(-1))
+        expected.append(torch.cat(values).mean())
+    return torch.stack(expected)
+
+
 def test_token_kl(make_policy, make_batch):
     policy, batch = make_policy(double=True), make_batch(3)
-    expected = []
     with torch.no_grad():
-        for i in range(3):
-            tokens, segments = batch.input_ids[i], batch.segment_ids[i]
-            prompt = tokens[segments == Segment.PROMPT]
-            values = []
-            for segment in (Segment.CHOSEN, Segment.REJECTED):
-                sequence = torch.cat([prompt, tokens[segments == segment]])[None]
-                p = policy.model(input_ids=sequence).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-                with policy.reference():
-                    q = policy.model(input_ids=sequence).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-                values.append((p.exp() * (p - q)).sum(-1))
-            expected.append(torch.cat(values).mean())
-    torch.testing.assert_close(policy.token_kl(batch), torch.stack(expected))
+        expected = plain_kl(policy, batch)
+    torch.testing.assert_close(policy.token_kl(batch), expected)
     fresh = make_policy(moved=False)
     assert fresh.token_kl(batch).abs().max() == 0
+
+
+def test_token_kl_of_transformed_logits(make_policy, make_batch, monkeypatch):
+    policy, batch = make_policy(double=True), make_batch(3)
+    monkeypatch.setattr(policy.model, "forward", _scaled(policy.model.forward))
+    with pytest.warns(UserWarning, match="whole logits"):
+        found = policy.token_kl(batch)
+    with torch.no_grad():
+        torch.testing.assert_close(found, plain_kl(policy, batch))
