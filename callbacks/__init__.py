@@ -2,6 +2,8 @@
 
 from .generations import GenerationWriter
 from .gold import GoldReward
+from .noise_mask import NoiseMask
+from .snapshots import Snapshots
 from .summary import RunSummary
 from .throughput import Throughput, pairs_in, tokens_in
 from .weights import WeightRecorder
@@ -9,7 +11,9 @@ from .weights import WeightRecorder
 __all__ = [
     "GenerationWriter",
     "GoldReward",
+    "NoiseMask",
     "RunSummary",
+    "Snapshots",
     "Throughput",
     "WeightRecorder",
     "pairs_in",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 
 from datasets import Dataset
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.world import World
 
-from .reading import SFT, read_sft, rows_to_dataset
-from .splits import DEFAULT_FRACTION, FileSplits, Split
+from .columns import SFT
+from .prompts import split_completion
+from .reading import read_sft, rows_to_dataset
+from .splits import DEFAULT_FRACTION, Split, Splits
 
 
 class Completions(ABC):
@@ -26,6 +29,12 @@ class Completions(ABC):
         Raises:
             UserError: the data cannot be read.
         """
+
+
+def completion_prompts(rows: Dataset) -> list[str]:
+    """The prompts of rows; unusable rows have the empty prompt."""
+    names = ("prompt", "completion", "chat")
+    return [split_completion(*row).prompt for row in zip(*(rows[name] for name in names), strict=True)]
 
 
 class CompletionFiles(Completions):
@@ -44,13 +53,13 @@ class CompletionFiles(Completions):
     def __init__(
         self, train: str, validation: str | None = None, validation_fraction: float = DEFAULT_FRACTION
     ):
-        self.splits = FileSplits(train, validation, validation_fraction)
-        self.name = self.splits.name
+        self.splits = Splits(train, validation, validation_fraction)
+        self.name = Path(train).name
 
     def load(self, split: Split) -> Dataset:
         """Rows of the file that holds the split, or of its share of the training file."""
-        rows = read_sft(self.splits.path(split))
-        return self.splits.select(rows, rows["prompt"], split)
+        rows = read_sft(self.splits.place(split))
+        return self.splits.select(rows, completion_prompts(rows), split)
 
 
 class WorldCompletions(Completions):

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.prompt_batch import PromptBatch
+from pacmr_lightning.policy import PolicyModel
 
-from .noise import check_rate
+from .noise import LabelNoise
+from .pairs import Pairs
+from .preparation import Preparation
+from .prompt_loader import prompt_loader
+from .reference import cached_log_probs
 from .sources import Source
-from .stream import PairBatches, PairedBatches, Pairs, RankSteps, check_shares
-from .tokenization import NO_SECOND_VIEW, REASONS, load_tokenizer, prompt_tokens, tokenize_pairs
-
-
-class _StepLoader(DataLoader):
-    """A DataLoader over steps; its ``state_dict`` tells Lightning that it can go on in mid-epoch."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: the position is the trainer's global step."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to load."""
+from .stream import PairBatches, PairedBatches, RankSteps, StepLoader, check_shares
+from .tokenizer import load_tokenizer
 
 
 class PreferenceDataModule(LightningDataModule):
@@ -38,8 +30,8 @@ class PreferenceDataModule(LightningDataModule):
     ``train_dataloader`` yields ``PairedBatch``, ``val_dataloader`` and ``test_dataloader`` yield
     ``PairBatch`` (validation pairs, labels never flipped), ``predict_dataloader`` yields ``PromptBatch``.
 
-    The second view of a pair's prompt is its ``augmented_prompt``, or a rule-based rewording where it has
-    none.
+    The second view of a pair's prompt comes from the file ``augmentations``; without one it is the row's
+    ``augmented_prompt``, or a rule-based rewording where the row has none.
 
     Args:
         source: where the pairs come from.
@@ -51,15 +43,27 @@ class PreferenceDataModule(LightningDataModule):
             batches.
         meta_batch_size: pairs of a meta batch, over all ranks.
         noise_rate: probability that a training label is flipped, in [0, 1).
+        noise_rates: two probabilities instead, for pairs whose first and whose second response is the chosen
+            one, in an order of the two that knows nothing of labels.
+        category_noise_rates: probability by category; other categories have ``noise_rate``.
+        noise_mask: a file that says which labels are flipped instead, such as a run's ``noise_mask.parquet``.
         noise_seed: which labels are flipped.
         seed: order of the pairs.
         num_workers: processes that prepare batches; 0 prepares them in the training process.
         task: a name for the run's folder and summary.
         clean_meta: a source whose training pairs have clean labels, for meta batches of those instead of
-            reworded training pairs (the weighting's outer objective has to fit). Pairs that are in both, by
-            id, are left out of training.
+            reworded training pairs (the weighting's outer objective has to fit).
+        hold_out_clean_meta: leave pairs of ``clean_meta`` out of training, by id.
+        augmentations: Parquet file of ``pacmr augment``: meta pairs are then the pairs of its prompts. It is
+            read where the meta batches are reworded training pairs.
+        reference: "live" computes the reference's log-probabilities with each batch, "cached" those of all
+            pairs before training, on disk for every later run with the same model and pairs.
 
     Attributes:
+        noise_flips: after ``setup("fit")``, for each id of the training rows whether the noise flips its
+            label; None where no noise is injected.
+        uniform_noise: whether every pair has the same probability of a flip, ``noise_rate``. Where not,
+            ``noise_rate`` is the share of flipped pairs after ``setup("fit")``.
         counts: after ``setup``, for ``train`` and ``validation``: ``rows``, ``kept``, dropped pairs by
             reason, ``no second view``, and for ``train`` ``flipped`` (labels the noise changed).
         train_pairs: after ``setup("fit")``, the kept training pairs.
@@ -79,11 +83,17 @@ class PreferenceDataModule(LightningDataModule):
         meta_every: int | None = None,
         meta_batch_size: int = 64,
         noise_rate: float = 0.0,
+        noise_rates: list[float] | None = None,
+        category_noise_rates: dict[str, float] | None = None,
+        noise_mask: str | None = None,
         noise_seed: int = 42,
         seed: int = 42,
         num_workers: int = 0,
         task: str = "preferences",
         clean_meta: Source | None = None,
+        hold_out_clean_meta: bool = True,
+        augmentations: str | None = None,
+        reference: Literal["live", "cached"] = "live",
     ):
         super().__init__()
         _check_at_least("max_length (tokens of prompt and response)", max_length, 2)
@@ -93,7 +103,7 @@ class PreferenceDataModule(LightningDataModule):
         _check_at_least("num_workers", num_workers, 0)
         if meta_every is not None:
             _check_at_least("meta_every (the weighting's every)", meta_every, 1)
-        check_rate(noise_rate)
+        self._noise = LabelNoise(noise_rate, noise_rates, category_noise_rates, noise_mask, noise_seed)
         self.source = source
         self.tokenizer_name = tokenizer
         self.max_length = max_length
@@ -111,9 +121,14 @@ class PreferenceDataModule(LightningDataModule):
                 f"clean_meta is {clean_meta.name}, but nothing learns from meta pairs; give a weighting that "
                 "does (VNetWeighting with CleanPreference), or take clean_meta out."
             )
+        if clean_meta is None and not hold_out_clean_meta:
+            raise UserError("hold_out_clean_meta is false, but there is no clean_meta; take it out.")
         self.clean_meta = clean_meta
+        self.hold_out_clean_meta = hold_out_clean_meta
+        self.augmentations = augmentations
+        self.reference = reference
+        self.uniform_noise = self._noise.uniform
         self.clean_pairs: Pairs | None = None
-        self.counts: dict[str, dict[str, int]] = {}
         self.train_pairs: Pairs | None = None
         self.validation_pairs: Pairs | None = None
 
@@ -121,6 +136,30 @@ class PreferenceDataModule(LightningDataModule):
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, loaded when first asked for."""
         return load_tokenizer(self.tokenizer_name)
+
+    @cached_property
+    def _preparation(self) -> Preparation:
+        # Reworded training pairs are needed only where nothing else is learned from.
+        reworded = self.meta_every is not None and self.clean_meta is None
+        return Preparation(
+            self.source,
+            self.tokenizer,
+            self.max_length,
+            self._noise,
+            self.clean_meta,
+            self.hold_out_clean_meta,
+            self.augmentations if reworded else None,
+        )
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """By split, what became of the rows; see the class."""
+        return self._preparation.counts
+
+    @property
+    def noise_flips(self) -> dict[str, bool] | None:
+        """For each id of the training rows whether the noise flips its label; see the class."""
+        return self._preparation.noise_flips
 
     @property
     def gold_reward(self):
@@ -139,8 +178,7 @@ class PreferenceDataModule(LightningDataModule):
 
     def prepare_data(self) -> None:
         """Fills datasets' caches from one process, so that the others read them."""
-        for split in ("train", "validation"):
-            tokenize_pairs(self.source.load(split), self.tokenizer, self.max_length)
+        self._preparation.fill_caches()
 
     def setup(self, stage: str) -> None:
         """Loads what the stage needs: training pairs for ``fit`` only, validation pairs always.
@@ -155,28 +193,29 @@ class PreferenceDataModule(LightningDataModule):
                     f"overfit_batches is {self.trainer.overfit_batches}, but it would undo the order of the "
                     "pairs; give a smaller training file and more epochs instead."
                 )
-            if self.clean_meta is not None:
-                self.clean_pairs = self._pairs("clean_meta", 0.0)
-            self.train_pairs = self._pairs("train", self.noise_rate)
+            self.clean_pairs = self._preparation.clean()
+            self.train_pairs = self._preparation.train(self.clean_pairs)
+            if not self.uniform_noise:
+                self.noise_rate = sum(self.train_pairs.swapped) / len(self.train_pairs)
         if self.validation_pairs is None:
-            self.validation_pairs = self._pairs("validation", 0.0)
+            self.validation_pairs = self._preparation.validation()
 
-    def _pairs(self, split: str, noise_rate: float) -> Pairs:
-        clean = split == "clean_meta"
-        source = self.clean_meta if clean else self.source
-        found = source.load("train" if clean else split)
-        rows, counts = tokenize_pairs(found, self.tokenizer, self.max_length)
-        if split == "train" and self.clean_pairs is not None:
-            taken = set(self.clean_pairs.rows["id"])
-            kept = [i for i, name in enumerate(rows["id"]) if name not in taken]
-            counts["in clean_meta"] = len(rows) - len(kept)
-            rows = rows.select(kept, keep_in_memory=True)
-        pairs = Pairs(rows, self.tokenizer.pad_token_id, noise_rate, self.noise_seed)
-        if split == "train":
-            counts["flipped"] = sum(pairs.swapped)
-        self.counts[split] = counts
-        rank_zero_info(_summary(source.name, split, counts))
-        return pairs
+    def fill_reference(self, policy: PolicyModel) -> None:
+        """What ``reference: cached`` asks for; the module calls it before training, with its policy.
+
+        Raises:
+            UserError: the cache is damaged, or a log-probability is not finite.
+        """
+        if self.reference == "live":
+            return
+        ask = partial(cached_log_probs, policy, **self._ranks, barrier=self.trainer.strategy.barrier)
+        self.train_pairs.reference = self._preparation.train_reference(ask)
+        self.validation_pairs.reference = ask(self.validation_pairs)
+        if self.clean_pairs is not None:
+            self.clean_pairs.reference = ask(self.clean_pairs)
+        elif self.meta_every is not None:
+            augmented = partial(ask, augmented=True)
+            self.train_pairs.augmented_reference = self._preparation.train_reference(augmented)
 
     def train_dataloader(self) -> DataLoader:
         """``PairedBatch`` of this rank, beginning at the trainer's global step."""
@@ -201,7 +240,7 @@ class PreferenceDataModule(LightningDataModule):
         return self.val_dataloader()
 
     def _loader(self, batches: PairedBatches | PairBatches, steps: RankSteps) -> DataLoader:
-        return _StepLoader(
+        return StepLoader(
             batches,
             batch_size=None,
             sampler=steps,
@@ -214,35 +253,22 @@ class PreferenceDataModule(LightningDataModule):
 
         Lightning shares them between the ranks, none twice. Prompts longer than ``max_length`` are left out.
         """
-        if self.source.prompts is not None:
-            prompts = {prompt: f"prompt-{i}" for i, prompt in enumerate(self.source.prompts)}
-        else:
-            rows = self.validation_pairs.rows
-            # Reversed, so that a prompt goes by the id of the first of its pairs.
-            prompts = dict(zip(reversed(rows["prompt"][:]), reversed(rows["id"][:]), strict=True))
-            prompts = dict(reversed(prompts.items()))
-        tokens = prompt_tokens(self.tokenizer, list(prompts))
-        rows = [
-            (name, prompt, ids)
-            for (prompt, name), ids in zip(prompts.items(), tokens, strict=True)
-            if 0 < len(ids) < self.max_length
-        ]
-        pad_id = self.tokenizer.pad_token_id
-
-        def collate(part: list[tuple[str, str, list[int]]]) -> PromptBatch:
-            names, texts, ids = zip(*part, strict=True)
-            return PromptBatch.collate(names, texts, ids, pad_id=pad_id)
-
-        share = max(1, self.validation_batch_size // self._ranks["world_size"])
-        return DataLoader(rows, batch_size=share, collate_fn=collate)
+        return prompt_loader(
+            self.source.prompts,
+            self.validation_pairs.rows,
+            self.tokenizer,
+            max_length=self.max_length,
+            batch_size=max(1, self.validation_batch_size // self._ranks["world_size"]),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """What decides which pairs a step gets; not the position, which is the trainer's global step."""
         if self.train_pairs is None:
             return {}
-        ids = hashlib.sha256("\n".join(self.train_pairs.rows["id"]).encode()).hexdigest()
+        labels = zip(self.train_pairs.rows["id"], self.train_pairs.swapped, strict=True)
+        ids = hashlib.sha256("\n".join(f"{name} {swap}" for name, swap in labels).encode()).hexdigest()
         names = ("global_batch_size", "meta_every", "meta_batch_size", "noise_rate", "noise_seed", "seed")
-        return {"training pairs": ids[:16]} | {name: self.__dict__[name] for name in names}
+        return {name: self.__dict__[name] for name in names} | {"training pairs": ids[:16]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Checks that a resumed run goes on with the pairs that it began with.
@@ -262,16 +288,3 @@ class PreferenceDataModule(LightningDataModule):
 def _check_at_least(option: str, value: int, least: int) -> None:
     if value < least:
         raise UserError(f"{option} is {value}, but it must be at least {least}.")
-
-
-def _summary(name: str, split: str, counts: dict[str, int]) -> str:
-    """One line on what became of a split's rows."""
-    dropped = [f"{counts[reason]} {reason}" for reason in REASONS if reason in counts]
-    parts = [f"{counts['kept']} of {counts['rows']} pairs kept"]
-    if dropped:
-        parts.append(f"dropped: {', '.join(dropped)}")
-    if counts.get("flipped"):
-        parts.append(f"{counts['flipped'] / counts['kept']:.1%} of labels flipped")
-    if counts[NO_SECOND_VIEW] and split == "train":
-        parts.append(f"{counts[NO_SECOND_VIEW]} without a second view")
-    return f"{name}, {split}: " + "; ".join(parts)

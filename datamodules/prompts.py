@@ -1,14 +1,17 @@
-"""Prompts of rows that hold whole texts: what ``chosen`` and ``rejected`` have in common."""
+"""Prompts and responses of rows, also of those that hold whole texts or conversations."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from .chat import Messages, decode_messages, encode_messages
 
 HUMAN = "\n\nHuman:"
 ASSISTANT = "\n\nAssistant:"
 
 DIFFERENT_PROMPTS = "different prompts"
 NO_COMMON_PROMPT = "no common prompt"
+NO_COMPLETION = "no completion"
 
 
 @dataclass(frozen=True)
@@ -16,9 +19,46 @@ class Split:
     """A prompt and what follows it in both texts, or the reason why there is none."""
 
     prompt: str = ""
+    """A text, or a conversation as JSON where the row holds chat messages."""
     chosen: str = ""
     rejected: str = ""
     reason: str | None = None
+
+
+def split_row(prompt: str | None, chosen: str, rejected: str, chat: bool = False) -> Split:
+    """Prompt and responses of a row as ``reading.read_preferences`` makes it.
+
+    Texts: the given prompt, else the one that both texts begin with. Chat messages: the response is the last
+    message of each side, from the assistant; what comes before it, after the given prompt if that is not
+    repeated, must be the same on both sides.
+    """
+    if chat:
+        return _split_messages(prompt, chosen, rejected)
+    return Split(prompt, chosen, rejected) if prompt is not None else split_prompt(chosen, rejected)
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A prompt and its completion, or the reason why there is none."""
+
+    prompt: str = ""
+    """A text, or a conversation as JSON where the row holds chat messages."""
+    completion: str = ""
+    reason: str | None = None
+
+
+def split_completion(prompt: str | None, completion: str, chat: bool = False) -> Demonstration:
+    """Prompt and completion of a row as ``reading.read_sft`` makes it.
+
+    Chat messages: the completion is the last message, from the assistant, and what comes before it belongs to
+    the prompt.
+    """
+    if not chat:
+        return Demonstration(prompt, completion)
+    messages = _joined(prompt, completion)
+    if len(messages) < 2 or messages[-1]["role"] != "assistant":
+        return Demonstration(reason=NO_COMPLETION)
+    return Demonstration(encode_messages(messages[:-1]), messages[-1]["content"])
 
 
 def split_prompt(chosen: str, rejected: str) -> Split:
@@ -55,3 +95,18 @@ def _split_transcripts(chosen: str, rejected: str) -> Split:
     if chosen[: ends[0]] != rejected[: ends[1]]:
         return Split(reason=DIFFERENT_PROMPTS)
     return Split(chosen[: ends[0]], chosen[ends[0] :], rejected[ends[1] :])
+
+
+def _split_messages(prompt: str | None, *sides: str) -> Split:
+    chosen, rejected = (_joined(prompt, side) for side in sides)
+    if min(len(chosen), len(rejected)) < 2 or not chosen[-1]["role"] == rejected[-1]["role"] == "assistant":
+        return Split(reason=NO_COMMON_PROMPT)
+    if chosen[:-1] != rejected[:-1]:
+        return Split(reason=DIFFERENT_PROMPTS)
+    return Split(encode_messages(chosen[:-1]), chosen[-1]["content"], rejected[-1]["content"])
+
+
+def _joined(prompt: str | None, rest: str) -> Messages:
+    """The whole conversation, whether or not ``rest`` repeats the prompt."""
+    head, messages = decode_messages(prompt) if prompt is not None else [], decode_messages(rest)
+    return messages if messages[: len(head)] == head else head + messages

@@ -10,93 +10,23 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset, Features, Value
+from datasets import Dataset
 from datasets.exceptions import DatasetGenerationError
 
 from pacmr_lightning.errors import UserError
 
-_LAYOUT = 1
+from .columns import PREFERENCES, SFT, Columns, checked
+
+LAYOUT = 2
 """Part of the cache's key; raised whenever the same file is read into other rows."""
 
 _JSON_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 _ENDINGS = (*_JSON_ENDINGS, ".parquet")
-
-
-def _text(value: object) -> str:
-    if isinstance(value, list):
-        raise ValueError("a list; chat messages are not supported yet, so give the text as one string")
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r}, but it must be a string")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ValueError("half of a surrogate pair, which is no valid text; remove that character") from None
-    return value
-
-
-def _label(value: object) -> str:
-    # Ids and categories are often numbers; as text they mean the same.
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(value)
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool) and value not in (0, 1):
-        raise ValueError(f"{value!r}, but it must be true or false")
-    return bool(value)
-
-
-def _probability(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise ValueError(f"{value!r}, but it must be a probability between 0 and 1")
-    return float(value)
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Which columns a kind of row has, and how their values are checked."""
-
-    kind: str
-    required: dict[str, Callable]
-    optional: dict[str, Callable]
-    hashed: tuple[str, ...]
-    """Columns that a missing id is made of."""
-    features: Features
-
-
-PREFERENCES = Columns(
-    kind="preferences",
-    required={"chosen": _text, "rejected": _text},
-    optional={
-        "prompt": _text,
-        "id": _label,
-        "category": _label,
-        "augmented_prompt": _text,
-        "flipped": _flag,
-        "eta": _probability,
-    },
-    hashed=("prompt", "chosen", "rejected"),
-    features=Features(
-        {
-            name: Value("string")
-            for name in ("id", "prompt", "chosen", "rejected", "category", "augmented_prompt")
-        }
-        | {"flipped": Value("bool"), "eta": Value("float64")}
-    ),
-)
-SFT = Columns(
-    kind="sft",
-    required={"prompt": _text, "completion": _text},
-    optional={"id": _label},
-    hashed=("prompt", "completion"),
-    features=Features({name: Value("string") for name in ("id", "prompt", "completion")}),
-)
 
 
 def read_preferences(path: str | Path) -> Dataset:
@@ -108,8 +38,9 @@ def read_preferences(path: str | Path) -> Dataset:
     Returns:
         Rows with ``id, prompt, chosen, rejected, category, augmented_prompt`` (strings), ``flipped`` (bool)
         and ``eta`` (float: the probability that chosen is the better one); None where the file says nothing.
-        A prompt of None is implicit in the two texts (see ``prompts.py``). A missing id is a hash of prompt
-        and responses with a counter for repeated rows.
+        Where ``chat`` is true, the texts are chat messages as JSON; ``prompts.split_row`` makes one prompt
+        and two responses of a row, also where the prompt is implicit (None). A missing id is a hash of
+        prompt and responses with a counter for repeated rows.
 
     Raises:
         UserError: the file is missing, unreadable or empty, or a row is wrong; with file and line or row.
@@ -118,17 +49,27 @@ def read_preferences(path: str | Path) -> Dataset:
 
 
 def read_sft(path: str | Path) -> Dataset:
-    """Demonstrations: ``id, prompt, completion``; files, ids and errors as in ``read_preferences``."""
+    """Demonstrations: ``id, prompt, completion, chat``; files, ids and errors as in ``read_preferences``."""
     return _read(path, SFT)
 
 
 def rows_to_dataset(rows: Iterable[dict], columns: Columns, name: str) -> Dataset:
     """The same checks and features for rows of a program; errors say ``name`` for the file."""
     numbered = ((f"{name}, row {number}", row) for number, row in enumerate(rows, 1))
-    return Dataset.from_list(list(_checked(numbered, columns, name)), features=columns.features)
+    return Dataset.from_list(list(checked(numbered, columns, name)), features=columns.features)
 
 
-def _read(path: str | Path, columns: Columns) -> Dataset:
+def numbered_rows(path: str | Path) -> Iterator[tuple[str, dict]]:
+    """The rows of a file as they are, each with the place it stands at, which errors begin with.
+
+    Raises:
+        UserError: the file is missing or unreadable.
+    """
+    path = _checked_path(path)
+    return _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
+
+
+def _checked_path(path: str | Path) -> Path:
     path = Path(path).expanduser()
     if path.is_dir():
         raise UserError(f"{path} is a folder, but a file ending in {', '.join(_ENDINGS)} is needed.")
@@ -138,8 +79,13 @@ def _read(path: str | Path, columns: Columns) -> Dataset:
         raise UserError(
             f"{path} is neither JSON Lines nor Parquet by its ending; use one of {', '.join(_ENDINGS)}."
         )
+    return path
+
+
+def _read(path: str | Path, columns: Columns) -> Dataset:
+    path = _checked_path(path)
     state = path.stat()
-    key = f"{_LAYOUT}:{columns.kind}:{path.resolve()}:{state.st_size}:{state.st_mtime_ns}"
+    key = f"{LAYOUT}:{columns.kind}:{path.resolve()}:{state.st_size}:{state.st_mtime_ns}"
     try:
         return Dataset.from_generator(
             _file_rows,
@@ -157,8 +103,7 @@ def _read(path: str | Path, columns: Columns) -> Dataset:
 
 def _file_rows(path: str, kind: str) -> Iterator[dict]:
     columns = {c.kind: c for c in (PREFERENCES, SFT)}[kind]
-    numbered = _parquet_rows(Path(path)) if path.endswith(".parquet") else _json_rows(Path(path))
-    yield from _checked(numbered, columns, path)
+    yield from checked(numbered_rows(path), columns, path)
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, dict]]:
@@ -202,40 +147,3 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict]]:
         raise UserError(
             f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}); write it again."
         ) from None
-
-
-def _checked(numbered: Iterable[tuple[str, dict]], columns: Columns, source: str) -> Iterator[dict]:
-    """Rows with checked values and unique ids."""
-    places: dict[str, str] = {}
-    repeats: Counter[str] = Counter()
-    for place, row in numbered:
-        clean = {}
-        for name, check in (columns.required | columns.optional).items():
-            value = row.get(name)
-            if value is None and name in columns.required:
-                found = ", ".join(repr(c) for c in row) or "none"
-                raise UserError(
-                    f"{place} has no {name!r} (columns found: {found}); rename the column or remove the row."
-                )
-            try:
-                clean[name] = None if value is None else check(value)
-            except ValueError as error:
-                raise UserError(f"{place}: {name!r} is {error}.") from None
-        if clean["id"] is None:
-            digest = _content_hash(clean[name] for name in columns.hashed)
-            clean["id"] = f"{digest}-{repeats[digest]}"
-            repeats[digest] += 1
-        elif clean["id"] in places:
-            raise UserError(
-                f"{place} has the id {clean['id']!r} of {places[clean['id']]}; "
-                "give each row its own id, or leave the ids out and they are made."
-            )
-        places[clean["id"]] = place
-        yield clean
-    if not places:
-        raise UserError(f"{source} is empty; it must hold at least one row.")
-
-
-def _content_hash(texts: Iterable[str | None]) -> str:
-    # JSON keeps texts apart that would be the same when simply joined, and no prompt apart from an empty one.
-    return hashlib.blake2b(json.dumps(list(texts)).encode(), digest_size=8).hexdigest()

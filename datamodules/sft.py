@@ -15,17 +15,19 @@ from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.errors import UserError
 
+from .chat import decode_messages, render
 from .completions import Completions
-from .tokenization import load_tokenizer, prompt_tokens, response_tokens, tokenizer_digest
+from .prompts import NO_COMPLETION, split_completion
+from .tokenizer import load_tokenizer, prompt_tokens, response_tokens, tokenizer_digest
 from .train_tokenizer import train_tokenizer
 
 IGNORED = -100
 """Label of tokens that carry no loss: prompt and padding."""
 
-_LAYOUT = 1
+_LAYOUT = 2
 """Part of the cache's key; raised whenever the same rows are turned into other tokens."""
 
-_REASONS = ("too long", "empty completion", "empty prompt")
+_REASONS = ("too long", "empty completion", "empty prompt", NO_COMPLETION)
 _TOKENS = List(Value("int32"))
 _FEATURES = Features({"prompt_ids": _TOKENS, "completion_ids": _TOKENS, "drop": Value("string")})
 
@@ -121,7 +123,7 @@ class SFTDataModule(LightningDataModule):
             self._tokenizer = load_tokenizer(self.tokenizer_name)
         else:
             rows = zip(texts["train"]["prompt"], texts["train"]["completion"], strict=True)
-            self._tokenizer = train_tokenizer((text for row in rows for text in row), self.vocab_size)
+            self._tokenizer = train_tokenizer((text for row in rows for text in row if text), self.vocab_size)
         for split, rows in texts.items():
             self._rows[split], self.counts[split] = tokenize_completions(
                 rows, self._tokenizer, self.max_length
@@ -219,13 +221,22 @@ def _tokenize_batch(
     rows: dict[str, list[str]], tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> dict[str, list]:
     """What ``Dataset.map`` calls: columns in, columns out."""
-    prompts = prompt_tokens(tokenizer, rows["prompt"])
-    completions = response_tokens(tokenizer, rows["completion"])
+    names = ("prompt", "completion", "chat")
+    splits = [split_completion(*row) for row in zip(*(rows[name] for name in names), strict=True)]
+    texts = [
+        render(tokenizer, decode_messages(split.prompt), split.completion)
+        if chat and split.reason is None
+        else (split.prompt, split.completion, False)
+        for split, chat in zip(splits, rows["chat"], strict=True)
+    ]
+    prompt_texts, completion_texts, ended = map(list, zip(*texts, strict=True))
+    prompts = prompt_tokens(tokenizer, prompt_texts, rows["chat"])
+    completions = response_tokens(tokenizer, completion_texts, ended)
     drops: list[str | None] = []
-    for prompt, completion, text in zip(prompts, completions, rows["completion"], strict=True):
+    for prompt, completion, split in zip(prompts, completions, splits, strict=True):
         # One token is EOS alone: the tokenizer made nothing of the text.
-        if not text.strip() or len(completion) == 1:
-            drops.append("empty completion")
+        if split.reason or not split.completion.strip() or len(completion) == 1:
+            drops.append(split.reason or "empty completion")
         elif not prompt:
             drops.append("empty prompt")
         else:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 
 from datasets import Dataset
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.world import World
 
-from .prompts import split_prompt
-from .reading import PREFERENCES, read_preferences, rows_to_dataset
-from .splits import DEFAULT_FRACTION, FileSplits, Split
+from .columns import PREFERENCES
+from .prompts import split_row
+from .reading import read_preferences, rows_to_dataset
+from .splits import DEFAULT_FRACTION, Split, Splits
 
 
 class Source(ABC):
@@ -34,6 +36,12 @@ class Source(ABC):
         """
 
 
+def prompts_of(rows: Dataset) -> list[str]:
+    """The prompts of rows; unusable rows, which are dropped and counted later, have the empty prompt."""
+    names = ("prompt", "chosen", "rejected", "chat")
+    return [split_row(*row).prompt for row in zip(*(rows[name] for name in names), strict=True)]
+
+
 class Files(Source):
     """Preference pairs from JSON Lines or Parquet files.
 
@@ -50,19 +58,13 @@ class Files(Source):
     def __init__(
         self, train: str, validation: str | None = None, validation_fraction: float = DEFAULT_FRACTION
     ):
-        self.splits = FileSplits(train, validation, validation_fraction)
-        self.name = self.splits.name
+        self.splits = Splits(train, validation, validation_fraction)
+        self.name = Path(train).name
 
     def load(self, split: Split) -> Dataset:
         """Rows of the file that holds the split, or of its share of the training file."""
-        rows = read_preferences(self.splits.path(split))
-        prompts = map(_prompt, rows["prompt"], rows["chosen"], rows["rejected"])
-        return self.splits.select(rows, prompts, split)
-
-
-def _prompt(prompt: str | None, chosen: str, rejected: str) -> str:
-    # An unusable row has the empty prompt here; it is dropped and counted later, on whichever side it falls.
-    return split_prompt(chosen, rejected).prompt if prompt is None else prompt
+        rows = read_preferences(self.splits.place(split))
+        return self.splits.select(rows, prompts_of(rows), split)
 
 
 class EmbeddedWorld(Source):

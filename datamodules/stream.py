@@ -7,82 +7,18 @@ with the right batch by asking for the right step, and meta batches come when th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from typing import Any
 
 import torch
-from datasets import Dataset
+from torch.utils.data import DataLoader, DistributedSampler
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import DistributedSampler
 
 from pacmr_lightning.batch import PairBatch, PairedBatch
 from pacmr_lightning.errors import UserError
 
-from .noise import flip_flags, flip_mask
-
-
-class Pairs:
-    """Tokenized pairs under label noise.
-
-    Args:
-        rows: N rows, as ``tokenize_pairs`` makes them.
-        pad_id: token id that fills rows up.
-        noise_rate: probability of a flip; a flipped pair's two responses change places.
-        noise_seed: seed of the noise.
-
-    Raises:
-        UserError: ``noise_rate`` is outside [0, 1).
-    """
-
-    def __init__(self, rows: Dataset, pad_id: int, noise_rate: float = 0.0, noise_seed: int = 42):
-        self.rows = rows
-        self.pad_id = pad_id
-        self.swapped = flip_mask(rows["id"], noise_rate, noise_seed)
-        """N flags: the noise changed the label."""
-        self.flipped = flip_flags(rows["flipped"], self.swapped, noise_rate)
-        """N values: 1 the label is wrong, 0 it is not, -1 unknown."""
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def with_second_view(self) -> list[int]:
-        """Indices of the pairs that have a reworded prompt."""
-        return [i for i, view in enumerate(self.rows["second_view"]) if view]
-
-    def batch(self, indices: Sequence[int], augmented: bool = False) -> PairBatch:
-        """The pairs at ``indices`` under noise, with their ``augmented`` views where asked for."""
-        # One look-up for the whole batch: Arrow is slow row by row.
-        columns = self.rows[list(indices)]
-        swapped = [self.swapped[i] for i in indices]
-        sides = [
-            (rejected, chosen) if swap else (chosen, rejected)
-            for swap, chosen, rejected in zip(
-                swapped, columns["chosen_ids"], columns["rejected_ids"], strict=True
-            )
-        ]
-
-        # eta speaks of the order that was found.
-        eta = [
-            1 - value if swap and value is not None else value
-            for swap, value in zip(swapped, columns["eta"], strict=True)
-        ]
-
-        def collate(prompts: list[list[int]]) -> PairBatch:
-            return PairBatch.collate(
-                columns["id"],
-                prompts,
-                [chosen for chosen, _ in sides],
-                [rejected for _, rejected in sides],
-                flipped=[self.flipped[i] for i in indices],
-                eta=eta,
-                pad_id=self.pad_id,
-            )
-
-        batch = collate(columns["prompt_ids"])
-        if augmented:
-            batch.augmented = collate(columns["augmented_ids"])
-        return batch
+from .pairs import Pairs
 
 
 @lru_cache(maxsize=4)
@@ -162,8 +98,8 @@ class PairedBatches(TorchDataset):
             elif len(self.eligible) < meta_batch_size:
                 raise UserError(
                     f"Only {len(self.eligible)} of the {len(pairs)} training pairs have a second view of "
-                    f"their prompt, fewer than meta_batch_size {meta_batch_size}; give the rows an "
-                    "augmented_prompt (no rule for rewording applied) or lower meta_batch_size."
+                    f"their prompt, fewer than meta_batch_size {meta_batch_size}; make more with pacmr "
+                    "augment, give the rows an augmented_prompt, or lower meta_batch_size."
                 )
 
     def __len__(self) -> int:
@@ -256,3 +192,14 @@ class RankSteps(DistributedSampler):
     def __iter__(self) -> Iterator[int]:
         start = self.first_step()
         return iter(range(start, start + self.length))
+
+
+class StepLoader(DataLoader):
+    """A DataLoader over steps; its ``state_dict`` tells Lightning that it can go on in mid-epoch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the position is the trainer's global step."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing to load."""

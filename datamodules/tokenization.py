@@ -7,20 +7,21 @@ labels are flipped when batches are made.
 from __future__ import annotations
 
 import hashlib
-import tempfile
+import json
 from collections import Counter
-from pathlib import Path
 
 from datasets import Dataset, Features, List, Value
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError
 
 from . import rewording
-from .prompts import DIFFERENT_PROMPTS, NO_COMMON_PROMPT, split_prompt
+from .chat import decode_messages, encode_messages, render
+from .prompts import DIFFERENT_PROMPTS, NO_COMMON_PROMPT, Split, split_row
+from .tokenizer import prompt_tokens, response_tokens, tokenizer_digest
 
-_LAYOUT = 1
+_LAYOUT = 2
 """Part of the cache's key; raised whenever the same rows are turned into other tokens."""
 
 REASONS = (
@@ -53,70 +54,11 @@ FEATURES = Features(
 )
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """A tokenizer from a folder or the Hub, with padding (EOS where it has no padding token of its own).
-
-    Raises:
-        UserError: there is no such folder or Hub repository, it holds no tokenizer, or the tokenizer has no
-            EOS.
-    """
-    looks_like_a_path = name.startswith((".", "/", "~")) or name.count("/") > 1
-    path = Path(name).expanduser()
-    if looks_like_a_path and not path.is_dir():
-        raise UserError(
-            f"tokenizer is {name!r}, but there is no such folder; give a model's folder or Hub id."
-        )
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise UserError(
-            f"tokenizer is {name!r}, but no tokenizer could be loaded from there ({reason}); "
-            "give a model's folder or Hub id."
-        ) from None
-    if tokenizer.eos_token_id is None:
-        raise UserError(f"The tokenizer {name!r} has no EOS token, which ends a response; set its eos_token.")
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
-
-
-def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompts: list[str]) -> list[list[int]]:
-    """Token ids of prompts with the tokenizer's special tokens (BOS if it adds one), never a final EOS."""
-    eos, bos = tokenizer.eos_token_id, tokenizer.bos_token_id
-    found = []
-    for ids in _encode(tokenizer, prompts, special=True):
-        # Some tokenizers use one token as BOS and EOS: alone, it is the BOS.
-        while ids and ids[-1] == eos and not (len(ids) == 1 and eos == bos):
-            ids = ids[:-1]
-        found.append(ids)
-    return found
-
-
-def response_tokens(tokenizer: PreTrainedTokenizerBase, responses: list[str]) -> list[list[int]]:
-    """Token ids of responses: no BOS, exactly one EOS at the end, also where the text ends in EOS itself."""
-    eos = tokenizer.eos_token_id
-    found = []
-    for ids in _encode(tokenizer, responses, special=False):
-        while ids and ids[-1] == eos:
-            ids = ids[:-1]
-        found.append([*ids, eos])
-    return found
-
-
-def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool) -> list[list[int]]:
-    if not texts:
-        return []
-    # Many pairs share a prompt (five of them in TL;DR), and encoding takes most of the time.
-    unique = list(dict.fromkeys(texts))
-    # verbose=False: the warning about the model's length would be wrong, for long pairs are dropped.
-    encoded = tokenizer(unique, add_special_tokens=special, return_attention_mask=False, verbose=False)
-    ids = dict(zip(unique, encoded["input_ids"], strict=True))
-    return [ids[text] for text in texts]
-
-
 def tokenize_pairs(
-    rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
+    rows: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    augmentations: dict[str, str] | None = None,
 ) -> tuple[Dataset, dict[str, int]]:
     """Token ids of the pairs that can be trained on.
 
@@ -124,27 +66,30 @@ def tokenize_pairs(
         rows: as ``read_preferences`` makes them.
         tokenizer: has EOS.
         max_length: tokens; a pair whose prompt and longer response (EOS included) exceed it is dropped.
+        augmentations: the second wording of some prompts, by prompt; other prompts have none. None: the row's
+            ``augmented_prompt``, else a rule-based rewording.
 
     Returns:
         The kept rows, with ``id``, ``prompt`` (text), ``prompt_ids``, ``chosen_ids``, ``rejected_ids`` (each
-        response ends in one EOS), ``augmented_ids`` (the second view's prompt: the row's
-        ``augmented_prompt``, else a rule-based rewording; empty where that is the same tokens or too long),
-        ``second_view`` (whether there is one), ``flipped`` (1, 0, or -1 where the row says nothing),
-        ``category`` and ``eta`` (None where unknown; both speak of the label as found in the file); and how
-        many rows there were, were kept, were dropped for each of ``REASONS``, and have no second view.
+        response ends in one EOS), ``augmented_ids`` (the second view's prompt; empty where there is none, or
+        it is the same tokens or too long), ``second_view`` (whether there is one), ``flipped`` (1, 0, or -1
+        where the row says nothing), ``category`` and ``eta`` (None where unknown; both speak of the label as
+        found in the file); and how many rows there were, were kept, were dropped for each of ``REASONS``, and
+        have no second view.
 
     Raises:
         UserError: all rows were dropped.
     """
-    key = f"{_LAYOUT}:{rewording.VERSION}:{rows._fingerprint}:{tokenizer_digest(tokenizer)}:{max_length}"
+    given = None if augmentations is None else sorted(augmentations.items())
+    state = [_LAYOUT, rewording.VERSION, rows._fingerprint, tokenizer_digest(tokenizer), max_length, given]
     tokenized = rows.map(
         _tokenize_batch,
         batched=True,
-        fn_kwargs={"tokenizer": tokenizer, "max_length": max_length},
+        fn_kwargs={"tokenizer": tokenizer, "max_length": max_length, "augmentations": augmentations},
         remove_columns=rows.column_names,
         features=FEATURES,
         # Given because a pickled tokenizer changes with use and between processes.
-        new_fingerprint=hashlib.sha256(key.encode()).hexdigest()[:16],
+        new_fingerprint=hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16],
         desc="Tokenizing",
     )
     drops = Counter(tokenized["drop"])
@@ -161,35 +106,47 @@ def tokenize_pairs(
 
 
 def _tokenize_batch(
-    rows: dict[str, list], tokenizer: PreTrainedTokenizerBase, max_length: int
+    rows: dict[str, list],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    augmentations: dict[str, str] | None,
 ) -> dict[str, list]:
     """What ``Dataset.map`` calls: columns in, columns out."""
-    sides = zip(rows["prompt"], rows["chosen"], rows["rejected"], strict=True)
-    texts = [_texts(*side) for side in sides]
-    prompts = [prompt for prompt, *_ in texts]
-    views = {prompt: rewording.reword(prompt) for prompt in set(prompts)}
-    reworded = [
-        given or views[prompt] for given, prompt in zip(rows["augmented_prompt"], prompts, strict=True)
-    ]
+    names = ("prompt", "chosen", "rejected", "chat")
+    splits = [split_row(*row) for row in zip(*(rows[name] for name in names), strict=True)]
+    chats = rows["chat"]
+    if augmentations is None:
+        views = _second_views(splits, rows["augmented_prompt"], chats)
+    else:
+        # A prompt that has none is its own: the same tokens are no second view.
+        views = [augmentations.get(split.prompt, split.prompt) for split in splits]
+    texts = []
+    for split, view, chat in zip(splits, views, chats, strict=True):
+        if chat and split.reason is None:
+            texts.append(_rendered(tokenizer, split, view))
+        else:
+            texts.append((split.prompt, split.chosen, split.rejected, view, False, False))
+    prompts, chosen, rejected, views, chosen_ended, rejected_ended = map(list, zip(*texts, strict=True))
     out = {
         "id": rows["id"],
         "prompt": prompts,
-        "prompt_ids": prompt_tokens(tokenizer, prompts),
-        "chosen_ids": response_tokens(tokenizer, [chosen for _, chosen, _, _ in texts]),
-        "rejected_ids": response_tokens(tokenizer, [rejected for _, _, rejected, _ in texts]),
-        "augmented_ids": prompt_tokens(tokenizer, reworded),
+        "prompt_ids": prompt_tokens(tokenizer, prompts, chats),
+        "chosen_ids": response_tokens(tokenizer, chosen, chosen_ended),
+        "rejected_ids": response_tokens(tokenizer, rejected, rejected_ended),
+        "augmented_ids": prompt_tokens(tokenizer, views, chats),
         "second_view": [],
         "flipped": [UNKNOWN if f is None else int(f) for f in rows["flipped"]],
         "category": rows["category"],
         "eta": rows["eta"],
         "drop": [],
     }
-    for i, (_, chosen_text, rejected_text, reason) in enumerate(texts):
+    for i, split in enumerate(splits):
+        reason = split.reason
         prompt, chosen, rejected = (out[name][i] for name in ("prompt_ids", "chosen_ids", "rejected_ids"))
         longer = max(len(chosen), len(rejected))
         # One token is EOS alone: the tokenizer made nothing of the text.
         if reason is None and not (
-            chosen_text.strip() and rejected_text.strip() and min(len(chosen), len(rejected)) > 1
+            split.chosen.strip() and split.rejected.strip() and min(len(chosen), len(rejected)) > 1
         ):
             reason = "empty response"
         elif reason is None and chosen == rejected:
@@ -206,23 +163,43 @@ def _tokenize_batch(
     return out
 
 
-def _texts(prompt: str | None, chosen: str, rejected: str) -> tuple[str, str, str, str | None]:
-    """Prompt, chosen, rejected, and why they cannot be had."""
-    if prompt is not None:
-        return prompt, chosen, rejected, None
-    split = split_prompt(chosen, rejected)
-    return split.prompt, split.chosen, split.rejected, split.reason
+def _second_views(splits: list[Split], given: list[str | None], chats: list[bool]) -> list[str]:
+    """The second wording of each prompt, in the prompt's own form: the given one, else that of the rules."""
+    reworded: dict[str, str] = {}
+    for split, chat in zip(splits, chats, strict=True):
+        if split.prompt in reworded:
+            continue
+        if chat and split.reason is None:
+            messages = decode_messages(split.prompt)
+            asked = [
+                m | {"content": rewording.reword(m["content"])} if m["role"] == "user" else m
+                for m in messages
+            ]
+            reworded[split.prompt] = encode_messages(asked)
+        else:
+            reworded[split.prompt] = rewording.reword(split.prompt)
+    return [view or reworded[split.prompt] for split, view in zip(splits, given, strict=True)]
 
 
-def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of the files that the tokenizer saves: the same in every process and after any use."""
-    digest = hashlib.sha256()
-    # Padding and truncation of an earlier call are part of what is saved; a call without them takes them
-    # back.
-    tokenizer("", verbose=False)
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
-        for file in sorted(Path(folder).rglob("*")):
-            if file.is_file():
-                digest.update(file.name.encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()
+def _rendered(
+    tokenizer: PreTrainedTokenizerBase, split: Split, view: str
+) -> tuple[str, str, str, str, bool, bool]:
+    """Prompt, chosen, rejected and the second view's prompt under the chat template, and which ended."""
+    prompt = decode_messages(split.prompt)
+    start, chosen, chosen_ended = render(tokenizer, prompt, split.chosen)
+    _, rejected, rejected_ended = render(tokenizer, prompt, split.rejected)
+    other, *_ = render(tokenizer, decode_messages(view), split.chosen)
+    return start, chosen, rejected, other, chosen_ended, rejected_ended
+
+
+def summary_line(name: str, split: str, counts: dict[str, int]) -> str:
+    """One line on what became of a split's rows."""
+    dropped = [f"{counts[reason]} {reason}" for reason in REASONS if reason in counts]
+    parts = [f"{counts['kept']} of {counts['rows']} pairs kept"]
+    if dropped:
+        parts.append(f"dropped: {', '.join(dropped)}")
+    if counts.get("flipped"):
+        parts.append(f"{counts['flipped'] / counts['kept']:.1%} of labels flipped")
+    if counts[NO_SECOND_VIEW] and split == "train":
+        parts.append(f"{counts[NO_SECOND_VIEW]} without a second view")
+    return f"{name}, {split}: " + "; ".join(parts)

@@ -22,7 +22,7 @@ from . import callbacks as callbacks_of_runs
 from . import compare, datamodules, robust_objectives  # noqa: F401
 from .errors import UserError
 from .loggers import ContinuedCSVLogger
-from .messages import short_message, user_error
+from .messages import full_disk, short_message, stop, user_error
 from .modules import PreferenceModule, SFTModule  # noqa: F401
 from .run_folder import CONFIG, replacing
 
@@ -57,7 +57,7 @@ class Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Prints one sentence and exits with status 2."""
-        _stop(short_message(message))
+        stop(short_message(message))
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -147,6 +147,8 @@ class PacmrCLI(LightningCLI):
             callbacks.append(lightning_callbacks.RichProgressBar(leave=True))
         if self.subcommand == "predict":
             callbacks.append(callbacks_of_runs.GenerationWriter())
+        if self.subcommand == "fit":
+            callbacks.append(callbacks_of_runs.NoiseMask())
         if settings.logger is None or settings.logger is True:
             root = settings.default_root_dir
             if self.subcommand == "fit":
@@ -166,11 +168,17 @@ def _every(weighting: Namespace | None) -> int | None:
 
 
 def _run_folder(config: Namespace) -> str:
-    """``runs/<task>-<method>-noise<percent>-seed<seed>``; ``runs/<task>-sft`` for SFT."""
+    """``runs/<task>-<method>-noise<percent>-seed<seed>``; ``runs/<task>-sft`` for SFT.
+
+    Noise of other kinds than one rate is named by both its rates, or by its kind.
+    """
     data, model = config.data.init_args, config.model.init_args
     if "method" not in model:
         return os.path.join("runs", f"{data.task}-sft")
-    noise = f"{100 * data.noise_rate:g}"
+    rates = data.get("noise_rates") or [data.noise_rate]
+    noise = "-".join(f"{100 * rate:g}" for rate in rates)
+    noise = "mask" if data.get("noise_mask") else noise
+    noise = "categories" if data.get("category_noise_rates") else noise
     return os.path.join("runs", f"{data.task}-{model.method}-noise{noise}-seed{config.seed_everything}")
 
 
@@ -210,14 +218,9 @@ def main(arguments: list[str] | None = None) -> None:
             # None and not sys.argv, which the processes of DDP are started with once more.
             PacmrCLI(arguments)
     except MisconfigurationException as error:
-        _stop(str(error))
+        stop(str(error))
     except Exception as error:
-        cause = user_error(error)
+        cause = user_error(error) or full_disk(error)
         if cause is None:
             raise
-        _stop(str(cause))
-
-
-def _stop(message: str) -> NoReturn:
-    print(f"pacmr: error: {message}", file=sys.stderr)
-    sys.exit(2)
+        stop(str(cause))

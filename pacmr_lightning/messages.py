@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import re
+import sys
 from importlib import import_module
+from typing import NoReturn
 
 from .errors import UserError
 
@@ -34,11 +37,30 @@ def short_message(message: str) -> str:
     return re.sub(r"\s+", " ", message).strip()
 
 
+def stop(message: str) -> NoReturn:
+    """Ends the program as bad input does: one sentence on stderr, exit status 2."""
+    print(f"pacmr: error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
 def user_error(error: BaseException | None) -> UserError | None:
     """The ``UserError`` among an exception and its causes: jsonargparse wraps what constructors raise."""
     while error is not None and not isinstance(error, UserError):
         error = error.__cause__
     return error
+
+
+def full_disk(error: BaseException | None) -> UserError | None:
+    """What to say where an exception comes from a disk, or a quota, that is full."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            place = f" at {error.filename}" if error.filename else ""
+            return UserError(
+                f"The disk is full{place} ({error.strerror}); free some space and run it again: what was "
+                "finished is kept."
+            )
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _type_name(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -160,6 +161,30 @@ class PolicyModel(nn.Module):
             return batch.reference
         with self.reference():
             return self.log_probs(batch)
+
+    def reference_digest(self) -> str:
+        """A hash of the reference's weights, by name and byte; the adapter is no part of it."""
+        digest = hashlib.sha256()
+        with torch.no_grad():
+            for name, value in self.model.state_dict().items():
+                if "lora_" not in name:
+                    digest.update(
+                        name.encode() + str(value.dtype).encode() + str(tuple(value.shape)).encode()
+                    )
+                    digest.update(value.contiguous().cpu().reshape(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+    def log_prob_options(self, batch: PairBatch) -> dict[str, Any]:
+        """What changes a log-probability beside weights and tokens; ``batch`` is what a layout is tried on."""
+        config = self.model.config.to_dict()
+        # Where the model lies and who wrote the file changes nothing.
+        ignored = ("_name_or_path", "transformers_version", "use_cache")
+        return {
+            "layout": self._layout_for(batch),
+            "dtype": str(self.dtype),
+            "attention": self.attn_implementation,
+            "config": {name: config[name] for name in sorted(config) if name not in ignored},
+        }
 
     def log_probs_in(self, layout: Literal["shared", "separate", "plain"], batch: PairBatch) -> LogProbs:
         """The same in a given layout; "plain" is "separate" with the model's own, whole logits."""

@@ -13,6 +13,8 @@ import pyarrow.parquet as pq
 
 from .errors import UserError
 
+NOISE_MASK = "noise_mask.parquet"
+"""File that says which labels a run's noise flipped inside its folder."""
 WEIGHTS = "weights"
 """Folder of the per-pair weights inside a run's folder."""
 CONFIG = "config.yaml"
@@ -30,11 +32,12 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """Yields a temporary path beside ``path`` that takes its place when the block ends.
 
     Readers see the old file or the new one, never a part of it; an exception leaves the old one in place.
-    The folder is made where it does not exist.
+    The folder is made where it does not exist. Two processes may write the same file at once: the later
+    one's stays.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.partial")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield temporary
         os.replace(temporary, path)

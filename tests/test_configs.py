@@ -4,6 +4,7 @@ import itertools
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -46,6 +47,52 @@ def tiny(tmp_path, tiny_tokenizer_folder, monkeypatch) -> dict[str, str]:
     return {"model": "model", "pairs": "pairs.jsonl", "completions": "completions.jsonl"}
 
 
+def upstream(kind: str) -> str:
+    """The embedded world's pairs as the datasets on the Hub are laid out."""
+    folder = Path(kind)
+    splits = {
+        "train": list(World().preference_rows(160, 0)),
+        "validation": list(World().preference_rows(40, 1)),
+    }
+    for number, (split, rows) in enumerate(splits.items()):
+        posts = [
+            f"SUBREDDIT: r/x\n\nTITLE: t\n\nPOST: {r['prompt']} {i}\n\nTL;DR:" for i, r in enumerate(rows)
+        ]
+        if kind == "TLDR":
+            sides = {
+                side: [[{"role": "assistant", "content": row[side]}] for row in rows]
+                for side in ("chosen", "rejected")
+            }
+            write(folder / "data" / f"{split}-00000-of-00001.parquet", {"prompt": posts, **sides})
+        elif kind == "TLDRCompletions":
+            labels = [row["chosen"].strip() for row in rows]
+            write(
+                folder / "data" / f"{('train', 'valid')[number]}-00000-of-00001.parquet",
+                {"prompt": posts, "label": labels},
+            )
+        elif split == "train":
+            turns = {
+                side: [
+                    f"\n\nHuman: I do not know. {r['prompt']} {i}\n\nAssistant:{r[side]}"
+                    for i, r in enumerate(rows)
+                ]
+                for side in ("chosen", "rejected")
+            }
+            for subset in ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled"):
+                write(folder / subset / "train.parquet", turns)
+    return kind
+
+
+def write(path: Path, columns: dict[str, list]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(columns).to_parquet(path)
+
+
+def source_of(config: Path) -> str:
+    """The class of the config's source."""
+    return yaml.safe_load(config.read_text())["data"]["init_args"]["source"]["class_path"]
+
+
 SHORT = ["--trainer.max_steps", "2", "--trainer.accelerator", "cpu", "--trainer.default_root_dir", "run"]
 SHORT += ["--trainer.log_every_n_steps", "1", "--trainer.limit_val_batches", "1", "--data.num_workers", "0"]
 
@@ -55,26 +102,33 @@ SHORT += ["--trainer.log_every_n_steps", "1", "--trainer.limit_val_batches", "1"
 )
 def test_preference(base, method, tiny):
     arguments = ["--model.policy.model", tiny["model"]]
-    if "EmbeddedWorld" in base.read_text():
+    source = source_of(base)
+    if source == "EmbeddedWorld":
         arguments += ["--data.source.pairs", "128", "--data.source.validation_pairs", "32"]
         arguments += ["--trainer.callbacks.samples", "4"]
-    else:
+    elif source == "Files":
         arguments += ["--data.source.train", tiny["pairs"], "--data.noise_rate", "0.2"]
+    else:
+        arguments += ["--data.source.path", upstream(source), "--data.noise_rates", "[0.1, 0.3]"]
     if method.stem == "mwn":
         arguments += ["--data.clean_meta", "EmbeddedWorld", "--data.clean_meta.pairs", "64"]
     cli.main(["fit", "--config", str(base), "--config", str(method), *arguments, *SHORT])
     summary = json.loads(Path("run/summary.json").read_text())
     assert summary["method"] == method.stem and summary["steps"] == 2
     assert {"config.yaml", "metrics.csv", "weights", "tensorboard"} <= {p.name for p in Path("run").iterdir()}
+    assert Path("run/noise_mask.parquet").exists() == (summary["noise_rate"] > 0)
 
 
 @pytest.mark.parametrize("base", SFT, ids=name)
 def test_sft(base, tiny):
     arguments = []
-    if "WorldCompletions" in base.read_text():
+    source = source_of(base)
+    if source == "WorldCompletions":
         arguments += ["--data.source.rows", "128", "--data.source.validation_rows", "32"]
-    else:
+    elif source == "CompletionFiles":
         arguments += ["--data.source.train", tiny["completions"], "--data.batch_size", "8"]
+    else:
+        arguments += ["--data.source.path", upstream(source), "--data.batch_size", "8"]
     if "model" in yaml.safe_load(base.read_text())["model"]["init_args"]:
         arguments += ["--model.model", tiny["model"], "--data.tokenizer", tiny["model"]]
     cli.main(["fit", "--config", str(base), *arguments, *SHORT])

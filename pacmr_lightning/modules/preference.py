@@ -120,7 +120,7 @@ class PreferenceModule(HeldOutSteps):
         data = self.trainer.datamodule
         if stage != "fit" or data is None:
             return
-        self.weighting.set_label_noise(data.noise_rate)
+        self.weighting.set_label_noise(data.noise_rate, data.uniform_noise)
         if self.objective.label_noise == "auto":
             self.objective.resolve_label_noise(data.noise_rate)
         share = data.global_batch_size // self.trainer.world_size
@@ -129,6 +129,11 @@ class PreferenceModule(HeldOutSteps):
                 f"micro_batch_size {self.micro_batch_size} does not divide the {share} pairs that a "
                 "device gets for one step; choose a divisor."
             )
+
+    def on_fit_start(self) -> None:
+        """Lets the datamodule ask the reference, which is on its device now, for what it keeps on disk."""
+        if self.trainer.datamodule is not None:
+            self.trainer.datamodule.fill_reference(self.policy)
 
     def configure_optimizers(self) -> dict[str, Any]:
         """AdamW over the adapter; linear warm-up, then a cosine to ``min_lr_ratio`` of the peak."""

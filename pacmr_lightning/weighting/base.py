@@ -51,8 +51,13 @@ class Weighting(ABC):
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
         """Weights of the batch's N pairs, from their detached rewards, before any division by their mean."""
 
-    def set_label_noise(self, rate: float) -> None:
-        """Tells a weighting that depends on it the datamodule's noise rate, before training starts."""
+    def set_label_noise(self, rate: float, uniform: bool = True) -> None:
+        """Tells a weighting that depends on it the datamodule's noise rate, before training starts.
+
+        Args:
+            rate: share of the labels that are flipped.
+            uniform: whether it is also every pair's own probability of a flip.
+        """
 
     def update(
         self,

@@ -96,7 +96,7 @@ class VNetWeighting(Weighting):
         self.updates = 0
         self.skipped = 0
 
-    def set_label_noise(self, rate: float) -> None:
+    def set_label_noise(self, rate: float, uniform: bool = True) -> None:
         """Resolves the start offset "auto"."""
         if self.start_offset == "auto":
             self.start_offset = auto_offset(rate)

@@ -41,9 +41,18 @@ class OracleWeights(Weighting):
         if not 0 < self.rho0 < 1 - rate:
             raise UserError(f"rho0 is {self.rho0}, but it must be above 0 and below 1 - {rate:g}.")
 
-    def set_label_noise(self, rate: float) -> None:
-        """Resolves the rate "auto"."""
+    def set_label_noise(self, rate: float, uniform: bool = True) -> None:
+        """Resolves the rate "auto".
+
+        Raises:
+            UserError: the rate is "auto", but not all pairs have the same.
+        """
         if self.label_noise == "auto":
+            if not uniform:
+                raise UserError(
+                    "OracleWeights needs one flip rate for all pairs, but the noise has several; use "
+                    "noise_rate for the noise, or DropFlipped as the weighting."
+                )
             self._check(rate)
             self.label_noise = rate
 

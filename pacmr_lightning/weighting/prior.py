@@ -36,7 +36,7 @@ class SigmoidPrior(Weighting):
         self.offset = offset
         self.mean_one = mean_one
 
-    def set_label_noise(self, rate: float) -> None:
+    def set_label_noise(self, rate: float, uniform: bool = True) -> None:
         """Resolves the offset "auto"."""
         if self.offset == "auto":
             self.offset = auto_offset(rate)

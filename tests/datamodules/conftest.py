@@ -25,7 +25,7 @@ def write_rows(tmp_path):
 
 @pytest.fixture
 def tokenizer(tiny_tokenizer_folder):
-    from pacmr_lightning.datamodules.tokenization import load_tokenizer
+    from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 
     return load_tokenizer(tiny_tokenizer_folder)
 

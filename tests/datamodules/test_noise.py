@@ -1,37 +1,65 @@
+import json
 import random
 from itertools import pairwise
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from pacmr_lightning.datamodules.noise import check_rate, flip_flags, flip_mask, unit_hash
+from pacmr_lightning.datamodules.columns import PREFERENCES
+from pacmr_lightning.datamodules.hashing import unit_hash
+from pacmr_lightning.datamodules.noise import LabelNoise, flip_flags, read_mask
+from pacmr_lightning.datamodules.reading import rows_to_dataset
 from pacmr_lightning.errors import UserError
 
 IDS = [f"pair-{i}" for i in range(4000)]
 
 
-def test_masks_are_nested_over_rates():
-    masks = [flip_mask(IDS, rate, seed=42) for rate in (0.0, 0.1, 0.2, 0.3, 0.4)]
-    assert not any(masks[0])
+def rows(ids=IDS, swap=False, category=None):
+    """Pairs whose responses depend on the id alone; ``swap`` exchanges them."""
+    sides = [(f" yes {i}", f" no {i}") for i in ids]
+    if swap:
+        sides = [(second, first) for first, second in sides]
+    return rows_to_dataset(
+        [
+            {"id": i, "prompt": "p", "chosen": c, "rejected": r, "category": category and category(i)}
+            for i, (c, r) in zip(ids, sides, strict=True)
+        ],
+        PREFERENCES,
+        "test",
+    )
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    return rows()
+
+
+def test_masks_are_nested_over_rates(pairs):
+    masks = [LabelNoise(rate).flips(pairs) for rate in (0.0, 0.1, 0.2, 0.3, 0.4)]
+    assert not any(masks[0].values())
     for low, high in pairwise(masks):
-        assert all(h for low_flag, h in zip(low, high, strict=True) if low_flag)
-        assert sum(low) < sum(high)
+        assert all(high[i] for i in IDS if low[i])
+        assert sum(low.values()) < sum(high.values())
 
 
 @pytest.mark.parametrize("rate", [0.2, 0.4])
-def test_share_is_the_rate_within_four_standard_errors(rate):
+def test_share_is_the_rate_within_four_standard_errors(pairs, rate):
     tolerance = 4 * (rate * (1 - rate) / len(IDS)) ** 0.5
-    assert sum(flip_mask(IDS, rate, seed=1)) / len(IDS) == pytest.approx(rate, abs=tolerance)
+    assert sum(LabelNoise(rate, seed=1).flips(pairs).values()) / len(IDS) == pytest.approx(
+        rate, abs=tolerance
+    )
 
 
-def test_mask_does_not_depend_on_order_or_on_other_rows():
-    mask = dict(zip(IDS, flip_mask(IDS, 0.3, seed=42), strict=True))
+def test_mask_does_not_depend_on_order_or_on_other_rows(pairs):
+    mask = LabelNoise(0.3).flips(pairs)
     shuffled = random.Random(0).sample(IDS, 1000)
-    assert flip_mask(shuffled, 0.3, seed=42) == [mask[i] for i in shuffled]
+    assert LabelNoise(0.3).flips(rows(shuffled)) == {i: mask[i] for i in shuffled}
 
 
-def test_seeds_flip_other_pairs():
-    first, second = (flip_mask(IDS, 0.5, seed) for seed in (0, 1))
-    agreement = sum(a == b for a, b in zip(first, second, strict=True)) / len(IDS)
+def test_seeds_flip_other_pairs(pairs):
+    first, second = (LabelNoise(0.5, seed=seed).flips(pairs) for seed in (0, 1))
+    agreement = sum(first[i] == second[i] for i in IDS) / len(IDS)
     assert agreement == pytest.approx(0.5, abs=0.04)
 
 
@@ -40,16 +68,81 @@ def test_hash_is_the_same_on_every_machine():
     assert unit_hash("pair-0", 42) == 0.0429710794931174
 
 
+def test_two_rates_hold_by_an_order_that_knows_nothing_of_labels(pairs):
+    """The pairs that get eps0 as they are get eps1 once chosen and rejected are exchanged."""
+    noise = LabelNoise(rates=[0.05, 0.6])
+    flips, exchanged = noise.flips(pairs), noise.flips(rows(swap=True))
+    # The hash of the id decides under both rates: between the two, exactly one of the orders is flipped.
+    between = [i for i in IDS if 0.05 <= unit_hash(i, 42) < 0.6]
+    assert all(flips[i] != exchanged[i] for i in between)
+    first = [i for i in between if not flips[i]]
+    assert len(first) / len(between) == pytest.approx(0.5, abs=0.05)
+    rest = set(IDS) - set(between)
+    assert all(flips[i] == exchanged[i] == (unit_hash(i, 42) < 0.05) for i in rest)
+    assert not noise.uniform and noise.is_injected
+    equal = LabelNoise(rates=[0.3, 0.3]).flips(pairs)
+    assert equal == LabelNoise(0.3).flips(pairs)
+
+
+def test_rates_by_category():
+    found = rows(category=lambda i: f"c{int(i[5:]) % 3}")
+    flips = LabelNoise(0.1, category_rates={"c0": 0.0, "c1": 0.4}).flips(found)
+    category = dict(zip(found["id"], found["category"], strict=True))
+    for name, rate in (("c0", 0.0), ("c1", 0.4), ("c2", 0.1)):
+        plain = LabelNoise(rate).flips(found)
+        assert all(flips[i] == plain[i] for i in IDS if category[i] == name)
+    with pytest.raises(UserError, match=r"category_noise_rates names 'x', but .* \(there are c0, c1, c2\)"):
+        LabelNoise(category_rates={"x": 0.1}).flips(found)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "jsonl"])
+def test_mask_files(pairs, tmp_path, ending):
+    mask = LabelNoise(0.3).flips(pairs)
+    path = tmp_path / f"mask.{ending}"
+    if ending == "parquet":
+        pq.write_table(pa.table({"id": list(mask), "flipped": list(mask.values())}), path)
+    else:
+        path.write_text("".join(json.dumps({"id": i, "flipped": f}) + "\n" for i, f in mask.items()))
+    assert read_mask(str(path)) == mask
+    noise = LabelNoise(mask=str(path))
+    assert noise.flips(pairs) == mask and not noise.uniform
+    assert noise.flips(rows(IDS[5:10])) == {i: mask[i] for i in IDS[5:10]}
+    with pytest.raises(UserError, match=r"says nothing of 1 of the 3 training pairs, 'other' for one"):
+        noise.flips(rows([*IDS[:2], "other"]))
+
+
+def test_bad_masks(tmp_path):
+    (tmp_path / "mask.jsonl").write_text('{"id": "a", "flipped": "yes"}\n')
+    with pytest.raises(UserError, match=r"mask\.jsonl, line 1 has id 'a' and flipped 'yes'"):
+        read_mask(str(tmp_path / "mask.jsonl"))
+    with pytest.raises(UserError, match=r"There is no file .*none\.parquet"):
+        read_mask(str(tmp_path / "none.parquet"))
+
+
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5, float("nan")])
 def test_rates_outside_the_unit_interval_are_refused(rate):
     with pytest.raises(UserError, match=f"noise_rate is {rate}"):
-        check_rate(rate)
-    with pytest.raises(UserError):
-        flip_mask(IDS[:1], rate, seed=0)
+        LabelNoise(rate)
+    with pytest.raises(UserError, match=f"noise_rates is {rate}"):
+        LabelNoise(rates=[0.1, rate])
+    with pytest.raises(UserError, match=f"category_noise_rates of 'c' is {rate}"):
+        LabelNoise(category_rates={"c": rate})
+
+
+def test_kinds_of_noise_exclude_each_other():
+    with pytest.raises(UserError, match=r"noise_rates is \[0\.1\], but two"):
+        LabelNoise(rates=[0.1])
+    for given in (
+        {"rate": 0.1, "rates": [0.1, 0.2]},
+        {"rate": 0.1, "mask": "m"},
+        {"rates": [0, 0], "mask": "m"},
+    ):
+        with pytest.raises(UserError, match="are given together; take out all but one"):
+            LabelNoise(**given)
 
 
 def test_flags_are_relative_to_what_the_data_says():
     """Swapping a label that is known to be wrong makes it right; without noise, nothing is claimed."""
     given, mask = [1, 1, 0, 0, -1, -1], [True, False, True, False, True, False]
-    assert flip_flags(given, mask, rate=0.5) == [0, 1, 1, 0, 1, 0]
-    assert flip_flags(given, [False] * 6, rate=0.0) == [1, 1, 0, 0, -1, -1]
+    assert flip_flags(given, mask) == [0, 1, 1, 0, 1, 0]
+    assert flip_flags(given, None) == given

@@ -39,7 +39,7 @@ def test_sft_rows(write_rows):
     rows = read_sft(
         write_rows([{"prompt": "a", "completion": "  b"}, {"prompt": "", "completion": "c", "id": "i"}])
     )
-    assert rows.column_names == ["id", "prompt", "completion"]
+    assert set(rows.column_names) == {"id", "prompt", "completion", "chat"}
     assert rows["completion"][:] == ["  b", "c"] and rows["id"][1] == "i"
 
 
@@ -65,7 +65,11 @@ BAD_LINES = {
     "number": (b'{"chosen": 3, "rejected": "c"}', "line 2: 'chosen' is 3, but it must be a string"),
     "messages": (
         b'{"chosen": [{"role": "user", "content": "a"}], "rejected": "c"}',
-        "line 2: 'chosen' is a list; chat messages are not supported yet",
+        "line 2: 'rejected' is a text, but 'chosen' is a list of chat messages",
+    ),
+    "no message": (
+        b'{"chosen": [{"role": "user"}], "rejected": []}',
+        "line 2: 'chosen' is a list with .*'role': 'user'.*two texts, 'role' and 'content'",
     ),
     "prompt list": (b'{"prompt": [], "chosen": "a", "rejected": "c"}', "'prompt' is a list"),
     "flag": (b'{"chosen": "a", "rejected": "c", "flipped": "yes"}', "'flipped' is 'yes'"),

@@ -188,7 +188,7 @@ def test_bad_options(options, message):
 def test_bad_sources(write_rows):
     with pytest.raises(UserError, match=r"validation_fraction is 1\.0"):
         CompletionFiles("a.jsonl", validation_fraction=1.0)
-    with pytest.raises(UserError, match="no effect beside the validation file b"):
+    with pytest.raises(UserError, match="no effect beside the validation rows of b"):
         CompletionFiles("a.jsonl", "b.jsonl", validation_fraction=0.1)
     with pytest.raises(UserError, match=r"No validation rows are left of .* at validation_fraction 1e-09"):
         CompletionFiles(write_rows(rows_of(2)), validation_fraction=1e-9).load("validation")

@@ -39,7 +39,7 @@ def test_wrong_options(write_rows, pair_rows):
     for fraction in (0.0, 1.0, -1):
         with pytest.raises(UserError, match=f"validation_fraction is {fraction}"):
             Files(path, validation_fraction=fraction)
-    with pytest.raises(UserError, match="has no effect beside the validation file"):
+    with pytest.raises(UserError, match="has no effect beside the validation rows"):
         Files(path, path, validation_fraction=0.1)
     with pytest.raises(UserError, match="No validation rows are left"):
         Files(path, validation_fraction=1e-9).load("validation")

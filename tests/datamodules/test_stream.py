@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from pacmr_lightning.batch import Segment
-from pacmr_lightning.datamodules.reading import PREFERENCES, rows_to_dataset
-from pacmr_lightning.datamodules.stream import PairBatches, PairedBatches, Pairs, RankSteps
+from pacmr_lightning.datamodules.columns import PREFERENCES
+from pacmr_lightning.datamodules.hashing import unit_hash
+from pacmr_lightning.datamodules.pairs import Pairs
+from pacmr_lightning.datamodules.reading import rows_to_dataset
+from pacmr_lightning.datamodules.stream import PairBatches, PairedBatches, RankSteps
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.errors import UserError
 
@@ -16,7 +19,8 @@ def make_pairs(tokenizer, pair_rows):
         """``count`` pairs with a second view, and ``plain`` pairs without."""
         rows = pair_rows(count) + [row | {"augmented_prompt": row["prompt"]} for row in pair_rows(plain)]
         kept, _ = tokenize_pairs(rows_to_dataset(rows, PREFERENCES, "test"), tokenizer, 100)
-        return Pairs(kept, tokenizer.pad_token_id, noise_rate)
+        swapped = [unit_hash(name, 42) < noise_rate for name in kept["id"]] if noise_rate else None
+        return Pairs(kept, tokenizer.pad_token_id, swapped)
 
     return make
 
@@ -128,7 +132,7 @@ def test_what_cannot_be_shared_or_filled(make_pairs):
     with pytest.raises(UserError, match=r"Only 10 training pairs are left.*global_batch_size, which is 11"):
         PairedBatches(pairs, 11, seed=0)
     with pytest.raises(
-        UserError, match=r"Only 6 of the 10 training pairs.*meta_batch_size 7; give .*augmented_prompt"
+        UserError, match=r"Only 6 of the 10 training pairs.*meta_batch_size 7; make more with pacmr augment"
     ):
         PairedBatches(pairs, 4, seed=0, meta_every=1, meta_batch_size=7)
     PairedBatches(pairs, 4, seed=0, meta_batch_size=7)

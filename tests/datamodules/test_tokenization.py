@@ -5,13 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pacmr_lightning.datamodules.reading import PREFERENCES, read_preferences, rows_to_dataset
-from pacmr_lightning.datamodules.tokenization import (
-    load_tokenizer,
-    prompt_tokens,
-    response_tokens,
-    tokenize_pairs,
-)
+from pacmr_lightning.datamodules.columns import PREFERENCES
+from pacmr_lightning.datamodules.reading import read_preferences, rows_to_dataset
+from pacmr_lightning.datamodules.tokenization import tokenize_pairs
+from pacmr_lightning.datamodules.tokenizer import load_tokenizer, prompt_tokens, response_tokens
 from pacmr_lightning.errors import UserError
 
 
@@ -119,7 +116,8 @@ SECOND_PROCESS = """
 import sys
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules import tokenization
-tokenizer = tokenization.load_tokenizer(sys.argv[2])
+from pacmr_lightning.datamodules.tokenizer import load_tokenizer
+tokenizer = load_tokenizer(sys.argv[2])
 tokenizer(["used", "before"], padding=True)
 kept, counts = tokenization.tokenize_pairs(read_preferences(sys.argv[1]), tokenizer, int(sys.argv[3]))
 print(counts["kept"])

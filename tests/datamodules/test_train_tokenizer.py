@@ -6,7 +6,7 @@ import sys
 import pytest
 from transformers import AutoTokenizer
 
-from pacmr_lightning.datamodules.tokenization import prompt_tokens, response_tokens
+from pacmr_lightning.datamodules.tokenizer import prompt_tokens, response_tokens
 from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.world import World

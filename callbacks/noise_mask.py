@@ -1,0 +1,30 @@
+"""Keeps with a run which labels its noise flipped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from pacmr_lightning.run_folder import NOISE_MASK, replacing
+
+
+class NoiseMask(Callback):
+    """Writes ``noise_mask.parquet`` into the run's folder: ``id`` and ``flipped`` of every training row.
+
+    Rows that are dropped are in it too, so the mask holds for any tokenizer and any other tool. There is no
+    file where no noise was injected. ``data.noise_mask`` trains on the same labels again.
+    """
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the file on rank zero."""
+        flips = getattr(trainer.datamodule, "noise_flips", None)
+        if flips is None or not trainer.is_global_zero:
+            return
+        table = pa.table(
+            {"id": pa.array(flips, pa.string()), "flipped": pa.array(flips.values(), pa.bool_())}
+        )
+        with replacing(Path(trainer.default_root_dir) / NOISE_MASK) as temporary:
+            pq.write_table(table, temporary)

@@ -1,0 +1,76 @@
+"""Chat messages: how rows keep them, what of them is prompt and response, and the tokenizer's template.
+
+A conversation is a list of ``{"role": ..., "content": ...}``. Rows keep it as JSON text.
+"""
+
+from __future__ import annotations
+
+import json
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from pacmr_lightning.errors import UserError
+
+Messages = list[dict[str, str]]
+
+
+def encode_messages(messages: list) -> str:
+    """JSON of a conversation.
+
+    Raises:
+        ValueError: an entry is no message with two texts.
+    """
+    for message in messages:
+        texts = [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else []
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise ValueError(
+                f"a list with {message!r}, but a chat message must be an object with two texts, 'role' and "
+                "'content'"
+            )
+    return json.dumps([{"role": m["role"], "content": m["content"]} for m in messages], ensure_ascii=False)
+
+
+def decode_messages(text: str) -> Messages:
+    """The conversation that ``encode_messages`` wrote."""
+    return json.loads(text)
+
+
+def transcript(messages: Messages) -> str:
+    """A conversation as text to read: ``Human:`` and ``Assistant:`` turns, other roles by their names."""
+    names = {"user": "Human", "assistant": "Assistant"}
+    return "\n\n".join(f"{names.get(m['role'], m['role'].title())}: {m['content']}" for m in messages)
+
+
+def render(tokenizer: PreTrainedTokenizerBase, prompt: Messages, response: str) -> tuple[str, str, bool]:
+    """Prompt and response as the tokenizer's chat template writes them, special tokens included.
+
+    Returns:
+        The prompt's text with the beginning of the assistant's turn; the response's text; and whether the
+        template itself ended the turn, with EOS or another token, so that no EOS must be added.
+
+    Raises:
+        UserError: the tokenizer has no chat template, or the template refuses the conversation.
+    """
+    if tokenizer.chat_template is None:
+        raise UserError(
+            f"The rows are chat messages, but the tokenizer {tokenizer.name_or_path!r} has no chat template; "
+            "name an instruction-tuned model, or write prompt and responses as texts."
+        )
+    answer = {"role": "assistant", "content": response}
+    try:
+        start = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        whole = tokenizer.apply_chat_template([*prompt, answer], tokenize=False)
+    except TemplateError as error:
+        raise UserError(
+            f"The chat template of {tokenizer.name_or_path!r} refuses the roles "
+            f"{[m['role'] for m in prompt]} ({error}); change the messages or the template."
+        ) from None
+    if not whole.startswith(start):
+        raise UserError(
+            f"The chat template of {tokenizer.name_or_path!r} writes a prompt in another way once its "
+            "response follows, so the two cannot be told apart; use another template."
+        )
+    # Templates put a newline after the end of the turn, which nobody has to learn.
+    text = whole[len(start) :].rstrip()
+    return start, text, not text.endswith(response.rstrip())

@@ -1,0 +1,121 @@
+"""Anthropic HH: comparisons of dialogues, and their better responses for SFT."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from datasets import Dataset
+
+from pacmr_lightning.errors import UserError
+
+from .columns import PREFERENCES, SFT
+from .completions import Completions
+from .hub import convert, load_split
+from .prompts import ASSISTANT, HUMAN, split_prompt
+from .sources import Source, prompts_of
+from .splits import DEFAULT_FRACTION, DEFAULT_SEED, Split, Splits
+
+SUBSETS = ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled")
+
+
+class AnthropicHH(Source):
+    """The four subsets of Anthropic HH together; the subset is the category.
+
+    Upstream there are no validation pairs: 5% of the training prompts are set aside (152,124 and 8,003 pairs
+    in the paper). ``chosen`` and ``rejected`` are whole transcripts; the prompt is everything up to the last
+    ``\\n\\nAssistant:``. A few transcripts differ before it or end in an empty response: they are dropped and
+    counted.
+
+    Args:
+        path: Hub id, or a folder in its layout.
+        subsets: which of harmless-base, helpful-base, helpful-online and helpful-rejection-sampled.
+        validation_fraction: share of the training prompts that is set aside, in (0, 1).
+        split_seed: which prompts are set aside.
+        single_turn: generate for prompts with one human turn only. The prompts are those of the test split.
+
+    Raises:
+        UserError: a subset is unknown, or ``validation_fraction`` is outside (0, 1).
+    """
+
+    def __init__(
+        self,
+        path: str = "Anthropic/hh-rlhf",
+        subsets: list[str] | None = None,
+        validation_fraction: float = DEFAULT_FRACTION,
+        split_seed: int = DEFAULT_SEED,
+        single_turn: bool = False,
+    ):
+        self.path = path
+        self.subsets = list(SUBSETS) if subsets is None else subsets
+        for name in self.subsets or [None]:
+            if name not in SUBSETS:
+                raise UserError(f"subsets names {name!r}; choose from {', '.join(SUBSETS)}.")
+        self.splits = Splits("train", None, validation_fraction, split_seed)
+        self.single_turn = single_turn
+        self.name = "Anthropic HH"
+
+    def load(self, split: Split) -> Dataset:
+        """The pairs of a split, from all subsets."""
+        rows = self._rows("train")
+        return self.splits.select(rows, prompts_of(rows), split)
+
+    def _rows(self, upstream: str) -> Dataset:
+        parts = [(name, load_split(self.path, upstream, folder=name)) for name in self.subsets]
+        return convert(parts, PREFERENCES, _pair, self.path, "hh 1")
+
+    @cached_property
+    def prompts(self) -> list[str]:
+        """The test split's distinct prompts, perhaps only those with one human turn."""
+        found = dict.fromkeys(prompt for prompt in prompts_of(self._rows("test")) if prompt)
+        return [prompt for prompt in found if not self.single_turn or is_single_turn(prompt)]
+
+
+class HHCompletions(Completions):
+    """The chosen responses of Anthropic HH, as demonstrations.
+
+    Args:
+        path: Hub id, or a folder in its layout.
+        subsets: which of harmless-base, helpful-base, helpful-online and helpful-rejection-sampled.
+        validation_fraction: share of the training prompts that is set aside, in (0, 1); the same prompts as
+            in ``AnthropicHH``.
+        split_seed: which prompts are set aside.
+
+    Raises:
+        UserError: a subset is unknown, or ``validation_fraction`` is outside (0, 1).
+    """
+
+    def __init__(
+        self,
+        path: str = "Anthropic/hh-rlhf",
+        subsets: list[str] | None = None,
+        validation_fraction: float = DEFAULT_FRACTION,
+        split_seed: int = DEFAULT_SEED,
+    ):
+        self.pairs = AnthropicHH(path, subsets, validation_fraction, split_seed)
+        self.name = "Anthropic HH, chosen responses"
+
+    def load(self, split: Split) -> Dataset:
+        """The rows of a split; pairs whose transcripts differ before the response are left out."""
+        rows = self.pairs.load(split)
+        usable = [i for i, prompt in enumerate(prompts_of(rows)) if prompt]
+        return convert(
+            [(self.pairs.path, rows.select(usable, keep_in_memory=True))],
+            SFT,
+            _demonstration,
+            self.pairs.path,
+            "hh 1",
+        )
+
+
+def is_single_turn(prompt: str) -> bool:
+    """Whether a transcript has one human turn and nothing of the assistant before the response."""
+    return prompt.count(HUMAN) == 1 and prompt.count(ASSISTANT) == 1
+
+
+def _pair(part: str, row: dict) -> dict:
+    return {"chosen": row.get("chosen"), "rejected": row.get("rejected"), "category": part}
+
+
+def _demonstration(part: str, row: dict) -> dict:
+    split = split_prompt(row["chosen"], row["rejected"])
+    return {"id": row["id"], "prompt": split.prompt, "completion": split.chosen}

@@ -1,0 +1,205 @@
+"""Preference pairs and demonstrations from Hugging Face Hub datasets, or from folders that hold such."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+
+from datasets import Dataset, load_dataset
+from datasets.exceptions import DatasetGenerationError
+
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.messages import user_error
+
+from .columns import PREFERENCES, SFT, Columns, checked
+from .completions import Completions, completion_prompts
+from .sources import Source, prompts_of
+from .splits import DEFAULT_FRACTION, Split, Splits
+
+_LAYOUT = 1
+"""Part of the cache's key; raised whenever the same dataset is read into other rows."""
+
+
+def load_split(path: str, split: str, subset: str | None = None, folder: str | None = None) -> Dataset:
+    """One split of a dataset, downloaded whole (or found in datasets' cache), never streamed.
+
+    Args:
+        path: Hub id, or a folder in the layout of one.
+        split: the split's name there.
+        subset: a named configuration.
+        folder: a folder inside the dataset that holds the files (``data_dir`` in ``datasets``).
+
+    Raises:
+        UserError: there is no such dataset, subset or split, or it cannot be reached.
+    """
+    where = path + "".join(f", {part}" for part in (subset, folder) if part)
+    try:
+        return load_dataset(path, name=subset, data_dir=folder, split=split, streaming=False)
+    except DatasetGenerationError as error:
+        raise UserError(
+            f"The split {split!r} of the dataset {where} cannot be read ({_first_line(error.__cause__)}); "
+            "fetch it again."
+        ) from None
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"The split {split!r} of the dataset {where} cannot be loaded ({_first_line(error)}); give a Hub "
+            "id or a folder, a subset and a split that exist."
+        ) from None
+
+
+def _first_line(error: BaseException | None) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def convert(
+    parts: Iterable[tuple[str, Dataset]],
+    columns: Columns,
+    row: Callable[[str, dict], dict],
+    name: str,
+    key: str,
+) -> Dataset:
+    """Rows of one or more datasets in this package's columns, written to datasets' cache once.
+
+    Args:
+        parts: what errors call a dataset, and the dataset.
+        columns: which columns come out.
+        row: makes one row's values of the part's name and the upstream row.
+        name: what errors call all of them.
+        key: changes whenever ``row`` makes other values; part of the cache's key.
+
+    Raises:
+        UserError: a row is wrong.
+    """
+    parts = list(parts)
+    states = [_LAYOUT, columns.kind, key, *(dataset._fingerprint for _, dataset in parts)]
+
+    def rows() -> Iterator[dict]:
+        numbered = (
+            (f"{part}, row {number}", row(part, values))
+            for part, dataset in parts
+            for number, values in enumerate(dataset, 1)
+        )
+        yield from checked(numbered, columns, name)
+
+    try:
+        return Dataset.from_generator(
+            rows,
+            features=columns.features,
+            # As in reading.py, the key is given because a pickled function differs between versions.
+            fingerprint=hashlib.sha256(repr(states).encode()).hexdigest()[:16],
+        )
+    except DatasetGenerationError as error:
+        cause = user_error(error)
+        if cause is None:
+            raise
+        raise UserError(str(cause)) from None
+
+
+class _Renamed:
+    """A Hub dataset whose columns have other names than this package's."""
+
+    def __init__(self, path: str, subset: str | None, names: dict[str, str] | None, columns: Columns):
+        self.known = ("id", *columns.responses, *columns.optional)
+        for name in names or {}:
+            if name not in self.known:
+                raise UserError(
+                    f"columns names {name!r}, but a row has {', '.join(self.known)}; give the name here: the "
+                    "name in the dataset."
+                )
+        self.path, self.subset, self.names, self.columns = path, subset, names or {}, columns
+
+    def load(self, split: str) -> Dataset:
+        """The split's rows.
+
+        Raises:
+            UserError: a named column is missing, or the dataset cannot be loaded.
+        """
+        found = load_split(self.path, split, self.subset)
+        for ours, theirs in self.names.items():
+            if theirs not in found.column_names:
+                raise UserError(
+                    f"columns says that {ours} is {theirs!r}, but {self.path} has the columns "
+                    f"{', '.join(found.column_names)}."
+                )
+        names = {name: name for name in self.known if name in found.column_names} | self.names
+
+        def row(part: str, values: dict) -> dict:
+            return {ours: values[theirs] for ours, theirs in names.items()} or values
+
+        needed = found.select_columns(sorted(set(names.values()))) if names else found
+        parts = [(f"{self.path} {split}", needed)]
+        return convert(parts, self.columns, row, self.path, repr(sorted(names.items())))
+
+
+class HubPreferences(Source):
+    """Preference pairs of any dataset on the Hugging Face Hub.
+
+    Texts, or chat messages, for which the tokenizer's chat template is used.
+
+    Args:
+        path: Hub id, or a folder in the layout of one.
+        subset: a named configuration of the dataset.
+        train_split: the split with the training pairs.
+        validation_split: the split with the validation pairs. None: some training prompts are set aside.
+        validation_fraction: share of the prompts that is set aside where there is no validation split, in (0,
+            1); all pairs of a prompt fall on the same side.
+        columns: the dataset's names of columns that are called otherwise here, ``{chosen: response_j}``.
+
+    Raises:
+        UserError: ``validation_fraction`` is outside (0, 1), or set beside a validation split; or ``columns``
+            has an unknown name.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        subset: str | None = None,
+        train_split: str = "train",
+        validation_split: str | None = None,
+        validation_fraction: float = DEFAULT_FRACTION,
+        columns: dict[str, str] | None = None,
+    ):
+        self.splits = Splits(train_split, validation_split, validation_fraction)
+        self.dataset = _Renamed(path, subset, columns, PREFERENCES)
+        self.name = path
+
+    def load(self, split: Split) -> Dataset:
+        """Rows of the dataset's split, or of its share of the training split."""
+        rows = self.dataset.load(self.splits.place(split))
+        return self.splits.select(rows, prompts_of(rows), split)
+
+
+class HubCompletions(Completions):
+    """Demonstrations of any dataset on the Hugging Face Hub, as texts or as chat messages.
+
+    Args:
+        path: Hub id, or a folder in the layout of one.
+        subset: a named configuration of the dataset.
+        train_split: the split with the training rows.
+        validation_split: the split with the validation rows. None: some training prompts are set aside.
+        validation_fraction: share of the prompts that is set aside where there is no validation split, in (0,
+            1); all rows of a prompt fall on the same side.
+        columns: the dataset's names of columns that are called otherwise here, ``{completion: messages}``.
+
+    Raises:
+        UserError: ``validation_fraction`` is outside (0, 1), or set beside a validation split; or ``columns``
+            has an unknown name.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        subset: str | None = None,
+        train_split: str = "train",
+        validation_split: str | None = None,
+        validation_fraction: float = DEFAULT_FRACTION,
+        columns: dict[str, str] | None = None,
+    ):
+        self.splits = Splits(train_split, validation_split, validation_fraction)
+        self.dataset = _Renamed(path, subset, columns, SFT)
+        self.name = path
+
+    def load(self, split: Split) -> Dataset:
+        """Rows of the dataset's split, or of its share of the training split."""
+        rows = self.dataset.load(self.splits.place(split))
+        return self.splits.select(rows, completion_prompts(rows), split)

@@ -1,0 +1,90 @@
+"""Tokenized pairs under label noise, as batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from datasets import Dataset
+
+from pacmr_lightning.batch import LogProbs, PairBatch
+
+from .noise import flip_flags
+
+
+class Pairs:
+    """Tokenized pairs under label noise.
+
+    Args:
+        rows: N rows, as ``tokenize_pairs`` makes them.
+        pad_id: token id that fills rows up.
+        swapped: N flags, true where the noise changed the label: the two responses change places. None: no
+            noise was injected.
+    """
+
+    def __init__(self, rows: Dataset, pad_id: int, swapped: Sequence[bool] | None = None):
+        self.rows = rows
+        self.pad_id = pad_id
+        self.swapped = [False] * len(rows) if swapped is None else list(swapped)
+        """N flags: the noise changed the label."""
+        self.flipped = flip_flags(rows["flipped"], swapped)
+        """N values: 1 the label is wrong, 0 it is not, -1 unknown."""
+        self.reference: np.ndarray | None = None
+        """(N, 2) the reference's log-probabilities of chosen and rejected as found, where they are cached."""
+        self.augmented_reference: np.ndarray | None = None
+        """(N, 2) the same under the reworded prompts; NaN for pairs without a second view."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def select(self, indices: Sequence[int]) -> Pairs:
+        """Some of the pairs, with their noise."""
+        chosen = Pairs(self.rows.select(indices, keep_in_memory=True), self.pad_id)
+        chosen.swapped = [self.swapped[i] for i in indices]
+        chosen.flipped = [self.flipped[i] for i in indices]
+        return chosen
+
+    @property
+    def with_second_view(self) -> list[int]:
+        """Indices of the pairs that have a reworded prompt."""
+        return [i for i, view in enumerate(self.rows["second_view"]) if view]
+
+    def batch(self, indices: Sequence[int], augmented: bool = False) -> PairBatch:
+        """The pairs at ``indices`` under noise, with their ``augmented`` views where asked for."""
+        # One look-up for the whole batch: Arrow is slow row by row.
+        columns = self.rows[list(indices)]
+        swapped = [self.swapped[i] for i in indices]
+        sides = [
+            (rejected, chosen) if swap else (chosen, rejected)
+            for swap, chosen, rejected in zip(
+                swapped, columns["chosen_ids"], columns["rejected_ids"], strict=True
+            )
+        ]
+
+        # eta speaks of the order that was found.
+        eta = [
+            1 - value if swap and value is not None else value
+            for swap, value in zip(swapped, columns["eta"], strict=True)
+        ]
+
+        def collate(prompts: list[list[int]], reference: np.ndarray | None) -> PairBatch:
+            batch = PairBatch.collate(
+                columns["id"],
+                prompts,
+                [chosen for chosen, _ in sides],
+                [rejected for _, rejected in sides],
+                flipped=[self.flipped[i] for i in indices],
+                eta=eta,
+                pad_id=self.pad_id,
+            )
+            if reference is not None:
+                values = torch.from_numpy(reference[list(indices)])
+                flips = torch.tensor(swapped)[:, None]
+                batch.reference = LogProbs(*torch.where(flips, values.flip(1), values).unbind(1))
+            return batch
+
+        batch = collate(columns["prompt_ids"], self.reference)
+        if augmented:
+            batch.augmented = collate(columns["augmented_ids"], self.augmented_reference)
+        return batch

@@ -1,0 +1,120 @@
+"""From a source's rows to the pairs that batches are made of: tokens, label noise, and what is held out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from datasets import Dataset
+from lightning.pytorch.utilities import rank_zero_info
+from transformers import PreTrainedTokenizerBase
+
+from pacmr_lightning.errors import UserError
+
+from .augmentations import read_augmentations
+from .noise import LabelNoise
+from .pairs import Pairs
+from .sources import Source, prompts_of
+from .splits import Split
+from .tokenization import summary_line, tokenize_pairs
+
+
+class Preparation:
+    """Makes ``Pairs`` of a source, and of clean meta pairs beside it.
+
+    Args:
+        source: where the pairs come from.
+        tokenizer: encodes them.
+        max_length: tokens of a prompt with its longer response; longer pairs are dropped and counted.
+        noise: which training labels are flipped.
+        clean_meta: a source of clean pairs, or None.
+        hold_out: leave pairs of ``clean_meta`` out of the training pairs, by id.
+        augmentations: file with second wordings of training prompts, or None.
+
+    Attributes:
+        counts: by split, what became of the rows.
+        noise_flips: for each id of the training rows whether the noise flips its label; None before
+            ``train`` and where no noise is injected.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+        noise: LabelNoise,
+        clean_meta: Source | None,
+        hold_out: bool,
+        augmentations: str | None,
+    ):
+        self.source = source
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.noise = noise
+        self.clean_meta = clean_meta
+        self.hold_out = hold_out
+        self.augmentations = augmentations
+        self.counts: dict[str, dict[str, int]] = {}
+        self.noise_flips: dict[str, bool] | None = None
+
+    def fill_caches(self) -> None:
+        """Reads and tokenizes everything, so that other processes find it on disk."""
+        self._tokenize(self.source, "train", self.augmentations)
+        self._tokenize(self.source, "validation")
+        if self.clean_meta is not None:
+            self._tokenize(self.clean_meta, "train")
+
+    def validation(self) -> Pairs:
+        """The validation pairs, labels as found."""
+        return self._as_found(self.source, "validation", "validation")
+
+    def clean(self) -> Pairs | None:
+        """The clean meta pairs."""
+        return None if self.clean_meta is None else self._as_found(self.clean_meta, "train", "clean_meta")
+
+    def train(self, clean: Pairs | None) -> Pairs:
+        """The training pairs under noise, without those of ``clean`` where these are held out."""
+        rows, counts = self._tokenize(self.source, "train", self.augmentations)
+        swapped = None
+        if self.noise.is_injected:
+            self.noise_flips = self.noise.flips(self.source.load("train"))
+            swapped = [self.noise_flips[name] for name in rows["id"]]
+        self._everything = Pairs(rows, self.tokenizer.pad_token_id, swapped)
+        held_out = set(clean.rows["id"]) if clean is not None and self.hold_out else set()
+        self._kept = [i for i, name in enumerate(rows["id"]) if name not in held_out]
+        pairs = self._everything.select(self._kept) if held_out else self._everything
+        if held_out:
+            counts["in clean_meta"] = len(rows) - len(pairs)
+        counts["flipped"] = sum(pairs.swapped)
+        self._announce(self.source, "train", counts)
+        return pairs
+
+    def train_reference(self, ask: Callable[[Pairs], np.ndarray]) -> np.ndarray:
+        """What ``ask`` says of each of the pairs of ``train``, which is asked of those held out too.
+
+        So runs that hold pairs out and runs that do not share a cache.
+        """
+        return ask(self._everything)[self._kept]
+
+    def _as_found(self, source: Source, split: Split, name: str) -> Pairs:
+        rows, counts = self._tokenize(source, split)
+        self._announce(source, name, counts)
+        return Pairs(rows, self.tokenizer.pad_token_id)
+
+    def _tokenize(
+        self, source: Source, split: Split, augmentations: str | None = None
+    ) -> tuple[Dataset, dict[str, int]]:
+        found = source.load(split)
+        if augmentations is None:
+            return tokenize_pairs(found, self.tokenizer, self.max_length)
+        views = read_augmentations(augmentations)
+        if views.keys().isdisjoint(prompts_of(found)):
+            raise UserError(
+                f"augmentations is {augmentations}, but none of its {len(views)} prompts is a training "
+                f"prompt of {source.name}; make second wordings of these prompts with pacmr augment."
+            )
+        return tokenize_pairs(found, self.tokenizer, self.max_length, views)
+
+    def _announce(self, source: Source, split: str, counts: dict[str, int]) -> None:
+        self.counts[split] = counts
+        rank_zero_info(summary_line(source.name, split, counts))

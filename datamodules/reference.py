@@ -1,0 +1,165 @@
+"""The reference's log-probabilities of all pairs, computed once and kept on disk for all runs.
+
+They depend on the reference and on the tokens, not on label noise, method or order, so a sweep pays once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import datasets
+import numpy as np
+from datasets import Dataset
+from lightning.fabric.utilities import move_data_to_device
+from tqdm import tqdm
+
+from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.run_folder import replacing
+
+from .pairs import Pairs
+
+_LAYOUT = 1
+"""Part of the key; raised whenever the same model and tokens are written in another form."""
+PART = 1024
+"""Pairs in a file: what a killed run loses at most, and what ranks share out."""
+BATCH_TOKENS = 16_384
+"""Tokens of a forward pass, padding included; without gradient it takes little memory."""
+
+
+def cached_log_probs(
+    policy: PolicyModel,
+    pairs: Pairs,
+    *,
+    augmented: bool = False,
+    rank: int,
+    world_size: int,
+    barrier: Callable[[], None],
+) -> np.ndarray:
+    """Log-probabilities of N pairs under the reference, from disk where they have been computed before.
+
+    They are kept below datasets' cache folder (``HF_DATASETS_CACHE``), in a folder whose name is a hash of
+    all that changes a value: the reference's weights and configuration, its precision, attention
+    implementation and layout of tokens, and the tokens of all pairs. Parts are written under a temporary name
+    and renamed, so runs that build the same cache at once do not disturb each other, and a killed run goes
+    on.
+
+    Args:
+        policy: its reference is asked.
+        pairs: N pairs.
+        augmented: under their reworded prompts, those pairs that have one.
+        rank: this process.
+        world_size: number of processes, which share the work.
+        barrier: waits for all processes.
+
+    Returns:
+        (N, 2) log-probabilities in nats of chosen and rejected as found, before any noise; NaN where a pair
+        has no reworded prompt.
+
+    Raises:
+        UserError: a value is not finite, or a part is missing or damaged.
+    """
+    asked = np.array(pairs.with_second_view if augmented else range(len(pairs)), dtype=np.int64)
+    plain = Pairs(pairs.rows, pairs.pad_id)
+
+    def batch(places: Sequence[int]) -> PairBatch:
+        found = plain.batch([int(i) for i in asked[places]], augmented)
+        return found.augmented if augmented else found
+
+    columns = ["augmented_ids" if augmented else "prompt_ids", "chosen_ids", "rejected_ids"]
+    lengths, tokens = _lengths_and_digest(pairs.rows.select_columns(columns), asked)
+    # The longest first, so that a batch that does not fit into memory shows at once.
+    order = np.argsort(-lengths, kind="stable")
+    key = {
+        "layout": _LAYOUT,
+        "reference": policy.reference_digest(),
+        "options": policy.log_prob_options(batch(order[-1:])),
+        "pairs": tokens,
+    }
+    text = json.dumps(key, sort_keys=True, indent=2)
+    name = hashlib.sha256(text.encode()).hexdigest()[:24]
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "pacmr-reference" / name
+    parts = [order[start : start + PART] for start in range(0, len(order), PART)]
+    mine = [i for i in range(rank, len(parts), world_size) if not _path(folder, i).exists()]
+    with tqdm(
+        total=sum(len(parts[i]) for i in mine),
+        desc="Reference log-probabilities",
+        unit=" pairs",
+        disable=not mine or rank > 0,
+    ) as progress:
+        for i in mine:
+            values = _compute(policy, parts[i], lengths, batch, progress.update)
+            with replacing(folder / "key.json") as temporary:
+                temporary.write_text(text)
+            with replacing(_path(folder, i)) as temporary, open(temporary, "wb") as file:
+                np.save(file, values)
+    barrier()
+    found = [_read(_path(folder, i), len(part)) for i, part in enumerate(parts)]
+    result = np.full((len(pairs), 2), np.nan, found[0].dtype if found else np.float32)
+    if found:
+        result[asked[order]] = np.concatenate(found)
+    return result
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / f"part-{number:05d}.npy"
+
+
+def _compute(
+    policy: PolicyModel,
+    rows: np.ndarray,
+    lengths: np.ndarray,
+    batch: Callable[[Sequence[int]], PairBatch],
+    done: Callable[[int], object],
+) -> np.ndarray:
+    """(n, 2) values of n rows, which are sorted by length."""
+    values = []
+    start = 0
+    device = next(iter(policy.adapter().values())).device
+    while start < len(rows):
+        end = start + max(1, BATCH_TOKENS // int(lengths[rows[start]]))
+        pairs = batch(rows[start:end])
+        found = policy.reference_log_probs(move_data_to_device(pairs, device))
+        part = np.stack([side.cpu().numpy() for side in (found.chosen, found.rejected)], axis=1)
+        if not np.isfinite(part).all():
+            pair = pairs.ids[int(np.argmin(np.isfinite(part).all(1)))]
+            raise UserError(
+                f"The reference's log-probability of the pair {pair} is not a finite number; look at that "
+                "pair, or load the model in float32."
+            )
+        values.append(part)
+        done(len(part))
+        start = end
+    return np.concatenate(values)
+
+
+def _read(path: Path, size: int) -> np.ndarray:
+    try:
+        values = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        values = None
+    if values is None or values.shape != (size, 2):
+        raise UserError(
+            f"{path}, a part of the cached reference log-probabilities, is missing or damaged; delete its "
+            "folder to compute them again, or set data.reference to live."
+        )
+    return values
+
+
+def _lengths_and_digest(rows: Dataset, asked: np.ndarray) -> tuple[np.ndarray, str]:
+    """(n,) tokens over all columns of each row that is asked for, and a hash of the tokens."""
+    digest = hashlib.sha256()
+    lengths = []
+    # A part at a time: all tokens of a large dataset need not fit into memory.
+    for part in rows.select(asked, keep_in_memory=True).with_format("arrow").iter(10_000):
+        columns = [part[name].combine_chunks() for name in rows.column_names]
+        counts = [np.diff(column.offsets.to_numpy()).astype(np.int64) for column in columns]
+        for column, count in zip(columns, counts, strict=True):
+            digest.update(count.tobytes())
+            digest.update(column.flatten().to_numpy().tobytes())
+        lengths.append(sum(counts))
+    return np.concatenate([np.empty(0, np.int64), *lengths]), digest.hexdigest()

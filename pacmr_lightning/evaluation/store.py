@@ -1,0 +1,85 @@
+"""Answers that cost time or money, on disk as soon as they are there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+
+_AT_A_TIME = 500
+"""Keys in one query; SQLite limits the number of its parameters."""
+
+
+def content_key(*parts: Any) -> str:
+    """A key that depends on every one of the JSON-serialisable parts and on nothing else."""
+    text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class AnswerStore:
+    """JSON values by key in one SQLite file, so that a killed program goes on where it was.
+
+    A value that ``put`` has returned from survives a kill, and one that it was about to write is either whole
+    or absent. Several processes may use one file.
+
+    Args:
+        path: the file; it and its folder are made where they do not exist.
+
+    Raises:
+        UserError: the file cannot be opened or is no such file. ``get`` and ``put``: it cannot be read or
+            written, because the disk is full for instance; what was put before stays.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        with self._errors():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(self.path, timeout=60, check_same_thread=False)
+            with self._database:
+                self._database.execute(
+                    "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, value TEXT)"
+                )
+
+    def get(self, keys: Sequence[str]) -> dict[str, Any]:
+        """The values of those keys that have one."""
+        found: dict[str, Any] = {}
+        with self._errors():
+            for start in range(0, len(keys), _AT_A_TIME):
+                part = list(keys[start : start + _AT_A_TIME])
+                marks = ", ".join("?" * len(part))
+                rows = self._database.execute(f"SELECT key, value FROM answers WHERE key IN ({marks})", part)
+                found |= {key: json.loads(value) for key, value in rows}
+        return found
+
+    def put(self, answers: Mapping[str, Any]) -> None:
+        """Writes all of them or none."""
+        rows = [(key, json.dumps(value, ensure_ascii=True)) for key, value in answers.items()]
+        with self._errors(), self._database:
+            self._database.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._database.close()
+
+    def __enter__(self) -> AnswerStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        # ValueError: what stands there is no JSON.
+        except (sqlite3.Error, OSError, ValueError) as error:
+            raise UserError(
+                f"The file of answers {self.path} cannot be used ({error}); free disk space, or delete it to "
+                "begin anew."
+            ) from None

@@ -1,0 +1,153 @@
+"""Chat rows: what of them is prompt and response, and the tokenizer's own template as the truth."""
+
+import json
+
+import pytest
+
+from pacmr_lightning.datamodules import Files, PreferenceDataModule
+from pacmr_lightning.datamodules.chat import decode_messages, encode_messages, render
+from pacmr_lightning.datamodules.columns import PREFERENCES, SFT
+from pacmr_lightning.datamodules.prompts import split_completion, split_row
+from pacmr_lightning.datamodules.reading import rows_to_dataset
+from pacmr_lightning.datamodules.sft import tokenize_completions
+from pacmr_lightning.datamodules.tokenization import tokenize_pairs
+from pacmr_lightning.errors import UserError
+
+TURNS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{{ END }}\n{% endfor %}"
+START = "{% if add_generation_prompt %}[assistant]{% endif %}"
+TEMPLATES = {
+    # ChatML ends a turn with the tokenizer's EOS, Llama 3 with another token, Llama 2 with nothing at all.
+    "EOS": (TURNS.replace("{{ END }}", "<eos>") + START, True),
+    "other token": (TURNS.replace("{{ END }}", "[end]") + START, False),
+    "nothing": (TURNS.replace("{{ END }}", "") + START, True),
+}
+QUESTION = [{"role": "system", "content": "Be calm."}, {"role": "user", "content": "What is the sea?"}]
+
+
+def answer(text):
+    return [{"role": "assistant", "content": text}]
+
+
+@pytest.fixture(params=TEMPLATES)
+def chatting(request, tokenizer):
+    tokenizer.chat_template, ends_in_eos = TEMPLATES[request.param]
+    tokenizer.ends_in_eos = ends_in_eos
+    return tokenizer
+
+
+WAYS = {
+    "explicit": {"prompt": QUESTION, "chosen": answer("Rain."), "rejected": answer("Books.")},
+    "implicit": {"chosen": QUESTION + answer("Rain."), "rejected": QUESTION + answer("Books.")},
+    "repeated": {
+        "prompt": QUESTION,
+        "chosen": QUESTION + answer("Rain."),
+        "rejected": QUESTION + answer("Books."),
+    },
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tokens_are_those_of_the_template(chatting, way):
+    """prompt + response decode to what the template writes for the whole conversation."""
+    kept, counts = tokenize_pairs(rows_to_dataset([WAYS[way]], PREFERENCES, "test"), chatting, 512)
+    assert counts["kept"] == 1
+    for side, text in (("chosen_ids", "Rain."), ("rejected_ids", "Books.")):
+        whole = chatting.apply_chat_template(QUESTION + answer(text), tokenize=False).rstrip()
+        ids = kept["prompt_ids"][0] + kept[side][0]
+        decoded = chatting.decode(ids, skip_special_tokens=False)
+        assert decoded in (whole, whole + "<eos>")
+        assert (ids[-1] == chatting.eos_token_id) == chatting.ends_in_eos
+        assert ids.count(chatting.eos_token_id) == decoded.count("<eos>")
+
+
+def test_second_view_rewords_what_the_user_says(chatting):
+    question = [QUESTION[0] | {"content": "I do not know."}, {"role": "user", "content": "I do not know."}]
+    row = {"prompt": question, "chosen": answer("Rain."), "rejected": answer("Books.")}
+    kept, _ = tokenize_pairs(rows_to_dataset([row], PREFERENCES, "test"), chatting, 512)
+    view = chatting.decode(kept["augmented_ids"][0])
+    assert "[system]I do not know." in view and "[user]I don't know." in view
+    given = row | {"augmented_prompt": "Tell me of the sea."}
+    kept, _ = tokenize_pairs(rows_to_dataset([given], PREFERENCES, "test"), chatting, 512)
+    assert chatting.decode(kept["augmented_ids"][0]).startswith("[user]Tell me of the sea.")
+
+
+def test_prompt_as_text_is_what_the_user_says(chatting):
+    row = {"prompt": "What is the sea?", "chosen": answer("Rain."), "rejected": answer("Books.")}
+    split = split_row(
+        *[rows_to_dataset([row], PREFERENCES, "t")[0][n] for n in ("prompt", "chosen", "rejected")], chat=True
+    )
+    assert decode_messages(split.prompt) == [QUESTION[1]]
+
+
+def test_unusable_conversations_are_counted(chatting):
+    rows = [
+        WAYS["implicit"],
+        {"chosen": QUESTION + answer("a"), "rejected": QUESTION[1:] + answer("b")},
+        {"chosen": answer("a"), "rejected": answer("b")},
+        {"chosen": QUESTION, "rejected": QUESTION},
+        WAYS["explicit"] | {"chosen": answer(" ")},
+    ]
+    _, counts = tokenize_pairs(rows_to_dataset(rows, PREFERENCES, "test"), chatting, 512)
+    assert counts["kept"] == 1 and counts["different prompts"] == 1
+    assert counts["no common prompt"] == 2 and counts["empty response"] == 1
+
+
+def test_texts_and_conversations_in_one_dataset(chatting, pair_rows):
+    rows = [*pair_rows(2), WAYS["explicit"], *pair_rows(1)]
+    mixed, counts = tokenize_pairs(rows_to_dataset(rows, PREFERENCES, "test"), chatting, 512)
+    alone, _ = tokenize_pairs(rows_to_dataset([WAYS["explicit"]], PREFERENCES, "test"), chatting, 512)
+    assert counts["kept"] == 4
+    assert (
+        mixed["chosen_ids"][2] == alone["chosen_ids"][0] and mixed["prompt_ids"][2] == alone["prompt_ids"][0]
+    )
+    assert mixed["prompt_ids"][0][0] == chatting.bos_token_id
+
+
+@pytest.mark.parametrize("way", ["messages", "prompt and completion"])
+def test_sft(chatting, way):
+    row = {"completion": QUESTION + answer("Rain.")}
+    if way != "messages":
+        row = {"prompt": QUESTION, "completion": answer("Rain.")}
+    bad = [{"completion": QUESTION}, {"completion": answer("Rain.")}]
+    kept, counts = tokenize_completions(rows_to_dataset([row, *bad], SFT, "test"), chatting, 512)
+    assert counts == {"rows": 3, "kept": 1, "no completion": 2}
+    start, text, _ = render(chatting, QUESTION, "Rain.")
+    assert chatting.decode(kept["prompt_ids"][0]) == start
+    assert chatting.decode(kept["completion_ids"][0]).startswith(text)
+    assert split_completion("a", " b").completion == " b"
+
+
+def test_through_the_datamodule(chatting, tmp_path, write_rows):
+    chatting.save_pretrained(tmp_path / "tokenizer")
+    rows = [WAYS["explicit"] | {"id": i} for i in range(4)]
+    path = write_rows(rows)
+    data = PreferenceDataModule(Files(path, path), str(tmp_path / "tokenizer"), global_batch_size=2)
+    data.prepare_data()
+    data.setup("fit")
+    assert len(data.train_pairs) == 4
+    (prompts,) = list(data.predict_dataloader())
+    expected = chatting.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
+    assert prompts.prompts == [expected]
+    assert chatting.decode(prompts.input_ids[0]) == expected
+
+
+def test_errors(tokenizer):
+    rows = rows_to_dataset([WAYS["explicit"]], PREFERENCES, "test")
+    with pytest.raises(UserError, match="has no chat template"):
+        tokenize_pairs(rows, tokenizer, 512)
+    tokenizer.chat_template = "{{ raise_exception('no system role') }}"
+    with pytest.raises(UserError, match=r"refuses the roles .*'system', 'user'.*no system role"):
+        tokenize_pairs(rows, tokenizer, 512)
+    tokenizer.chat_template = "{{ messages|length }}"
+    with pytest.raises(UserError, match="another way once its response follows"):
+        tokenize_pairs(rows, tokenizer, 512)
+    with pytest.raises(
+        UserError, match="test, row 1: 'prompt' is a list of chat messages, but 'chosen' is a"
+    ):
+        rows_to_dataset([{"prompt": QUESTION, "chosen": "a", "rejected": "b"}], PREFERENCES, "test")
+
+
+def test_messages_survive_as_text():
+    messages = [{"role": "user", "content": 'quotes " and \n lines \\ and émoji 🌊'}]
+    assert decode_messages(encode_messages([messages[0] | {"name": "x"}])) == messages
+    json.loads(encode_messages(messages))

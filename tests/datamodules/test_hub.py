@@ -1,0 +1,225 @@
+"""Datasets in their upstream layouts, written in the test and loaded through ``datasets``."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from pacmr_lightning.datamodules import (
+    TLDR,
+    AnthropicHH,
+    HHCompletions,
+    HubCompletions,
+    HubPreferences,
+    TLDRCompletions,
+)
+from pacmr_lightning.datamodules.hh import SUBSETS, is_single_turn
+from pacmr_lightning.datamodules.tokenization import tokenize_pairs
+from pacmr_lightning.errors import UserError
+
+
+def post(number: int, gap: str = "\n\n", end: str = "") -> str:
+    parts = (
+        f"SUBREDDIT: r/{'cats' if number % 2 else 'dogs'}",
+        f"TITLE: Post {number}",
+        "POST: One.\n\nTwo.",
+    )
+    return gap.join((*parts, "TL;DR:")) + end
+
+
+def message(role: str, content: str) -> dict:
+    return {"role": role, "content": content}
+
+
+def write_parquet(folder: Path, split: str, rows: list[dict]) -> None:
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(rows).to_parquet(folder / "data" / f"{split}-00000-of-00001.parquet")
+
+
+@pytest.fixture
+def tldr(tmp_path):
+    """As trl-internal-testing/tldr-preference-trl-style has it, further columns included."""
+    for split, count in (("train", 6), ("validation", 4), ("validation_cnndm", 2)):
+        rows = [
+            {
+                "info": {"id": f"t3_{i}", "subreddit": "x"},
+                "choice": i % 2,
+                "worker": "w",
+                "prompt": post(i),
+                "chosen": [message("user", post(i)), message("assistant", f" Good {split} {i}.")],
+                "rejected": [message("user", post(i)), message("assistant", f"Bad {i}.")],
+            }
+            for i in range(count)
+        ]
+        write_parquet(tmp_path / "tldr", split, rows)
+    return str(tmp_path / "tldr")
+
+
+def test_tldr(tldr, tokenizer):
+    source = TLDR(tldr)
+    rows = source.load("train")
+    assert len(rows) == 6 and len(source.load("validation")) == 4
+    assert rows[1]["prompt"] == post(1) and not rows[1]["chat"]
+    assert (rows[1]["chosen"], rows[1]["rejected"]) == (" Good train 1.", " Bad 1.")
+    assert rows["category"][:3] == ["r/dogs", "r/cats", "r/dogs"]
+    _, counts = tokenize_pairs(rows, tokenizer, 768)
+    assert counts["kept"] == 6 and counts["no second view"] == 0
+    assert len(TLDR(tldr, validation_split="validation_cnndm").load("validation")) == 2
+    assert TLDR().path == "trl-internal-testing/tldr-preference-trl-style"
+
+
+def test_tldr_summaries_have_the_prompts_of_the_comparisons(tmp_path, tldr):
+    folder = tmp_path / "summaries"
+    rows = [{"prompt": post(i, "\n", " "), "label": f"Sum {i}."} for i in range(6)]
+    for split in ("train", "valid", "test"):
+        write_parquet(folder, split, rows)
+    source = TLDRCompletions(str(folder))
+    assert source.load("train")["prompt"][:] == TLDR(tldr).load("train")["prompt"][:]
+    assert source.load("validation")["completion"][0] == " Sum 0."
+    assert TLDRCompletions().path == "CarperAI/openai_summarize_tldr"
+
+
+def dialogue(*turns: str) -> str:
+    names = ("\n\nHuman: ", "\n\nAssistant: ")
+    return "".join(names[i % 2] + turn for i, turn in enumerate(turns))
+
+
+@pytest.fixture
+def hh(tmp_path):
+    """As Anthropic/hh-rlhf has it: a folder a subset, transcripts only."""
+    for subset in SUBSETS:
+        (tmp_path / "hh" / subset).mkdir(parents=True)
+        for split, count in (("train", 50), ("test", 8)):
+            rows = []
+            for i in range(count):
+                turns = [f"{subset} {split} {i}?"] if i % 2 else [f"{subset} {split} {i}?", "Well.", "And?"]
+                rows.append({"chosen": dialogue(*turns, "Yes."), "rejected": dialogue(*turns, "No.")})
+            rows.append({"chosen": dialogue("a", "b", "c", "d"), "rejected": dialogue("a", "x", "c", "d")})
+            with gzip.open(tmp_path / "hh" / subset / f"{split}.jsonl.gz", "wt") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+    return str(tmp_path / "hh")
+
+
+def test_hh(hh, tokenizer):
+    source = AnthropicHH(hh)
+    train, validation = source.load("train"), source.load("validation")
+    assert len(train) + len(validation) == 4 * 51 and 0 < len(validation) < 40
+    assert set(train["category"]) == set(SUBSETS)
+    _, counts = tokenize_pairs(train, tokenizer, 768)
+    assert counts["different prompts"] == 4
+    assert AnthropicHH().path == "Anthropic/hh-rlhf"
+    assert set(AnthropicHH(hh, ["harmless-base"]).load("train")["category"]) == {"harmless-base"}
+    other = AnthropicHH(hh, split_seed=1).load("validation")
+    assert set(other["chosen"]) != set(validation["chosen"])
+
+
+def test_hh_evaluation_prompts(hh):
+    everything, single = AnthropicHH(hh).prompts, AnthropicHH(hh, single_turn=True).prompts
+    assert len(everything) == 4 * 8 and len(single) == 4 * 4
+    assert all(is_single_turn(prompt) for prompt in single) and set(single) < set(everything)
+    assert all(" test " in prompt and prompt.endswith("\n\nAssistant:") for prompt in everything)
+
+
+def test_hh_chosen_responses(hh):
+    source, pairs = HHCompletions(hh), AnthropicHH(hh)
+    rows = source.load("train")
+    assert set(rows["completion"]) == {" Yes."}
+    assert not set(rows["prompt"]) & set(source.load("validation")["prompt"])
+    assert set(rows["id"]) <= set(pairs.load("train")["id"])
+    assert len(rows) + len(source.load("validation")) == 4 * 50
+
+
+def test_any_dataset(tmp_path):
+    rows = [{"question": f"q {i}", "better": " a", "worse": " b", "n": i} for i in range(40)]
+    write_parquet(tmp_path / "any", "train", rows)
+    names = {"prompt": "question", "chosen": "better", "rejected": "worse", "id": "n"}
+    source = HubPreferences(str(tmp_path / "any"), columns=names, validation_fraction=0.3)
+    train, validation = source.load("train"), source.load("validation")
+    assert len(train) + len(validation) == 40 and len(validation) > 0
+    assert train["prompt"][0].startswith("q ") and train["id"][0] in {str(i) for i in range(40)}
+    # The same dataset under other names is other rows, cache or not.
+    swapped = HubPreferences(str(tmp_path / "any"), columns=names | {"chosen": "worse", "rejected": "better"})
+    assert set(swapped.load("train")["chosen"]) == {" b"}
+
+
+def test_conversations(tmp_path):
+    rows = [
+        {
+            "prompt": [message("user", f"q {i}")],
+            "chosen": [message("assistant", "a")],
+            "rejected": [message("assistant", "b")],
+            "messages": [message("user", f"q {i}"), message("assistant", "a")],
+        }
+        for i in range(30)
+    ]
+    write_parquet(tmp_path / "chat", "train", rows)
+    write_parquet(tmp_path / "chat", "test", rows[:3])
+    pairs = HubPreferences(str(tmp_path / "chat"), validation_split="test")
+    assert all(pairs.load("train")["chat"]) and len(pairs.load("validation")) == 3
+    rows = HubCompletions(str(tmp_path / "chat"), columns={"completion": "messages"}).load("train")
+    assert all(rows["chat"])
+
+
+def test_second_load_comes_from_the_cache(tldr, monkeypatch):
+    from pacmr_lightning.datamodules import hub
+
+    TLDR(tldr).load("train")
+    monkeypatch.setattr(hub, "checked", None)
+    assert len(TLDR(tldr).load("train")) == 6
+
+
+def test_errors(tldr, hh, tmp_path):
+    with pytest.raises(UserError, match=r"split 'nothing' of the dataset .*tldr cannot be loaded"):
+        TLDR(tldr, validation_split="nothing").load("validation")
+    with pytest.raises(UserError, match=r"split 'train' of the dataset .*none cannot be loaded"):
+        HubPreferences(str(tmp_path / "none")).load("train")
+    with pytest.raises(UserError, match="subsets names 'helpful'; choose from harmless-base"):
+        AnthropicHH(hh, ["helpful"])
+    with pytest.raises(UserError, match="subsets names None"):
+        AnthropicHH(hh, [])
+    with pytest.raises(UserError, match="columns names 'winner'"):
+        HubPreferences(tldr, columns={"winner": "chosen"})
+    with pytest.raises(UserError, match=r"chosen is 'winner', but .* has the columns info, choice"):
+        HubPreferences(tldr, columns={"chosen": "winner"}).load("train")
+    with pytest.raises(UserError, match=r"train, row 1 has no 'chosen' \(columns found: 'question'\)"):
+        write_parquet(tmp_path / "wrong", "train", [{"question": "a"}])
+        HubPreferences(str(tmp_path / "wrong")).load("train")
+    broken = tmp_path / "broken"
+    write_parquet(broken, "train", [{"chosen": "a"}])
+    file = next(broken.rglob("*.parquet"))
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(UserError, match=r"cannot be (read|loaded)") as caught:
+        HubPreferences(str(broken)).load("train")
+    assert "\n" not in str(caught.value)
+
+
+def test_real_rows(shared_data, tmp_path, tokenizer):
+    """The rows of the real TL;DR and HH, in upstream layout, are the rows of their files."""
+    with gzip.open(shared_data / "tldr" / "validation.jsonl.gz", "rt") as file:
+        found = [json.loads(line) for line in file]
+    rows = [
+        {"prompt": row["prompt"]}
+        | {
+            side: [message("user", row["prompt"]), message("assistant", row[side])]
+            for side in ("chosen", "rejected")
+        }
+        for row in found
+    ]
+    write_parquet(tmp_path / "tldr", "train", rows)
+    loaded = TLDR(str(tmp_path / "tldr")).load("train")
+    assert loaded["prompt"][:] == [row["prompt"] for row in found]
+    same = sum(a == b["chosen"].rstrip() for a, b in zip(loaded["chosen"], found, strict=True))
+    assert same == len(found)
+    assert all(category.startswith("r/") for category in loaded["category"])
+
+    (tmp_path / "hh" / "harmless-base").mkdir(parents=True)
+    for split in ("train", "test"):
+        name = f"harmless-base/{split}.jsonl.gz"
+        (tmp_path / "hh" / name).write_bytes((shared_data / "hh" / name).read_bytes())
+    source = AnthropicHH(str(tmp_path / "hh"), ["harmless-base"], single_turn=True)
+    train, validation = source.load("train"), source.load("validation")
+    assert len(train) + len(validation) == 2077 and len(source.prompts) > 50
+    completions = HHCompletions(str(tmp_path / "hh"), ["harmless-base"])
+    assert len(completions.load("train")) + len(completions.load("validation")) == 2077 - 3

@@ -1,0 +1,216 @@
+"""The cache of reference log-probabilities: equal to live, and never stale, torn or doubled."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule, reference
+from pacmr_lightning.datamodules.reference import cached_log_probs
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.policy import PolicyModel
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
+    monkeypatch.setattr(reference, "PART", 16)
+    return folder / "pacmr-reference"
+
+
+@pytest.fixture
+def model(tmp_path, tiny_tokenizer_folder):
+    def make(seed=0, name="model"):
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=512, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2
+        )
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / name)
+        for file in Path(tiny_tokenizer_folder).iterdir():
+            (tmp_path / name / file.name).write_bytes(file.read_bytes())
+        return str(tmp_path / name)
+
+    return make
+
+
+def policy_of(folder, **options):
+    policy = PolicyModel(folder, **options)
+    policy.build()
+    # A trained adapter, which the reference must not feel.
+    for parameter in policy.adapter().values():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return policy
+
+
+def data_of(folder, source=None, **options):
+    data = PreferenceDataModule(
+        source or EmbeddedWorld(40, 20),
+        folder,
+        global_batch_size=8,
+        meta_every=2,
+        meta_batch_size=8,
+        **options,
+    )
+    data.setup("fit")
+    return data
+
+
+ALONE = {"rank": 0, "world_size": 1, "barrier": lambda: None}
+
+
+def forbid(*_):
+    raise AssertionError("the reference was asked although its answers are on disk")
+
+
+@pytest.mark.parametrize("noise_rate", [0.0, 0.4])
+def test_batches_bring_what_live_computes(model, cache, noise_rate):
+    """Train, meta, augmented and validation batches, flipped pairs included."""
+    folder = model()
+    policy, data = policy_of(folder), data_of(folder, reference="cached", noise_rate=noise_rate)
+    data.trainer = type("Trainer", (), {"global_rank": 0, "world_size": 1, "global_step": 0})()
+    data.trainer.strategy = type("Strategy", (), {"barrier": staticmethod(lambda: None)})()
+    data.fill_reference(policy)
+    batch = next(iter(data.train_dataloader()))
+    held_out = next(iter(data.val_dataloader()))
+    for part in (batch.train, batch.meta, batch.meta.augmented, held_out):
+        cached, part.reference = part.reference, None
+        live = policy.reference_log_probs(part)
+        assert torch.allclose(cached.chosen, live.chosen, atol=1e-5)
+        assert torch.allclose(cached.rejected, live.rejected, atol=1e-5)
+        assert not torch.allclose(live.chosen, live.rejected)
+
+
+def test_a_sweep_pays_once(model, cache, monkeypatch, tmp_path):
+    """Other noise, another method, another trained adapter, held-out pairs: the same cache."""
+    folder = model()
+    first = cached_log_probs(policy_of(folder), data_of(folder).train_pairs, **ALONE)
+    assert first.shape == (40, 2) and np.isfinite(first).all()
+    monkeypatch.setattr(PolicyModel, "reference_log_probs", forbid)
+    noisy = data_of(folder, noise_rate=0.4).train_pairs
+    assert np.array_equal(cached_log_probs(policy_of(folder), noisy, **ALONE), first)
+    held_out = data_of(folder, clean_meta=EmbeddedWorld(20))
+    assert len(held_out.train_pairs) == 20
+    preparation = held_out._preparation
+    found = preparation.train_reference(lambda pairs: cached_log_probs(policy_of(folder), pairs, **ALONE))
+    assert np.array_equal(found, first[20:])
+
+
+def test_whatever_changes_a_value_changes_the_key(model, cache, tmp_path):
+    folder = model()
+    data = data_of(folder)
+
+    def entries(policy, pairs, **options):
+        cached_log_probs(policy, pairs, **options, **ALONE)
+        return len(list(cache.iterdir()))
+
+    assert entries(policy_of(folder), data.train_pairs) == 1
+    assert entries(policy_of(folder), data.train_pairs) == 1
+    assert entries(policy_of(folder), data.train_pairs, augmented=True) == 2
+    assert entries(policy_of(folder), data.validation_pairs) == 3
+    assert entries(policy_of(model(1, "other")), data.train_pairs) == 4
+    assert entries(policy_of(folder, layout="separate"), data.train_pairs) == 5
+    assert entries(policy_of(folder, dtype="bfloat16"), data.train_pairs) == 6
+    assert entries(policy_of(folder, attn_implementation="eager"), data.train_pairs) == 7
+    longer = data_of(folder, EmbeddedWorld(41, 20))
+    assert entries(policy_of(folder), longer.train_pairs) == 8
+    # The same weights in another folder are the same reference.
+    assert entries(policy_of(model(0, "copy")), data.train_pairs) == 8
+
+
+def test_pairs_without_a_second_view(model, cache, write_rows, pair_rows):
+    folder = model()
+    rows = pair_rows(20) + [row | {"augmented_prompt": row["prompt"]} for row in pair_rows(4)]
+    pairs = data_of(folder, Files(write_rows(rows), write_rows(rows[:2], "v.jsonl"))).train_pairs
+    found = cached_log_probs(policy_of(folder), pairs, augmented=True, **ALONE)
+    assert np.isnan(found[20:]).all() and np.isfinite(found[:20]).all()
+
+
+def test_ranks_share_the_parts(model, cache):
+    folder = model()
+    policy, pairs = policy_of(folder), data_of(folder).train_pairs
+    with pytest.raises(UserError, match=r"part-00001\.npy, .* is missing or damaged"):
+        cached_log_probs(policy, pairs, rank=0, world_size=2, barrier=lambda: None)
+    written = sorted(path.name for path in cache.rglob("*.npy"))
+    assert written == ["part-00000.npy", "part-00002.npy"]
+    both = cached_log_probs(policy, pairs, rank=1, world_size=2, barrier=lambda: None)
+    alone = cached_log_probs(policy, pairs, **ALONE)
+    assert np.array_equal(both, alone) and len(list(cache.rglob("*.npy"))) == 3
+
+
+def test_damaged_parts_are_refused(model, cache):
+    folder = model()
+    policy, pairs = policy_of(folder), data_of(folder).train_pairs
+    cached_log_probs(policy, pairs, **ALONE)
+    part = next(cache.rglob("part-00001.npy"))
+    for content in (part.read_bytes()[:-8], b"", b"no array"):
+        part.write_bytes(content)
+        with pytest.raises(UserError, match=r"part-00001\.npy, .* damaged; delete its folder"):
+            cached_log_probs(policy, pairs, **ALONE)
+    np.save(part, np.zeros((3, 2), np.float32))
+    with pytest.raises(UserError, match="damaged"):
+        cached_log_probs(policy, pairs, **ALONE)
+
+
+def test_values_that_are_no_numbers_are_refused(model, cache):
+    folder = model()
+    policy, pairs = policy_of(folder), data_of(folder).train_pairs
+    with torch.no_grad():
+        policy.model.get_input_embeddings().weight[:] = float("nan")
+    with pytest.raises(UserError, match=r"log-probability of the pair .* is not a finite number"):
+        cached_log_probs(policy, pairs, **ALONE)
+    assert not list(cache.rglob("*.npy"))
+
+
+BUILD = """
+import sys, time
+from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule, reference
+from pacmr_lightning.policy import PolicyModel
+reference.PART = 16
+policy = PolicyModel(sys.argv[1])
+policy.build()
+data = PreferenceDataModule(EmbeddedWorld(200, 20), sys.argv[1])
+data.setup("fit")
+ask = policy.reference_log_probs
+def slow(batch):
+    time.sleep(float(sys.argv[2]))
+    print("asked", len(batch), flush=True)
+    return ask(batch)
+policy.reference_log_probs = slow
+found = reference.cached_log_probs(policy, data.train_pairs, rank=0, world_size=1, barrier=lambda: None)
+print("sum", repr(float(found.sum())))
+"""
+
+
+def test_two_runs_at_once_and_a_kill(model, tmp_path):
+    """A killed run leaves whole parts, which two others that run at once complete; all agree."""
+    folder = model()
+
+    def start(cache, pause):
+        env = os.environ | {"HF_DATASETS_CACHE": str(tmp_path / cache)}
+        command = [sys.executable, "-c", BUILD, folder, str(pause)]
+        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    truth = start("alone", 0).communicate()[0].splitlines()
+    killed = start("shared", 0.3)
+    for _ in range(4):
+        killed.stdout.readline()
+    time.sleep(0.1)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    done = len(list((tmp_path / "shared").rglob("part-*.npy")))
+    assert 0 < done < 13
+    both = [start("shared", 0.05) for _ in range(2)]
+    outputs = [run.communicate()[0].splitlines() for run in both]
+    for lines in outputs:
+        assert lines[-1] == truth[-1]
+        assert sum(line.startswith("asked") for line in lines) <= 13 - done
+    assert not list((tmp_path / "shared").rglob("*.partial")) or killed.returncode
