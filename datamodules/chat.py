@@ -36,12 +36,6 @@ def decode_messages(text: str) -> Messages:
     return json.loads(text)
 
 
-def transcript(messages: Messages) -> str:
-    """A conversation as text to read: ``Human:`` and ``Assistant:`` turns, other roles by their names."""
-    names = {"user": "Human", "assistant": "Assistant"}
-    return "\n\n".join(f"{names.get(m['role'], m['role'].title())}: {m['content']}" for m in messages)
-
-
 def render(tokenizer: PreTrainedTokenizerBase, prompt: Messages, response: str) -> tuple[str, str, bool]:
     """Prompt and response as the tokenizer's chat template writes them, special tokens included.
 

@@ -59,6 +59,10 @@ class AnthropicHH(Source):
         rows = self._rows("train")
         return self.splits.select(rows, prompts_of(rows), split)
 
+    def load_all(self) -> Dataset:
+        """The training pairs of all subsets, those of validation prompts too."""
+        return self._rows("train")
+
     def _rows(self, upstream: str) -> Dataset:
         parts = [(name, load_split(self.path, upstream, folder=name)) for name in self.subsets]
         return convert(parts, PREFERENCES, _pair, self.path, "hh 1")

@@ -168,6 +168,10 @@ class HubPreferences(Source):
         rows = self.dataset.load(self.splits.place(split))
         return self.splits.select(rows, prompts_of(rows), split)
 
+    def load_all(self) -> Dataset:
+        """Rows of the training split."""
+        return self.dataset.load(self.splits.train)
+
 
 class HubCompletions(Completions):
     """Demonstrations of any dataset on the Hugging Face Hub, as texts or as chat messages.

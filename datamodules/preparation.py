@@ -15,7 +15,6 @@ from .augmentations import read_augmentations
 from .noise import LabelNoise
 from .pairs import Pairs
 from .sources import Source, prompts_of
-from .splits import Split
 from .tokenization import summary_line, tokenize_pairs
 
 
@@ -59,22 +58,24 @@ class Preparation:
 
     def fill_caches(self) -> None:
         """Reads and tokenizes everything, so that other processes find it on disk."""
-        self._tokenize(self.source, "train", self.augmentations)
-        self._tokenize(self.source, "validation")
+        self._tokenized_training_rows()
+        self._tokenize(self.source.load("validation"))
         if self.clean_meta is not None:
-            self._tokenize(self.clean_meta, "train")
+            self._tokenize(self.clean_meta.load_all())
 
     def validation(self) -> Pairs:
         """The validation pairs, labels as found."""
-        return self._as_found(self.source, "validation", "validation")
+        return self._as_found(self.source, self.source.load("validation"), "validation")
 
     def clean(self) -> Pairs | None:
-        """The clean meta pairs."""
-        return None if self.clean_meta is None else self._as_found(self.clean_meta, "train", "clean_meta")
+        """The clean meta pairs, all that the source has."""
+        if self.clean_meta is None:
+            return None
+        return self._as_found(self.clean_meta, self.clean_meta.load_all(), "clean_meta")
 
     def train(self, clean: Pairs | None) -> Pairs:
         """The training pairs under noise, without those of ``clean`` where these are held out."""
-        rows, counts = self._tokenize(self.source, "train", self.augmentations)
+        rows, counts = self._tokenized_training_rows()
         swapped = None
         if self.noise.is_injected:
             self.noise_flips = self.noise.flips(self.source.load("train"))
@@ -96,24 +97,27 @@ class Preparation:
         """
         return ask(self._everything)[self._kept]
 
-    def _as_found(self, source: Source, split: Split, name: str) -> Pairs:
-        rows, counts = self._tokenize(source, split)
-        self._announce(source, name, counts)
+    def _as_found(self, source: Source, found: Dataset, split: str) -> Pairs:
+        rows, counts = self._tokenize(found)
+        self._announce(source, split, counts)
         return Pairs(rows, self.tokenizer.pad_token_id)
 
-    def _tokenize(
-        self, source: Source, split: Split, augmentations: str | None = None
-    ) -> tuple[Dataset, dict[str, int]]:
-        found = source.load(split)
-        if augmentations is None:
-            return tokenize_pairs(found, self.tokenizer, self.max_length)
-        views = read_augmentations(augmentations)
+    def _tokenized_training_rows(self) -> tuple[Dataset, dict[str, int]]:
+        found = self.source.load("train")
+        if self.augmentations is None:
+            return self._tokenize(found)
+        views = read_augmentations(self.augmentations)
         if views.keys().isdisjoint(prompts_of(found)):
             raise UserError(
-                f"augmentations is {augmentations}, but none of its {len(views)} prompts is a training "
-                f"prompt of {source.name}; make second wordings of these prompts with pacmr augment."
+                f"augmentations is {self.augmentations}, but none of its {len(views)} prompts is a training "
+                f"prompt of {self.source.name}; make second wordings of these prompts with pacmr augment."
             )
-        return tokenize_pairs(found, self.tokenizer, self.max_length, views)
+        return self._tokenize(found, views)
+
+    def _tokenize(
+        self, found: Dataset, augmentations: dict[str, str] | None = None
+    ) -> tuple[Dataset, dict[str, int]]:
+        return tokenize_pairs(found, self.tokenizer, self.max_length, augmentations)
 
     def _announce(self, source: Source, split: str, counts: dict[str, int]) -> None:
         self.counts[split] = counts

@@ -35,6 +35,10 @@ class Source(ABC):
             UserError: the data cannot be read.
         """
 
+    def load_all(self) -> Dataset:
+        """The training rows, also those that ``load`` sets aside for validation."""
+        return self.load("train")
+
 
 def prompts_of(rows: Dataset) -> list[str]:
     """The prompts of rows; unusable rows, which are dropped and counted later, have the empty prompt."""
@@ -65,6 +69,10 @@ class Files(Source):
         """Rows of the file that holds the split, or of its share of the training file."""
         rows = read_preferences(self.splits.place(split))
         return self.splits.select(rows, prompts_of(rows), split)
+
+    def load_all(self) -> Dataset:
+        """Rows of the training file."""
+        return read_preferences(self.splits.train)
 
 
 class EmbeddedWorld(Source):

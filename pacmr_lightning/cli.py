@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 # Importing the packages is what makes the short names of their classes work in YAML.
 from . import callbacks as callbacks_of_runs
 from . import compare, datamodules, robust_objectives  # noqa: F401
+from .datamodules import clean_meta
 from .errors import UserError
 from .loggers import ContinuedCSVLogger
 from .messages import full_disk, short_message, stop, user_error
@@ -32,7 +33,7 @@ RUNS = {
     "test": "The same pairs and metrics, under the name test/.",
     "predict": "Greedy responses of a checkpoint to the validation prompts.",
 }
-TOOLS = {"compare": compare}
+TOOLS = {"clean-meta": clean_meta, "compare": compare}
 """Commands that are no trainer runs: modules with a one-line docstring and ``main(arguments)``."""
 
 
@@ -185,7 +186,7 @@ def _run_folder(config: Namespace) -> str:
 def _help() -> str:
     """What ``pacmr --help`` prints: the trainer's commands and the tools."""
     commands = {**RUNS, **{name: module.__doc__.splitlines()[0] for name, module in TOOLS.items()}}
-    lines = [f"  {name:<10}{text}" for name, text in commands.items()]
+    lines = [f"  {name:<12}{text}" for name, text in commands.items()]
     return "\n".join(
         [
             "usage: pacmr COMMAND ...",

@@ -1,0 +1,37 @@
+"""Prompts as conversations: chat messages of a transcript, and a transcript of chat messages."""
+
+from __future__ import annotations
+
+import re
+
+Messages = list[dict[str, str]]
+
+_TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
+_ROLES = {"Human": "user", "Assistant": "assistant"}
+_NAMES = {role: name for name, role in _ROLES.items()}
+
+
+def as_messages(prompt: str | Messages) -> Messages:
+    """The turns of a prompt.
+
+    Args:
+        prompt: chat messages, which stay as they are; a transcript that begins with ``Human:``, whose empty
+            last turn (``Assistant:``) is left out; or another text, which is one turn of the user.
+    """
+    if not isinstance(prompt, str):
+        return prompt
+    start, *parts = _TURN.split(prompt)
+    if start.strip() or not parts or parts[0] != "Human":
+        return [{"role": "user", "content": prompt.strip()}]
+    turns = [
+        {"role": _ROLES[name], "content": text.strip()}
+        for name, text in zip(parts[::2], parts[1::2], strict=True)
+    ]
+    return turns[:-1] if turns[-1] == {"role": "assistant", "content": ""} else turns
+
+
+def as_text(messages: Messages) -> str:
+    """A transcript of ``Human:`` and ``Assistant:`` turns; other roles by their own names."""
+    return "\n\n".join(
+        f"{_NAMES.get(m['role'], m['role'].title())}: {m['content'].strip()}" for m in messages
+    )

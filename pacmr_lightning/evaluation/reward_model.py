@@ -1,0 +1,213 @@
+"""A reward model as a judge: the response with the higher score is the better one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from jinja2 import TemplateError
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+
+from ..errors import UserError
+from .conversation import Messages, as_messages, as_text
+from .judging import Comparison, Opinion, PairJudge, Preference, Verdict
+from .store import AnswerStore, content_key
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class RewardModelJudge(PairJudge):
+    """A sequence classifier with one label, such as the reward models on the Hugging Face Hub.
+
+    It scores prompt and response together, in the tokenizer's chat template where it has one, else as one
+    text. No order is involved, so both opinions of a verdict are the same; equal scores prefer neither.
+
+    Args:
+        model: folder or Hub id.
+        dtype: of the weights; "bfloat16" is for GPUs.
+        batch_size: responses at a time.
+        max_length: tokens of prompt and response at most. A longer pair gets no verdict and is never cut.
+        device: such as "cuda:1"; None is a GPU where there is one, else the CPU.
+
+    Raises:
+        UserError: ``batch_size`` or ``max_length`` is below 1.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        batch_size: int = 8,
+        max_length: int = 2048,
+        device: str | None = None,
+    ):
+        for option, value in (("batch_size", batch_size), ("max_length", max_length)):
+            if value < 1:
+                raise UserError(f"{option} is {value}, but it must be at least 1.")
+        self.name = model
+        self.dtype = dtype
+        self.batch_size = batch_size
+        self.max_length = max_length
+        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.settings = {"reward_model": model, "dtype": dtype, "max_length": max_length}
+
+    def compare(self, items: Sequence[Comparison], store: AnswerStore) -> list[Verdict]:
+        """Scores 2 N responses, except those whose scores are in the store.
+
+        Raises:
+            UserError: the model cannot be loaded, is no reward model, or cannot read ``max_length`` tokens.
+        """
+        responses = [(item.prompt, r) for item in items for r in (item.first, item.second)]
+        scores = self._scores(responses, store)
+        return [_verdict(*pair) for pair in zip(scores[::2], scores[1::2], strict=True)]
+
+    def _scores(self, responses: list[tuple[str | Messages, str]], store: AnswerStore) -> list[_Score]:
+        state = _state(self.name)
+        keys = [content_key(self.settings, state, *response) for response in responses]
+        asked = dict(zip(keys, responses, strict=True))
+        found = {key: _Score(**value, cached=True) for key, value in store.get(list(asked)).items()}
+        tokens = {}
+        for key, (prompt, response) in asked.items():
+            if key not in found:
+                ids, problem = self._tokens(prompt, response)
+                if problem is None:
+                    tokens[key] = ids
+                else:
+                    found[key] = _Score(None, problem)
+        # By length, so that little is padded.
+        waiting = sorted(tokens, key=lambda key: len(tokens[key]), reverse=True)
+        size = self.batch_size if waiting and self._pad_id is not None else 1
+        with tqdm(total=len(waiting), desc=f"Scoring with {self.name}", disable=not waiting) as bar:
+            for start in range(0, len(waiting), size):
+                part = waiting[start : start + size]
+                values = self._forward([tokens[key] for key in part])
+                scores = [
+                    _Score(value, None) if math.isfinite(value) else _Score(None, f"the score is {value}")
+                    for value in values
+                ]
+                found |= dict(zip(part, scores, strict=True))
+                store.put({key: {"value": found[key].value, "problem": found[key].problem} for key in part})
+                bar.update(len(part))
+        return [found[key] for key in keys]
+
+    def _tokens(self, prompt: str | Messages, response: str) -> tuple[list[int], str | None]:
+        """Token ids of prompt and response, or what is wrong with them."""
+        if self._tokenizer.chat_template is None:
+            text = prompt if isinstance(prompt, str) else f"{as_text(prompt)}\n\nAssistant: "
+            ids = self._tokenizer(text + response, verbose=False)["input_ids"]
+        else:
+            messages = [*as_messages(prompt), {"role": "assistant", "content": response.strip()}]
+            try:
+                text = self._tokenizer.apply_chat_template(messages, tokenize=False)
+            except TemplateError as error:
+                return [], f"the chat template refuses the conversation ({error})"
+            ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        if len(ids) > self.max_length:
+            return [], f"prompt and response are longer than max_length {self.max_length} tokens"
+        return ids, None
+
+    @torch.inference_mode()
+    def _forward(self, tokens: list[list[int]]) -> list[float]:
+        """Scores of some responses, by their token ids."""
+        rows = [torch.tensor(ids, device=self.device) for ids in tokens]
+        ids = pad_sequence(rows, batch_first=True, padding_value=self._pad_id or 0)
+        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+        return self._model(input_ids=ids, attention_mask=mask).logits[:, 0].float().tolist()
+
+    @cached_property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(self._place)
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"The reward model {self.name} has no tokenizer that can be loaded ({_first_line(error)}); "
+                "save one beside it, or name another model."
+            ) from None
+
+    @cached_property
+    def _model(self) -> PreTrainedModel:
+        from transformers import AutoModelForSequenceClassification
+
+        try:
+            model, loading = AutoModelForSequenceClassification.from_pretrained(
+                self._place, dtype=getattr(torch, self.dtype), output_loading_info=True
+            )
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"The reward model {self.name} cannot be loaded ({_first_line(error)}); give a sequence "
+                "classifier's folder or Hub id."
+            ) from None
+        # Without a head of its own, transformers makes one up, with a warning only.
+        if model.config.num_labels != 1 or loading["missing_keys"]:
+            raise UserError(
+                f"{self.name} is no reward model (it has {model.config.num_labels} labels, and "
+                f"{len(loading['missing_keys'])} of its weights are missing); give a sequence classifier "
+                "that was trained with one label."
+            )
+        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if limit is not None and self.max_length > limit:
+            raise UserError(
+                f"max_length is {self.max_length}, but {self.name} reads at most {limit} tokens; set it to "
+                f"{limit} or less."
+            )
+        return model.to(self.device).eval()
+
+    @cached_property
+    def _pad_id(self) -> int | None:
+        """What the model takes for padding. None: responses must be scored one at a time.
+
+        Decoders take the score at the last token that is not padding. So padding must be what it was in
+        training, or a token that no text ends in.
+        """
+        config = self._model.config.get_text_config()
+        if config.pad_token_id is None and self._tokenizer.pad_token_id != self._tokenizer.eos_token_id:
+            config.pad_token_id = self._tokenizer.pad_token_id
+        return config.pad_token_id
+
+    @property
+    def _place(self) -> str:
+        path = Path(self.name).expanduser()
+        if (self.name.startswith((".", "/", "~")) or self.name.count("/") > 1) and not path.is_dir():
+            raise UserError(
+                f"The reward model {self.name} does not exist; check the folder's path or give a Hub id."
+            )
+        return str(path) if path.is_dir() else self.name
+
+
+@dataclass(frozen=True)
+class _Score:
+    value: float | None
+    problem: str | None
+    cached: bool = False
+
+
+def _verdict(first: _Score, second: _Score) -> Verdict:
+    cached = first.cached and second.cached
+    if first.value is None or second.value is None:
+        opinion = Opinion("none", None, first.problem or second.problem, cached=cached)
+    else:
+        better: Preference = "none"
+        if first.value != second.value:
+            better = "first" if first.value > second.value else "second"
+        opinion = Opinion(better, f"scores {first.value:.6g} and {second.value:.6g}", cached=cached)
+    return Verdict((opinion, opinion))
+
+
+def _state(model: str) -> list[list[Any]]:
+    """Names, sizes and times of a folder's files: a model that is trained anew must not get old scores."""
+    path = Path(model).expanduser()
+    files = sorted(path.iterdir()) if path.is_dir() else []
+    return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files if file.is_file()]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".")

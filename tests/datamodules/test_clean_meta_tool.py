@@ -1,0 +1,370 @@
+"""``pacmr clean-meta``: judges on a real HTTP server, and its file, also in training."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
+from pacmr_lightning.datamodules.clean_meta import clean_meta, main
+from pacmr_lightning.datamodules.prompts import split_row
+from pacmr_lightning.datamodules.reading import read_preferences
+from pacmr_lightning.datamodules.sampling import stratified_sample
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.judging import EndpointJudge
+
+sys.path.append(str(Path(__file__).parents[1] / "pacmr_lightning" / "evaluation"))
+from faulty_server import SECRET, FaultyServer, prefer_longer, prefer_position_a
+
+
+@pytest.fixture
+def server():
+    with FaultyServer(prefer_longer) as server:
+        yield server
+
+
+@pytest.fixture
+def judge(server):
+    def make(model="judge", **options):
+        return EndpointJudge("summary", model=model, base_url=server.url, **options)
+
+    return make
+
+
+@pytest.fixture
+def pairs(write_rows):
+    """30 usable pairs, those with an odd number with the longer response as rejected, and 4 others."""
+    rows = []
+    for i in range(30):
+        responses = [f" {i} words and more", f" {i}"]
+        chosen, rejected = reversed(responses) if i % 2 else responses
+        category = "abc"[(i >= 15) + (i >= 24)]
+        rows.append(
+            {"id": i, "prompt": f"Post {i}", "chosen": chosen, "rejected": rejected, "category": category}
+        )
+    odd = {"prompt": "Post", "chosen": " one", "rejected": " other", "category": "odd"}
+    rows += [
+        odd | {"prompt": " "},
+        odd | {"chosen": " \n"},
+        odd | {"rejected": " one "},
+        {"chosen": "nothing", "rejected": "in common", "category": "odd"},
+    ]
+    path = write_rows(rows)
+    return Files(path, path)
+
+
+def read(path):
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+def test_all_judges_in_both_orders(pairs, server, judge, tmp_path, capsys):
+    """One judge likes length, one the first position, and one says nothing of some posts."""
+    server.replies["first"] = prefer_position_a
+    server.replies["unsure"] = lambda messages: (
+        "Hard to say." if "Post: Post 1" in messages[-1]["content"] else prefer_longer(messages)
+    )
+
+    def run(*models):
+        output = tmp_path / f"{'-'.join(models)}.jsonl"
+        clean_meta(pairs, str(output), [judge(model) for model in models], n=12, seed=1)
+        return read(output)
+
+    rows = run("length", "same", "unsure")
+    found = {row["id"]: row for row in pairs.load("train")}
+    assert len(rows) == 12 and {row["category"] for row in rows} == set("abc")
+    usable = [str(i) for i in range(30)]
+    sample = stratified_sample(usable, [found[name]["category"] for name in usable], 12, 1)
+    assert [row["id"] for row in rows] == [usable[i] for i in sample]
+    for row in rows:
+        odd, unsure = int(row["id"]) % 2 == 1, row["prompt"].startswith("Post 1")
+        assert row["corrected"] == (odd and not unsure)
+        before = found[row["id"]]
+        responses = (before["chosen"], before["rejected"])
+        assert (row["chosen"], row["rejected"]) == (responses[::-1] if row["corrected"] else responses)
+        label = "wrong" if odd else "right"
+        assert [v["judge"] for v in row["verdicts"]] == ["length", "same", "unsure"]
+        assert [v["verdict"] for v in row["verdicts"]] == [label, label, "none" if unsure else label]
+        orders = row["verdicts"][2]["orders"]
+        problem = "the answer does not end in a verdict" if unsure else None
+        assert [(o["verdict"], o["problem"]) for o in orders] == [("none" if unsure else label, problem)] * 2
+        letters = [re.search(r"Preferred: (.)", o["answer"]) for o in row["verdicts"][0]["orders"]]
+        assert [match[1] for match in letters] == (["B", "A"] if odd else ["A", "B"])
+    assert 0 < sum(row["corrected"] for row in rows) < sum(int(row["id"]) % 2 for row in rows)
+
+    text = capsys.readouterr().out
+    wrong = sum(int(row["id"]) % 2 for row in rows)
+    for name, numbers in (
+        ("length", (12 - wrong, wrong, 0, "0.0%")),
+        ("same", (12 - wrong, wrong, 0, "0.0%")),
+    ):
+        line = next(line for line in text.splitlines() if line.strip().startswith(name))
+        assert line.split()[1:] == [*map(str, numbers), "2400", "240", "0", "of", "24"]
+    corrected = sum(row["corrected"] for row in rows)
+    assert f"12 of 30 usable pairs of rows.jsonl, {corrected} labels corrected." in text.replace("\n", " ")
+
+    # A judge that goes by position never finds a label wrong, and so nothing is corrected.
+    rows = run("length", "first")
+    assert not any(row["corrected"] for row in rows)
+    assert {row["verdicts"][1]["verdict"] for row in rows} == {"none"}
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("first"))
+    assert line.split()[1:5] == ["0", "0", "12", "100.0%"]
+    # "length" was asked before, for another file; each file has a store of its own.
+    assert (tmp_path / "length-first.jsonl.answers.sqlite").is_file()
+
+
+def test_a_rerun_costs_nothing(pairs, server, judge, tmp_path, capsys):
+    output, store = tmp_path / "clean.jsonl", tmp_path / "kept" / "answers.sqlite"
+    clean_meta(pairs, str(output), [judge()], n=10, store=str(store))
+    first = output.read_bytes()
+    assert len(server.requests) == 20 and store.is_file()
+    capsys.readouterr()
+    clean_meta(pairs, str(output), [judge()], n=10, store=str(store))
+    assert len(server.requests) == 20 and output.read_bytes() == first
+    assert "20 of 20" in capsys.readouterr().out
+    # A larger sample asks for what is new only.
+    clean_meta(pairs, str(tmp_path / "more.jsonl"), [judge()], n=30, store=str(store))
+    assert len(server.requests) == 60
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "clean.jsonl",
+        "kept",
+        "more.jsonl",
+        "rows.jsonl",
+    ]
+
+
+def test_answers_that_did_not_come_are_asked_for_by_the_next_run(pairs, server, judge, tmp_path, capsys):
+    output = str(tmp_path / "clean.jsonl")
+    server.script = [None, None, "html"]
+    clean_meta(pairs, output, [judge(retries=0, concurrency=1)], n=10)
+    assert (
+        "No answer to 1 questions (mostly: the server's answer is no chat completion)"
+        in capsys.readouterr().out
+    )
+    missing = [row for row in read(output) if row["verdicts"][0]["orders"][0]["answer"] is None]
+    assert (
+        len(missing) == 1 and missing[0]["verdicts"][0]["verdict"] == "none" and not missing[0]["corrected"]
+    )
+    clean_meta(pairs, output, [judge()], n=10)
+    assert "No answer" not in capsys.readouterr().out and len(server.requests) == 21
+    assert all(row["corrected"] == (int(row["id"]) % 2 == 1) for row in read(output))
+
+
+KILLED = """
+import sys
+from pacmr_lightning.datamodules import Files
+from pacmr_lightning.datamodules.clean_meta import clean_meta
+from pacmr_lightning.evaluation.judging import EndpointJudge
+
+data, url, output = sys.argv[1:]
+judges = [EndpointJudge("summary", model=model, base_url=url, concurrency=2) for model in ("one", "two")]
+clean_meta(Files(data, data), output, judges, n=25)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(pairs, server, judge, tmp_path, capsys):
+    output = tmp_path / "clean.jsonl"
+    command = [sys.executable, "-c", KILLED, pairs.splits.place("train"), server.url, str(output)]
+    server.delay = 0.02
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    # The first judge has looked at all pairs, and the second one at some.
+    while len(server.requests) < 63 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    errors = process.communicate()[1].decode()
+    assert process.returncode == -signal.SIGKILL, errors
+    killed_at = len(server.requests)
+    assert 63 <= killed_at < 100 and not output.exists()
+    server.delay = 0
+    clean_meta(pairs, str(output), [judge("one"), judge("two")], n=25)
+    # 2 judges, 25 pairs, 2 orders; the kill has lost at most the two that were under way.
+    assert 100 <= len(server.requests) <= 102
+    assert "50 of 50" in capsys.readouterr().out
+    rows = read(output)
+    assert len(rows) == 25 and all(row["corrected"] == (int(row["id"]) % 2 == 1) for row in rows)
+
+
+def data_module(source, clean, tokenizer_folder):
+    data = PreferenceDataModule(
+        source, tokenizer_folder, global_batch_size=4, meta_every=2, meta_batch_size=2, clean_meta=clean
+    )
+    data.setup("fit")
+    return data
+
+
+HH = [
+    {
+        "chosen": f"\n\nHuman: a {i}?\n\nAssistant: b\n\nHuman: c {i}?\n\nAssistant: {'yes ' * (2 + i % 2)}",
+        "rejected": f"\n\nHuman: a {i}?\n\nAssistant: b\n\nHuman: c {i}?\n\nAssistant: longer no",
+        # Ids are hashes of prompt and responses.
+    }
+    for i in range(12)
+]
+CHAT = [
+    {
+        "id": f"chat-{i}",
+        "chosen": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": f"What {i}?"},
+            {"role": "assistant", "content": "yes"},
+        ],
+        "rejected": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": f"What {i}?"},
+            {"role": "assistant", "content": "yes" if i % 2 == 0 else "no, not at all"},
+        ],
+    }
+    for i in range(8)
+]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+@pytest.mark.parametrize("rows", [HH, CHAT], ids=["HH", "chat"])
+def test_the_file_is_read_again(rows, ending, write_rows, server, tmp_path, tiny_tokenizer_folder):
+    path = write_rows(rows)
+    source = Files(path, path)
+    output = str(tmp_path / f"clean.{ending}")
+    judges = [EndpointJudge(model=model, base_url=server.url) for model in "abc"]
+    n = 6 if rows is HH else 4
+    clean_meta(source, output, judges, n=n)
+
+    found = {row["id"]: row for row in source.load("train")}
+    clean = read_preferences(output)
+    assert len(clean) == n and set(clean["id"]) <= set(found)
+    flags = read(output) if ending == "jsonl" else None
+    longer = []
+    for row in clean:
+        before = found[row["id"]]
+        names = ("prompt", "chosen", "rejected", "chat")
+        now, then = (split_row(*(r[name] for name in names)) for r in (row, before))
+        assert (now.reason, row["chat"], now.prompt) == (None, before["chat"], then.prompt)
+        assert {now.chosen, now.rejected} == {then.chosen, then.rejected}
+        # What the judges like, for this is what they all found.
+        assert len(now.chosen) > len(now.rejected)
+        longer.append(len(then.chosen) < len(then.rejected))
+    assert any(longer)
+    if flags:
+        assert [row["corrected"] for row in flags] == longer
+        assert all("flipped" not in row for row in flags)
+    if rows is HH:
+        # In training: meta batches hold the clean pairs, and the others do not.
+        data = data_module(source, Files(output), tiny_tokenizer_folder)
+        assert data.counts["train"]["in clean_meta"] == n
+        assert set(data.clean_pairs.rows["id"]) == set(clean["id"])
+        assert not set(data.train_pairs.rows["id"]) & set(clean["id"])
+        assert len(data.train_pairs.rows) == 12 - n
+
+
+def test_texts_and_chat_in_one_file(write_rows, server, tmp_path):
+    path = write_rows([CHAT[1], {"id": "text", "prompt": "p", "chosen": " a", "rejected": " a longer one"}])
+    source, judges = Files(path, path), [EndpointJudge(base_url=server.url)]
+    clean_meta(source, str(tmp_path / "clean.jsonl"), judges, n=2)
+    assert read_preferences(tmp_path / "clean.jsonl")["chat"][:] == [True, False]
+    with pytest.raises(UserError, match=r"clean.parquet, but Parquet cannot hold texts and chat messages"):
+        clean_meta(source, str(tmp_path / "clean.parquet"), judges, n=2)
+    assert not (tmp_path / "clean.parquet").exists()
+
+
+def test_the_embedded_world_knows(tmp_path, capsys):
+    world = EmbeddedWorld(pairs=400, validation_pairs=1, seed=3)
+    output = tmp_path / "clean.jsonl"
+    clean_meta(world, str(output), n=256)
+    found = {row["id"]: row for row in world.load("train")}
+    rows = read(output)
+    assert len(rows) == 256 and {row["category"] for row in rows} == {
+        row["category"] for row in found.values()
+    }
+    for row in rows:
+        assert world.gold_reward(row["prompt"], row["chosen"]) >= world.gold_reward(
+            row["prompt"], row["rejected"]
+        )
+        assert row["corrected"] == (found[row["id"]]["eta"] < 0.5) and row["verdicts"] == []
+    corrected = sum(row["corrected"] for row in rows)
+    # Draws went the unlikely way with a probability of 0.13 on average.
+    assert 15 < corrected < 60
+    assert (
+        f"256 of 400 usable pairs of embedded world, {corrected} labels corrected." in capsys.readouterr().out
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["clean.jsonl"]  # nobody was asked
+
+
+def test_bad_input(pairs, judge, server, tmp_path):
+    def fails(sentence, source=pairs, output="clean.jsonl", **options):
+        with pytest.raises(UserError, match=sentence):
+            clean_meta(source, str(tmp_path / output), **options)
+
+    before = sorted(tmp_path.iterdir())
+    world = EmbeddedWorld(pairs=4, validation_pairs=1)
+    fails("judges is missing, and nobody else knows which labels of rows.jsonl are wrong", n=3)
+    fails("judges is missing", judges=[], n=3)
+    fails("judges and store have no effect where the source is embedded world", world, judges=[judge()], n=3)
+    fails("judges and store have no effect", world, store="answers.sqlite", n=3)
+    fails(r"clean.txt, but it must be a file ending in .jsonl or .parquet", world, "clean.txt", n=3)
+    fails("must be a file ending in", world, ".", n=3)
+    fails("n is 31, but a sample of the 30 rows", judges=[judge()], n=31)
+    fails("judges holds judge twice", judges=[judge(), judge("other"), judge()], n=3)
+    fails("n is 0", judges=[judge()], n=0)
+    assert sorted(tmp_path.iterdir()) == before and not server.requests
+
+
+def test_the_key_is_in_no_file(pairs, server, judge, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("MY_KEY", SECRET)
+    server.script = [None, None, 500]
+    clean_meta(
+        pairs, str(tmp_path / "clean.jsonl"), [judge(key_variable="MY_KEY", retries=0, concurrency=1)], n=5
+    )
+    assert server.keys == {f"Bearer {SECRET}"}
+    assert "Bearer ***" in (tmp_path / "clean.jsonl").read_text()
+    texts = [path.read_bytes().decode(errors="replace") for path in tmp_path.iterdir()]
+    assert not any(SECRET in text for text in [*texts, *capfd.readouterr()])
+
+
+def test_from_the_command_line(pairs, server, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    path = pairs.splits.place("train")
+    options = ["--source", "Files", "--source.train", path, "--n", "6", "--output"]
+    judges = [
+        argument
+        for model in ("one", "two")
+        for argument in (
+            "--judges+=EndpointJudge",
+            "--judges.task=summary",
+            f"--judges.model={model}",
+            f"--judges.base_url={server.url}",
+        )
+    ]
+    main([*options, str(tmp_path / "clean.jsonl"), *judges])
+    assert {r["model"] for r in server.requests} == {"one", "two"} and len(server.requests) == 24
+    assert all(len(row["verdicts"]) == 2 for row in read(tmp_path / "clean.jsonl"))
+    assert "6 of " in capsys.readouterr().out
+
+    config = {
+        "judges": [
+            {
+                "class_path": "EndpointJudge",
+                "init_args": {
+                    "task": "summary",
+                    "model": "three",
+                    "base_url": server.url,
+                    "temperature": None,
+                },
+            }
+        ]
+    }
+    (tmp_path / "judges.yaml").write_text(yaml.safe_dump(config))
+    main(["--config", str(tmp_path / "judges.yaml"), *options, str(tmp_path / "other.jsonl")])
+    assert "temperature" not in server.requests[-1] and server.requests[-1]["model"] == "three"
+    assert len(server.requests) == 36
+
+    with pytest.raises(SystemExit) as stop:
+        main([*options, "x.jsonl", "--judges+=EndpointJudg"])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert "no class EndpointJudg" in error and "EndpointJudge, RewardModelJudge" in error

@@ -1,0 +1,101 @@
+"""What becomes of rows before they are batches: second wordings, held-out pairs, realised noise."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
+from pacmr_lightning.errors import UserError
+
+
+@pytest.fixture
+def make(write_rows, pair_rows, tiny_tokenizer_folder):
+    train, validation = write_rows(pair_rows(30)), write_rows(pair_rows(4), "validation.jsonl")
+
+    def make(source=None, **options):
+        small = {"global_batch_size": 4, "meta_every": 2, "meta_batch_size": 4}
+        data = PreferenceDataModule(
+            source or Files(train, validation), tiny_tokenizer_folder, **(small | options)
+        )
+        data.prepare_data()
+        data.setup("fit")
+        return data
+
+    return make
+
+
+@pytest.fixture
+def augmentations(tmp_path, pair_rows):
+    def make(prompts):
+        path = tmp_path / "augmented.parquet"
+        columns = {"prompt": prompts, "augmented_prompt": [f"Again: {p}" for p in prompts]}
+        pq.write_table(pa.table(columns), path)
+        return str(path)
+
+    return make
+
+
+def test_the_outer_set_is_the_pairs_of_the_augmented_prompts(make, augmentations, pair_rows):
+    prompts = [row["prompt"] for row in pair_rows(30)][:6]
+    data = make(augmentations=augmentations(prompts))
+    assert data.counts["train"]["no second view"] == 24 and data.counts["validation"]["no second view"] == 0
+    batches = data.train_dataloader().dataset
+    for step in range(0, 6, 2):
+        views = batches[step].meta.augmented
+        texts = data.tokenizer.batch_decode(views.input_ids, skip_special_tokens=True)
+        assert all(text.startswith("Again: What is the best") for text in texts)
+
+
+def test_augmentations_are_read_only_where_they_are_used(make, augmentations, pair_rows):
+    """One base config serves DPO and MWN too, before the file is there."""
+    make(augmentations="none.parquet", meta_every=None)
+    clean = EmbeddedWorld(8)
+    assert make(augmentations="none.parquet", clean_meta=clean).clean_pairs is not None
+    with pytest.raises(UserError, match=r"There is no file none\.parquet"):
+        make(augmentations="none.parquet")
+
+
+def test_augmentations_that_do_not_fit(make, augmentations, pair_rows):
+    with pytest.raises(UserError, match=r"none of its 2 prompts is a training prompt of rows\.jsonl"):
+        make(augmentations=augmentations(["other", "prompts"]))
+    few = augmentations([pair_rows(1)[0]["prompt"]])
+    with pytest.raises(UserError, match=r"Only 1 of the 30 training pairs .* make more with pacmr augment"):
+        make(augmentations=few).train_dataloader()
+
+
+def test_clean_pairs_are_held_out_by_default(make, write_rows, pair_rows):
+    rows = [row | {"id": f"r{i}"} for i, row in enumerate(pair_rows(30))]
+    source = Files(write_rows(rows), write_rows(rows[:4], "validation.jsonl"))
+    clean = Files(write_rows(rows[5:15], "clean.jsonl"), write_rows(rows[:1], "unused.jsonl"))
+    data = make(source, clean_meta=clean)
+    assert data.counts["train"]["in clean_meta"] == 10 and len(data.train_pairs) == 20
+    both = make(source, clean_meta=clean, hold_out_clean_meta=False)
+    assert "in clean_meta" not in both.counts["train"] and len(both.train_pairs) == 30
+    with pytest.raises(UserError, match="hold_out_clean_meta is false, but there is no clean_meta"):
+        make(source, hold_out_clean_meta=False)
+
+
+def test_noise_of_every_kind_arrives_in_the_pairs(make, write_rows, pair_rows, tmp_path):
+    rows = [row | {"id": f"r{i}", "category": "ab"[i % 2]} for i, row in enumerate(pair_rows(30))]
+    source = Files(write_rows(rows), write_rows(rows[:4], "validation.jsonl"))
+    assert make(source).noise_flips is None
+    uniform = make(source, noise_rate=0.4)
+    assert uniform.uniform_noise and uniform.noise_rate == 0.4
+    mask = tmp_path / "mask.jsonl"
+    mask.write_text("".join(json.dumps({"id": f"r{i}", "flipped": i < 6}) + "\n" for i in range(30)))
+    for options in (
+        {"noise_rates": [0.1, 0.6]},
+        {"category_noise_rates": {"a": 0.9}},
+        {"noise_mask": str(mask)},
+    ):
+        data = make(source, **options)
+        pairs = data.train_pairs
+        expected = [data.noise_flips[name] for name in pairs.rows["id"]]
+        assert pairs.swapped == expected and any(expected) and not all(expected)
+        assert pairs.flipped == [int(flip) for flip in expected]
+        assert not data.uniform_noise and data.noise_rate == sum(expected) / 30
+        assert data.counts["train"]["flipped"] == sum(expected)
+        assert not any(data.validation_pairs.swapped)
+    assert data.noise_rate == 0.2

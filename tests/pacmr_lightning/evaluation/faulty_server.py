@@ -1,0 +1,196 @@
+"""A chat endpoint on this machine that answers by rule and misbehaves by script.
+
+    with FaultyServer(reply) as server:
+        server.script = ["hang", "broken json"]  # the first requests, in the order of their arrival
+        Endpoint("model", base_url=server.url)
+
+``reply(messages)`` is the text of a good answer.
+"""
+
+import json
+import re
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+QUICK = {"retry-after-ms": "1"}
+"""Header that lets the client go on at once."""
+SECRET = "sk-this-is-the-secret-key-0123456789"
+
+
+def prefer_longer(messages):
+    """Judges both summaries or responses by their length, in the format that the prompt asks for."""
+    text = messages[-1]["content"]
+    summaries = "Summary A:" in text
+    first, second = re.search(
+        r"(?:Summary|Response) A: (.*?)\n\n(?:Summary|Response) B: (.*?)\n\n(?:Reply|FIRST)", text, re.DOTALL
+    ).groups()
+    letter = "A" if len(first) > len(second) else "B"
+    verdict = f"Preferred: {letter}" if summaries else f'More helpful: "{letter}"'
+    return f"Comparison: the other one is shorter.\n{verdict}"
+
+
+def prefer_position_a(messages):
+    """Always the one that comes first."""
+    word = "Preferred" if "Summary A:" in messages[-1]["content"] else "More helpful"
+    return f"Comparison: the first one is first.\n{word}: A"
+
+
+class FaultyServer:
+    """Serves chat completions until the block ends.
+
+    Attributes:
+        replies: rules of models that answer in another way than ``reply``.
+        script: what happens to the next requests, first come first: a fault of ``Handler``, an HTTP status, a
+            pair of a status and the error's fields, or None for a good answer. After it, all are good.
+        always: what happens to every request after the script instead of a good answer.
+        refuses: name of a parameter with which every request gets a 400, as OpenAI words it.
+        delay: seconds before a good answer.
+        requests: the JSON bodies of all requests.
+        keys: their Authorization headers.
+        most_at_once: requests that were under way at a time, at most.
+    """
+
+    def __init__(self, reply, delay=0.0):
+        self.reply = reply
+        self.replies = {}
+        self.delay = delay
+        self.script = []
+        self.always = None
+        self.refuses = None
+        self.requests = []
+        self.keys = set()
+        self.most_at_once = 0
+        self._at_once = 0
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._server.chat = self
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+
+    def __enter__(self):
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self._stopped.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def arrive(self, body, key):
+        with self._lock:
+            self.requests.append(body)
+            self.keys.add(key)
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+            if self.refuses in body:
+                message = f"Unsupported parameter: '{self.refuses}' is not supported with this model."
+                return 400, {"message": message, "param": self.refuses, "code": "unsupported_parameter"}
+            return self.script.pop(0) if self.script else self.always
+
+    def leave(self):
+        with self._lock:
+            self._at_once -= 1
+
+    def hang(self):
+        """Until the server is stopped; no test waits so long."""
+        self._stopped.wait(60)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        chat = self.server.chat
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        key = self.headers["Authorization"]
+        fault = chat.arrive(body, key)
+        try:
+            self.behave(chat, body, key, fault)
+        finally:
+            chat.leave()
+
+    def behave(self, chat, body, key, fault):
+        good = {
+            "id": "1",
+            "object": "chat.completion",
+            "created": 0,
+            "model": body["model"],
+            "choices": [],
+            "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
+        }
+
+        def choice(content, reason="stop", **message):
+            message = {"role": "assistant", "content": content, **message}
+            return good | {"choices": [{"index": 0, "message": message, "finish_reason": reason}]}
+
+        if fault is None:
+            if chat.delay:
+                time.sleep(chat.delay)
+            reply = chat.replies.get(body["model"], chat.reply)
+            self.send(200, choice(reply(body["messages"])))
+        elif isinstance(fault, (int, tuple)):
+            status, fields = fault if isinstance(fault, tuple) else (fault, {})
+            # A careless server repeats the key.
+            error = {"message": f"no {status} for {key}", "type": "t", "param": None, "code": None}
+            self.send(status, {"error": error | fields}, QUICK)
+        elif fault == "status 429, retry after 1 s":
+            self.send(429, {"error": {"message": "slow down"}}, {"Retry-After": "1"})
+        elif fault == "hang":
+            chat.hang()
+            self.close_connection = True
+        elif fault == "cut":
+            self.cut()
+        elif fault == "truncated body":
+            text = json.dumps(choice("never seen"))
+            self.send_text(200, text[:40], "application/json", {"Content-Length": str(len(text))})
+            self.cut()
+        elif fault == "broken json":
+            self.send_text(200, json.dumps(choice("never seen"))[:40], "application/json")
+        elif fault == "html":
+            self.send_text(200, "<html>Welcome to the proxy</html>", "text/html")
+        elif fault == "json list":
+            self.send(200, [1])
+        elif fault == "no choices":
+            self.send(200, good)
+        elif fault == "empty":
+            self.send(200, choice(" \n"))
+        elif fault == "null":
+            self.send(200, choice(None))
+        elif fault == "parts":
+            self.send(200, choice([{"type": "text", "text": "never seen"}]))
+        elif fault == "length":
+            self.send(200, choice("", "length"))
+        elif fault == "half a surrogate pair":
+            self.send(200, choice("\ud800"))
+        elif fault == "content filter":
+            self.send(200, choice(None, "content_filter"))
+        elif fault == "refusal":
+            self.send(200, choice(None, refusal="I will not judge this."))
+        else:
+            raise AssertionError(fault)
+
+    def send(self, status, body, headers=None):
+        self.send_text(status, json.dumps(body), "application/json", headers)
+
+    def send_text(self, status, text, kind, headers=None):
+        data = text.encode()
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": kind,
+            "Content-Length": str(len(data)),
+            **(headers or {}),
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def cut(self):
+        self.wfile.flush()
+        self.connection.shutdown(socket.SHUT_RDWR)
+        self.close_connection = True
+
+    def log_message(self, *_):
+        """Not among the tests' output."""

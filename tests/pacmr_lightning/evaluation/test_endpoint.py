@@ -1,0 +1,334 @@
+"""The endpoint against a real HTTP server that misbehaves."""
+
+import asyncio
+import logging
+import re
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation import chat_request
+from pacmr_lightning.evaluation.endpoint import Endpoint
+from pacmr_lightning.evaluation.store import AnswerStore
+
+sys.path.append(str(Path(__file__).parent))
+from faulty_server import SECRET, FaultyServer
+
+
+def reply(messages):
+    return f"You said: {messages[-1]['content']}"
+
+
+def said(count, start=0):
+    return [[{"role": "user", "content": f"word {i}"}] for i in range(start, start + count)]
+
+
+@pytest.fixture
+def server():
+    with FaultyServer(reply) as server:
+        yield server
+
+
+@pytest.fixture
+def store(tmp_path):
+    with AnswerStore(tmp_path / "answers.sqlite") as store:
+        yield store
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(chat_request, "_FIRST_PAUSE", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+def test_answers_in_order_each_asked_once_and_kept(server, store):
+    endpoint = Endpoint("judge", base_url=server.url, concurrency=3)
+    server.delay = 0.05
+    conversations = [*said(8), *said(4), *said(2)]
+    answers = endpoint.ask(conversations, store)
+    assert [a.text for a in answers] == [reply(c) for c in conversations]
+    assert {(a.prompt_tokens, a.completion_tokens, a.cached, a.problem) for a in answers} == {
+        (100, 10, False, None)
+    }
+    assert len(server.requests) == 8 and server.most_at_once == 3
+    assert {r["model"] for r in server.requests} == {"judge"}
+    assert [(r["max_tokens"], r["temperature"]) for r in server.requests] == [(96, 0.0)] * 8
+
+    again = endpoint.ask(said(9), store)
+    assert [a.cached for a in again] == [True] * 8 + [False] and len(server.requests) == 9
+    assert (again[0].text, again[0].prompt_tokens) == ("You said: word 0", 100)
+    # Whatever changes an answer asks anew.
+    for options in ({"model": "other"}, {"temperature": 0.5}, {"max_tokens": 5}):
+        other = Endpoint(**{"model": "judge", "base_url": server.url, **options})
+        before = len(server.requests)
+        assert not other.ask(said(1), store)[0].cached and len(server.requests) == before + 1
+
+
+def test_nothing_to_ask(server, store):
+    assert Endpoint("judge", base_url=server.url).ask([], store) == []
+    assert not server.requests
+
+
+def test_unset_options_are_not_sent(server, store):
+    Endpoint("judge", base_url=server.url, max_tokens=None, temperature=None).ask(said(1), store)
+    assert set(server.requests[0]) == {"model", "messages"}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        500,
+        503,
+        429,
+        "broken json",
+        "html",
+        "json list",
+        "no choices",
+        "empty",
+        "null",
+        "parts",
+        "length",
+        "half a surrogate pair",
+        # The client itself waits half a second after these.
+        "cut",
+        "truncated body",
+        "hang",
+    ],
+)
+def test_faults_are_retried(fault, server, store, quick):
+    server.script = [fault]
+    endpoint = Endpoint("judge", base_url=server.url, retries=1, timeout=0.5)
+    [answer] = endpoint.ask(said(1), store)
+    assert answer.text == "You said: word 0" and len(server.requests) == 2
+
+
+def test_the_server_says_how_long_to_wait(server, store):
+    server.script = ["status 429, retry after 1 s"]
+    start = time.monotonic()
+    [answer] = Endpoint("judge", base_url=server.url, retries=1).ask(said(1), store)
+    assert answer.text == "You said: word 0" and 1 <= time.monotonic() - start < 3
+
+
+def test_broken_answers_and_statuses_share_the_retries(server, store, quick):
+    server.script = [500, "null", 500, "html", 500, "empty"]
+    assert Endpoint("judge", base_url=server.url).ask(said(1), store)[0].text == "You said: word 0"
+    assert len(server.requests) == 7
+    server.script = [500, "null", 500, "html", 500, "empty", "empty"]
+    # Something was answered before, so that this is no reason to stop.
+    answer = Endpoint("judge", base_url=server.url).ask(said(2), store)[1]
+    assert (answer.text, answer.cached, answer.problem) == (None, False, "the answer is empty")
+    assert len(server.requests) == 14
+    # It was not stored: the next call asks again.
+    assert Endpoint("judge", base_url=server.url).ask(said(2), store)[1].text == "You said: word 1"
+
+
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [
+        ("hang", "no answer within 0.3 s"),
+        ("cut", "the connection was cut"),
+        (500, "status 500: no 500 for Bearer none"),
+        ("length", "no text within max_tokens 96; the model may need more"),
+        ("html", "the server's answer is no chat completion"),
+    ],
+)
+def test_one_failure_among_answers_is_told_and_the_rest_goes_on(fault, problem, server, store):
+    endpoint = Endpoint("judge", base_url=server.url, retries=0, timeout=0.3, concurrency=1)
+    server.script = [None, fault]
+    answers = endpoint.ask(said(4), store)
+    assert [a.problem for a in answers] == [None, problem, None, None]
+    assert [a.text is None for a in answers] == [False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    "fault", ["hang", "cut", 500, "html", "length", 429, (400, {"message": "no system role"})]
+)
+def test_a_server_that_answers_nobody_stops_early(fault, server, store):
+    server.always = fault
+    endpoint = Endpoint("judge", base_url=server.url, retries=0, timeout=0.3, concurrency=4)
+    with pytest.raises(UserError, match=r"judge'\) failed 4 requests in a row \(.*see to the server"):
+        endpoint.ask(said(100), store)
+    assert len(server.requests) <= 8
+
+
+def test_a_server_that_breaks_down_later_stops_too(server, store):
+    endpoint = Endpoint("judge", base_url=server.url, retries=0, concurrency=4)
+    server.script = [None] * 10
+    server.always = 503
+    with pytest.raises(UserError, match=r"failed 4 requests in a row \(status 503"):
+        endpoint.ask(said(100), store)
+    assert len(server.requests) < 25
+    server.always = None
+    answers = endpoint.ask(said(100), store)
+    assert sum(a.cached for a in answers) == 10 and all(a.text for a in answers)
+
+
+def test_faults_of_single_conversations_never_stop(server, store):
+    """Also on a second run, in which nothing else is left to ask."""
+    endpoint = Endpoint("judge", base_url=server.url, retries=0, concurrency=2)
+    too_long = (400, {"message": "'max_tokens' is too large: the maximum context length is 512 tokens"})
+    flagged = (403, {"message": "your input was flagged"})
+    server.always = too_long
+    answers = endpoint.ask(said(10), store)
+    assert all("maximum context length" in a.problem for a in answers) and len(server.requests) == 10
+    server.script = [None]
+    for fault in (too_long, flagged, "content filter", "empty", "html"):
+        server.always = fault
+        answers = endpoint.ask(said(10), store)
+        assert [a.text is None for a in answers] == [False] + [True] * 9
+        assert all(a.problem for a in answers[1:])
+
+
+def test_a_refusal_is_an_answer(server, store):
+    server.script = ["refusal"]
+    assert Endpoint("judge", base_url=server.url).ask(said(1), store)[0].text == "I will not judge this."
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        (401, r"refuses the API key \(status 401: .*into the environment variable MY_KEY"),
+        (403, r"refuses the API key \(status 403"),
+        (404, r"\(model 'judge'\) does not exist \(status 404.*check model, and base_url"),
+        (402, "has no quota left"),
+        ((429, {"code": "insufficient_quota"}), "has no quota left"),
+        (
+            (
+                400,
+                {"message": "Unsupported value: 'temperature' does not support 0.0", "param": "temperature"},
+            ),
+            r"refuses temperature 0.0 \(.*set temperature: null\.$",
+        ),
+        ((400, {"param": "model"}), "refuses model judge"),
+    ],
+)
+def test_what_no_retry_mends_stops_at_once(fault, sentence, server, store, monkeypatch):
+    monkeypatch.setenv("MY_KEY", SECRET)
+    endpoint = Endpoint("judge", base_url=server.url, key_variable="MY_KEY", concurrency=2, retries=1)
+    server.script = [None] * 6
+    server.always = fault
+    with pytest.raises(UserError, match=sentence) as caught:
+        endpoint.ask(said(50), store)
+    assert server.url in str(caught.value)
+    assert len(server.requests) <= 6 + 2 * 2 * 2
+    server.always = None
+    assert [a.cached for a in endpoint.ask(said(6), store)] == [True] * 6
+
+
+def test_no_server(store):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    with pytest.raises(UserError, match=rf"{url} \(model 'judge'\) cannot be reached .*check base_url"):
+        Endpoint("judge", base_url=url, retries=0).ask(said(3), store)
+
+
+@pytest.mark.parametrize("of_openai", [False, True])
+def test_the_other_name_of_the_token_limit(of_openai, server, store, monkeypatch):
+    if of_openai:
+        monkeypatch.setattr(chat_request, "OPENAI_URL", server.url)
+    names = ["max_tokens", "max_completion_tokens"]
+    wrong, right = reversed(names) if of_openai else names
+    server.refuses = wrong
+    server.delay = 0.05
+    answers = Endpoint("judge", base_url=server.url, concurrency=3, retries=0).ask(said(9), store)
+    assert [a.text for a in answers] == [reply(c) for c in said(9)]
+    # Those that were under way at first, and never again.
+    assert server.requests[0][wrong] == 96 and sum(wrong in r for r in server.requests) <= 3
+    assert [r[right] for r in server.requests if wrong not in r] == [96] * 9
+
+
+def test_a_limit_that_is_refused_under_both_names(server, store):
+    server.always = (400, {"message": "neither max_tokens nor max_completion_tokens can be that small"})
+    endpoint = Endpoint("judge", base_url=server.url, max_tokens=1, retries=0)
+    with pytest.raises(UserError, match=r"refuses max_completion_tokens 1 \(.*change max_completion_tokens"):
+        endpoint.ask(said(1), store)
+    assert len(server.requests) == 2
+
+
+def test_answers_that_are_not_valid_are_asked_again(server, store, quick):
+    said_by = iter(["no", "no", "yes"])
+    server.reply = lambda messages: next(said_by)
+    endpoint = Endpoint("judge", base_url=server.url, retries=1)
+    assert endpoint.ask(said(1), store)[0].text == "no"
+    # Also where the answer is in the store already.
+    [answer] = endpoint.ask(said(1), store, valid=lambda text: text == "yes")
+    assert (answer.text, answer.cached, len(server.requests)) == ("yes", False, 3)
+    [answer] = endpoint.ask(said(1), store, valid=lambda text: text == "yes")
+    assert (answer.text, answer.cached, len(server.requests)) == ("yes", True, 3)
+    server.reply = lambda messages: "no"
+    answer = endpoint.ask(said(2), store, valid=lambda text: text == "yes")[1]
+    assert answer.problem == "the answer is not of the kind that was asked for" and len(server.requests) == 5
+
+
+@pytest.mark.parametrize("fault", [401, 403, 404, 400, 500, "html"])
+def test_the_key_is_nowhere_though_the_server_repeats_it(fault, server, tmp_path, monkeypatch, caplog, capfd):
+    monkeypatch.setenv("MY_KEY", f"{SECRET}\n")
+    caplog.set_level(logging.DEBUG)
+    endpoint = Endpoint("judge", base_url=server.url, key_variable="MY_KEY", concurrency=1, retries=1)
+    server.script = [None, *[fault] * 2, None]
+    with AnswerStore(tmp_path / "answers.sqlite") as store:
+        sentence = ""
+        try:
+            sentence = str([a.problem for a in endpoint.ask(said(3), store)])
+        except UserError as error:
+            sentence = str(error)
+    assert server.keys == {f"Bearer {SECRET}"}
+    assert fault == "html" or "for Bearer ***" in sentence
+    files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    output = "".join(capfd.readouterr())
+    assert b"You said: word 0" in files
+    for text in (sentence, files.decode(errors="replace"), caplog.text, output, str(endpoint.settings)):
+        assert SECRET not in text
+    assert caplog.records  # something was logged that could have held it
+
+
+def test_without_a_key(store, monkeypatch):
+    endpoint = Endpoint("judge", base_url="https://api.example.com/v1", key_variable="MY_KEY")
+    with pytest.raises(UserError, match=r"MY_KEY holds no API key for https://api\.example\.com/v1"):
+        endpoint.ask(said(1), store)
+    monkeypatch.setenv("MY_KEY", "“secret”")
+    with pytest.raises(UserError, match="characters that no API key has") as caught:
+        endpoint.ask(said(1), store)
+    assert "secret" not in str(caught.value)
+
+
+def test_without_the_package(server, store, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(UserError, match=re.escape("pip install 'pacmr-lightning[judge]'")):
+        Endpoint("judge", base_url=server.url).ask(said(1), store)
+
+
+def test_in_a_notebook(server, store):
+    """Where a loop is running in the calling thread."""
+
+    async def cell():
+        return Endpoint("judge", base_url=server.url).ask(said(2), store)
+
+    assert [a.text for a in asyncio.run(cell())] == ["You said: word 0", "You said: word 1"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("base_url", "localhost:8000", "base_url is 'localhost:8000', but it must look like http"),
+        ("base_url", "https://me:pass@api.example.com/v1", "base_url holds a password for api.example.com"),
+        ("max_tokens", 0, "max_tokens is 0"),
+        ("temperature", -1.0, "temperature is -1.0"),
+        ("concurrency", 0, "concurrency is 0"),
+        ("retries", -1, "retries is -1"),
+        ("timeout", 0, "timeout is 0 s"),
+    ],
+)
+def test_bad_options(option, value, sentence):
+    with pytest.raises(UserError, match=sentence) as caught:
+        Endpoint(**{option: value})
+    assert "pass@" not in str(caught.value)

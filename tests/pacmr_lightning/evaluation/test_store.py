@@ -1,0 +1,176 @@
+"""The store of answers through kills, other processes, full disks and broken files."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.store import AnswerStore, content_key
+
+
+def program(text, *arguments):
+    command = [sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_values_come_back(tmp_path):
+    path = tmp_path / "new" / "folder" / "answers.sqlite"
+    values = {f"key {i}": {"text": f"é\ud800 \0 {i}", "n": [i, 0.1, None, True]} for i in range(1234)}
+    with AnswerStore(path) as store:
+        assert store.get([]) == {} and store.get(["key 0"]) == {}
+        store.put({})
+        store.put(values)
+        assert store.get([*values, "unknown"]) == values
+        store.put({"key 3": "other"})
+    with AnswerStore(str(path)) as store:
+        assert store.get(list(values)) == values | {"key 3": "other"}
+        assert store.get(["key 5"]) == {"key 5": values["key 5"]}
+
+
+def test_content_keys():
+    keys = [
+        content_key(*parts)
+        for parts in (
+            ("a", "b"),
+            ("ab",),
+            ("a", ["b"]),
+            (["a", "b"],),
+            ("a", None),
+            ("a", "None"),
+            ("a", 1),
+            ("a", "1"),
+            ({"x": 1, "y": 2},),
+            ({"x": 2, "y": 1},),
+        )
+    ]
+    assert len(set(keys)) == len(keys)
+    assert content_key({"x": 1, "y": [2]}) == content_key({"y": [2], "x": 1})
+    # The same in every version, or everything would be asked again: the SHA-256 of ["a", {"b": "\\u00e9"}].
+    assert content_key("a", {"b": "é"}) == "b72e855f74ee92c747739dbea489a6f006874289e2c0c85632a8e80d6f4d927d"
+
+
+WRITER = """
+    import sys
+    from pacmr_lightning.evaluation.store import AnswerStore
+
+    path, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    with AnswerStore(path) as store:
+        for i in range(count):
+            # Two keys at once: both are there, or none.
+            store.put({f"{name} {i} a": "x" * 3000, f"{name} {i} b": i})
+            print(i, flush=True)
+"""
+
+
+@pytest.mark.parametrize("written", [1, 7, 40])
+def test_a_kill_loses_nothing_that_was_put(written, tmp_path):
+    path = tmp_path / "answers.sqlite"
+    writer = program(WRITER, path, "w", 100_000)
+    for _ in range(written):
+        last = int(writer.stdout.readline())
+    writer.send_signal(signal.SIGKILL)
+    last = max([last, *map(int, writer.stdout.read().split())])
+    assert writer.wait() == -signal.SIGKILL
+    with AnswerStore(path) as store:
+        pairs = [store.get([f"w {i} a", f"w {i} b"]) for i in range(last + 3)]
+        assert all(pairs[i] == {f"w {i} a": "x" * 3000, f"w {i} b": i} for i in range(last + 1))
+        assert {len(pair) for pair in pairs[last + 1 :]} <= {0, 2}
+        store.put({"and": "on"})
+
+
+def test_two_processes_at_once(tmp_path):
+    path = tmp_path / "answers.sqlite"
+    writers = [program(WRITER, path, name, 60) for name in ("one", "two", "three")]
+    for writer in writers:
+        assert writer.communicate(timeout=60)[1] == "" and writer.returncode == 0
+    with AnswerStore(path) as store:
+        keys = [f"{name} {i} {part}" for name in ("one", "two", "three") for i in range(60) for part in "ab"]
+        assert len(store.get(keys)) == 360
+
+
+def test_a_full_disk(tmp_path):
+    """A limit on the size of files, which SQLite meets in the middle of a transaction."""
+    path = tmp_path / "answers.sqlite"
+    writer = program(
+        """
+        import resource, sys
+        from pacmr_lightning.errors import UserError
+        from pacmr_lightning.evaluation.store import AnswerStore
+
+        with AnswerStore(sys.argv[1]) as store:
+            store.put({"small": 1})
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+            try:
+                store.put({f"big {i}": "x" * 10_000 for i in range(50)})
+            except UserError as error:
+                print(error)
+            print(store.get(["small", "big 0"]))
+            store.put({"small too": 2})
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+            store.put({"big": "x" * 500_000})
+        """,
+        path,
+    )
+    output, errors = writer.communicate(timeout=60)
+    assert errors == "" and writer.returncode == 0
+    sentence, found = output.splitlines()
+    assert (
+        sentence.startswith(f"The file of answers {path} cannot be used (") and "free disk space" in sentence
+    )
+    assert found == "{'small': 1}"
+    with AnswerStore(path) as store:
+        assert set(store.get(["small", "small too", "big", "big 0", "big 49"])) == {
+            "small",
+            "small too",
+            "big",
+        }
+
+
+@pytest.mark.parametrize("content", [b"no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 5000])
+def test_a_broken_file(content, tmp_path):
+    path = tmp_path / "answers.sqlite"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"answers.sqlite cannot be used \(.*delete it to begin anew"):
+        AnswerStore(path).get(["key"])
+    assert path.read_bytes() == content
+
+
+def test_a_file_that_was_broken_later(tmp_path):
+    path = tmp_path / "answers.sqlite"
+    with AnswerStore(path) as store:
+        store.put({f"key {i}": "x" * 1000 for i in range(100)})
+    data = bytearray(path.read_bytes())
+    data[8192:] = os.urandom(len(data) - 8192)
+    path.write_bytes(data)
+    with AnswerStore(path) as store, pytest.raises(UserError, match="cannot be used"):
+        store.get([f"key {i}" for i in range(100)])
+
+
+def test_another_database(tmp_path):
+    path = tmp_path / "answers.sqlite"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE answers (key TEXT PRIMARY KEY, value TEXT)")
+        database.execute("INSERT INTO answers VALUES ('key', 'no JSON')")
+    database.close()
+    with AnswerStore(path) as store, pytest.raises(UserError, match=r"cannot be used \(Expecting value"):
+        store.get(["key"])
+
+
+def test_places_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "answers.sqlite"):
+        with pytest.raises(UserError, match="cannot be used"):
+            AnswerStore(path)
+
+
+def test_what_is_no_json_is_refused(tmp_path):
+    with AnswerStore(tmp_path / "answers.sqlite") as store:
+        with pytest.raises(TypeError):
+            store.put({"a": 1, "b": Path()})
+        assert store.get(["a", "b"]) == {}

@@ -1,0 +1,107 @@
+"""Noise masks, cached references and full disks through the command line."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from pacmr_lightning import cli
+from pacmr_lightning.run_folder import read_weights
+
+
+@pytest.fixture
+def base(tmp_path, tiny_tokenizer_folder, monkeypatch):
+    """Arguments of a short run in the embedded world, in an empty working directory."""
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    for file in Path(tiny_tokenizer_folder).iterdir():
+        (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "fit --model PreferenceModule --model.policy PolicyModel --model.policy.model model --model.weighting"
+    )
+    words += (
+        " VNetWeighting --model.weighting.every 2 --data PreferenceDataModule --data.source EmbeddedWorld"
+    )
+    words += " --data.source.pairs 64 --data.source.validation_pairs 16 --data.global_batch_size 8"
+    words += " --data.meta_batch_size 8 --trainer.max_steps 4 --trainer.accelerator cpu"
+    words += " --trainer.enable_progress_bar false --trainer.log_every_n_steps 1"
+    words += " --trainer.callbacks+=WeightRecorder --trainer.callbacks+=RunSummary"
+    return words.split()
+
+
+def fails(capsys, arguments):
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pacmr: ")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_a_mask_is_kept_and_can_be_used_again(base, capsys):
+    cli.main([*base, "--data.noise_rates", "[0.1, 0.6]", "--model.method", "a"])
+    first = Path("runs/preferences-a-noise10-60-seed42")
+    mask = dict(zip(*pq.read_table(first / "noise_mask.parquet").to_pydict().values(), strict=True))
+    assert len(mask) == 64
+    cli.main([*base, "--data.noise_mask", str(first / "noise_mask.parquet"), "--model.method", "a"])
+    second = Path("runs/preferences-a-noisemask-seed42")
+    found = [read_weights(run) for run in (first, second)]
+    assert found[0].equals(found[1])
+    assert all(mask[row.id] == row.flipped for row in found[0].itertuples())
+    summary = json.loads((first / "summary.json").read_text())
+    assert summary["noise_rate"] == pytest.approx(sum(mask.values()) / 64)
+    assert pq.read_table(second / "noise_mask.parquet").equals(pq.read_table(first / "noise_mask.parquet"))
+    message = fails(capsys, [*base, "--data.noise_rate", "0.2", "--data.noise_rates", "[0.1, 0.2]"])
+    assert "noise_rate and noise_rates are given together" in message
+    oracle = [*base, "--model.weighting", "OracleWeights", "--data.noise_rates", "[0.1, 0.2]"]
+    assert "OracleWeights needs one flip rate" in fails(capsys, oracle)
+
+
+def test_a_cached_reference_trains_as_a_live_one(base):
+    for kind in ("live", "cached"):
+        cli.main([*base, "--data.reference", kind, "--trainer.default_root_dir", kind])
+    live, cached = (read_weights(kind) for kind in ("live", "cached"))
+    assert (live["id"] == cached["id"]).all()
+    for column in ("u", "delta", "weight"):
+        assert (live[column] - cached[column]).abs().max() < 1e-5
+
+
+def test_a_full_disk(base, tmp_path):
+    """A limit on the size of files stands for the disk: one sentence, status 2, and then it works."""
+    script = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2); "
+    script += "from pacmr_lightning.cli import main; main(sys.argv[2:])"
+    env = os.environ | {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    rows = [
+        json.dumps({"prompt": f"p {i}", "chosen": " a" * 200, "rejected": " b" * 200}) for i in range(400)
+    ]
+    Path("pairs.jsonl").write_text("\n".join(rows))
+    source = base.index("--data.source")
+    arguments = [
+        *base[:source],
+        "--data.source",
+        "Files",
+        "--data.source.train",
+        "pairs.jsonl",
+        *base[source + 6 :],
+    ]
+    arguments += ["--model.weighting", "Unweighted"]
+
+    def run(limit):
+        command = [sys.executable, "-c", script, str(limit), *arguments]
+        return subprocess.run(command, env=env, capture_output=True, text=True)
+
+    full = run(60_000)
+    lines = [line for line in full.stderr.splitlines() if line.startswith("pacmr: ")]
+    assert full.returncode == 2 and len(lines) == 1, full.stderr[-2000:]
+    assert "The disk is full" in lines[0] and "run it again" in lines[0]
+    assert "Traceback" not in full.stderr and not Path("runs").exists()
+    assert run(10**9).returncode == 0
