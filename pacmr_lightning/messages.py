@@ -20,7 +20,8 @@ def short_message(message: str) -> str:
     if no_class:
         base = re.search(r"Subtypes: \[(?:list\[)?(?:<class ')?([\w.]+)", message)
         choices = _subclasses(base[1]) if base else []
-        hint = f"; choose one of {', '.join(choices)}, or give an import path" if choices else ""
+        named = f"choose one of {', '.join(choices)}, or give an import path"
+        hint = f"; {named if choices else '--help lists those that there are'}"
         return f"{name}there is no class {no_class[1]}{hint}."
     wrong_type = re.search(r"Expected an? (.+?)\. Got value: (.*)", message)
     if wrong_type:

@@ -105,3 +105,20 @@ def test_a_full_disk(base, tmp_path):
     assert "The disk is full" in lines[0] and "run it again" in lines[0]
     assert "Traceback" not in full.stderr and not Path("runs").exists()
     assert run(10**9).returncode == 0
+
+
+@pytest.mark.slow
+def test_processes_share_the_work_of_the_cache(base, tmp_path):
+    """Two processes of DDP compute the cache together, and train as one process does from its own."""
+    for devices in ("1", "2"):
+        env = os.environ | {"HF_DATASETS_CACHE": str(tmp_path / f"cache{devices}"), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "pacmr_lightning", *base, "--data.reference", "cached"]
+        command += ["--trainer.default_root_dir", f"run{devices}", "--trainer.devices", devices]
+        command += ["--trainer.strategy", "auto" if devices == "1" else "ddp"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+    one, two = (read_weights(f"run{n}").sort_values(["step", "id"], ignore_index=True) for n in (1, 2))
+    assert (one["id"] == two["id"]).all()
+    assert (one["weight"] - two["weight"]).abs().max() < 1e-4
+    parts = [sorted(p.name for p in (tmp_path / f"cache{n}").rglob("part-*.npy")) for n in (1, 2)]
+    assert parts[0] == parts[1] and len(parts[0]) == 3  # train, augmented, validation
