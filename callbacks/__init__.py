@@ -1,5 +1,6 @@
 """Lightning callbacks: what a run shows and writes down."""
 
+from .checkpoint import RunCheckpoint
 from .generations import GenerationWriter
 from .gold import GoldReward
 from .noise_mask import NoiseMask
@@ -12,6 +13,7 @@ __all__ = [
     "GenerationWriter",
     "GoldReward",
     "NoiseMask",
+    "RunCheckpoint",
     "RunSummary",
     "Snapshots",
     "Throughput",

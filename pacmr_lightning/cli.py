@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 # Importing the packages is what makes the short names of their classes work in YAML.
 from . import callbacks as callbacks_of_runs
 from . import compare, datamodules, robust_objectives  # noqa: F401
+from .analysis import analyze
 from .datamodules import clean_meta
 from .errors import UserError
 from .loggers import ContinuedCSVLogger
@@ -33,7 +34,7 @@ RUNS = {
     "test": "The same pairs and metrics, under the name test/.",
     "predict": "Greedy responses of a checkpoint to the validation prompts.",
 }
-TOOLS = {"clean-meta": clean_meta, "compare": compare}
+TOOLS = {"analyze": analyze, "clean-meta": clean_meta, "compare": compare}
 """Commands that are no trainer runs: modules with a one-line docstring and ``main(arguments)``."""
 
 
@@ -78,7 +79,7 @@ class SaveRunConfig(SaveConfigCallback):
 class PacmrCLI(LightningCLI):
     """LightningCLI whose runs live in ``runs/<name>/`` with their config, metrics and checkpoints.
 
-    Beside Lightning's own options it adds the ``checkpoint`` section (``ModelCheckpoint``), links the
+    Beside Lightning's own options it adds the ``checkpoint`` section (``RunCheckpoint``), links the
     weighting's ``every`` to the datamodule's ``meta_every`` and the policy's ``model`` to its ``tokenizer``,
     and logs to TensorBoard and ``metrics.csv`` unless ``trainer.logger`` says otherwise.
     """
@@ -99,7 +100,7 @@ class PacmrCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds the checkpoint section and the links between module and datamodule."""
-        parser.add_lightning_class_args(lightning_callbacks.ModelCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(callbacks_of_runs.RunCheckpoint, "checkpoint")
         parser.set_defaults({"checkpoint.save_last": True, "checkpoint.filename": "step-{step}"})
         parser.set_defaults({"checkpoint.auto_insert_metric_name": False})
         parser.link_arguments("model.init_args.weighting", "data.init_args.meta_every", compute_fn=_every)

@@ -175,7 +175,7 @@ class PolicyModel(nn.Module):
         return digest.hexdigest()
 
     def log_prob_options(self, batch: PairBatch) -> dict[str, Any]:
-        """What changes a log-probability beside weights and tokens; ``batch`` is what a layout is tried on."""
+        """What changes a log-probability beside weights and tokens; a layout is tried on ``batch``."""
         config = self.model.config.to_dict()
         # Where the model lies and who wrote the file changes nothing.
         ignored = ("_name_or_path", "transformers_version", "use_cache")

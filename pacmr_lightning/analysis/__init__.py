@@ -1,0 +1,1 @@
+"""Looking at finished runs: whether second wordings of prompts keep a policy's judgement."""

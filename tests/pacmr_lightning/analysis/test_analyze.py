@@ -1,0 +1,353 @@
+"""``pacmr analyze`` on real runs of a tiny model: values, labels, second views, files, bad input."""
+
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from pacmr_lightning import cli
+from pacmr_lightning.analysis import probe
+from pacmr_lightning.analysis.analyze import analyze, main, measure
+from pacmr_lightning.analysis.figure import draw
+from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.messages import user_error
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.world import World
+
+TAUS = [0.5, 0.55]
+LAST = "checkpoints/last.ckpt"
+
+
+def rows_of(count, seed):
+    """World rows; every fourth has no second wording, and labels of some are known to be wrong or right."""
+    rows = list(World().preference_rows(count, seed))
+    for i, row in enumerate(rows):
+        if i % 4 == 0:
+            del row["augmented_prompt"]  # the rules do not know how to reword it
+        if i % 3 == 0:
+            row["flipped"] = i % 2 == 0
+    extra = {
+        "prompt": "What is the best of all books? I do not know.",
+        "chosen": " calm",
+        "rejected": " rain",
+    }
+    return [*rows, {**extra, "id": f"by-rule-{seed}", "category": "books"}]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, tiny_tokenizer_folder):
+    """A DPO run of three updates under 30% noise, with a checkpoint of each."""
+    folder = tmp_path_factory.mktemp("analyze")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=256,
+            initializer_range=0.2,
+        )
+    )
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    for name, count, seed in (("train", 31, 0), ("validation", 9, 1)):
+        lines = [json.dumps(row) + "\n" for row in rows_of(count, seed)]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    arguments = [
+        *("fit", "--model", "PreferenceModule", "--model.policy", "PolicyModel"),
+        *("--model.policy.model", str(folder / "model"), "--model.objective", "DPO"),
+        *("--model.objective.beta", "1.0", "--model.learning_rate", "0.01"),
+        *("--data", "PreferenceDataModule", "--data.source", "Files", "--data.task", "tiny"),
+        *("--data.source.train", str(folder / "train.jsonl")),
+        *("--data.source.validation", str(folder / "validation.jsonl")),
+        *("--data.global_batch_size", "8", "--data.noise_rate", "0.3", "--trainer.max_steps", "3"),
+        *("--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"),
+        *("--trainer.enable_model_summary", "false", "--trainer.default_root_dir", str(folder / "run")),
+        *("--checkpoint.every_n_train_steps", "1", "--checkpoint.save_top_k", "-1"),
+    ]
+    cli.main(arguments)
+    return folder / "run"
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of the run that a test may change."""
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def expected_u(run, rows, prompt="prompt"):
+    """u in the whole model's own forward, one pair at a time, of the reloaded checkpoint."""
+    module = PreferenceModule.load_from_checkpoint(run / LAST)
+    tokenizer = AutoTokenizer.from_pretrained(module.policy.name)
+    found = []
+    for row in rows:
+        start = tokenizer(row[prompt])["input_ids"]
+        ends = [
+            [*tokenizer(row[side], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+            for side in ("chosen", "rejected")
+        ]
+        pair = PairBatch.collate([row["id"]], [start], *([end] for end in ends))
+        with torch.no_grad():
+            policy = module.policy.log_probs_in("plain", pair)
+            with module.policy.reference():
+                reference = module.policy.log_probs_in("plain", pair)
+        difference = (policy.chosen - reference.chosen) - (policy.rejected - reference.rejected)
+        found.append(float(difference))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_values_of_every_pair(split, run):
+    """Both views of all pairs that have two, labels as found in spite of the run's noise."""
+    analyze([str(run)], split, TAUS)
+    pairs = pd.read_parquet(run / f"analysis/pairs-{split}.parquet").set_index("id")
+    rows = rows_of(*((31, 0) if split == "train" else (9, 1)))
+    rows = [row for row in rows if "augmented_prompt" in row or row["id"].startswith("by-rule")]
+    assert list(pairs.index) == [row["id"] for row in rows]
+    np.testing.assert_allclose(pairs["u"], expected_u(run, rows), atol=1e-4)
+    given = [row for row in rows if "augmented_prompt" in row]
+    found = pairs.loc[[row["id"] for row in given]]
+    np.testing.assert_allclose(found["augmented_u"], expected_u(run, given, "augmented_prompt"), atol=1e-4)
+    assert found["given_view"].all() and not pairs["given_view"].all()
+    assert (pairs["u"] - pairs["augmented_u"]).abs().max() > 0.01, "the two views must differ"
+    assert pairs["clean"].tolist() == [0 if row.get("flipped") else 1 for row in rows]
+    assert {0, 1} == set(pairs["clean"])
+    assert pairs["category"].tolist() == [row["category"] for row in rows]
+    prompts = [row["prompt"] for row in rows]
+    assert pairs.groupby("prompt").ngroups == len(set(prompts))
+
+
+def test_the_table(run, capsys):
+    table = analyze([str(run)], "train", TAUS)
+    pairs = pd.read_parquet(run / "analysis/pairs-train.parquet")
+    first = 1 / (1 + np.exp(-pairs["u"]))
+    augmented_first = 1 / (1 + np.exp(-pairs["augmented_u"]))
+    for (_, row), tau in zip(table.iterrows(), TAUS, strict=True):
+        kept = np.maximum(first, 1 - first) > tau
+        assert row["tau"] == tau and row["pairs"] == len(pairs) == 24 and row["step"] == 3
+        assert row["retained"] == kept.sum()
+        assert row["l1"] == pytest.approx(2 * (first - augmented_first).abs().mean())
+        assert row["coverage"] == pytest.approx(kept.mean())
+        assert row["clean_accuracy"] == pytest.approx(((first > 0.5) == pairs["clean"])[kept].mean())
+        same = (first > 0.5) == (augmented_first > 0.5)
+        assert row["direction_agreement"] == pytest.approx(same[kept].mean())
+    folder = run / "analysis"
+    pd.testing.assert_frame_equal(pd.read_csv(folder / "consistency-train.csv"), table)
+    lines = (folder / "consistency-train.md").read_text().splitlines()
+    cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
+    row = table.iloc[0]
+    means = [f"{100 * row[name]:.2f}" for name in ("coverage", "clean_accuracy", "direction_agreement")]
+    assert cells == ["tiny", "24", f"{row['l1']:.4f}", "0.5", *means]
+    notes = " ".join("\n".join(lines[5:]).split())
+    assert "trained on flipped labels (noise_rate 0.3)" in notes and "after 3 updates" in notes
+    assert "23 given with the data, 1 by rules" in notes
+    assert "left out, without a second wording: 8 pairs" in notes
+    printed = capsys.readouterr().out
+    assert all(cell in printed for cell in cells) and "Direction" in printed
+    assert (folder / "consistency-train.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (folder / "consistency-train.pdf").read_bytes()[:5] == b"%PDF-"
+
+
+def test_a_killed_analysis_goes_on(run, monkeypatch, tmp_path):
+    def calls_before(limit):
+        """Counts passes of the policy; the one after ``limit`` is a kill."""
+        real, made = probe._u, []
+
+        def counted(*arguments):
+            if len(made) == limit:
+                raise KeyboardInterrupt
+            made.append(1)
+            return real(*arguments)
+
+        monkeypatch.setattr(probe, "_u", counted)
+        return made
+
+    analyze([str(run)], output=str(tmp_path / "whole"), micro_batch_size=5)
+    calls_before(5)  # two whole batches and the first view of the third
+    with pytest.raises(KeyboardInterrupt):
+        analyze([str(run)], output=str(tmp_path / "resumed"), micro_batch_size=5)
+    assert {path.name for path in (tmp_path / "resumed").iterdir()} == {"answers.sqlite"}
+    monkeypatch.undo()
+    made = calls_before(100)
+    analyze([str(run)], output=str(tmp_path / "resumed"), micro_batch_size=5)
+    assert len(made) == 2 * 3, "24 pairs, of which 10 were there"
+    whole, resumed = (
+        pd.read_parquet(tmp_path / name / "pairs-train.parquet") for name in ("whole", "resumed")
+    )
+    pd.testing.assert_frame_equal(whole, resumed, rtol=0, atol=1e-5)
+    # Other thresholds cost nothing; another checkpoint is another judge.
+    made.clear()
+    analyze([str(run)], taus=[0.9], output=str(tmp_path / "resumed"))
+    assert not made
+    analyze([str(run)], checkpoint="step-1", output=str(tmp_path / "resumed"))
+    assert made
+    first = pd.read_parquet(tmp_path / "resumed" / "pairs-train.parquet")
+    assert not np.allclose(first["u"], whole["u"], atol=1e-3)
+
+
+def test_a_sample(run):
+    def ids(**options):
+        analyze([str(run)], pairs=6, **options)
+        return set(pd.read_parquet(run / "analysis/pairs-train.parquet")["id"])
+
+    assert len(ids()) == 6 and ids() == ids() and ids(seed=1) != ids(seed=2)
+
+
+def test_two_runs(run, finished, tmp_path):
+    table = analyze([str(run), str(finished)], "validation", output=str(tmp_path / "both"))
+    assert table["run"].tolist() == [str(run)] * 3 + [str(finished)] * 3
+    assert table["task"].tolist() == table["run"].tolist(), "one task twice goes by the folders"
+    one, two = (part.drop(columns=["task", "run"]).to_numpy()[:, 1:] for _, part in table.groupby("run"))
+    np.testing.assert_array_equal(one.astype(str), two.astype(str))
+    assert len(pd.read_parquet(tmp_path / "both" / "pairs-validation.parquet")) == 2 * 7
+
+
+def test_second_wordings_of_a_file(run, tmp_path):
+    """The file of ``pacmr augment`` takes the place of the rows' own wordings, whatever the run's method."""
+    prompts = sorted({row["prompt"] for row in rows_of(31, 0)})[:5]
+    file = pd.DataFrame({"prompt": prompts, "augmented_prompt": ["The sea, " + p for p in prompts]})
+    file.to_parquet(tmp_path / "augmented.parquet")
+    table = analyze([str(run)], augmentations=str(tmp_path / "augmented.parquet"))
+    pairs = pd.read_parquet(run / "analysis/pairs-train.parquet")
+    expected = [
+        row | {"other": "The sea, " + row["prompt"]} for row in rows_of(31, 0) if row["prompt"] in prompts
+    ]
+    assert pairs["id"].tolist() == [row["id"] for row in expected] and len(table) == 3
+    np.testing.assert_allclose(pairs["augmented_u"], expected_u(run, expected, "other"), atol=1e-4)
+    assert pairs["given_view"].all()
+
+
+def edit(run, section, **options):
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config[section]["init_args"] |= options
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+
+
+def refused(arguments, capsys):
+    """The one sentence with which the command refuses, which leaves no file."""
+    capsys.readouterr()
+    try:
+        main(arguments)
+    except SystemExit as stop:
+        assert stop.code == 2
+        return capsys.readouterr().err
+    except Exception as error:
+        cause = user_error(error)
+        assert cause is not None, error
+        return str(cause)
+    raise AssertionError("it was not refused")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--taus", "0.4"], "taus has 0.4"),
+        (["--taus", "0.6", "1"], "taus has 1.0"),
+        (["--taus", "high"], "invalid float value: 'high'"),
+        (["--split", "test"], "invalid choice: 'test'"),
+        (["--checkpoint", "step-9"], "has no checkpoint step-9; choose one of last, step-1, step-2, step-3"),
+        (["--pairs", "0"], "pairs is 0, but a sample of the 24 train pairs"),
+        (["--pairs", "25"], "pairs is 25"),
+        (["--seed", "-1"], "seed is -1"),
+        (["--micro_batch_size", "0"], "micro_batch_size is 0"),
+        (["--augmentations", "nowhere.parquet"], "There is no file nowhere.parquet"),
+        (["--augmentations", "any.parquet", "--split", "validation"], "reads it for training pairs only"),
+    ],
+)
+def test_bad_options(options, message, run, capsys, tmp_path):
+    assert message in refused([str(run), *options, "--output", str(tmp_path / "out")], capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_runs(run, capsys, tmp_path):
+    def refuses(message):
+        # A good run first: nothing is computed of it either.
+        good = str(tmp_path / "good")
+        assert message in refused([good, str(run), "--output", str(tmp_path / "out")], capsys)
+
+    shutil.copytree(run, tmp_path / "good")
+    assert "nowhere/config.yaml does not exist" in refused(["nowhere"], capsys)
+    config = (run / "config.yaml").read_text()
+    for text in ("a: [", "- 1", "model: {init_args: {}}"):
+        (run / "config.yaml").write_text(text)
+        refuses("is not the configuration of a run")
+    (run / "config.yaml").write_text(config.replace("policy:", "from_scratch:"))
+    refuses("is no preference run")
+    (run / "config.yaml").write_text(config)
+    shutil.rmtree(f"{run}/checkpoints")
+    refuses("has no checkpoint last; train it until it has one")
+    (run / LAST).mkdir(parents=True)
+    refuses("is a folder, as sharding strategies write it")
+    assert not (tmp_path / "out").exists()
+
+
+def test_checkpoints_that_do_not_fit(run, capsys):
+    config, checkpoint = (run / "config.yaml").read_text(), (run / LAST).read_bytes()
+    policy = yaml.safe_load(config)["model"]["init_args"]["policy"]
+    for change, message in (({"rank": 3}, "does not fit"), ({"target_modules": ["q_proj"]}, "does not fit")):
+        edit(run, "model", policy=policy | {"init_args": policy["init_args"] | change})
+        assert message in refused([str(run)], capsys)
+    edit(run, "model", policy=policy | {"init_args": policy["init_args"] | {"model": "./nowhere"}})
+    assert "model folder ./nowhere does not exist" in refused([str(run)], capsys)
+    edit(run, "model", policy=policy, learning_rate="fast")
+    assert "expected float, but got fast" in refused([str(run)], capsys)
+    (run / "config.yaml").write_text(config)
+    for content in (b"", b"no checkpoint", checkpoint[:1000]):
+        (run / LAST).write_bytes(content)
+        assert "cannot be read as a checkpoint" in refused([str(run)], capsys)
+    torch.save({"weights": torch.zeros(1)}, run / LAST)
+    assert "does not fit" in refused([str(run)], capsys)
+
+
+def test_no_second_view(run, capsys, tmp_path):
+    rows = [row for row in rows_of(31, 0) if "augmented_prompt" not in row][:8]
+    (tmp_path / "plain.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = yaml.safe_load((run / "config.yaml").read_text())["data"]["init_args"]["source"]
+    edit(
+        run,
+        "data",
+        source=source
+        | {
+            "init_args": {"train": str(tmp_path / "plain.jsonl")}
+            | {"validation": source["init_args"]["validation"], "validation_fraction": 0.05}
+        },
+    )
+    message = refused([str(run), "--output", str(tmp_path / "out")], capsys)
+    assert "None of the 8 train pairs has a second view" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_diverged_policy(run, capsys):
+    path = run / LAST
+    checkpoint = torch.load(path, weights_only=True)
+    for value in checkpoint["state_dict"].values():
+        value.fill_(torch.nan)
+    torch.save(checkpoint, path)
+    assert "u is not finite for 24 of 24 pairs" in refused([str(run)], capsys)
+
+
+def test_curves_end_where_few_pairs_are_left(tmp_path):
+    """More thresholds than markers, a run without any point to draw, and one of many pairs."""
+    rng = np.random.default_rng(0)
+    curves = {}
+    taus = [0.5, 0.51, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9]
+    for name, count in (("few", 20), ("many", 500)):
+        u = rng.normal(size=count)
+        frame = pd.DataFrame({"u": u, "augmented_u": u + 0.3 * rng.normal(size=count)})
+        curves[name] = measure(frame.assign(clean=(u > 0).astype(int), prompt=np.arange(count)), taus)
+    draw(curves, taus, [tmp_path / "figure.png"])
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+
+
+def test_no_run():
+    with pytest.raises(UserError, match="runs is empty"):
+        analyze([])
