@@ -4,6 +4,7 @@ from .checkpoint import RunCheckpoint
 from .generations import GenerationWriter
 from .gold import GoldReward
 from .noise_mask import NoiseMask
+from .samples import SampleResponses
 from .snapshots import Snapshots
 from .summary import RunSummary
 from .throughput import Throughput, pairs_in, tokens_in
@@ -15,6 +16,7 @@ __all__ = [
     "NoiseMask",
     "RunCheckpoint",
     "RunSummary",
+    "SampleResponses",
     "Snapshots",
     "Throughput",
     "WeightRecorder",

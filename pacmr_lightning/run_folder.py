@@ -23,6 +23,8 @@ METRICS = "metrics.csv"
 """File of a run's curves inside its folder."""
 SUMMARY = "summary.json"
 """File of a run's numbers inside a run's folder."""
+RESPONSES = "responses.jsonl"
+"""File of the responses to a few fixed prompts along the way inside a run's folder."""
 SAMPLES = "samples.jsonl"
 """File of the responses that were sampled from a run's policy inside a run's folder."""
 

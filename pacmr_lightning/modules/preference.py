@@ -189,6 +189,7 @@ class PreferenceModule(HeldOutSteps):
     def _weighted_gradient(self, train: PairBatch) -> tuple[PairRecord, dict[str, Tensor]]:
         """Gradient of the weighted loss over the global batch, and what the step believed of each pair."""
         inner = inner_step(self.policy, self.objective, self.weighting, train, self.micro_batch_size)
+        _check_finite(inner.losses, train.ids)
         self.objective.observe(inner.rewards, train.ids)
         losses = inner.losses
         if self.objective.grouped:
@@ -249,3 +250,14 @@ class PreferenceModule(HeldOutSteps):
         self.train_means.load_state_dict(metrics["means"])
         self.weight_statistics.load_state_dict(metrics["weights"])
         self.outer_values = metrics["outer"]
+
+
+def _check_finite(losses: Tensor, ids: list[str]) -> None:
+    """Raises UserError with the pairs whose loss is NaN or infinite, before an update spreads it."""
+    bad = (~torch.isfinite(losses)).nonzero()[:, 0].tolist()
+    if bad:
+        names = ", ".join(ids[i] for i in bad[:5]) + (", ..." if len(bad) > 5 else "")
+        raise UserError(
+            f"The loss of {len(bad)} of {len(ids)} pairs is not a finite number ({names}); look at these "
+            "pairs, lower the learning rate, or use float32."
+        )

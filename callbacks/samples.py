@@ -1,0 +1,136 @@
+"""What the policy writes along the way, beside the reference, for a few fixed prompts."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import move_data_to_device
+
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.prompt_batch import PromptBatch
+from pacmr_lightning.run_folder import RESPONSES, replacing
+
+
+class SampleResponses(Callback):
+    """Greedy responses of reference and policy to a few fixed prompts, as text in TensorBoard and as a file.
+
+    ``responses.jsonl`` in the run's folder has one row a prompt and a step: ``step`` (policy updates),
+    ``id``, ``prompt``, ``reference`` and ``response``. The prompts are the first ones that ``predict`` would
+    answer. A fit that starts at step s first drops the rows of steps >= s.
+
+    Args:
+        prompts: how many prompts.
+        every: policy updates between two looks; there is one at the start and one at the end, too.
+        max_new_tokens: of a response; None for the module's own.
+
+    Raises:
+        UserError: a number is below 1; or, when training starts, the datamodule has no prompt.
+    """
+
+    def __init__(self, prompts: int = 4, every: int = 500, max_new_tokens: int | None = None):
+        super().__init__()
+        for option, value in (("prompts", prompts), ("every", every), ("max_new_tokens", max_new_tokens)):
+            if value is not None and value < 1:
+                raise UserError(f"{option} is {value}, but it must be at least 1.")
+        self.prompts = prompts
+        self.every = every
+        self.max_new_tokens = max_new_tokens
+        self._batch: PromptBatch | None = None
+        self._reference: list[str] = []
+        self._rows: list[dict[str, Any]] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Asks the reference, once, and the policy as it is."""
+        if not trainer.is_global_zero:
+            return
+        self._batch = move_data_to_device(_first_prompts(trainer, self.prompts), pl_module.device)
+        with pl_module.policy.reference():
+            self._reference = self._answers(trainer, pl_module)
+        self._rows = [row for row in _read(self._path(trainer)) if row["step"] < trainer.global_step]
+        self._look(trainer, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Asks the policy where it is time."""
+        if trainer.is_global_zero and trainer.global_step % self.every == 0:
+            self._look(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Asks the policy for the last time."""
+        if self._batch is not None and self._rows[-1]["step"] != trainer.global_step:
+            self._look(trainer, pl_module)
+
+    def _look(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        responses = self._answers(trainer, pl_module)
+        names = zip(self._batch.ids, self._batch.prompts, self._reference, responses, strict=True)
+        new = [
+            {
+                "step": trainer.global_step,
+                "id": name,
+                "prompt": prompt,
+                "reference": reference,
+                "response": text,
+            }
+            for name, prompt, reference, text in names
+        ]
+        self._rows += new
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rows)
+        with replacing(self._path(trainer)) as temporary:
+            temporary.write_text(lines, encoding="utf-8")
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                for row in new:
+                    logger.experiment.add_text(f"responses/{row['id']}", _markdown(row), trainer.global_step)
+
+    def _answers(self, trainer: Trainer, pl_module: LightningModule) -> list[str]:
+        tokenizer = trainer.datamodule.tokenizer
+        with torch.no_grad():
+            sequences = pl_module.policy.generate(
+                input_ids=self._batch.input_ids,
+                attention_mask=self._batch.attention_mask,
+                max_new_tokens=self.max_new_tokens or pl_module.max_new_tokens,
+                do_sample=False,
+                eos_token_id=tokenizer.eos_token_id,
+                pad_token_id=tokenizer.pad_token_id,
+            )
+        new = sequences[:, self._batch.input_ids.shape[1] :]
+        return tokenizer.batch_decode(new, skip_special_tokens=True)
+
+    @staticmethod
+    def _path(trainer: Trainer) -> Path:
+        return Path(trainer.default_root_dir) / RESPONSES
+
+
+def _first_prompts(trainer: Trainer, count: int) -> PromptBatch:
+    """The first prompts that ``predict`` would answer, as one batch."""
+    rows = [
+        (batch.ids[i], batch.prompts[i], batch.input_ids[i][batch.attention_mask[i] == 1].tolist())
+        for batch in islice(trainer.datamodule.predict_dataloader(), count)
+        for i in range(len(batch))
+    ]
+    if not rows:
+        raise UserError("SampleResponses needs prompts, but the data has none; take it out.")
+    columns = zip(*rows[:count], strict=True)
+    return PromptBatch.collate(*columns, pad_id=trainer.datamodule.tokenizer.pad_token_id)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    return (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    )
+
+
+def _markdown(row: dict[str, Any]) -> str:
+    """The texts as code blocks, in which TensorBoard shows them as they are."""
+    parts = {"Prompt": row["prompt"], "Reference": row["reference"], "Policy": row["response"]}
+    return "\n\n".join(
+        f"**{name}**\n\n" + "\n".join(f"    {line}" for line in text.splitlines() or [""])
+        for name, text in parts.items()
+    )

@@ -1,0 +1,107 @@
+"""Responses of reference and policy along a real run of a tiny model."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from pacmr_lightning.callbacks import SampleResponses
+from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.policy import PolicyModel
+
+
+@pytest.fixture
+def fit(tmp_path, tiny_tokenizer_folder):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    for file in Path(tiny_tokenizer_folder).iterdir():
+        (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
+
+    def fit(run, callback, steps, resume=None, **module):
+        folder = str(tmp_path / "model")
+        torch.manual_seed(1)  # the adapter's A
+        preference = PreferenceModule(
+            PolicyModel(folder), max_new_tokens=5, **{"learning_rate": 0.05} | module
+        )
+        data = PreferenceDataModule(EmbeddedWorld(40, 8), folder, global_batch_size=8)
+        trainer = Trainer(
+            default_root_dir=tmp_path / run,
+            max_steps=steps,
+            max_epochs=10,
+            accelerator="cpu",
+            devices=1,
+            limit_val_batches=0,
+            logger=TensorBoardLogger(tmp_path / run, name="tensorboard", version=""),
+            callbacks=[callback, ModelCheckpoint(tmp_path / run, save_last=True, every_n_train_steps=2)],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(preference, data, ckpt_path=resume)
+        return preference
+
+    return fit
+
+
+def rows_of(path):
+    return [json.loads(line) for line in (path / "responses.jsonl").read_text().splitlines()]
+
+
+def test_rows_and_texts(fit, tmp_path):
+    module = fit("run", SampleResponses(prompts=3, every=2), 5)
+    rows = rows_of(tmp_path / "run")
+    assert [row["step"] for row in rows] == [0] * 3 + [2] * 3 + [4] * 3 + [5] * 3
+    first, last = rows[:3], rows[-3:]
+    assert [row["prompt"] for row in first] == EmbeddedWorld(40, 8).prompts[:3]
+    # The policy starts as the reference and leaves it; the reference stays.
+    assert all(row["response"] == row["reference"] for row in first)
+    assert [row["reference"] for row in first] == [row["reference"] for row in last]
+    assert any(row["response"] != row["reference"] for row in last)
+    tokens = module.trainer.datamodule.tokenizer(last[0]["prompt"], return_tensors="pt")
+    answer = module.policy.generate(
+        input_ids=tokens["input_ids"],
+        attention_mask=tokens["attention_mask"],
+        max_new_tokens=5,
+        do_sample=False,
+    )[0, tokens["input_ids"].shape[1] :]
+    expected = module.trainer.datamodule.tokenizer.decode(answer, skip_special_tokens=True)
+    assert last[0]["response"] == expected
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    tags = [tag for tag in events.Tags()["tensors"] if tag.startswith("responses/")]
+    assert len(tags) == 3 and [e.step for e in events.Tensors(tags[0])] == [0, 2, 4, 5]
+
+
+def test_training_does_not_feel_it(fit):
+    with_samples = fit("with", SampleResponses(every=1), 4)
+    without = fit("without", SampleResponses(every=100), 4)
+    for name, value in with_samples.policy.adapter().items():
+        assert torch.equal(value, without.policy.adapter()[name])
+
+
+def test_resuming_doubles_no_row(fit, tmp_path):
+    fit("run", SampleResponses(prompts=2, every=1), 4)
+    whole = rows_of(tmp_path / "run")
+    fit("run", SampleResponses(prompts=2, every=1), 4, resume=tmp_path / "run" / "last.ckpt")
+    assert rows_of(tmp_path / "run") == whole
+
+
+def test_losses_that_are_no_numbers_stop_the_run(fit):
+    with pytest.raises(UserError, match=r"The loss of \d of 8 pairs is not a finite number \(world-0-"):
+        fit("run", SampleResponses(), 5, learning_rate=1e30, max_grad_norm=None)
+
+
+def test_bad_options():
+    for option in ("prompts", "every", "max_new_tokens"):
+        with pytest.raises(UserError, match=f"{option} is 0"):
+            SampleResponses(**{option: 0})
