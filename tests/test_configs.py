@@ -152,3 +152,13 @@ def test_every_key_has_a_comment(path):
         assert "#" in value, f"{path.name}:{number}: {key} has no comment"
     assert keys
     yaml.safe_load(path.read_text())
+
+
+def test_own_pairs_with_the_paper_s_settings(tiny):
+    """The README's command for own data: another source in the place of the config's."""
+    base, method = ROOT / "configs/tldr/preference.yaml", ROOT / "configs/methods/pacmr.yaml"
+    own = ["--data.source", "Files", "--data.source.train", tiny["pairs"], "--data.task", "mine"]
+    arguments = ["--config", str(base), "--config", str(method), "--model.policy.model", tiny["model"], *own]
+    cli.main(["fit", *arguments, *SHORT])
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["task"] == "mine" and summary["counts"]["train"]["rows"] > 140
