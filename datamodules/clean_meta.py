@@ -24,6 +24,7 @@ from pacmr_lightning.tool import run_tool
 
 from .chat import decode_messages
 from .prompts import Split, split_row
+from .rows import values_of
 from .sampling import stratified_sample
 from .sources import Source
 
@@ -135,11 +136,8 @@ def clean_meta(
 def _sample(source: Source, n: int, seed: int) -> tuple[list[_Pair], int]:
     """The sample, and how many pairs could have been in it."""
     rows = source.load("train")
-    names = ("id", "category", "chat", "prompt", "chosen", "rejected")
-    pairs = [
-        _Pair(name, category, chat, split_row(*texts, chat))
-        for name, category, chat, *texts in zip(*(rows[name] for name in names), strict=True)
-    ]
+    columns = values_of(rows, "id", "category", "chat", "prompt", "chosen", "rejected")
+    pairs = [_Pair(name, category, chat, split_row(*texts, chat)) for name, category, chat, *texts in columns]
     usable = [pair for pair in pairs if _is_usable(pair.split)]
     taken = stratified_sample([p.id for p in usable], [p.category for p in usable], n, seed)
     return [usable[i] for i in taken], len(usable)

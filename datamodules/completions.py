@@ -11,7 +11,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.world import World
 
 from .columns import SFT
-from .prompts import split_completion
+from .prompts import completion_prompts
 from .reading import read_sft, rows_to_dataset
 from .splits import DEFAULT_FRACTION, Split, Splits
 
@@ -29,12 +29,6 @@ class Completions(ABC):
         Raises:
             UserError: the data cannot be read.
         """
-
-
-def completion_prompts(rows: Dataset) -> list[str]:
-    """The prompts of rows; unusable rows have the empty prompt."""
-    names = ("prompt", "completion", "chat")
-    return [split_completion(*row).prompt for row in zip(*(rows[name] for name in names), strict=True)]
 
 
 class CompletionFiles(Completions):
@@ -59,7 +53,7 @@ class CompletionFiles(Completions):
     def load(self, split: Split) -> Dataset:
         """Rows of the file that holds the split, or of its share of the training file."""
         rows = read_sft(self.splits.place(split))
-        return self.splits.select(rows, completion_prompts(rows), split)
+        return self.splits.select(rows, completion_prompts, split)
 
 
 class WorldCompletions(Completions):

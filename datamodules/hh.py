@@ -11,8 +11,9 @@ from pacmr_lightning.errors import UserError
 from .columns import PREFERENCES, SFT
 from .completions import Completions
 from .hub import convert, load_split
-from .prompts import ASSISTANT, HUMAN, split_prompt
-from .sources import Source, prompts_of
+from .prompts import ASSISTANT, HUMAN, pair_prompts, split_prompt
+from .rows import prompts_of
+from .sources import Source
 from .splits import DEFAULT_FRACTION, DEFAULT_SEED, Split, Splits
 
 SUBSETS = ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled")
@@ -57,7 +58,7 @@ class AnthropicHH(Source):
     def load(self, split: Split) -> Dataset:
         """The pairs of a split, from all subsets."""
         rows = self._rows("train")
-        return self.splits.select(rows, prompts_of(rows), split)
+        return self.splits.select(rows, pair_prompts, split)
 
     def load_all(self) -> Dataset:
         """The training pairs of all subsets, those of validation prompts too."""

@@ -12,8 +12,9 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.messages import user_error
 
 from .columns import PREFERENCES, SFT, Columns, checked
-from .completions import Completions, completion_prompts
-from .sources import Source, prompts_of
+from .completions import Completions
+from .prompts import completion_prompts, pair_prompts
+from .sources import Source
 from .splits import DEFAULT_FRACTION, Split, Splits
 
 _LAYOUT = 1
@@ -166,7 +167,7 @@ class HubPreferences(Source):
     def load(self, split: Split) -> Dataset:
         """Rows of the dataset's split, or of its share of the training split."""
         rows = self.dataset.load(self.splits.place(split))
-        return self.splits.select(rows, prompts_of(rows), split)
+        return self.splits.select(rows, pair_prompts, split)
 
     def load_all(self) -> Dataset:
         """Rows of the training split."""
@@ -206,4 +207,4 @@ class HubCompletions(Completions):
     def load(self, split: Split) -> Dataset:
         """Rows of the dataset's split, or of its share of the training split."""
         rows = self.dataset.load(self.splits.place(split))
-        return self.splits.select(rows, completion_prompts(rows), split)
+        return self.splits.select(rows, completion_prompts, split)

@@ -16,6 +16,7 @@ from pacmr_lightning.errors import UserError
 from .hashing import unit_hash
 from .prompts import split_row
 from .reading import numbered_rows
+from .rows import values_of
 
 
 class LabelNoise:
@@ -96,8 +97,7 @@ class LabelNoise:
     def _rates(self, rows: Dataset) -> list[float]:
         """Each row's probability of a flip."""
         if self.rates is not None:
-            names = ("prompt", "chosen", "rejected", "chat")
-            splits = (split_row(*row) for row in zip(*(rows[name] for name in names), strict=True))
+            splits = (split_row(*row) for row in values_of(rows, "prompt", "chosen", "rejected", "chat"))
             return [self.rates[0 if _is_first(s.chosen, s.rejected) else 1] for s in splits]
         if self.category_rates is None:
             return [self.rate] * len(rows)

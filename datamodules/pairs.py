@@ -28,7 +28,7 @@ class Pairs:
         self.pad_id = pad_id
         self.swapped = [False] * len(rows) if swapped is None else list(swapped)
         """N flags: the noise changed the label."""
-        self.flipped = flip_flags(rows["flipped"], swapped)
+        self.flipped = flip_flags(rows["flipped"][:], swapped)
         """N values: 1 the label is wrong, 0 it is not, -1 unknown."""
         self.reference: np.ndarray | None = None
         """(N, 2) the reference's log-probabilities of chosen and rejected as found, where they are cached."""
@@ -48,7 +48,7 @@ class Pairs:
     @property
     def with_second_view(self) -> list[int]:
         """Indices of the pairs that have a reworded prompt."""
-        return [i for i, view in enumerate(self.rows["second_view"]) if view]
+        return [i for i, view in enumerate(self.rows["second_view"][:]) if view]
 
     def batch(self, indices: Sequence[int], augmented: bool = False) -> PairBatch:
         """The pairs at ``indices`` under noise, with their ``augmented`` views where asked for."""

@@ -265,7 +265,7 @@ class PreferenceDataModule(LightningDataModule):
         """What decides which pairs a step gets; not the position, which is the trainer's global step."""
         if self.train_pairs is None:
             return {}
-        labels = zip(self.train_pairs.rows["id"], self.train_pairs.swapped, strict=True)
+        labels = zip(self.train_pairs.rows["id"][:], self.train_pairs.swapped, strict=True)
         ids = hashlib.sha256("\n".join(f"{name} {swap}" for name, swap in labels).encode()).hexdigest()
         names = ("global_batch_size", "meta_every", "meta_batch_size", "noise_rate", "noise_seed", "seed")
         return {name: self.__dict__[name] for name in names} | {"training pairs": ids[:16]}

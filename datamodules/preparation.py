@@ -14,7 +14,8 @@ from pacmr_lightning.errors import UserError
 from .augmentations import read_augmentations
 from .noise import LabelNoise
 from .pairs import Pairs
-from .sources import Source, prompts_of
+from .rows import prompts_of
+from .sources import Source
 from .tokenization import summary_line, tokenize_pairs
 
 
@@ -79,10 +80,10 @@ class Preparation:
         swapped = None
         if self.noise.is_injected:
             self.noise_flips = self.noise.flips(self.source.load("train"))
-            swapped = [self.noise_flips[name] for name in rows["id"]]
+            swapped = [self.noise_flips[name] for name in rows["id"][:]]
         self._everything = Pairs(rows, self.tokenizer.pad_token_id, swapped)
-        held_out = set(clean.rows["id"]) if clean is not None and self.hold_out else set()
-        self._kept = [i for i, name in enumerate(rows["id"]) if name not in held_out]
+        held_out = set(clean.rows["id"][:]) if clean is not None and self.hold_out else set()
+        self._kept = [i for i, name in enumerate(rows["id"][:]) if name not in held_out]
         pairs = self._everything.select(self._kept) if held_out else self._everything
         if held_out:
             counts["in clean_meta"] = len(rows) - len(pairs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .chat import Messages, decode_messages, encode_messages
@@ -59,6 +60,18 @@ def split_completion(prompt: str | None, completion: str, chat: bool = False) ->
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
         return Demonstration(reason=NO_COMPLETION)
     return Demonstration(encode_messages(messages[:-1]), messages[-1]["content"])
+
+
+def pair_prompts(columns: Mapping[str, list]) -> list[str]:
+    """The prompts of rows given by column; unusable ones, which are dropped later, have the empty prompt."""
+    names = ("prompt", "chosen", "rejected", "chat")
+    return [split_row(*row).prompt for row in zip(*(columns[name] for name in names), strict=True)]
+
+
+def completion_prompts(columns: Mapping[str, list]) -> list[str]:
+    """The same for demonstrations."""
+    names = ("prompt", "completion", "chat")
+    return [split_completion(*row).prompt for row in zip(*(columns[name] for name in names), strict=True)]
 
 
 def split_prompt(chosen: str, rejected: str) -> Split:

@@ -12,7 +12,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.world import World
 
 from .columns import PREFERENCES
-from .prompts import split_row
+from .prompts import pair_prompts
 from .reading import read_preferences, rows_to_dataset
 from .splits import DEFAULT_FRACTION, Split, Splits
 
@@ -40,12 +40,6 @@ class Source(ABC):
         return self.load("train")
 
 
-def prompts_of(rows: Dataset) -> list[str]:
-    """The prompts of rows; unusable rows, which are dropped and counted later, have the empty prompt."""
-    names = ("prompt", "chosen", "rejected", "chat")
-    return [split_row(*row).prompt for row in zip(*(rows[name] for name in names), strict=True)]
-
-
 class Files(Source):
     """Preference pairs from JSON Lines or Parquet files.
 
@@ -68,7 +62,7 @@ class Files(Source):
     def load(self, split: Split) -> Dataset:
         """Rows of the file that holds the split, or of its share of the training file."""
         rows = read_preferences(self.splits.place(split))
-        return self.splits.select(rows, prompts_of(rows), split)
+        return self.splits.select(rows, pair_prompts, split)
 
     def load_all(self) -> Dataset:
         """Rows of the training file."""

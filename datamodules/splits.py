@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Callable
 from typing import Literal
 
-from datasets import Dataset
+import numpy as np
+from datasets import Dataset, Features, Value
 
 from pacmr_lightning.errors import UserError
 
 from .hashing import unit_hash
 
 Split = Literal["train", "validation"]
+_LAYOUT = 1
+"""Part of the cache's key; raised whenever the same rows have other prompts."""
 DEFAULT_FRACTION = 0.05
 DEFAULT_SEED = 42
 
@@ -47,19 +51,42 @@ class Splits:
         """What holds the split's rows, perhaps among others."""
         return self.validation if split == "validation" and self.validation is not None else self.train
 
-    def select(self, rows: Dataset, prompts: Iterable[str], split: Split) -> Dataset:
-        """The split's rows among those of ``place``, whose prompts are given in the same order.
+    def select(self, rows: Dataset, prompts: Callable[[dict[str, list]], list[str]], split: Split) -> Dataset:
+        """The split's rows among those of ``place``.
+
+        Args:
+            rows: those of ``place``.
+            prompts: the prompts of a batch of rows, by column; a function of ``prompts.py``.
+            split: which part of them.
 
         Raises:
             UserError: no row is left.
         """
         if self.validation is not None:
             return rows
-        is_validation = [unit_hash(prompt, self.seed) < self.fraction for prompt in prompts]
-        kept = [i for i, aside in enumerate(is_validation) if aside == (split == "validation")]
-        if not kept:
+        key = f"{_LAYOUT}:{prompts.__name__}:{rows._fingerprint}:{self.seed}"
+        # A number a row in datasets' cache: a second start does not read the texts.
+        places = rows.map(
+            _places,
+            batched=True,
+            fn_kwargs={"prompts": prompts, "seed": self.seed},
+            remove_columns=rows.column_names,
+            features=Features({"place": Value("float64")}),
+            new_fingerprint=hashlib.sha256(key.encode()).hexdigest()[:16],
+            desc="Splitting",
+        )
+        is_validation = places.with_format("numpy")["place"][:] < self.fraction
+        kept = np.flatnonzero(is_validation == (split == "validation"))
+        if not len(kept):
             raise UserError(
                 f"No {split} rows are left of {self.train} at validation_fraction {self.fraction}; change "
                 "the fraction or give validation rows."
             )
         return rows.select(kept, keep_in_memory=True)
+
+
+def _places(
+    rows: dict[str, list], prompts: Callable[[dict[str, list]], list[str]], seed: int
+) -> dict[str, list[float]]:
+    """What ``Dataset.map`` calls: each row's place in [0, 1)."""
+    return {"place": [unit_hash(prompt, seed) for prompt in prompts(rows)]}

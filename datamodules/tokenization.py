@@ -92,8 +92,9 @@ def tokenize_pairs(
         new_fingerprint=hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16],
         desc="Tokenizing",
     )
-    drops = Counter(tokenized["drop"])
-    kept = [i for i, reason in enumerate(tokenized["drop"]) if reason is None]
+    reasons = tokenized["drop"][:]
+    drops = Counter(reasons)
+    kept = [i for i, reason in enumerate(reasons) if reason is None]
     counts = {"rows": len(tokenized), "kept": len(kept)} | {r: drops[r] for r in REASONS if drops[r]}
     if not kept:
         reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items() if reason in REASONS)
@@ -101,7 +102,7 @@ def tokenize_pairs(
             f"None of the {len(tokenized)} pairs can be used at max_length {max_length} ({reasons})."
         )
     tokenized = tokenized.select(kept, keep_in_memory=True).remove_columns("drop")
-    counts[NO_SECOND_VIEW] = sum(not view for view in tokenized["second_view"])
+    counts[NO_SECOND_VIEW] = sum(not view for view in tokenized["second_view"][:])
     return tokenized, counts
 
 

@@ -1,0 +1,1 @@
+"""``pacmr inspect``: what a dataset and a tokenizer make of each other."""

@@ -1,0 +1,235 @@
+"""What preference data is like under a tokenizer: what a run would keep, lengths, repeats, shared prompts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from ..sources import Source
+from ..splits import Split
+from ..tokenization import tokenize_pairs
+from .repeats import Repeats, repeats
+
+PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
+LIMITS = (256, 512, 768, 1024, 2048)
+"""Values of max_length whose effect is shown, beside the one that is asked for."""
+PARTS = ("prompt", "chosen", "rejected", "prompt + longer response")
+
+_NO_LIMIT = 2**31 - 1
+_AT_A_TIME = 1000
+"""Rows in memory at once; what is kept of a row does not depend on its length."""
+_RESPONSES = ["chosen", "rejected"]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of the pairs that are kept or only too long."""
+
+    percentiles: dict[str, dict[str, int]]
+    """For each of ``PARTS``, the percentiles "1" to "99" and "max"."""
+    kept_at: dict[int, float]
+    """Share of all rows that would be kept, by max_length."""
+    suggested: int
+    """The multiple of 64 that as max_length makes at most 1% of these pairs too long."""
+
+
+@dataclass(frozen=True)
+class LengthBias:
+    """How the tokens of the chosen response compare with those of the rejected one, in the kept pairs."""
+
+    chosen_longer: float
+    """Share of the pairs."""
+    rejected_longer: float
+    """Share of the pairs."""
+    median_difference: float
+    """Chosen minus rejected, in tokens."""
+
+
+@dataclass(frozen=True)
+class SplitReport:
+    """The numbers of one split."""
+
+    counts: dict[str, int]
+    """``rows``, ``kept``, dropped ones by reason, ``no second view``: those of a run."""
+    known: dict[str, float]
+    """Shares of all rows: with a known ``flipped``, ``eta``, ``augmented_prompt``, ``category``, and
+    ``non-ASCII`` text; and of the rows where it is known, ``wrong by flipped`` and ``wrong by eta`` (the mean
+    of 1 - eta)."""
+    prompts: int
+    """Distinct prompts of the kept pairs."""
+    pairs_a_prompt: dict[str, float]
+    """``median`` and ``max`` over the distinct prompts."""
+    categories: dict[str, int]
+    """Kept pairs by category, the largest first; pairs without one are left out."""
+    lengths: Lengths
+    bias: LengthBias
+    repeats: Repeats
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Prompts that kept pairs of both splits have."""
+
+    prompts: int
+    train_pairs: int
+    validation_pairs: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``inspect_pairs`` found."""
+
+    splits: dict[Split, SplitReport]
+    overlap: Overlap
+    """Prompts that are the same text."""
+    overlap_normalised: Overlap
+    """Prompts that are the same text but for case and whitespace."""
+
+
+class Kept(NamedTuple):
+    """The pairs of a split that a run would have."""
+
+    rows: Dataset
+    """As ``tokenize_pairs`` makes them."""
+    table: pd.DataFrame
+    """Their ``pair_table``."""
+
+
+def inspect_pairs(
+    source: Source, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> tuple[Report, dict[Split, Kept]]:
+    """Reads and tokenizes both splits as training does, and counts.
+
+    Args:
+        source: where the pairs come from.
+        tokenizer: has EOS.
+        max_length: tokens of a prompt with its longer response.
+
+    Returns:
+        The numbers, and the kept pairs of each split.
+
+    Raises:
+        UserError: the data cannot be read, or none of a split's pairs can be used.
+    """
+    kept: dict[Split, Kept] = {}
+    reports: dict[Split, SplitReport] = {}
+    for split in ("train", "validation"):
+        found = source.load(split)
+        rows, counts = tokenize_pairs(found, tokenizer, max_length)
+        table = usable = pair_table(rows)
+        if counts.get("too long"):
+            # Those that were dropped once more, without a limit; the others stay in the cache of a run.
+            names = set(rows["id"][:])
+            dropped = [i for i, name in enumerate(found["id"][:]) if name not in names]
+            dropped, _ = tokenize_pairs(found.select(dropped, keep_in_memory=True), tokenizer, _NO_LIMIT)
+            usable = pd.concat([table, pair_table(dropped)], ignore_index=True)
+        kept[split] = Kept(rows, table)
+        a_prompt = table["prompt"].value_counts()
+        reports[split] = SplitReport(
+            counts=counts,
+            known=known_columns(found),
+            prompts=len(a_prompt),
+            pairs_a_prompt={"median": float(a_prompt.median()), "max": int(a_prompt.max())},
+            categories={name: int(n) for name, n in table["category"].value_counts().items()},
+            lengths=lengths(usable, counts["rows"], max_length),
+            bias=length_bias(table),
+            repeats=repeats(table),
+        )
+    tables = [pairs.table for pairs in kept.values()]
+    return Report(reports, overlap(*tables, "prompt"), overlap(*tables, "normalised prompt")), kept
+
+
+def pair_table(rows: Dataset) -> pd.DataFrame:
+    """One line for each tokenized pair.
+
+    Returns:
+        ``prompt``, ``normalised prompt`` (whitespace and case aside), ``chosen`` and ``rejected`` as 64-bit
+        hashes; ``category``; and ``prompt tokens``, ``chosen tokens``, ``rejected tokens`` and ``tokens``
+        (those of the prompt and the longer response, which max_length limits).
+    """
+    parts = []
+    for batch in _batches(rows):
+        prompts = batch["prompt"].to_pylist()
+        tokens = {name: batch[f"{name}_ids"] for name in ("prompt", *_RESPONSES)}
+        columns = {
+            "prompt": _hashes(prompts),
+            "normalised prompt": _hashes([" ".join(prompt.casefold().split()) for prompt in prompts]),
+            **{name: _hashes(_list_bytes(tokens[name])) for name in _RESPONSES},
+            "category": batch["category"].to_pandas(),
+            **{f"{name} tokens": pc.list_value_length(ids).to_numpy() for name, ids in tokens.items()},
+        }
+        parts.append(pd.DataFrame(columns))
+    table = pd.concat(parts, ignore_index=True)
+    table["tokens"] = table["prompt tokens"] + table[["chosen tokens", "rejected tokens"]].max(axis=1)
+    return table
+
+
+def known_columns(rows: Dataset) -> dict[str, float]:
+    """``SplitReport.known`` of rows as a source makes them."""
+    found: Counter[str] = Counter()
+    for batch in _batches(rows):
+        for name in ("flipped", "eta", "augmented_prompt", "category"):
+            found[name] += len(batch) - batch[name].null_count
+        found["wrong by flipped"] += pc.sum(batch["flipped"]).as_py() or 0
+        found["wrong by eta"] += pc.sum(pc.subtract(1.0, batch["eta"])).as_py() or 0
+        texts = (pc.fill_null(batch[name], "") for name in ("prompt", *_RESPONSES))
+        ascii_texts = [pc.string_is_ascii(text) for text in texts]
+        found["non-ASCII"] += len(batch) - pc.sum(pc.and_(pc.and_(*ascii_texts[:2]), ascii_texts[2])).as_py()
+    of = {"wrong by flipped": found["flipped"], "wrong by eta": found["eta"]}
+    return {name: count / of.get(name, len(rows)) for name, count in found.items() if of.get(name, 1)}
+
+
+def lengths(table: pd.DataFrame, rows: int, max_length: int) -> Lengths:
+    """Tokens of the usable pairs of a ``pair_table``, as shares of ``rows`` rows where it says so."""
+    columns = ("prompt tokens", "chosen tokens", "rejected tokens", "tokens")
+    # The least number of tokens that so many percent of the pairs do not exceed.
+    found = np.percentile(table[list(columns)], [*PERCENTILES, 100], axis=0, method="inverted_cdf")
+    found = found.astype(int)
+    names = [*map(str, PERCENTILES), "max"]
+    return Lengths(
+        percentiles={
+            p: dict(zip(names, v.tolist(), strict=True)) for p, v in zip(PARTS, found.T, strict=True)
+        },
+        kept_at={
+            limit: int((table["tokens"] <= limit).sum()) / rows for limit in sorted({*LIMITS, max_length})
+        },
+        suggested=-(-int(found[names.index("99"), PARTS.index("prompt + longer response")]) // 64) * 64,
+    )
+
+
+def length_bias(table: pd.DataFrame) -> LengthBias:
+    """Which response is longer, over the pairs of a ``pair_table``."""
+    difference = table["chosen tokens"].astype("int64") - table["rejected tokens"]
+    return LengthBias(
+        float((difference > 0).mean()), float((difference < 0).mean()), float(difference.median())
+    )
+
+
+def overlap(train: pd.DataFrame, validation: pd.DataFrame, by: str) -> Overlap:
+    """Prompts that two ``pair_table`` share, by one of their columns."""
+    in_both = [table[by].isin(other[by]) for table, other in ((train, validation), (validation, train))]
+    return Overlap(train[by][in_both[0]].nunique(), *(int(found.sum()) for found in in_both))
+
+
+def _batches(rows: Dataset) -> Iterator[pa.Table]:
+    return rows.with_format("arrow").iter(batch_size=_AT_A_TIME)
+
+
+def _hashes(values: Sequence[str | bytes]) -> np.ndarray:
+    return pd.util.hash_array(np.array(values, dtype=object), categorize=False)
+
+
+def _list_bytes(column: pa.ChunkedArray) -> list[bytes]:
+    lists = column.combine_chunks()
+    values = lists.values.to_numpy()
+    return [values[start:end].tobytes() for start, end in pairwise(lists.offsets.to_numpy())]

@@ -1,0 +1,75 @@
+"""Pairs as the model sees them, token by token, to read in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.padding import Padding
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from pacmr_lightning.batch import Segment
+
+from ..pairs import Pairs
+
+LEGEND = (
+    "Tokens are set apart by blanks; ▁ is a blank of the text and ⏎ a line break. Those in ‹angle brackets› "
+    "count for the loss, those of the prompt do not."
+)
+SHOWN = 60
+"""Tokens of a part that are shown at each of its ends; the print leaves out those between."""
+
+_STYLES = {Segment.PROMPT: "dim", Segment.CHOSEN: "green", Segment.REJECTED: "red"}
+
+
+def show_rows(
+    pairs: Pairs, tokenizer: PreTrainedTokenizerBase, lengths: Sequence[int]
+) -> Iterator[Text | Padding]:
+    """What to print of the shortest, the median and the longest pair, in one batch as in training.
+
+    Args:
+        pairs: N pairs.
+        tokenizer: theirs.
+        lengths: N numbers of tokens.
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    places = {"shortest": order[0], "median": order[len(order) // 2], "longest": order[-1]}
+    batch = pairs.batch(list(places.values()))
+    for row, name in enumerate(places):
+        ids, segments = batch.input_ids[row], batch.segment_ids[row]
+        parts = {kind: ids[segments == kind].tolist() for kind in Segment}
+        counts = ", ".join(f"{len(parts[kind])} {kind.name.lower()}" for kind in _STYLES)
+        padding = f"{len(parts[Segment.PAD])} of padding beside the others"
+        yield Text.assemble((f"The {name} pair, {batch.ids[row]}", "bold"), f" (tokens: {counts}, {padding})")
+        for kind, style in _STYLES.items():
+            heading = Text(f"{kind.name.lower()}: ", style="bold")
+            shown = token_text(parts[kind], tokenizer, counts=kind != Segment.PROMPT)
+            yield Padding(heading + Text(shown, style=style), (0, 0, 0, 2), expand=False)
+
+
+def token_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, counts: bool) -> str:
+    """Tokens decoded one by one, in angle brackets where they count for the loss; a long middle left out."""
+    pieces = {}
+    for place in range(len(ids)):
+        if SHOWN <= place < len(ids) - SHOWN:
+            continue
+        # Not alone: some tokenizers drop the blank at the beginning of what they decode.
+        before = tokenizer.decode(ids[max(place - 1, 0) : place])
+        both = tokenizer.decode(ids[max(place - 1, 0) : place + 1])
+        text = both[len(before) :] if both.startswith(before) else ""
+        # Bytes of half a character have no text; the token's own name says more.
+        if not text or "\N{REPLACEMENT CHARACTER}" in both:
+            text = tokenizer.convert_ids_to_tokens(ids[place])
+        piece = "".join(_visible(character) for character in text)
+        pieces[place] = f"‹{piece}›" if counts else piece
+    shown = list(pieces.values())
+    left_out = len(ids) - len(shown)
+    if left_out:
+        shown.insert(SHOWN, f"[… {left_out} tokens are left out here …]")
+    return " ".join(shown)
+
+
+def _visible(character: str) -> str:
+    if character.isprintable() and character != " ":
+        return character
+    return {" ": "▁", "\n": "⏎"}.get(character) or character.encode("unicode_escape").decode()

@@ -1,0 +1,415 @@
+"""``pacmr inspect``: its numbers are those of a run, of other tokenizations and of plain counting."""
+
+import json
+import re
+from collections import Counter, defaultdict
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from pacmr_lightning.batch import Segment
+from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
+from pacmr_lightning.datamodules.inspection.advice import advice
+from pacmr_lightning.datamodules.inspection.inspect_tool import main
+from pacmr_lightning.datamodules.inspection.repeats import repeats
+from pacmr_lightning.datamodules.inspection.report import inspect_pairs
+from pacmr_lightning.datamodules.inspection.token_rows import SHOWN, show_rows, token_text
+from pacmr_lightning.datamodules.pairs import Pairs
+from pacmr_lightning.datamodules.tokenization import tokenize_pairs
+from pacmr_lightning.errors import UserError
+
+HH = "\n\nHuman: {}\n\nAssistant:"
+USER = {"role": "user", "content": "What is the sea?"}
+
+
+def mixed_rows(seed):
+    """Rows of every kind: texts and transcripts; some too long, empty, tied or without a prompt."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for i in range(60):
+        words = [" rain" * int(n) for n in random.integers(1, 12, 2)]
+        prompt = "What is the best of all books? " * int(random.integers(1, 6)) + str(i % 20)
+        rows.append(
+            {"prompt": prompt, "chosen": words[0], "rejected": words[1] + "!", "category": f"c{i % 3}"}
+        )
+        rows.append({"chosen": HH.format(prompt) + words[0], "rejected": HH.format(prompt) + words[1] + "."})
+    rows += [
+        {"prompt": "x", "chosen": " a", "rejected": " a"},
+        {"prompt": "x", "chosen": " ", "rejected": " b"},
+    ]
+    rows += [
+        {"chosen": "yes", "rejected": "no"},
+        {"chosen": HH.format("a") + "b", "rejected": HH.format("c") + "d"},
+    ]
+    return rows
+
+
+@pytest.fixture
+def sources(write_rows):
+    """One of each kind; chat rows need a tokenizer with a template."""
+    chats = [
+        {"chosen": [USER, {"role": "assistant", "content": f"a{i % 7}"}]}
+        | {"rejected": [USER, {"role": "assistant", "content": "b" * i}]}
+        for i in range(40)
+    ]
+    return {
+        "files": Files(write_rows(mixed_rows(0)), write_rows(mixed_rows(1), "validation.jsonl")),
+        "one file": Files(write_rows(mixed_rows(2), "one.jsonl"), validation_fraction=0.3),
+        "chat": Files(write_rows(chats, "chats.jsonl"), write_rows(chats[:9], "chats-validation.jsonl")),
+        "world": EmbeddedWorld(pairs=300, validation_pairs=50),
+    }
+
+
+@pytest.fixture
+def chat_tokenizer(tokenizer):
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<eos>{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize("kind", ["files", "one file", "chat", "world"])
+@pytest.mark.parametrize("max_length", [30, 75, 500])
+def test_counts_are_those_of_a_run(sources, chat_tokenizer, tmp_path, kind, max_length):
+    chat_tokenizer.save_pretrained(tmp_path / "tokenizer")
+    run = PreferenceDataModule(sources[kind], str(tmp_path / "tokenizer"), max_length=max_length)
+    try:
+        run.setup("fit")
+    except UserError:
+        with pytest.raises(UserError, match=f"at max_length {max_length}"):
+            inspect_pairs(sources[kind], chat_tokenizer, max_length)
+        return
+    report, kept = inspect_pairs(sources[kind], chat_tokenizer, max_length)
+    for split, numbers in report.splits.items():
+        assert numbers.counts == {k: n for k, n in run.counts[split].items() if k != "flipped"}
+    assert kept["train"].rows[:] == run.train_pairs.rows[:]
+    assert kept["validation"].rows[:] == run.validation_pairs.rows[:]
+
+
+@pytest.mark.parametrize("kind", ["files", "chat"])
+def test_lengths_are_those_of_tokenizing_under_other_limits(sources, chat_tokenizer, kind):
+    """Also those beyond the limit of the inspection, which drops a part of the rows."""
+    report, _ = inspect_pairs(sources[kind], chat_tokenizer, 60)
+    assert report.splits["train"].counts["too long"] > 0
+    for split, numbers in report.splits.items():
+        rows = sources[kind].load(split)
+        everything, _ = tokenize_pairs(rows, chat_tokenizer, 10**6)
+        prompt, chosen, rejected = (
+            np.array([len(ids) for ids in everything[f"{name}_ids"]])
+            for name in ("prompt", "chosen", "rejected")
+        )
+        total = prompt + np.maximum(chosen, rejected)
+        for name, lengths in zip(numbers.lengths.percentiles, (prompt, chosen, rejected, total), strict=True):
+            found = numbers.lengths.percentiles[name]
+            assert found.pop("max") == lengths.max()
+            for percentile, value in found.items():
+                enough = [n for n in lengths.tolist() if (lengths <= n).mean() >= int(percentile) / 100]
+                assert value == min(enough)
+        for limit, share in numbers.lengths.kept_at.items():
+            assert share == tokenize_pairs(rows, chat_tokenizer, limit)[1]["kept"] / len(rows)
+        assert (total > numbers.lengths.suggested).mean() <= 0.01
+        assert (total > numbers.lengths.suggested - 64).mean() >= 0.01
+
+
+def test_inspecting_fills_the_cache_of_a_run(sources, tokenizer, tiny_tokenizer_folder, tmp_path):
+    from datasets import config
+
+    inspect_pairs(sources["files"], tokenizer, 75)
+    files = set(config.HF_DATASETS_CACHE.rglob("*.arrow"))
+    PreferenceDataModule(sources["files"], tiny_tokenizer_folder, max_length=75).setup("fit")
+    assert set(config.HF_DATASETS_CACHE.rglob("*.arrow")) == files
+
+
+def counted(table):
+    """The same as ``repeats``, pair by pair."""
+    rows = list(table.itertuples(index=False, name=None))
+    labels = defaultdict(list)
+    for prompt, chosen, rejected in rows:
+        labels[prompt, frozenset((chosen, rejected))].append(chosen)
+    several = {key: chosen for key, chosen in labels.items() if len(chosen) > 1}
+    sharing = [
+        key
+        for key in labels
+        if any(other != key and other[0] == key[0] and other[1] & key[1] for other in labels)
+    ]
+    disagreements = [a != b for chosen in several.values() for a, b in combinations(chosen, 2)]
+    contradicting = [chosen for chosen in several.values() if len(set(chosen)) > 1]
+    return {
+        "copies": len(rows) - len(set(rows)),
+        "sharing": sum(len(labels[key]) for key in sharing),
+        "comparisons": len(several),
+        "labels": sum(map(len, several.values())),
+        "contradicting_comparisons": len(contradicting),
+        "contradicting_labels": sum(map(len, contradicting)),
+        "least_wrong": sum(min(Counter(chosen).values()) for chosen in contradicting),
+    }, np.mean(disagreements) if disagreements else None
+
+
+@pytest.mark.parametrize("size", [1, 5, 60, 400])
+def test_repeats_against_counting_pair_by_pair(size):
+    for seed in range(5):
+        random = np.random.default_rng(seed)
+        numbers = random.integers(0, 2**64, 12, dtype="uint64")
+        chosen = random.integers(0, 5, size)
+        rejected = (chosen + random.integers(1, 5, size)) % 5
+        table = pd.DataFrame(
+            {
+                "prompt": numbers[random.integers(5, 12, size)],
+                "chosen": numbers[chosen],
+                "rejected": numbers[rejected],
+            }
+        )
+        expected, disagreement = counted(table)
+        found = repeats(table)
+        assert {name: getattr(found, name) for name in expected} == expected
+        if disagreement is None or disagreement > 0.5:
+            assert found.noise is None
+        else:
+            assert 2 * found.noise * (1 - found.noise) == pytest.approx(disagreement)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.3])
+def test_contradictions_bound_and_estimate_the_noise(rate):
+    """Three labels of each of 20,000 comparisons, flipped independently.
+
+    The standard error of the estimate is that of the share of disagreeing pairs of labels (three in each
+    comparison, which depend on each other, so 20,000 at worst), over its slope 2 - 4 rate.
+    """
+    random = np.random.default_rng(0)
+    flipped = random.random(60_000) < rate
+    sides = np.where(flipped, 1, 0)
+    table = pd.DataFrame({"prompt": np.arange(60_000) // 3, "chosen": sides, "rejected": 1 - sides})
+    found = repeats(table)
+    assert (found.comparisons, found.labels) == (20_000, 60_000)
+    assert found.least_wrong <= flipped.sum()
+    disagreement = 2 * rate * (1 - rate)
+    error = (disagreement * (1 - disagreement) / 20_000) ** 0.5 / (2 - 4 * rate)
+    assert found.noise == pytest.approx(rate, abs=4 * error + 1e-12)
+    if rate:
+        assert found.least_wrong > 0.6 * flipped.sum()
+
+
+def test_what_the_columns_say(write_rows, pair_rows, tokenizer):
+    rows = [
+        row | extra
+        for row, extra in zip(
+            pair_rows(8),
+            [
+                {"flipped": True, "eta": 0.2},
+                {"flipped": False, "eta": 1.0},
+                {"flipped": False},
+                {"category": "ä"},
+                {"augmented_prompt": "Name it"},
+                {"chosen": " ä"},
+                {"prompt": None, "chosen": "q ä", "rejected": "q b"},
+                {"category": "sea"},
+            ],
+            strict=True,
+        )
+    ]
+    path = write_rows(rows)
+    report, _ = inspect_pairs(Files(path, path), tokenizer, 500)
+    assert report.splits["train"].known == pytest.approx(
+        {"flipped": 3 / 8, "eta": 2 / 8, "augmented_prompt": 1 / 8, "category": 2 / 8, "non-ASCII": 2 / 8}
+        | {"wrong by flipped": 1 / 3, "wrong by eta": 0.4}
+    )
+    assert report.splits["train"].categories == {"ä": 1, "sea": 1}
+    assert report.splits["validation"] == report.splits["train"]
+
+
+def test_prompts_and_their_overlap(write_rows, tokenizer):
+    def rows(*prompts):
+        return [{"prompt": prompt, "chosen": f" {i}", "rejected": " no!"} for i, prompt in enumerate(prompts)]
+
+    source = Files(
+        write_rows(rows("sea", "sea", "rain", "The  best\n", "book", "dropped")),
+        write_rows(rows("SEA ", "rain", "rain", "the best", "mood"), "validation.jsonl"),
+    )
+    report, _ = inspect_pairs(source, tokenizer, 500)
+    train, validation = report.splits["train"], report.splits["validation"]
+    assert (train.prompts, train.pairs_a_prompt) == (5, {"median": 1, "max": 2})
+    assert (validation.prompts, validation.pairs_a_prompt) == (4, {"median": 1, "max": 2})
+    exact, normalised = report.overlap, report.overlap_normalised
+    assert (exact.prompts, exact.train_pairs, exact.validation_pairs) == (1, 1, 2)
+    assert (normalised.prompts, normalised.train_pairs, normalised.validation_pairs) == (3, 4, 4)
+
+
+def plain(renderable):
+    """The text of what ``show_rows`` yields."""
+    return getattr(renderable, "renderable", renderable).plain
+
+
+def test_rows_are_shown_as_the_batch_has_them(write_rows, pair_rows, tokenizer):
+    """The tokens in brackets are those of the batch that carry the loss, and together they are the text."""
+    texts = pair_rows(9)
+    texts[4]["prompt"] = "What is the best of all books? " * 80
+    texts[2] = {"prompt": "Sea", "chosen": " calm", "rejected": " I\tdo"}
+    path = write_rows(texts)
+    _, kept = inspect_pairs(Files(path, path), tokenizer, 5000)
+    pairs = Pairs(kept["train"].rows, tokenizer.pad_token_id)
+    lengths = kept["train"].table["tokens"].tolist()
+    shown = [plain(part) for part in show_rows(pairs, tokenizer, lengths)]
+    assert len(shown) == 12
+    by_length = sorted(range(9), key=lengths.__getitem__)
+    assert by_length[0] == 2 and by_length[-1] == 4
+    for place, row in enumerate((2, by_length[4], 4)):
+        heading, prompt, chosen, rejected = shown[4 * place : 4 * place + 4]
+        batch = pairs.batch([row])
+        assert kept["train"].rows[row]["id"] in heading
+        for text, kind, name in (
+            (chosen, Segment.CHOSEN, "chosen"),
+            (rejected, Segment.REJECTED, "rejected"),
+        ):
+            pieces = re.findall("‹(.*?)›", text)
+            count = int((batch.segment_ids == kind).sum())
+            assert len(pieces) == count and f"{count} {name}" in heading
+            written = "".join(pieces).replace("▁", " ").replace("\\t", "\t")
+            assert written == texts[row][name] + "<eos>"
+        assert "‹" not in prompt
+        tokens = prompt.removeprefix("prompt: ")
+        left_out = re.search(r" \[… (\d+) tokens are left out here …\]", tokens)
+        count = int((batch.segment_ids == Segment.PROMPT).sum())
+        assert f"{count} prompt" in heading
+        if row == 4:
+            assert int(left_out[1]) == count - 2 * SHOWN
+            start, end = re.split(r" \[….*…\] ", tokens)
+            written = texts[4]["prompt"]
+            assert ("<bos>" + written).startswith(start.replace(" ", "").replace("▁", " "))
+            assert written.endswith(end.replace(" ", "").replace("▁", " "))
+        else:
+            assert left_out is None
+            assert tokens.replace(" ", "").replace("▁", " ") == "<bos>" + texts[row]["prompt"]
+    padding = [int(re.search(r"(\d+) of padding", plain_heading)[1]) for plain_heading in shown[::4]]
+    assert padding[2] == 0 and padding[0] > padding[1] > 0
+
+
+def test_tokens_of_tokenizers_that_drop_blanks_when_decoding():
+    """As SentencePiece does: decoded alone, a word would lose the blank before it."""
+    words = ["<unk>", "▁the", "▁sea", "s", "▁"]
+    backend = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [], unk_token="<unk>"))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    assert tokenizer.decode([2]) == "sea"
+    assert token_text([1, 2, 3, 2], tokenizer, counts=True) == "‹the› ‹▁sea› ‹s› ‹▁sea›"
+
+
+def test_tokens_that_a_terminal_would_obey_or_cannot_show(tokenizer):
+    """Control characters are written out; half a character goes by the token's name."""
+    ids = tokenizer("\x1b[31m\n\u2028é", add_special_tokens=False)["input_ids"]
+    text = token_text(ids, tokenizer, counts=False)
+    assert text.isprintable() and text.startswith("\\x1b [ 3 1 ")
+    assert "⏎" in text and text.endswith(" ".join(tokenizer.convert_ids_to_tokens(ids[-2:])))
+
+
+@pytest.fixture
+def inspect(write_rows, tiny_tokenizer_folder, tmp_path, capsys, monkeypatch):
+    """Runs the command on rows; returns the numbers of its file and what it printed at 100 columns."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(train, validation, *options):
+        paths = write_rows(train), write_rows(validation, "validation.jsonl")
+        command = ["--source", "Files", "--source.train", paths[0], "--source.validation", paths[1]]
+        output = tmp_path / "new" / "numbers.json"
+        main([*command, "--tokenizer", tiny_tokenizer_folder, "--output", str(output), *options])
+        return json.loads(output.read_text()), capsys.readouterr().out
+
+    return run
+
+
+def test_the_command_says_what_to_do(inspect, pair_rows):
+    def longer(rows):
+        return [row | {"chosen": row["chosen"] * 2} for row in rows]
+
+    train = longer(pair_rows(40))
+    train += [row | {"prompt": row["prompt"] * 20} for row in train[:4]]
+    train += train[:2] + [row | {"chosen": row["rejected"], "rejected": row["chosen"]} for row in train[:3]]
+    train += [{"prompt": "Name it", "chosen": f" {i}", "rejected": f" {i}"} for i in range(4)]
+    train += [{"prompt": f"Name [red]{i}[/red]", "chosen": " a", "rejected": " b"} for i in range(12)]
+    numbers, printed = inspect(train, longer(pair_rows(3)), "--max_length", "150")
+    assert numbers["splits"]["train"]["counts"] == {
+        "rows": 65,
+        "kept": 57,
+        "too long": 4,
+        "equal responses": 4,
+        "no second view": 12,
+    }
+    assert numbers["splits"]["train"]["repeats"] == {
+        "copies": 2,
+        "sharing": 0,
+        "comparisons": 3,
+        "labels": 8,
+        "contradicting_comparisons": 3,
+        "contradicting_labels": 8,
+        "least_wrong": 3,
+        "noise": None,
+    }
+    for expected in (
+        "6.2% of the train rows and 0.0% of the validation rows are too long for max_length 150; raise it to",
+        "train: 6.2% of the rows are dropped, equal responses; a tie teaches nothing",
+        "train: 14.0% of the pairs contradict another one, so 3 labels or more are wrong",
+        "train: 3.5% of the pairs are copies",
+        "validation: in 100% of the pairs the chosen response is the longer one",
+        "train: 21.1% of the pairs have no second view",
+        "3 prompts are in both splits (3 to the letter), so 3 validation pairs do not show",
+    ):
+        assert any(expected in sentence for sentence in numbers["advice"]), expected
+        assert expected[:40] in printed
+    assert len(numbers["advice"]) == printed.count("\n! ") == 8
+    assert max(map(len, printed.splitlines())) <= 100
+    assert "‹<eos>›" in printed
+
+
+def test_good_data_needs_no_advice(inspect, pair_rows):
+    rows = [
+        row | {"rejected": row["rejected"] + " It is the sea." * (i % 2)}
+        for i, row in enumerate(pair_rows(60))
+    ]
+    numbers, printed = inspect(rows[:40], rows[40:])
+    assert numbers["advice"] == [] and "\n!" not in printed
+
+
+def test_the_world_shares_its_prompts_on_purpose(tiny_tokenizer_folder, capsys):
+    main(["--source", "EmbeddedWorld", "--source.pairs", "500", "--tokenizer", tiny_tokenizer_folder])
+    printed = capsys.readouterr().out
+    assert "\n!" not in printed and "eta" in printed
+
+
+def test_overlap_is_advised_for_other_sources(write_rows, pair_rows, tokenizer):
+    path = write_rows(pair_rows(5))
+    report, _ = inspect_pairs(Files(path, path), tokenizer, 500)
+    assert [s for s in advice(report, 500) if "in both splits" in s]
+    assert not [s for s in advice(report, 500, overlap=False) if "in both splits" in s]
+
+
+def test_wrong_options(inspect, pair_rows, tmp_path):
+    rows = pair_rows(3)
+    for options, message in (
+        (["--max_length", "1"], "max_length is 1, but it must be at least 2"),
+        (["--output", str(tmp_path)], "which is a folder; name a file"),
+        (["--max_length", "3"], "None of the 3 pairs can be used at max_length 3"),
+    ):
+        with pytest.raises(UserError, match=message):
+            inspect(rows, rows, *options)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        inspect(rows, rows, "--output", str(tmp_path / "file" / "numbers.json"))
+
+
+def test_real_rows(shared_data, tokenizer):
+    """HH transcripts and TL;DR, with a tokenizer of nearly a token a byte."""
+    files = [
+        Files(str(shared_data / path), validation_fraction=0.3)
+        for path in ("hh/harmless-base/test.jsonl.gz", "tldr/validation.jsonl.gz")
+    ]
+    report, _ = inspect_pairs(files[0], tokenizer, 1500)
+    assert sum(split.counts["rows"] for split in report.splits.values()) == 235
+    assert report.splits["train"].known["non-ASCII"] > 0.7
+    report, _ = inspect_pairs(files[1], tokenizer, 1500)
+    assert report.overlap.prompts == 0
+    # Summaries were ranked, so most are in several comparisons of a post.
+    assert report.splits["train"].repeats.sharing > 0.9 * report.splits["train"].counts["kept"]
