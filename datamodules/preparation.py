@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.errors import UserError
 
-from .augmentations import read_augmentations
+from .augmentation.files import read_augmentations
 from .noise import LabelNoise
 from .pairs import Pairs
 from .rows import prompts_of

@@ -22,6 +22,7 @@ from . import callbacks as callbacks_of_runs
 from . import compare, datamodules, robust_objectives  # noqa: F401
 from .analysis import analyze
 from .datamodules import clean_meta
+from .datamodules.augmentation import augment
 from .datamodules.inspection import inspect_tool
 from .errors import UserError
 from .loggers import ContinuedCSVLogger
@@ -35,7 +36,13 @@ RUNS = {
     "test": "The same pairs and metrics, under the name test/.",
     "predict": "Greedy responses of a checkpoint to the validation prompts.",
 }
-TOOLS = {"analyze": analyze, "clean-meta": clean_meta, "compare": compare, "inspect": inspect_tool}
+TOOLS = {
+    "inspect": inspect_tool,
+    "augment": augment,
+    "clean-meta": clean_meta,
+    "analyze": analyze,
+    "compare": compare,
+}
 """Commands that are no trainer runs: modules with a one-line docstring and ``main(arguments)``."""
 
 

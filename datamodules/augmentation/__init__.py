@@ -1,0 +1,1 @@
+"""``pacmr augment``: second wordings of prompts, by translation, paraphrase or rules."""

@@ -1,0 +1,161 @@
+"""Back-translation: prompts go to Chinese and back, sentence by sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from tqdm import tqdm
+
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.store import AnswerStore, content_key
+
+from .decoding import Decoding
+from .rewriter import Rewriter, Rewriting, rewriting
+from .seq2seq import Translator
+from .structure import Part, cut, sentences
+
+TOO_LONG = "longer than the model reads"
+
+_VERSION = 1
+"""Part of the settings; raised whenever the same models would give other results."""
+_PROMPTS_A_BATCH = 2
+"""Prompts that are done together, times the batch size: enough that the pieces of a batch are of one length,
+few enough that the progress bar moves."""
+# Vocabularies of translation models often lack these.
+_QUOTES = str.maketrans("“”„‘’‚", "\"\"\"'''")
+
+
+class BackTranslation(Rewriter):
+    """Prompts in other words by a translation to another language and back.
+
+    Any two sequence-to-sequence models of transformers will do whose target language is fixed or chosen by
+    the beginning of the text. Sentences that are too long are cut at commas or between words; what comes back
+    empty, repeating itself or without an end is kept as it was, and counted. Results are stored batch by
+    batch. They do not depend on ``batch_size`` and ``device`` but for rounding.
+
+    Args:
+        forward: folder or Hub id of the model that translates to the other language.
+        backward: folder or Hub id of the model that translates back.
+        batch_size: sentences that are translated together.
+        num_beams: beams of the search.
+        sample: draw the translations instead of searching for the best ones; each sentence's draw depends on
+            the seed and the sentence alone.
+        temperature: of the draws.
+        top_p: tokens are drawn from the most probable ones that have this probability together.
+        seed: of the draws.
+        device: where the models run (auto, cpu, cuda, ...); auto is a GPU where there is one.
+        dtype: of the models' weights.
+        forward_prefix: what texts for the forward model begin with; null is ">>cmn_Hans<< " (simplified
+            Chinese) for models that know it, as the default does, and nothing for others.
+        backward_prefix: likewise for the backward model; null is ">>eng<< " where it is known.
+
+    Raises:
+        UserError: a number is out of range, or the device is unknown. When it is used: a model cannot be
+            loaded or is of another kind, a package is missing, or a batch does not fit into memory.
+    """
+
+    method = "back-translation"
+
+    def __init__(
+        self,
+        forward: str = "Helsinki-NLP/opus-mt-en-zh",
+        backward: str = "Helsinki-NLP/opus-mt-zh-en",
+        batch_size: int = 32,
+        num_beams: int = 4,
+        sample: bool = False,
+        temperature: float = 1.0,
+        top_p: float = 0.9,
+        seed: int = 42,
+        device: str = "auto",
+        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        forward_prefix: str | None = None,
+        backward_prefix: str | None = None,
+    ):
+        if batch_size < 1:
+            raise UserError(
+                f"batch_size is {batch_size}, but at least 1 sentence must be translated at a time."
+            )
+        self.batch_size = batch_size
+        self.decoding = Decoding(num_beams, sample, temperature, top_p, seed)
+        self.forward = Translator(forward, forward_prefix, ">>cmn_Hans<<", "forward", device, dtype)
+        self.backward = Translator(backward, backward_prefix, ">>eng<<", "backward", device, dtype)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Models with their revisions, decoding and precision."""
+        return {
+            "version": _VERSION,
+            "forward": self.forward.settings,
+            "backward": self.backward.settings,
+            "decoding": self.decoding.settings,
+        }
+
+    def parts(self, text: str) -> list[Part]:
+        """Frame and sentences that fit the forward model."""
+        found = []
+        for part in cut(text):
+            found += sentences(part.text, self._fits) if part.content else [part]
+        return found
+
+    def _fits(self, text: str) -> bool:
+        # Half of the positions leaves room for a translation that is longer than the text.
+        return self.forward.fits(_plain(text), self.forward.positions // 2)
+
+    def rewrite(self, prompts: Sequence[Sequence[str]], answers: Path) -> dict[str, Rewriting]:
+        """There and back, with a progress bar over the prompts."""
+        found: dict[str, Rewriting] = {}
+        size = _PROMPTS_A_BATCH * self.batch_size
+        with (
+            AnswerStore(answers) as store,
+            tqdm(total=len(prompts), desc="Back-translating", unit="prompt") as bar,
+        ):
+            for start in range(0, len(prompts), size):
+                chunk = prompts[start : start + size]
+                # Batches are the same whether or not some of them are done already, and so is rounding.
+                new = {piece: None for pieces in chunk for piece in pieces if piece not in found}
+                for done in self._batches(sorted(new, key=lambda piece: (len(piece), piece)), store):
+                    found |= done
+                    bar.set_postfix_str(f"{len(found)} sentences")
+                bar.update(len(chunk))
+        return found
+
+    def _batches(self, pieces: list[str], store: AnswerStore) -> Iterator[dict[str, Rewriting]]:
+        keys = {piece: content_key(self.method, self.settings, piece) for piece in pieces}
+        stored = store.get(list(keys.values()))
+        for start in range(0, len(pieces), self.batch_size):
+            batch = pieces[start : start + self.batch_size]
+            done = {
+                piece: Rewriting(**stored[keys[piece]], stored=True)
+                for piece in batch
+                if keys[piece] in stored
+            }
+            missing = [piece for piece in batch if piece not in done]
+            new = dict(zip(missing, self._there_and_back(missing), strict=True))
+            store.put({keys[piece]: {"text": r.text, "kept": r.kept} for piece, r in new.items()})
+            yield done | new
+
+    def _there_and_back(self, pieces: list[str]) -> list[Rewriting]:
+        problems: dict[str, str] = {piece: TOO_LONG for piece in pieces if not self._fits(piece)}
+        there = self._translated({p: _plain(p) for p in pieces if p not in problems}, self.forward, problems)
+        for piece, text in there.items():
+            if not self.backward.fits(text, self.backward.positions):
+                problems[piece] = TOO_LONG
+        back = self._translated(
+            {p: t for p, t in there.items() if p not in problems}, self.backward, problems
+        )
+        return [rewriting(piece, back.get(piece, piece), problems.get(piece)) for piece in pieces]
+
+    def _translated(
+        self, texts: dict[str, str], translator: Translator, problems: dict[str, str]
+    ) -> dict[str, str]:
+        """Translations of texts by piece; those that are of no use go to ``problems`` instead."""
+        results = translator.translate(list(texts.values()), self.decoding)
+        problems |= {p: r.problem for p, r in zip(texts, results, strict=True) if r.problem is not None}
+        return {p: r.text for p, r in zip(texts, results, strict=True) if r.problem is None}
+
+
+def _plain(text: str) -> str:
+    return text.translate(_QUOTES)

@@ -1,0 +1,287 @@
+"""``pacmr augment`` from rows to Parquet and report, with tiny models that translate, and with a kill -9."""
+
+import json
+import random
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from hashlib import blake2b
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from torchmetrics.text import CHRFScore
+
+from pacmr_lightning.datamodules.augmentation.augment import augment, main, training_prompts
+from pacmr_lightning.datamodules.augmentation.files import METADATA, read_augmentations
+from pacmr_lightning.datamodules.augmentation.rewriter import Rules
+from pacmr_lightning.datamodules.augmentation.structure import cut
+from pacmr_lightning.datamodules.augmentation.translation import BackTranslation
+from pacmr_lightning.datamodules.rewording import VERSION, reword
+from pacmr_lightning.datamodules.sampling import stratified_sample
+from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files
+from pacmr_lightning.errors import UserError
+
+from .marian import back_and_forth, random_words, sentence, translators  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def rewriter(translators):  # noqa: F811
+    return BackTranslation(*translators, num_beams=1)
+
+
+def rows_of(path):
+    return pq.read_table(path).to_pylist()
+
+
+def without_contents(prompt):
+    return [part.text for part in cut(prompt) if not part.content]
+
+
+def test_every_prompt_of_the_embedded_world(rewriter, tmp_path, capsys):
+    source, output = EmbeddedWorld(300, 1), tmp_path / "new" / "world.parquet"
+    augment(source, str(output), rewriter)
+    training = source.load("train")
+    pairs = Counter(training["prompt"])
+    category = dict(zip(training["prompt"], training["category"], strict=True))
+    found = rows_of(output)
+    assert [row["prompt"] for row in found] == list(dict.fromkeys(training["prompt"]))
+    for row in found:
+        assert row["augmented_prompt"] == back_and_forth(row["prompt"])
+        assert row["prompt_hash"] == blake2b(row["prompt"].encode(), digest_size=8).hexdigest()
+        assert (row["pairs"], row["category"]) == (pairs[row["prompt"]], category[row["prompt"]])
+        assert row["method"] == "back-translation"
+        assert json.loads(row["settings"]) == rewriter.settings
+    about = json.loads(pq.read_schema(output).metadata[METADATA])
+    assert about == {"method": "back-translation", "settings": rewriter.settings}
+    assert read_augmentations(output) == {p: back_and_forth(p) for p in pairs}
+
+    printed, report = capsys.readouterr().out, (tmp_path / "new" / "world-report.md").read_text()
+    numbers = report[: report.index("## Examples")]
+    assert numbers.strip() in printed and "## Examples" not in printed
+    same = sum(p == back_and_forth(p) for p in pairs)
+    assert f"of {len(pairs)} of {len(pairs)} distinct training prompts" in report and same > 0
+    cells = [cell.strip() for cell in re.search(r"\| all .*", report)[0].split("|")[2:-1]]
+    ratios = [len(back_and_forth(p)) / len(p) for p in pairs]
+    middle, low, high = np.quantile(ratios, (0.5, 0.05, 0.95))
+    score = CHRFScore(n_word_order=0)
+    sample = random.Random(0).sample(list(pairs), 64)
+    score.update([back_and_forth(p) for p in sample], [[p] for p in sample])
+    assert f"how alike the two are: {score.compute():.2f} " in report
+    assert cells == [
+        str(len(pairs)),
+        "300",
+        f"{same} ({same / len(pairs):.1%})",
+        f"{middle:.2f} ({low:.2f} to {high:.2f})",
+        "0 (0.0%)",
+    ]
+    assert len(re.findall(r"^\| (?:ocean|forest|city|mountain|house|storm) ", report, re.M)) == 6
+    assert len(re.findall("^### ", report, re.M)) == 6
+
+
+STRANGE = (
+    "\n\nHuman: Did he — “really” — yell? I was lost... and 3 friends\n\nAssistant: Human:  The sea,\n\n"
+    "- is my best book\n- 22\n\nHuman: https://a.b/c\n\nAssistant:",
+    "SUBREDDIT: r/sea\n\nTITLE: My friend [26M] is lost\n\nPOST: I was lost.  What is the best book?\n\n"
+    "* a house, I was in the house, my friend was in the city, the best city in the storm \n\nEnd\n\nTL;DR:",
+    "SUBREDDIT: r/sea\nTITLE: The sea\nPOST: Is it calm?\n TL;DR: ",
+    "  What is the sea?\n\n1. a mood\n2) a book \n",
+)
+
+
+def test_frames_survive_gibberish(rewriter, write_rows, tmp_path):
+    """The models know few of the words and babble; turns, headers, list marks and line breaks stay."""
+    rows = [{"prompt": prompt, "chosen": " a", "rejected": " b"} for prompt in STRANGE]
+    augment(Files(write_rows(rows)), str(tmp_path / "out.parquet"), rewriter)
+    found = read_augmentations(tmp_path / "out.parquet")
+    assert list(found) == list(STRANGE)
+    for prompt, augmented in found.items():
+        assert augmented != prompt and without_contents(augmented) == without_contents(prompt)
+    new = found[STRANGE[1]]
+    assert re.fullmatch(
+        r"SUBREDDIT: r/sea\n\nTITLE: .+\n\nPOST: .+\n\n\* .+ \n\n.+\n\nTL;DR:", new
+    ) and not new.endswith("\n\n\n")
+    assert found[STRANGE[3]].startswith("  What is the ocean?\n\n1. a mood\n2) a book \n")
+
+
+def test_real_prompts_keep_their_frames(rewriter, shared_data, tmp_path):
+    for name in ("tldr/validation.jsonl.gz", "hh/harmless-base/test.jsonl.gz"):
+        augment(Files(str(shared_data / name)), str(tmp_path / "out.parquet"), rewriter, n=3)
+        found = read_augmentations(tmp_path / "out.parquet")
+        assert len(found) == 3
+        for prompt, augmented in found.items():
+            assert augmented != prompt
+            for mark in ("\n\nHuman:", "\n\nAssistant:", "\n\nPOST: ", "\n\nTL;DR:", "TITLE: "):
+                assert augmented.count(mark) == prompt.count(mark)
+            assert re.findall(r"\s*\n\s*", augmented) == re.findall(r"\s*\n\s*", prompt)
+            assert augmented.split("\n")[0] == prompt.split("\n")[0]
+
+
+def test_conversations(rewriter, write_rows, tmp_path):
+    """What the user says is translated; system and assistant messages stay."""
+    prompt = [
+        {"role": "system", "content": "the sea"},
+        {"role": "user", "content": "the sea\n\nin a calm mood"},
+        {"role": "assistant", "content": "the sea"},
+        {"role": "user", "content": "Which novel?"},
+    ]
+    sides = {side: [{"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
+    augment(Files(write_rows([{"prompt": prompt, **sides}])), str(tmp_path / "out.parquet"), rewriter)
+    [(before, after)] = read_augmentations(tmp_path / "out.parquet").items()
+    assert json.loads(before) == prompt
+    contents = [message["content"] for message in json.loads(after)]
+    assert contents == ["the sea", "the ocean\n\nin a calm mood", "the sea", "What book?"]
+    assert [message["role"] for message in json.loads(after)] == [m["role"] for m in prompt]
+
+
+def test_a_stratified_sample(tmp_path):
+    source = EmbeddedWorld(400, 1)
+    prompts = training_prompts(source.load("train"))
+    augment(source, str(tmp_path / "out.parquet"), Rules(), n=30, seed=5)
+    names = [blake2b(prompt.text.encode(), digest_size=8).hexdigest() for prompt in prompts]
+    taken = stratified_sample(names, [prompt.category for prompt in prompts], 30, 5)
+    found = rows_of(tmp_path / "out.parquet")
+    assert [row["prompt_hash"] for row in found] == [names[i] for i in taken]
+    assert set(Counter(row["category"] for row in found).values()) == {5}
+    augment(source, str(tmp_path / "out.parquet"), Rules(), n=30, seed=6)
+    assert rows_of(tmp_path / "out.parquet") != found
+    with pytest.raises(UserError, match=rf"n is 145, .* {len(prompts)}"):
+        augment(source, str(tmp_path / "out.parquet"), Rules(), n=145)
+
+
+def test_distinct_usable_prompts(write_rows):
+    """A prompt counts once; the category is that of its first row; unusable rows do not count."""
+    rows = [
+        {"prompt": "A", "chosen": " a", "rejected": " b", "category": "first"},
+        {"chosen": "\n\nHuman: x\n\nAssistant: a", "rejected": "\n\nHuman: y\n\nAssistant: b"},
+        {"prompt": "B", "chosen": " a", "rejected": " b"},
+        {"prompt": "A", "chosen": " c", "rejected": " d", "category": "second"},
+        {"prompt": " ", "chosen": " a", "rejected": " b"},
+    ]
+    found = training_prompts(Files(write_rows(rows, "all.jsonl"), write_rows(rows)).load("train"))
+    assert [(p.text, p.category, p.pairs, p.chat) for p in found] == [
+        ("A", "first", 2, False),
+        ("B", None, 1, False),
+    ]
+
+
+def test_rules(write_rows, tmp_path):
+    """Whole prompts under the rules, whose headers change places; nothing is stored."""
+    prompts = ["SUBREDDIT: r/a\n\nTITLE: I'm lost\n\nPOST: I do not know.\n\nTL;DR:", "Name three rivers."]
+    rows = [{"prompt": prompt, "chosen": " a", "rejected": " b"} for prompt in prompts]
+    train = write_rows(rows)
+    output = tmp_path / "out.parquet"
+    main(["--source", "Files", "--source.train", train, "--output", str(output), "--rewriter", "Rules"])
+    assert read_augmentations(output) == {prompt: reword(prompt) for prompt in prompts}
+    assert json.loads(rows_of(output)[0]["settings"]) == {"version": VERSION}
+    assert not (tmp_path / "out.parquet.answers.sqlite").exists()
+    report = (tmp_path / "out-report.md").read_text()
+    assert "Rules of 2 of 2 distinct training prompts of rows.jsonl, which 2 pairs have." in report
+    assert "1 (50.0%)" in report and report.count("### ") == 1
+
+
+def test_a_report_that_says_what_was_kept(translators, write_rows, tmp_path):  # noqa: F811
+    rows = [
+        {
+            "prompt": f"the sea is {'book' * 20} {i}",
+            "chosen": " a",
+            "rejected": " b",
+            "category": f"c|{i % 25}",
+        }
+        for i in range(50)
+    ]
+    augment(
+        Files(write_rows(rows)), str(tmp_path / "out.parquet"), BackTranslation(*translators, num_beams=1)
+    )
+    report = (tmp_path / "out-report.md").read_text()
+    kept = len(rows_of(tmp_path / "out.parquet"))
+    assert f"  - longer than the model reads: {kept} (50.0%)" in report
+    assert "5 smaller categories are not listed." in report and "| c\\|1 " in report
+
+
+def stored(path):
+    try:
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
+            return database.execute("SELECT count(*) FROM answers").fetchone()[0]
+    except sqlite3.OperationalError:  # not there yet
+        return 0
+
+
+@pytest.mark.slow
+def test_killed_and_started_again(translators, write_rows, tmp_path, capsys):  # noqa: F811
+    """A run that is killed -9 goes on: it computes what is missing and ends like one that was left alone."""
+    rng = random.Random(8)
+    rows = [
+        {
+            "prompt": " ".join(sentence([*random_words(rng), "."]) for _ in range(4)),
+            "chosen": "a",
+            "rejected": "b",
+        }
+        for _ in range(60)
+    ]
+    train = write_rows(rows)
+    source = Files(train)
+    output = tmp_path / "killed.parquet"
+    answers = tmp_path / "killed.parquet.answers.sqlite"
+
+    script = (
+        "import sys; from pacmr_lightning.datamodules.augmentation.augment import main; main(sys.argv[1:])"
+    )
+    arguments = ["--source", "Files", "--source.train", train, "--output", str(output)]
+    for option, value in zip(("forward", "backward"), translators, strict=True):
+        arguments += [f"--rewriter.{option}", value]
+    arguments += ["--rewriter.batch_size", "4", "--rewriter.num_beams", "1"]
+    process = subprocess.Popen([sys.executable, "-c", script, *arguments])
+    deadline = time.monotonic() + 120
+    while stored(answers) < 40 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = stored(answers)
+    assert process.returncode == -signal.SIGKILL and done >= 40
+    assert not output.exists() and not (tmp_path / "killed-report.md").exists()
+
+    rewriter = BackTranslation(*translators, batch_size=4, num_beams=1)
+    augment(source, str(output), rewriter)
+    total = stored(answers)
+    assert f"{done} of {total} different pieces were there from an earlier run." in capsys.readouterr().out
+    assert done < total
+
+    whole = tmp_path / "whole.parquet"
+    augment(source, str(whole), rewriter)
+    assert "earlier run" not in capsys.readouterr().out
+    assert pq.read_table(whole).equals(pq.read_table(output), check_metadata=True)
+    assert len(rows_of(output)) == len(training_prompts(source.load("train"))) > 50
+    reports = [(tmp_path / f"{name}-report.md").read_text() for name in ("whole", "killed")]
+    assert reports[0] == reports[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--output", "out.csv"], "output is 'out.csv', but it must be a file that ends in .parquet"),
+        (
+            ["--output", "o.parquet", "--rewriter.forward", "./no"],
+            "forward is './no', but there is no such folder",
+        ),
+        (["--output", "o.parquet", "--rewriter.num_beams", "0"], "num_beams is 0"),
+        (["--output", "o.parquet", "--rewriter", "Rules", "--n", "0"], "n is 0"),
+    ],
+)
+def test_wrong_input_leaves_nothing(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Exception) as caught:
+        main(["--source", "EmbeddedWorld", "--source.pairs", "9", *arguments])
+    assert message in str(caught.value) or message in str(caught.value.__cause__)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_without_a_usable_prompt(write_rows, tmp_path):
+    rows = [{"chosen": "\n\nHuman: x\n\nAssistant: a", "rejected": "\n\nHuman: y\n\nAssistant: b"}]
+    source = Files(write_rows(rows), write_rows(rows, "v.jsonl"))
+    with pytest.raises(UserError, match=r"No training pair of rows\.jsonl has a prompt that can be used"):
+        augment(source, str(tmp_path / "out.parquet"), Rules())

@@ -1,0 +1,221 @@
+"""Prompts cut into frame and contents: nothing is lost, and the frame is what a reader would call it."""
+
+import gzip
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pacmr_lightning.datamodules.augmentation.structure import (
+    cut,
+    looks_like_frame,
+    sentences,
+    texts_of,
+    with_texts,
+)
+from pacmr_lightning.datamodules.chat import encode_messages
+from pacmr_lightning.datamodules.prompts import split_row
+
+HH = (
+    "\n\nHuman: I lost my keys.  What now?\n\nAssistant: Human:  Look:\n\n- in the car\n2) at home \n\n"
+    "Human: 22\n\nAssistant:"
+)
+TLDR = "SUBREDDIT: r/a_b\n\nTITLE: I'm\n(22) lost\n\nPOST: One. \n\n* Two!\r\nhttps://a.b/c\n\nTL;DR:"
+SINGLE = "SUBREDDIT: r/a\nTITLE: Lost\nPOST: Where am I?\nTL;DR: "
+SWAPPED = "TITLE: Lost\n\nSUBREDDIT: r/a\n\nPOST: Where am I?\n\nTL;DR:"
+
+
+def joined(parts):
+    return "".join(part.text for part in parts)
+
+
+def contents(text):
+    return [part.text for part in cut(text) if part.content]
+
+
+def frame(text):
+    return [part.text for part in cut(text) if not part.content]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (HH, ["I lost my keys.  What now?", "Look:", "in the car", "at home"]),
+        (TLDR, ["I'm", "(22) lost", "One.", "Two!"]),
+        (SINGLE, ["Lost", "Where am I?"]),
+        (SWAPPED, ["Lost", "Where am I?"]),
+        ("Describe the sea in a calm mood:", ["Describe the sea in a calm mood:"]),
+        (" Write: \n\n> quoted\n— 漢字 \n", ["Write:", "quoted", "漢字"]),
+        ("\n\nHuman: POST: is no header here\n\nAssistant:", ["POST: is no header here"]),
+    ],
+)
+def test_contents(text, expected):
+    assert contents(text) == expected
+    assert joined(cut(text)) == text
+
+
+def test_the_frame_of_a_post_and_of_a_transcript():
+    assert frame(SINGLE) == ["SUBREDDIT: r/a\nTITLE: ", "\nPOST: ", "\nTL;DR: "]
+    assert frame(HH) == [
+        "\n\nHuman: ",
+        "\n\nAssistant: Human:  ",
+        "\n\n- ",
+        "\n2) ",
+        " \n\nHuman: 22\n\nAssistant:",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["", " \n ", "22 + 3 = ?", "👌🏾", "(www.a.b/c?d)", "\n\nHuman: 1\n\nAssistant:"]
+)
+def test_without_words_all_is_frame(text):
+    assert contents(text) == [] and joined(cut(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("One. Two?  Three!", ["One.", "Two?", "Three!"]),
+        ("He said “No.” Then (maybe.) they left", ["He said “No.”", "Then (maybe.)", "they left"]),
+        ("i went home. then i slept", ["i went home.", "then i slept"]),
+        ("Well... maybe. Well... Maybe", ["Well... maybe.", "Well...", "Maybe"]),
+        ("Ask Dr. Who, e.g. at 5 p.m. today", ["Ask Dr. Who, e.g. at 5 p.m. today"]),
+        ("It is 5 p.m. Go to J. Smith. So do I. Go", ["It is 5 p.m.", "Go to J. Smith.", "So do I.", "Go"]),
+        ("Version 3.11 of a.b is out", ["Version 3.11 of a.b is out"]),
+        ("1. Rest! 2. Eat", ["Rest!", "Eat"]),
+        ("他走了。 Yes", ["他走了。 Yes"]),
+    ],
+)
+def test_sentences(line, expected):
+    parts = sentences(line, lambda text: True)
+    assert [part.text for part in parts if part.content] == expected
+    assert joined(parts) == line
+
+
+def test_long_sentences_are_cut_at_commas_and_then_between_words():
+    def fits(text):
+        return len(text.split()) <= 4
+
+    parts = sentences("one two, three four, five six, seven eight nine ten eleven", fits)
+    assert [part.text for part in parts if part.content] == [
+        "one two, three four,",
+        "five six,",
+        "seven eight",
+        "nine ten eleven",
+    ]
+
+
+def test_a_word_is_never_cut():
+    parts = sentences("a " + 50 * "b" + " c", lambda text: len(text) <= 10)
+    assert [part.text for part in parts] == ["a", " ", 50 * "b", " ", "c"]
+    assert parts[2].content
+
+
+# Everything that has a meaning here is frequent.
+_TEXTS = st.lists(
+    st.one_of(
+        st.sampled_from(
+            [
+                "\n\nHuman:",
+                "\n\nAssistant:",
+                " Human:",
+                "Human:",
+                "SUBREDDIT: r/x",
+                "TITLE:",
+                "POST:",
+                "TL;DR:",
+            ]
+        ),
+        st.sampled_from(
+            ["\n", "\n\n", " ", "  ", "\r\n", "\u2028", "- ", "1) ", "www.a.b ", ". ", "… ", "!) "]
+        ),
+        st.sampled_from(["word", "two words", "e.g. ", "Dr. ", "ß", "漢", "42", "🙂", "a, b; c: d"]),
+        st.text(max_size=5),
+    ),
+    max_size=30,
+).map("".join)
+_POSTS = st.tuples(_TEXTS, _TEXTS, st.sampled_from(["\n", "\n\n", "\n\n\n"])).map(
+    lambda parts: parts[2].join(
+        ["SUBREDDIT: r/x", f"TITLE: {parts[0]}", f"POST: {parts[1]}", f"TL;DR:{parts[2]}"]
+    )
+)
+
+
+@settings(deadline=None)
+@given(text=_TEXTS | _POSTS, length=st.integers(1, 40))
+def test_parts_joined_are_the_text(text, length):
+    parts = cut(text)
+    assert joined(parts) == text
+    for part in parts:
+        if part.content:
+            pieces = sentences(part.text, lambda piece: len(piece) <= length)
+            assert joined(pieces) == part.text
+            # What is longer is one word.
+            assert all(len(p.text) <= length or not re.search(r"\s", p.text) for p in pieces if p.content)
+            assert part.text == part.text.strip() and any(map(str.isalpha, part.text))
+
+
+@settings(deadline=None)
+@given(text=_TEXTS | _POSTS)
+def test_the_frame_stays_when_contents_change(text):
+    """Other contents are found in the same frame again, so a reworded prompt is still of its kind."""
+    other = "".join("other words" if part.content else part.text for part in cut(text))
+    assert frame(other) == frame(text)
+    assert set(contents(other)) <= {"other words"}
+
+
+@settings(deadline=None)
+@given(contents=st.lists(st.tuples(st.sampled_from(["user", "assistant", "system"]), _TEXTS), max_size=5))
+def test_conversations(contents):
+    messages = [{"role": role, "content": text} for role, text in contents]
+    prompt = encode_messages(messages)
+    texts = texts_of(prompt, chat=True)
+    assert texts == [text for role, text in contents if role == "user"]
+    assert with_texts(prompt, True, texts) == prompt
+    changed = json.loads(with_texts(prompt, True, [f"{text}!" for text in texts]))
+    assert changed == [m | {"content": m["content"] + "!" * (m["role"] == "user")} for m in messages]
+
+
+@settings(deadline=None)
+@given(text=_TEXTS)
+def test_a_text_is_its_own_only_text(text):
+    assert texts_of(text, chat=False) == [text] and with_texts(text, False, [text]) == text
+
+
+def test_what_a_content_must_not_become():
+    assert looks_like_frame("Human: hi") and looks_like_frame(" TL;DR: so")
+    assert not looks_like_frame("A human: hi") and not looks_like_frame("Humans: hi")
+
+
+def _real(path):
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        yield from map(json.loads, file)
+
+
+def test_all_real_posts(shared_data):
+    prompts = {row["prompt"] for row in _real(shared_data / "tldr" / "train.jsonl.gz")}
+    for prompt in prompts:
+        parts = cut(prompt)
+        assert joined(parts) == prompt
+        first, last = parts[0], parts[-1]
+        assert not first.content and re.fullmatch(r"SUBREDDIT: r/\S+\n\nTITLE: \W*", first.text)
+        assert not last.content and last.text.endswith("TL;DR:")
+        assert sum("\n\nPOST:" in part.text for part in parts if not part.content) == 1
+        assert not any(looks_like_frame(part.text) or "\n" in part.text for part in parts if part.content)
+    assert len(prompts) > 1000
+
+
+def test_all_real_transcripts(shared_data):
+    turns = 0
+    for row in _real(shared_data / "hh" / "harmless-base" / "train.jsonl.gz"):
+        prompt = split_row(None, row["chosen"], row["rejected"]).prompt
+        parts = cut(prompt)
+        assert joined(parts) == prompt
+        marks = re.findall(r"\n\n(?:Human|Assistant):", prompt)
+        text = "".join(part.text for part in parts if not part.content)
+        assert re.findall(r"\n\n(?:Human|Assistant):", text) == marks
+        assert not any(looks_like_frame(part.text) or "\n" in part.text for part in parts if part.content)
+        turns += len(marks)
+    assert turns > 5000

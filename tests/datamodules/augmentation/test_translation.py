@@ -1,0 +1,240 @@
+"""Back-translation with tiny Marian models that really translate, so the right answers are known."""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from pacmr_lightning.datamodules.augmentation.rewriter import LIKE_FRAME, WORDLESS, Rewriting, rewriting
+from pacmr_lightning.datamodules.augmentation.seq2seq import EMPTY, ENDLESS, REPEATED
+from pacmr_lightning.datamodules.augmentation.translation import TOO_LONG, BackTranslation
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.store import AnswerStore
+from pacmr_lightning.world import World
+
+from .marian import POSITIONS, back_and_forth, random_words, sentence, translators  # noqa: F401
+
+PROMPTS = World().prompts()
+
+
+@pytest.fixture
+def changed(translators, tmp_path):  # noqa: F811
+    """Copies the backward model with another bias of its logits, or other settings."""
+
+    def copy(bias=None, generation=None, tokenizer=None):
+        folder = tmp_path / "changed"
+        shutil.copytree(translators[1], folder)
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+        for token, value in (bias or {}).items():
+            model.final_logits_bias[0, AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(token)] = (
+                value
+            )
+        model.generation_config.update(**(generation or {}))
+        model.save_pretrained(folder)
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings | (tokenizer or {})))
+        return str(folder)
+
+    return copy
+
+
+def rewrite(rewriter, pieces, folder):
+    return rewriter.rewrite([[piece] for piece in pieces], Path(folder) / "answers.sqlite")
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_there_and_back(translators, tmp_path, num_beams):  # noqa: F811
+    """Every wording of every prompt of the embedded world becomes the first wording of the same meaning."""
+    rewriter = BackTranslation(*translators, num_beams=num_beams, batch_size=20)
+    found = rewrite(rewriter, PROMPTS, tmp_path)
+    assert {piece: result.text for piece, result in found.items()} == {p: back_and_forth(p) for p in PROMPTS}
+    assert not any(result.kept or result.stored for result in found.values())
+
+
+def test_batches_are_what_transformers_generates_for_one_sentence(translators, tmp_path):  # noqa: F811
+    rng = random.Random(3)
+    texts = list(dict.fromkeys(sentence(random_words(rng)) for _ in range(40)))
+    expected = {text: text for text in texts}
+    for folder, prefix in zip(translators, (">>cmn_Hans<< ", ""), strict=True):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+        for text, there in expected.items():
+            ids = tokenizer(prefix + there, return_tensors="pt")
+            out = model.generate(**ids, num_beams=3, do_sample=False, max_new_tokens=POSITIONS - 1)
+            expected[text] = tokenizer.decode(out[0], skip_special_tokens=True)
+    found = rewrite(BackTranslation(*translators, num_beams=3), texts, tmp_path)
+    assert {text: result.text for text, result in found.items() if result.kept is None} == expected
+
+
+def test_the_target_language_is_asked_for(translators, tmp_path):  # noqa: F811
+    """>>cmn_Hans<< is found in the vocabulary; a prefix stands before every text that the model reads."""
+    rewriter = BackTranslation(*translators)
+    assert rewriter.settings["forward"]["prefix"] == ">>cmn_Hans<< "
+    assert rewriter.settings["backward"]["prefix"] == ""
+    other = BackTranslation(*translators, forward_prefix=">>cmn_Hans<< Describe ")
+    assert rewrite(other, ["the sea"], tmp_path)["the sea"].text == "Describe the ocean"
+    assert rewrite(rewriter, ["the sea"], tmp_path)["the sea"].text == "the ocean"
+
+
+def test_curly_quotes_are_read_as_straight_ones(translators, tmp_path):  # noqa: F811
+    curly, straight = (f"I was {quote}lost{quote}" for quote in '“"')
+    found = rewrite(BackTranslation(*translators), [curly, straight], tmp_path)
+    assert found[curly].text == found[straight].text != curly
+
+
+def test_sentences_are_cut_to_what_the_model_reads(translators, tmp_path):  # noqa: F811
+    rewriter = BackTranslation(*translators)
+    tokenizer = AutoTokenizer.from_pretrained(translators[0])
+    clause = "What is the best book in a sad"
+    text = f"{clause}, {clause}, {clause} {clause}. Describe the sea!"
+    parts = rewriter.parts(text)
+    pieces = [part.text for part in parts if part.content]
+    assert "".join(part.text for part in parts) == text and len(pieces) == 5
+    sizes = [len(tokenizer(f">>cmn_Hans<< {piece}")["input_ids"]) for piece in pieces]
+    assert max(sizes) <= POSITIONS // 2
+    found = rewrite(rewriter, pieces[:-1], tmp_path)
+    assert [found[piece].text for piece in pieces[:-1]] == [back_and_forth(piece) for piece in pieces[:-1]]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"bias": {"</s>": 1e4}}, EMPTY),
+        ({"bias": {"▁sea": 1e4}}, REPEATED),
+        ({"bias": {"</s>": -1e4}, "generation": {"no_repeat_ngram_size": 1}}, ENDLESS),
+        ({"tokenizer": {"model_max_length": 6}}, TOO_LONG),
+    ],
+)
+def test_useless_translations_leave_the_piece_as_it_was(translators, changed, tmp_path, change, reason):  # noqa: F811
+    piece = "Describe the sea in a calm mood:"
+    rewriter = BackTranslation(translators[0], changed(**change), num_beams=2)
+    [result] = rewrite(rewriter, [piece], tmp_path).values()
+    assert (result.text, result.kept) == (piece, reason)
+
+
+def test_a_word_that_is_too_long_stays(translators, tmp_path):  # noqa: F811
+    word = "book" * 20
+    found = rewrite(BackTranslation(*translators), [word, "the sea"], tmp_path)
+    assert (found[word].text, found[word].kept) == (word, TOO_LONG)
+    assert found["the sea"].text == "the ocean"
+
+
+def test_no_content_becomes_frame_or_loses_its_words():
+    assert rewriting("People: hi", "Human: hi", None).text == "People: hi"
+    assert rewriting("People: hi", "Human: hi", None).kept == LIKE_FRAME
+    assert rewriting("Human: oh", "Human: hi", None).text == "Human: hi"
+    assert rewriting("hello", " hi ", None).text == "hi"
+    assert rewriting("hello", " 42? ", None) == Rewriting("hello", WORDLESS)
+
+
+def test_the_store_makes_a_second_run_without_a_model(translators, tmp_path):  # noqa: F811
+    first = BackTranslation(*translators, num_beams=1)
+    done = rewrite(first, PROMPTS[:10], tmp_path)
+    second = BackTranslation(*translators, num_beams=1, batch_size=3)
+    again = rewrite(second, PROMPTS[:10], tmp_path)
+    assert {p: r.text for p, r in again.items()} == {p: r.text for p, r in done.items()}
+    assert all(result.stored for result in again.values())
+    # Nothing was loaded that takes time.
+    assert "model" not in vars(second.forward) and "model" not in vars(second.backward)
+    more = rewrite(second, PROMPTS[5:15], tmp_path)
+    assert [result.stored for result in more.values()] == [True] * 5 + [False] * 5
+
+
+def test_other_settings_use_no_old_results(translators, changed, tmp_path):  # noqa: F811
+    rewrite(BackTranslation(*translators), PROMPTS[:2], tmp_path)
+    for other in (
+        BackTranslation(*translators, num_beams=2),
+        BackTranslation(*translators, sample=True),
+        BackTranslation(*translators, sample=True, seed=1),
+        BackTranslation(*translators, sample=True, temperature=0.5),
+        BackTranslation(*translators, sample=True, top_p=0.5),
+        BackTranslation(*translators, dtype="bfloat16"),
+        BackTranslation(*translators, backward_prefix="x "),
+        BackTranslation(translators[0], changed(bias={"▁sea": 0.1})),
+    ):
+        assert not any(result.stored for result in rewrite(other, PROMPTS[:2], tmp_path).values())
+
+
+def test_a_folder_is_known_by_its_content(translators, tmp_path):  # noqa: F811
+    def revision():
+        return BackTranslation(str(tmp_path / "copy"), translators[1]).settings["forward"]["revision"]
+
+    shutil.copytree(translators[0], tmp_path / "copy")
+    before = revision()
+    assert before == BackTranslation(*translators).settings["forward"]["revision"]
+    weights = tmp_path / "copy" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert revision() != before
+
+
+def test_draws_depend_on_seed_and_text_alone(translators, tmp_path):  # noqa: F811
+    def draw(pieces, **options):
+        rewriter = BackTranslation(*translators, sample=True, temperature=3.0, top_p=1.0, **options)
+        (tmp_path / "answers.sqlite").unlink(missing_ok=True)
+        return {piece: result.text for piece, result in rewrite(rewriter, pieces, tmp_path).items()}
+
+    together = draw(PROMPTS[:12], batch_size=12)
+    assert draw(PROMPTS[11::-1], batch_size=5) == together
+    assert draw([PROMPTS[7]]) == {PROMPTS[7]: together[PROMPTS[7]]}
+    others = draw(PROMPTS[:12], seed=7)
+    assert sum(others[p] != together[p] for p in others) >= 6
+
+
+def test_a_killed_process_keeps_whole_batches(translators, tmp_path):  # noqa: F811
+    """Batches that are done are used again, in the same batches, whichever of them are missing."""
+    rewriter = BackTranslation(*translators, num_beams=1, batch_size=4)
+    batches = [PROMPTS[i : i + 3] for i in range(0, 24, 3)]
+    whole = rewriter.rewrite(batches, tmp_path / "whole.sqlite")
+    rewriter.rewrite(batches[:5], tmp_path / "part.sqlite")
+    rest = rewriter.rewrite(batches, tmp_path / "part.sqlite")
+    assert {p: r.text for p, r in rest.items()} == {p: r.text for p, r in whole.items()}
+    assert sum(r.stored for r in rest.values()) == 15
+    with AnswerStore(tmp_path / "part.sqlite") as store:
+        [(count,)] = store._database.execute("SELECT count(*) FROM answers")
+    assert count == 24
+
+
+def test_models_that_are_none(translators, tmp_path):  # noqa: F811
+    config = LlamaConfig(vocab_size=300, hidden_size=64, intermediate_size=8, num_hidden_layers=1)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    (tmp_path / "empty").mkdir()
+    for folder, message in (
+        (tmp_path / "nowhere", "forward is '.*nowhere', but there is no such folder"),
+        (tmp_path / "llama", "forward is '.*llama', a llama model, which does not translate"),
+        (tmp_path / "empty", "forward is '.*empty', but it could not be loaded"),
+    ):
+        with pytest.raises(UserError, match=message):
+            BackTranslation(str(folder), translators[1]).parts("Hello.")
+    with pytest.raises(UserError, match=r"backward is '.*nowhere'"):
+        _ = BackTranslation(translators[0], str(tmp_path / "nowhere")).settings
+
+
+def test_a_model_of_several_languages_needs_a_prefix(translators, tmp_path):  # noqa: F811
+    """As a way back, the forward model does not know >>eng<<."""
+    with pytest.raises(
+        UserError, match=r"backward is .* \(>>cmn_Hans<<, >>cmn_Hant<<\); choose one with back"
+    ):
+        _ = BackTranslation(translators[0], translators[0]).settings
+    rewriter = BackTranslation(translators[0], translators[0], backward_prefix=">>cmn_Hans<< ")
+    assert rewriter.settings["backward"]["prefix"] == ">>cmn_Hans<< "
+
+
+def test_without_sentencepiece(translators):  # noqa: F811
+    script = (
+        "import sys; sys.modules['sentencepiece'] = None;"
+        "from pacmr_lightning.datamodules.augmentation.translation import BackTranslation;"
+        "from pacmr_lightning.errors import UserError\n"
+        "try: BackTranslation(*sys.argv[1:]).parts('Hello.')\n"
+        "except UserError as error: print(error)"
+    )
+    found = subprocess.run([sys.executable, "-c", script, *translators], capture_output=True, text=True)
+    assert found.stdout.strip().endswith(
+        "needs the sentencepiece package; install it with pip install 'pacmr-lightning[augment]'."
+    )
