@@ -1,12 +1,14 @@
 """Lightning callbacks: what a run shows and writes down."""
 
 from .checkpoint import RunCheckpoint
+from .distributions import WeightDistributions
 from .generations import GenerationWriter
 from .gold import GoldReward
 from .noise_mask import NoiseMask
 from .samples import SampleResponses
 from .snapshots import Snapshots
 from .summary import RunSummary
+from .surfaces import VNetSurfaces
 from .throughput import Throughput, pairs_in, tokens_in
 from .weights import WeightRecorder
 
@@ -19,6 +21,8 @@ __all__ = [
     "SampleResponses",
     "Snapshots",
     "Throughput",
+    "VNetSurfaces",
+    "WeightDistributions",
     "WeightRecorder",
     "pairs_in",
     "tokens_in",

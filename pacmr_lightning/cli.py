@@ -20,8 +20,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 # Importing the packages is what makes the short names of their classes work in YAML.
 from . import callbacks as callbacks_of_runs
 from . import compare, datamodules, robust_objectives  # noqa: F401
-from .analysis import analyze
-from .datamodules import clean_meta
+from .analysis import analyze, surfaces_page
+from .datamodules import audit_tool, clean_meta
 from .datamodules.augmentation import augment
 from .datamodules.inspection import inspect_tool
 from .errors import UserError
@@ -41,7 +41,9 @@ TOOLS = {
     "augment": augment,
     "clean-meta": clean_meta,
     "analyze": analyze,
+    "audit": audit_tool,
     "compare": compare,
+    "surfaces": surfaces_page,
 }
 """Commands that are no trainer runs: modules with a one-line docstring and ``main(arguments)``."""
 

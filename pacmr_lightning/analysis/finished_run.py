@@ -1,4 +1,4 @@
-"""A finished run, loaded for an analysis: the policy of a checkpoint, and its data with labels as found."""
+"""A finished run, loaded for an analysis: the policy of a checkpoint, and its data."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ class Run:
     """The section ``model`` of its ``config.yaml``."""
     data: dict[str, Any]
     """The section ``data``."""
+    trainer: dict[str, Any]
+    """The section ``trainer``."""
     base: str
     """Folder or Hub id of the base model, which has the tokenizer."""
     checkpoint: Path
@@ -52,7 +54,7 @@ def find_run(folder: str, checkpoint: str) -> Run:
         raise UserError(f"{path} does not exist; name the folder of a run that pacmr fit has trained.")
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        model, data = config["model"], config["data"]
+        model, data, trainer = (config[section] for section in ("model", "data", "trainer"))
         preference = "policy" in model["init_args"] and "source" in data["init_args"]
         base = model["init_args"]["policy"]["init_args"]["model"] if preference else ""
     except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
@@ -72,15 +74,20 @@ def find_run(folder: str, checkpoint: str) -> Run:
             f"{found} is a folder, as sharding strategies write it; train with trainer.strategy ddp or auto "
             "to get a single file."
         )
-    return Run(folder, model, data, base, found)
+    return Run(folder, model, data, trainer, base, found)
 
 
-def load(run: Run, augmentations: str | None) -> tuple[PreferenceModule, LightningDataModule, int]:
-    """The run's module with the checkpoint's adapter, its datamodule with labels as found, the policy's step.
+def load(
+    run: Run, augmentations: str | None = None, *, as_trained: bool = False
+) -> tuple[PreferenceModule, LightningDataModule, int]:
+    """The run's module with the checkpoint's adapter, its datamodule, and the policy's step.
 
     Args:
         run: what to load.
         augmentations: file with second wordings of the training prompts; None for the run's own.
+        as_trained: whether the training pairs are those of the run, with the labels that its noise left and
+            without clean meta pairs that were held out. Otherwise all pairs are there, with labels as found
+            in the data, and with second wordings.
 
     Raises:
         UserError: the configuration cannot be used, or the checkpoint is broken or does not fit it.
@@ -88,16 +95,17 @@ def load(run: Run, augmentations: str | None) -> tuple[PreferenceModule, Lightni
     parser = ArgumentParser(exit_on_error=False)
     for kind, section in ((LightningModule, "model"), (LightningDataModule, "data")):
         parser.add_subclass_arguments(kind, section, fail_untyped=False)
-    options = run.data["init_args"]
-    # config.yaml does not repeat the tokenizer, which follows from the model. Meta batches of reworded
-    # training pairs are what makes the datamodule read second wordings, whatever the run's method.
-    clean_meta = ("clean_meta", "hold_out_clean_meta")
-    options = {
-        **{name: value for name, value in options.items() if name not in clean_meta},
-        **{name: value for name, value in NO_NOISE.items() if name in options},
-        "tokenizer": run.base,
-        "meta_every": 1,
-    }
+    # config.yaml does not repeat the tokenizer, which follows from the model.
+    options = run.data["init_args"] | {"tokenizer": run.base}
+    if as_trained:
+        # A datamodule reads clean meta pairs, which may be held out, only where there are meta batches.
+        options["meta_every"] = 1 if options.get("clean_meta") else None
+    else:
+        options = {name: value for name, value in options.items() if not name.endswith("clean_meta")}
+        options |= {name: value for name, value in NO_NOISE.items() if name in options}
+        # Meta batches of reworded training pairs are what makes the datamodule read second wordings,
+        # whatever the run's method.
+        options["meta_every"] = 1
     if augmentations is not None:
         options["augmentations"] = augmentations
     try:

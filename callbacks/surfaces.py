@@ -1,0 +1,99 @@
+"""Shows what VNet believes of every pair that could come."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from pacmr_lightning.analysis.surface import (
+    Surface,
+    Visits,
+    density,
+    grid,
+    save,
+    slope_and_offset,
+)
+from pacmr_lightning.analysis.surface_figure import draw_heat_maps, draw_surfaces
+from pacmr_lightning.errors import UserError
+
+from .recent import RecentVisits, publish
+
+
+class VNetSurfaces(RecentVisits):
+    """Draws a(z), b(z) and g(z) over the (Delta, u) of the last pairs, after chosen updates and at the end.
+
+    In the run's folder it leaves, of each such update, ``analysis/surfaces-step-NNNNN.png`` and .pdf (in
+    three dimensions, as in the paper's appendix), ``analysis/heat-maps-step-NNNNN.png`` and .pdf (with
+    contours around half and nine tenths of the pairs), and ``analysis/surfaces-step-NNNNN.npz`` with the
+    values, which ``pacmr surfaces`` compares between runs. Both figures go to TensorBoard too.
+
+    It logs ``weights/monotone_share``, the share of the grid on which g rises with u, and
+    ``weights/monotone_share_data``, that of the grid's cells that hold a pair.
+
+    Fixed weights with a slope and an offset are drawn likewise; of weightings that have neither, nothing is.
+
+    Args:
+        steps: policy updates after which it draws, beside the end.
+        points: of the grid along either axis, at least 2.
+        window: visits that the grid has to cover, over all ranks.
+
+    Raises:
+        UserError: an option is out of range; or, at the first step, the module returns no record; or, at a
+            step that is drawn, slopes or offsets differ between pairs and there is no VNet.
+    """
+
+    files = ("surfaces", "heat-maps")
+
+    def __init__(self, steps: list[int] | None = None, points: int = 61, window: int = 2000):
+        super().__init__(steps, window)
+        if points < 2:
+            raise UserError(f"points is {points}, but a grid needs at least 2 along either axis.")
+        self.points = points
+
+    def look(
+        self, trainer: Trainer, pl_module: LightningModule, visits: Visits, a: Tensor, b: Tensor
+    ) -> None:
+        """See ``RecentVisits``."""
+        if bool(a.isnan().any()):
+            rank_zero_info("VNetSurfaces draws nothing, because the weighting has no slope a and offset b.")
+            return
+        delta, u = grid(visits, self.points)
+        vnet = getattr(pl_module, "vnet", None)
+        if vnet is not None:
+            slope, offset = slope_and_offset(vnet, delta, u)
+        elif (a == a[0]).all() and (b == b[0]).all():
+            slope, offset = (np.full((len(delta), len(u)), float(column[0])) for column in (a, b))
+        else:
+            raise UserError(
+                "The weighting's slope or offset differs between pairs, but it has no VNet to ask about "
+                "others; take VNetSurfaces out of trainer.callbacks."
+            )
+        data = trainer.datamodule
+        noise = None if data is None else data.noise_rate
+        surface = Surface(
+            step=trainer.global_step,
+            method=pl_module.method,
+            task="" if data is None else data.task,
+            noise_rate=math.nan if noise is None else noise,
+            delta=delta,
+            u=u,
+            a=slope,
+            b=offset,
+            density=density(visits, delta, u),
+            visits=visits,
+        )
+        save(surface, trainer.default_root_dir)
+        shares = {
+            "weights/monotone_share": surface.monotone_share(),
+            "weights/monotone_share_data": surface.monotone_share(with_data=True),
+        }
+        for logger in trainer.loggers:
+            # The row of the update that has just been done, as the module's own metrics.
+            logger.log_metrics(shares, step=trainer.global_step - 1)
+            logger.save()
+        publish(trainer, draw_surfaces(surface), self.files[0], "weights/surfaces")
+        publish(trainer, draw_heat_maps(surface), self.files[1], "weights/heat_maps")

@@ -1,0 +1,71 @@
+"""How the weights of unflipped and of flipped pairs are distributed, in one figure."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ..batch import UNKNOWN
+
+BINS = np.linspace(0, 1, 31)
+GROUPS = {"unflipped": (0, "#0072B2"), "flipped": (1, "#D55E00"), "unknown": (UNKNOWN, "0.5")}
+"""Name, value of ``flipped`` and colour of each distribution; colours of Okabe and Ito."""
+
+
+def split(weight: np.ndarray, flipped: np.ndarray) -> dict[str, np.ndarray]:
+    """Weights by what is known of the label, without groups that have none.
+
+    Args:
+        weight: (N,) weights.
+        flipped: (N,) 1 flipped, 0 not flipped, -1 unknown.
+
+    Returns:
+        ``unflipped``, ``flipped`` and ``unknown``, or ``all`` where nothing is known of any pair.
+    """
+    if (flipped == UNKNOWN).all():
+        return {"all": weight}
+    groups = {name: weight[flipped == value] for name, (value, _) in GROUPS.items()}
+    return {name: values for name, values in groups.items() if len(values)}
+
+
+def gap(groups: dict[str, np.ndarray]) -> float | None:
+    """Mean weight of unflipped minus flipped pairs; None where there are not both."""
+    if not {"unflipped", "flipped"} <= groups.keys():
+        return None
+    return float(groups["unflipped"].mean(dtype=float) - groups["flipped"].mean(dtype=float))
+
+
+def draw_on(axis: Axes, weight: np.ndarray, flipped: np.ndarray) -> None:
+    """Draws the densities of (N,) weights by label, with a dashed line at each mean, into an axis."""
+    groups = split(weight, flipped)
+    colors = {name: GROUPS.get(name, GROUPS["unflipped"])[1] for name in groups}
+    means = {name: values.mean(dtype=float) for name, values in groups.items()}
+    for name, values in groups.items():
+        label = f"{name} ({len(values):,}), mean {means[name]:.2f}"
+        axis.hist(values, BINS, density=True, color=colors[name], alpha=0.5, label=label)
+    top = axis.get_ylim()[1]
+    for name, mean in means.items():
+        axis.vlines(mean, 0, top, color=colors[name], linestyle="--", linewidth=1.4)
+    axis.set(xlabel="Weight $g$", ylabel="Density", xlim=(0, 1))
+    axis.set_ylim(0, (1.25 + 0.13 * len(groups)) * top)  # room for the legend
+    distance = gap(groups)
+    title = None if distance is None else f"gap {distance:.2f}"
+    axis.legend(
+        title=title,
+        frameon=False,
+        loc="upper left",
+        fontsize=9,
+        title_fontsize=9,
+        borderaxespad=0.2,
+        alignment="left",
+    )
+
+
+def draw(weight: np.ndarray, flipped: np.ndarray, step: int) -> Figure:
+    """The figure of (N,) weights of pairs that were visited up to policy update ``step``."""
+    figure = Figure(figsize=(4.8, 3.4), layout="constrained")
+    axis = figure.add_subplot()
+    draw_on(axis, weight, flipped)
+    axis.set_title(f"Last {len(weight):,} pairs to step {step:,}", fontsize=10)
+    return figure

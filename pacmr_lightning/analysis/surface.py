@@ -1,0 +1,167 @@
+"""What a weighting g = sigmoid(a u + b) believes over a grid of implicit reward sums and differences."""
+
+from __future__ import annotations
+
+import copy
+import zipfile
+import zlib
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.special import expit
+
+from ..errors import UserError
+from ..run_folder import replacing
+from ..weighting.vnet import VNet
+
+ANALYSIS = "analysis"
+"""Folder of figures and what they show inside a run's folder."""
+TAILS = (0.005, 0.995)
+"""Quantiles of the visits between which the grid lies."""
+
+
+@dataclass
+class Visits:
+    """Pairs that were visited lately, each (N,)."""
+
+    u: np.ndarray
+    """Implicit reward difference before the update."""
+    delta: np.ndarray
+    """Implicit reward sum before the update."""
+    weight: np.ndarray
+    """Weight g, before any division by the mean."""
+    flipped: np.ndarray
+    """1 flipped, 0 not flipped, -1 unknown."""
+
+
+@dataclass
+class Surface:
+    """Slope, offset and weight over D reward sums and U reward differences, in float64."""
+
+    step: int
+    """Policy updates behind it."""
+    method: str
+    """Label of the run."""
+    task: str
+    """Label of the data; empty where unknown."""
+    noise_rate: float
+    """Share of labels that were flipped on purpose; NaN where unknown."""
+    delta: np.ndarray
+    """(D,) rising."""
+    u: np.ndarray
+    """(U,) rising, symmetric around 0: exchanging the two responses mirrors it and leaves Delta."""
+    a: np.ndarray
+    """(D, U)"""
+    b: np.ndarray
+    """(D, U)"""
+    density: np.ndarray
+    """(D, U) share of the visits per unit of Delta and u; its sum times a cell's area is the share inside."""
+    visits: Visits
+    """The pairs that the grid covers."""
+
+    @property
+    def g(self) -> np.ndarray:
+        """(D, U) weight sigmoid(a u + b)."""
+        return expit(self.a * self.u + self.b)
+
+    @property
+    def rises(self) -> np.ndarray:
+        """(D, U) whether g is larger at the next greater u than at the next smaller one.
+
+        Judged by a u + b, since g itself rounds to 0 or 1 far out.
+        """
+        h = self.a * self.u + self.b
+        places = np.arange(len(self.u))
+        return h[:, np.minimum(places + 1, len(self.u) - 1)] > h[:, np.maximum(places - 1, 0)]
+
+    def monotone_share(self, with_data: bool = False) -> float:
+        """Share of the grid on which g rises with u; ``with_data``: of its cells that hold a visit.
+
+        NaN where no cell holds one.
+        """
+        rises = self.rises[self.density > 0] if with_data else self.rises
+        return float(rises.mean()) if rises.size else float("nan")
+
+
+def grid(visits: Visits, points: int) -> tuple[np.ndarray, np.ndarray]:
+    """(points,) values of Delta and of u that cover the visits but for their outer half percents.
+
+    A range of no length, as before the first update, becomes 1 to either side.
+    """
+    low, high = np.quantile(visits.delta.astype(np.float64), TAILS)
+    side = np.abs(np.quantile(visits.u.astype(np.float64), TAILS)).max()
+    if low == high:
+        low, high = low - 1, high + 1
+    side = side or 1.0
+    return np.linspace(low, high, points), np.linspace(-side, side, points)
+
+
+def density(visits: Visits, delta: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """(D, U) share of N visits per unit of Delta and u in the cells around the points of a regular grid."""
+    sides = [axis[1] - axis[0] for axis in (delta, u)]
+    edges = [
+        np.append(axis - side / 2, axis[-1] + side / 2) for axis, side in zip((delta, u), sides, strict=True)
+    ]
+    counts, _, _ = np.histogram2d(visits.delta, visits.u, bins=edges)
+    return counts / (len(visits.u) * sides[0] * sides[1])
+
+
+@torch.no_grad()
+def slope_and_offset(vnet: VNet, delta: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(D, U) a and b of VNet over a grid of (D,) reward sums and (U,) differences, in float64 on the CPU."""
+    points = torch.meshgrid(torch.from_numpy(delta), torch.from_numpy(u), indexing="ij")
+    _, a, b = copy.deepcopy(vnet).cpu().double()(*(axis.double().flatten() for axis in points))
+    shape = (len(delta), len(u))
+    return a.numpy().reshape(shape), b.numpy().reshape(shape)
+
+
+def file_of(run_folder: str | Path, step: int) -> Path:
+    """Where a run keeps the surface after so many policy updates."""
+    return Path(run_folder) / ANALYSIS / f"surfaces-step-{step:05d}.npz"
+
+
+def steps_of(run_folder: str | Path) -> list[int]:
+    """Policy updates of which a run has surfaces, rising."""
+    files = (Path(run_folder) / ANALYSIS).glob("surfaces-step-*.npz")
+    steps = (file.stem.removeprefix("surfaces-step-") for file in files)
+    return sorted(int(step) for step in steps if step.isdecimal())
+
+
+def save(surface: Surface, run_folder: str | Path) -> None:
+    """Writes the surface as .npz: its fields by name, g, and the visits' columns as ``visits_...``."""
+    arrays = {field.name: getattr(surface, field.name) for field in fields(surface)}
+    visits = arrays.pop("visits")
+    arrays |= {f"visits_{field.name}": getattr(visits, field.name) for field in fields(visits)}
+    with replacing(file_of(run_folder, surface.step)) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, g=surface.g, **arrays)
+
+
+def load(run_folder: str | Path, step: int | None = None) -> Surface:
+    """Reads a surface that a run has kept; of its last step by default.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    steps = steps_of(run_folder)
+    if not steps:
+        raise UserError(
+            f"There are no surfaces in {Path(run_folder) / ANALYSIS}; train with the callback VNetSurfaces "
+            "in trainer.callbacks and a weighting that has a and b, such as VNetWeighting."
+        )
+    if step is not None and step not in steps:
+        raise UserError(
+            f"The run {run_folder} has no surfaces of step {step}; choose one of "
+            f"{', '.join(map(str, steps))}, or last."
+        )
+    path = file_of(run_folder, steps[-1] if step is None else step)
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            visits = Visits(*(arrays[f"visits_{field.name}"] for field in fields(Visits)))
+            values = {field.name: arrays[field.name] for field in fields(Surface) if field.name != "visits"}
+    except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile):
+        raise UserError(f"{path} cannot be read as surfaces; train again, or name another step.") from None
+    # Labels and numbers come back as arrays of no dimension.
+    plain = {name: value.item() if value.ndim == 0 else value for name, value in values.items()}
+    return Surface(**plain, visits=visits)

@@ -1,0 +1,151 @@
+"""Surfaces of a, b and g over (Delta, u): in three dimensions, as heat maps, and runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import MaxNLocator
+from mpl_toolkits.mplot3d import Axes3D
+from scipy.ndimage import gaussian_filter
+
+from .distribution_figure import draw_on
+from .surface import Surface
+
+NAMES = {"a": "Slope $a(z)$", "b": "Offset $b(z)$", "g": "Weight $g(z)$"}
+DELTA, U = "Reward sum $\\Delta(z)$", "Reward difference $u(z)$"
+COLORS = "viridis"
+SHARES = {0.9: "--", 0.5: "-"}
+"""Shares of the pairs that the contours enclose, and their line styles."""
+SMOOTHING = 0.05
+"""Standard deviation of the kernel under the contours, as a share of the grid's sides."""
+OUTLINED = [withStroke(linewidth=2.8, foreground="0.15")]
+"""White lines are seen on bright and dark, and in the legend."""
+
+
+def draw_surfaces(surface: Surface) -> Figure:
+    """Three panels in three dimensions: a, b and g."""
+    figure = Figure(figsize=(10.2, 3.6))
+    for place, name in enumerate(NAMES):
+        axis = figure.add_subplot(1, 3, place + 1, projection="3d")
+        _surface_on(axis, surface, name, limits([surface], name))
+        axis.set_title(NAMES[name], fontsize=11, y=1.0)
+    figure.suptitle(_title(surface), fontsize=10, y=0.99)
+    figure.subplots_adjust(left=0.045, right=0.985, bottom=0.05, top=0.88, wspace=0.16)
+    return figure
+
+
+def draw_heat_maps(surface: Surface) -> Figure:
+    """Three panels with the density of the visits as contours, and an orange line where g is 1/2."""
+    # No constrained layout, which draws everything twice more.
+    figure = Figure(figsize=(10.2, 3.6))
+    figure.subplots_adjust(left=0.075, right=0.99, bottom=0.27, top=0.84, wspace=0.16)
+    panels = figure.subplots(1, len(NAMES), sharey=True)
+    density, levels = _contours(surface)
+    for axis, name in zip(panels, NAMES, strict=True):
+        low, high = limits([surface], name)
+        values = getattr(surface, name).T
+        image = axis.pcolormesh(
+            surface.delta, surface.u, values, cmap=COLORS, vmin=low, vmax=high, rasterized=True
+        )
+        figure.colorbar(image, ax=axis, pad=0.03)
+        for level, style in zip(levels, SHARES.values(), strict=True):
+            if level < density.max():  # else one cell holds them all
+                lines = axis.contour(surface.delta, surface.u, density.T, [level], colors="white")
+                lines.set(linewidths=1.4, linestyles=style, path_effects=OUTLINED)
+        if name == "g" and surface.g.min() < 0.5 < surface.g.max():
+            axis.contour(surface.delta, surface.u, values, [0.5], colors="#D55E00", linewidths=1.6)
+        axis.set_title(NAMES[name], fontsize=11)
+        axis.set_xlabel(DELTA)
+    panels[0].set_ylabel(U)
+    lines = [
+        Line2D(
+            [], [], color="white", linestyle=style, path_effects=OUTLINED, label=f"{share:.0%} of the pairs"
+        )
+        for share, style in SHARES.items()
+    ]
+    half = Line2D([], [], color="#D55E00", linewidth=1.6, label="$g = 1/2$")
+    figure.legend(handles=[*lines[::-1], half], loc="lower center", ncols=3, frameon=False)
+    figure.suptitle(_title(surface), fontsize=10)
+    return figure
+
+
+def draw_page(surfaces: Sequence[Surface], headings: Sequence[str]) -> Figure:
+    """Runs in columns; a, b, g and the distributions of the weights in rows, each row on one scale."""
+    columns = len(surfaces)
+    width = 0.7 + 3.4 * columns
+    figure = Figure(figsize=(width, 11.4))
+    rows = figure.add_gridspec(4, 1, height_ratios=(1, 1, 1, 0.75), hspace=0.17)
+    rows.update(left=0.7 / width, right=1 - 0.2 / width, top=0.955, bottom=0.05)
+    for row, name in zip(rows, NAMES, strict=False):
+        scale = limits(surfaces, name)
+        cells = row.subgridspec(1, columns, wspace=0.1)
+        for place, (surface, heading) in enumerate(zip(surfaces, headings, strict=True)):
+            axis = figure.add_subplot(cells[place], projection="3d")
+            _surface_on(axis, surface, name, scale)
+            axis.set_title(f"{NAMES[name]}, {heading}", fontsize=10, y=1.0)
+    cells = rows[3].subgridspec(1, columns, wspace=0.25)
+    for place, (surface, heading) in enumerate(zip(surfaces, headings, strict=True)):
+        axis = figure.add_subplot(cells[place])
+        draw_on(axis, surface.visits.weight, surface.visits.flipped)
+        axis.set_title(f"Weights, {heading}", fontsize=10)
+        if place:
+            axis.set_ylabel("")
+    titles = list(dict.fromkeys(_title(surface, with_noise=False) for surface in surfaces))
+    figure.suptitle("; ".join(titles), fontsize=10, y=0.99)
+    return figure
+
+
+def limits(surfaces: Sequence[Surface], name: str) -> tuple[float, float]:
+    """Range of the values: [0, 1] for g; that of the values for a and b, at least one tenth wide."""
+    if name == "g":
+        return 0.0, 1.0
+    low = min(float(getattr(surface, name).min()) for surface in surfaces)
+    high = max(float(getattr(surface, name).max()) for surface in surfaces)
+    middle, side = (low + high) / 2, max((high - low) / 2, 0.05)
+    return middle - side, middle + side
+
+
+def _surface_on(axis: Axes3D, surface: Surface, name: str, scale: tuple[float, float]) -> None:
+    low, high = scale
+    delta, u = np.meshgrid(surface.delta, surface.u, indexing="ij")
+    axis.plot_surface(
+        delta,
+        u,
+        getattr(surface, name),
+        cmap=COLORS,
+        vmin=low,
+        vmax=high,
+        rcount=61,
+        ccount=61,
+        linewidth=0,
+        antialiased=False,
+        rasterized=True,
+    )
+    axis.set(xlabel="$\\Delta$", ylabel="$u$", zlabel=f"${name}$", zlim=scale)
+    axis.set_xlim(surface.delta[0], surface.delta[-1])
+    axis.set_ylim(surface.u[0], surface.u[-1])
+    axis.view_init(elev=24, azim=-128)
+    axis.tick_params(labelsize=8, pad=0)
+    for each in (axis.xaxis, axis.yaxis, axis.zaxis):
+        each.labelpad = -2
+        each.set_rotate_label(False)
+        each.set_major_locator(MaxNLocator(5))
+
+
+def _contours(surface: Surface) -> tuple[np.ndarray, list[float]]:
+    """(D, U) smoothed density, and the levels that enclose the shares of the visits."""
+    widths = [SMOOTHING * length for length in surface.density.shape]
+    smooth = gaussian_filter(surface.density, widths, mode="constant")
+    heights = np.sort(smooth, axis=None)[::-1]
+    covered = np.cumsum(heights) / heights.sum()
+    return smooth, [float(heights[np.searchsorted(covered, share)]) for share in SHARES]
+
+
+def _title(surface: Surface, with_noise: bool = True) -> str:
+    known = with_noise and not np.isnan(surface.noise_rate)
+    noise = f"{surface.noise_rate:.0%} noise" if known else ""
+    return ", ".join(filter(None, (surface.task, surface.method, noise, f"step {surface.step:,}")))

@@ -1,0 +1,202 @@
+"""What plain DPO believes of pairs it was not trained on: two policies, each of half of the prompts."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from lightning.pytorch import LightningDataModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
+
+from ..analysis.finished_run import Run
+from ..errors import UserError
+from ..evaluation.store import content_key
+from ..modules import PreferenceModule
+from ..objectives import DPO
+from ..policy import PolicyModel
+from ..run_folder import replacing
+from ..weighting import Unweighted
+from .scores import last_pass
+
+FOLDER = "cross-fit"
+"""Folder of the two policies and of what they found inside an audit's own."""
+_SAVES = 10
+"""Checkpoints of one training, from which a killed audit goes on."""
+
+
+class CrossFit:
+    """Two DPO policies with a run's own model, data and settings; each judges the pairs it has not seen.
+
+    The halves are those of a hash of the prompt, so pairs of one prompt are on one side. A policy makes as
+    many passes over its half as the run's checkpoint has made over all pairs. Policies and values stay on
+    disk, and are used again as long as the run is the same.
+
+    Args:
+        run: the run.
+        data: its datamodule, set up for ``fit`` with labels as trained.
+        updates: policy updates behind the run's checkpoint.
+        beta: of DPO.
+        folder: where to keep the policies.
+        micro_batch_size: pairs in one forward pass; None is that of training.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        data: LightningDataModule,
+        updates: int,
+        beta: float,
+        folder: Path,
+        micro_batch_size: int | None = None,
+    ):
+        self.run, self.data, self.beta, self.folder = run, data, beta, folder
+        options = run.model["init_args"]
+        ignored = ("policy", "objective", "weighting", "method", "max_new_tokens")
+        self.options = {name: value for name, value in options.items() if name not in ignored}
+        self.options["betas"] = tuple(options["betas"])
+        if micro_batch_size is not None:
+            self.options["micro_batch_size"] = micro_batch_size
+        self.policy_options = options["policy"]["init_args"]
+        self.pairs = data.train_pairs
+        prompts = self.pairs.rows["prompt"][:]
+        sides = [_side(prompt) for prompt in prompts]
+        self.halves = [[i for i, side in enumerate(sides) if side == half] for half in (0, 1)]
+        self.updates = [max(1, round(updates * len(half) / len(prompts))) for half in self.halves]
+        labels = hashlib.sha256("\n".join(map(str, zip(prompts, self.pairs.swapped, strict=True))).encode())
+        state = [self.policy_options, self.options, beta, data.state_dict(), labels.hexdigest(), self.updates]
+        self.key = content_key(*state)[:12]
+
+    @property
+    def path(self) -> Path:
+        """File of what the policies found."""
+        return self.folder / f"u-{self.key}.parquet"
+
+    def kept(self) -> pd.Series | None:
+        """What an earlier audit of the same run found; None where there is nothing."""
+        return pd.read_parquet(self.path)["u"] if self.path.is_file() else None
+
+    def u(self) -> pd.Series:
+        """u of each of the N training pairs, in nats, of the policy that was not trained on its prompt.
+
+        Raises:
+            UserError: a half of the pairs is less than a batch, or a policy diverged.
+        """
+        kept = self.kept()
+        if kept is not None:
+            return kept
+        self._check_halves()
+        parts = []
+        for half, (learned, judged) in enumerate(zip(self.halves, self.halves[::-1], strict=True)):
+            module = self._trained(half, learned)
+            answers = self.folder / "answers.sqlite"
+            name = f"Policy {half + 1} of 2, pairs it has not seen"
+            found = last_pass(module, self.pairs, answers, indices=judged, name=name)
+            parts.append(found[["id", "u"]].set_axis(judged))
+        frame = pd.concat(parts).sort_index()
+        with replacing(self.path) as temporary:
+            frame.to_parquet(temporary)
+        return frame["u"]
+
+    def _check_halves(self) -> None:
+        least, batch = min(map(len, self.halves)), self.data.global_batch_size
+        if least < batch:
+            raise UserError(
+                f"Half of the prompts have {least} training pairs, fewer than the run's global_batch_size "
+                f"{batch}, so no policy can be trained on them; audit with --scorer vnet, or train a run on "
+                "more pairs."
+            )
+
+    def _trained(self, half: int, learned: list[int]) -> PreferenceModule:
+        """The policy of a half, from disk or trained now."""
+        module = PreferenceModule(
+            PolicyModel(**self.policy_options), DPO(self.beta), Unweighted(), method="dpo", **self.options
+        )
+        path = self.folder / f"half-{half}-{self.key}.ckpt"
+        with _quiet():
+            if not path.is_file():
+                self._train(module, half, learned, path)
+            else:
+                module.configure_model()
+                checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+                module.load_state_dict(checkpoint["state_dict"], strict=False)
+        return module
+
+    def _train(self, module: PreferenceModule, half: int, learned: list[int], path: Path) -> None:
+        updates = self.updates[half]
+        unfinished = self.folder / f"unfinished-{half}-{self.key}"
+        every = max(1, updates // _SAVES)
+        saves = ModelCheckpoint(
+            unfinished, filename="last", every_n_train_steps=every, enable_version_counter=False
+        )
+        seed_everything(self.data.seed, verbose=False)
+        trainer = Trainer(
+            accelerator=self.run.trainer["accelerator"],
+            devices=1,
+            precision=self.run.trainer["precision"],
+            deterministic=self.run.trainer["deterministic"],
+            max_steps=updates,
+            limit_val_batches=0,
+            num_sanity_val_steps=0,
+            logger=False,
+            enable_model_summary=False,
+            callbacks=[saves, _Bar(f"Policy {half + 1} of 2, {len(learned)} pairs")],
+            default_root_dir=self.folder,
+        )
+        # One datamodule for both halves: what it has prepared is not prepared again.
+        everything, meta, reference = self.data.train_pairs, self.data.meta_every, self.data.reference
+        self.data.train_pairs, self.data.meta_every = everything.select(learned), None
+        self.data.reference = "live"
+        try:
+            last = unfinished / "last.ckpt"
+            trainer.fit(module, self.data, ckpt_path=last if last.is_file() else None)
+            if trainer.interrupted:
+                raise KeyboardInterrupt
+        finally:
+            self.data.train_pairs, self.data.meta_every = everything, meta
+            self.data.reference = reference
+        with replacing(path) as temporary:
+            torch.save({"state_dict": _adapter(module)}, temporary)
+        for file in unfinished.glob("*.ckpt"):
+            file.unlink()
+        unfinished.rmdir()
+
+
+class _Bar(TQDMProgressBar):
+    """Lightning's bar under the name of the half."""
+
+    def __init__(self, name: str):
+        super().__init__(leave=True)
+        self.name = name
+
+    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
+        super().on_train_epoch_start(trainer, *_)
+        self.train_progress_bar.set_description(self.name)
+
+
+def _adapter(module: PreferenceModule) -> dict[str, torch.Tensor]:
+    return {f"policy.{name}": value.detach().cpu() for name, value in module.policy.adapter().items()}
+
+
+def _side(prompt: str) -> int:
+    return hashlib.blake2b(prompt.encode(), digest_size=8).digest()[0] % 2
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what Lightning says of devices, loaders and how a fit ended."""
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,120 @@
+"""From scores to labels that are taken for wrong: ranks, probabilities, threshold and expected share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from sklearn.isotonic import IsotonicRegression
+
+from .share import Share, expected_share
+from .truth import Method, compare, confident_learning, same_number
+
+Scorer = Literal["vnet", "dpo"]
+
+NAMES: dict[Scorer, str] = {"vnet": "weight", "dpo": "cross-fitted u"}
+"""What tables call the scores."""
+SCORES: dict[Scorer, str] = {"vnet": "weight", "dpo": "cross_fit_u"}
+"""Columns of the scores; a low value makes a label suspect."""
+_BASIS: dict[Scorer, str] = {"vnet": "u", "dpo": "cross_fit_u"}
+"""Columns that change sign with the label, from which the share is estimated."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What an audit found in N pairs."""
+
+    pairs: pd.DataFrame
+    """N rows by rank: those of ``scores.last_pass`` with ``cross_fit_u`` (NaN where it was not computed),
+    ``p_wrong`` (NaN where the share is not identified), ``suggested`` ("keep" or "flip") and ``rank``."""
+    scorer: Scorer
+    threshold: float
+    """On ``p_wrong``."""
+    cut: float | None
+    """The same on the score; None where no label is suspect, or all are."""
+    shares: dict[Scorer, Share]
+    """By each score that was computed."""
+    methods: pd.DataFrame
+    """As ``truth.compare`` makes it; the scorer is its first row."""
+
+    @property
+    def share(self) -> Share:
+        """The scorer's."""
+        return self.shares[self.scorer]
+
+    @property
+    def suspects(self) -> int:
+        """Number of labels that are taken for wrong."""
+        return int((self.pairs["suggested"] == "flip").sum())
+
+
+def find(pairs: pd.DataFrame, scorer: Scorer, threshold: float, varies: bool) -> Findings:
+    """Ranks pairs, and takes the labels for wrong that are so with a probability above a threshold.
+
+    Args:
+        pairs: N rows, as ``scores.last_pass`` makes them, with ``cross_fit_u``.
+        scorer: whose opinion decides.
+        threshold: on the probability that a label is wrong.
+        varies: whether the weights are an opinion at all.
+    """
+    computed: dict[Scorer, bool] = {"vnet": varies, "dpo": bool(pairs["cross_fit_u"].notna().all())}
+    order = sorted((name for name in computed if computed[name]), key=lambda name: name != scorer)
+    prompts = pairs["prompt"].to_numpy()
+    shares = {name: expected_share(pairs[_BASIS[name]].to_numpy(), prompts) for name in order}
+    wrong = {name: _wrong(pairs, name, share) for name, share in shares.items()}
+    ranked = pairs.assign(p_wrong=wrong[scorer])
+    # NaN is not above any threshold.
+    suspects = {name: p > threshold for name, p in wrong.items()}
+    ranked["suggested"] = np.where(suspects[scorer], "flip", "keep")
+    methods = [
+        Method(NAMES[name], -pairs[SCORES[name]].to_numpy(), suspects[name], share.rate, share.stderr)
+        if share.identified
+        else Method(NAMES[name], -pairs[SCORES[name]].to_numpy(), suspects[name])
+        for name, share in shares.items()
+    ]
+    number = int(suspects[scorer].sum())
+    methods += [
+        same_number("loss", pairs["loss"].to_numpy(), number),
+        same_number("u", -pairs["u"].to_numpy(), number),
+    ]
+    basis = "cross_fit_u" if computed["dpo"] else "u"
+    named = "cleanlab on cross-fitted u" if computed["dpo"] else "cleanlab on u"
+    if learned := confident_learning(named, pairs[basis].to_numpy(), pairs["id"]):
+        methods.append(learned)
+    ranked = ranked.sort_values([SCORES[scorer], "u"], kind="stable", ignore_index=True)
+    ranked["rank"] = np.arange(1, len(ranked) + 1)
+    score = ranked[SCORES[scorer]]
+    cut = None if number in (0, len(ranked)) else float(score.iloc[number - 1 : number + 1].mean())
+    return Findings(ranked, scorer, threshold, cut, shares, compare(methods, pairs["flipped"]))
+
+
+def _wrong(pairs: pd.DataFrame, scorer: Scorer, share: Share) -> np.ndarray:
+    """(N,) probability that each label is wrong, which falls where the score rises."""
+    wrong = share.wrong(pairs[_BASIS[scorer]].to_numpy())
+    if scorer == "dpo" or not share.identified:
+        return wrong
+    # A weight depends on more than u. The mean over pairs, which is the expected share, stays.
+    return IsotonicRegression(increasing=False).fit_transform(pairs["weight"].to_numpy(), wrong)
+
+
+def by_category(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Rows, suspects and, where flips are known, wrong labels of each category; most suspect ones first.
+
+    Returns:
+        ``category`` (NA for pairs without one), ``pairs``, ``suspects`` (count), ``share`` (of them),
+        ``expected`` (mean probability of a wrong label) and ``flipped`` (share of wrong labels among those
+        that are known; NaN where none is).
+    """
+    groups = pairs.assign(
+        suspect=pairs["suggested"].eq("flip"), known=pairs["flipped"].astype("Float64")
+    ).groupby("category", dropna=False)
+    table = groups.agg(
+        pairs=("id", "size"),
+        suspects=("suspect", "sum"),
+        share=("suspect", "mean"),
+        expected=("p_wrong", "mean"),
+        flipped=("known", "mean"),
+    ).reset_index()
+    return table.sort_values(["share", "pairs"], ascending=False, kind="stable", ignore_index=True)

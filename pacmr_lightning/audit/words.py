@@ -1,0 +1,91 @@
+"""What an audit found, in sentences: how the threshold was chosen, the expected share, and their limits."""
+
+from __future__ import annotations
+
+from .findings import NAMES, SCORES, Findings, Scorer
+from .share import Share
+
+_HELD_OUT = (
+    "u is that of two DPO policies, each of them trained on half of the prompts, about the half that it has "
+    "not seen."
+)
+_LEARNED = (
+    "u is that of the run's own policy, which has learned these labels, wrong ones among them, so the share "
+    "is likely to be higher; --scorer dpo asks policies that have not seen them."
+)
+
+
+def share_in_words(share: Share) -> str:
+    """The expected share of wrong labels with its uncertainty, or why there is none."""
+    if share.identified:
+        return (
+            f"{_percent(share.rate)} ± {_percent(share.stderr)} (95% interval {_percent(share.low)} to "
+            f"{_percent(share.high)})"
+        )
+    if not share.separates:
+        return "not identified: the scores do not separate, they fit labels that are coin flips as well"
+    return (
+        f"not identified: the scores fit no wrong labels at all as well (95% of resamples of the prompts "
+        f"give {_percent(share.low)} to {_percent(share.high)})"
+    )
+
+
+def sentences(findings: Findings) -> list[str]:
+    """How the scorer's threshold and expected share came about, and how far to trust them."""
+    share, scorer = findings.share, findings.scorer
+    top = share.tenths.iloc[-1]
+    told = [_HELD_OUT if scorer == "dpo" else _LEARNED]
+    told.append(
+        "u changes sign with the label, so wrong labels mirror right ones: of pairs with |u| = m a share "
+        "eps + (1 - 2 eps) sigmoid(-k m) is labelled against the policy. "
+        f"The fit has eps = {share.rate:.3f} and k = {share.slope:.3g} per nat; without wrong labels (eps = "
+        f"0) its BIC is {abs(share.gain):.1f} {'worse' if share.gain > 0 else 'better'}. "
+        "The errors come from resampling prompts."
+    )
+    if share.identified:
+        said = "P(wrong) = sigmoid(logit(eps) - k u)"
+        if scorer == "vnet":
+            said += ", made a falling function of the weight by isotonic regression"
+        cut = "" if findings.cut is None else f", which is a {_score(scorer)} under {findings.cut:.3g}"
+        told.append(
+            f"{said}. A label is suspect where P(wrong) is above {findings.threshold:g}{cut}: "
+            f"{findings.suspects:,} of {len(findings.pairs):,}. That is not the expected share: a threshold "
+            "leaves wrong labels unnoticed where the policy is unsure."
+        )
+    else:
+        told.append("So there is no threshold and no label is suspect; the ranks say which to look at first.")
+    told.append(
+        f"Of the tenth of the pairs that the policy is surest of, {_percent(top['against'])} ± "
+        f"{_percent(top['stderr'])} are labelled against it."
+        + (
+            " Where flips are independent of the pair, the true share is no higher, apart from that error: a "
+            "sure policy can be wrong, which only adds."
+            if scorer == "dpo"
+            else ""
+        )
+    )
+    gain = share.mixture.gain
+    told.append(
+        f"A mixture of two Gaussians fits u {'better' if gain > 0 else 'worse'} than one Gaussian (BIC "
+        f"{abs(gain):.1f} {'lower' if gain > 0 else 'higher'}), so the shape of its distribution alone "
+        + (
+            f"would put {_percent(share.mixture.lower)} into a lower component; that asks for Gaussians and "
+            "not for the symmetry, and is no estimate of the share."
+            if gain > 0
+            else "does not tell wrong labels from right ones; the symmetry does."
+            if share.identified
+            else "does not tell wrong labels from right ones either."
+        )
+    )
+    for other, found in findings.shares.items():
+        if other != scorer:
+            told.append(f"By the {NAMES[other]} the expected share is {share_in_words(found)}.")
+    return told
+
+
+def _score(scorer: Scorer) -> str:
+    return {"weight": "weight", "cross_fit_u": "u"}[SCORES[scorer]]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%"

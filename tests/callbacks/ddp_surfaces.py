@@ -1,0 +1,39 @@
+"""A run of two gloo processes with both callbacks that look at the last visits.
+
+Usage: python ddp_surfaces.py FOLDER
+"""
+
+import sys
+from pathlib import Path
+
+from conftest import BATCH, Data, collate, run
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader, DistributedSampler
+
+from pacmr_lightning.callbacks.distributions import WeightDistributions
+from pacmr_lightning.callbacks.surfaces import VNetSurfaces
+
+
+class Ordered(Data):
+    """Pairs in the order of a single process; Lightning's own sampler would shuffle them."""
+
+    def train_dataloader(self):
+        world = self.trainer.world_size
+        sampler = DistributedSampler(self.rows, world, self.trainer.global_rank, shuffle=False)
+        return DataLoader(self.rows, batch_size=BATCH // world, sampler=sampler, collate_fn=collate)
+
+
+def callbacks():
+    return [
+        VNetSurfaces(steps=[7], points=11, window=20),
+        WeightDistributions(steps=[7], window=20),
+        ModelCheckpoint(every_n_epochs=1, save_top_k=-1, filename="{epoch}"),
+    ]
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    options = {"devices": 2, "strategy": "ddp"}
+    first = run(folder / "whole", callbacks(), data=Ordered(), **options)
+    checkpoint = Path(first.checkpoint_callback.dirpath) / "epoch=1.ckpt"
+    run(folder / "resumed", callbacks(), data=Ordered(), resume=checkpoint, **options)

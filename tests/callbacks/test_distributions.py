@@ -1,0 +1,102 @@
+"""WeightDistributions: which distributions it draws, and their values."""
+
+import numpy as np
+import pytest
+from lightning.pytorch.loggers import TensorBoardLogger
+from matplotlib.colors import to_rgb
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from pacmr_lightning.analysis.distribution_figure import BINS, GROUPS, draw, gap, split
+from pacmr_lightning.callbacks import WeightRecorder
+from pacmr_lightning.callbacks.distributions import WeightDistributions
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.run_folder import read_weights
+
+
+def histograms(folder):
+    events = EventAccumulator(str(folder / "tensorboard"), {"histograms": 0, "images": 0}).Reload()
+    assert [event.step for event in events.Images("weights/distributions")] == [3, 12]
+    return {tag: events.Histograms(tag) for tag in events.Tags()["histograms"]}
+
+
+def run_with(fit, folder, *arguments):
+    callbacks = [WeightRecorder(), WeightDistributions(steps=[3], window=16)]
+    fit(folder, callbacks, *arguments, logger=TensorBoardLogger(folder, "tensorboard", ""))
+    files = {path.name for path in (folder / "analysis").iterdir()}
+    names = ("weight-distributions-step-00003", "weight-distributions-step-00012")
+    assert files == {f"{name}.{ending}" for name in names for ending in ("png", "pdf")}
+
+
+def test_both_labels_of_a_run(fit, tmp_path):
+    run_with(fit, tmp_path)
+    found = histograms(tmp_path)
+    assert set(found) == {"weights/unflipped", "weights/flipped"}
+    rows = read_weights(tmp_path)
+    for name, flipped in (("unflipped", False), ("flipped", True)):
+        for event, first in zip(found[f"weights/{name}"], (1, 10), strict=True):
+            part = rows[rows["step"].between(first, first + 1)]
+            weight = part.loc[part["flipped"] == flipped, "weight"].astype(float)
+            values = event.histogram_value
+            assert values.num == len(weight) > 0
+            assert values.sum == pytest.approx(weight.sum(), rel=1e-6)
+            assert values.min == pytest.approx(weight.min(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("flip", "tags"),
+    [
+        (lambda i: None, {"weights/all"}),
+        (lambda i: False, {"weights/unflipped"}),
+        (
+            lambda i: None if i % 2 else i % 4 == 0,
+            {"weights/unflipped", "weights/flipped", "weights/unknown"},
+        ),
+    ],
+)
+def test_no_label_is_invented(fit, tmp_path, make_module, make_data, flip, tags):
+    run_with(fit, tmp_path, make_module(), make_data(flip))
+    found = histograms(tmp_path)
+    assert set(found) == tags
+    assert sum(events[-1].histogram_value.num for events in found.values()) == 16
+
+
+def test_equal_weights_are_not_drawn(fit, tmp_path, make_module):
+    fit(tmp_path, [WeightDistributions(steps=[3])], make_module("dpo"))
+    assert not (tmp_path / "analysis").exists()
+
+
+def test_the_figure_has_the_densities_and_means():
+    generator = np.random.default_rng(0)
+    flipped = (np.arange(1000) % 5 == 0).astype(np.int8)
+    weight = np.where(flipped == 1, generator.beta(2, 4, 1000), generator.beta(5, 2, 1000)).astype(np.float32)
+    (axis,) = draw(weight, flipped, step=2901).axes
+    assert "2,901" in axis.get_title()
+    bars = axis.patches
+    assert len(bars) == 2 * (len(BINS) - 1)
+    lines = [line.get_segments()[0][0, 0] for line in axis.collections]
+    for place, (name, value) in enumerate((("unflipped", 0), ("flipped", 1))):
+        part = weight[flipped == value].astype(float)
+        heights = [bar.get_height() for bar in bars[place * 30 : (place + 1) * 30]]
+        np.testing.assert_allclose(heights, np.histogram(part, BINS)[0] / len(part) * 30, rtol=1e-6)
+        assert sum(heights) / 30 == pytest.approx(1)
+        assert bars[place * 30].get_facecolor()[:3] == to_rgb(GROUPS[name][1])
+        assert lines[place] == pytest.approx(part.mean(), rel=1e-6)
+    difference = weight[flipped == 0].mean() - weight[flipped == 1].mean()
+    assert axis.get_legend().get_title().get_text() == f"gap {difference:.2f}"
+    assert gap(split(weight, flipped)) == pytest.approx(difference, rel=1e-5)
+
+
+def test_one_distribution_has_no_gap():
+    weight = np.linspace(0.1, 0.9, 9)
+    (axis,) = draw(weight, np.full(9, -1), step=1).axes
+    assert len(axis.patches) == len(BINS) - 1
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["all (9), mean 0.50"]
+    assert axis.get_legend().get_title().get_text() == ""
+    assert gap(split(weight, np.zeros(9))) is None
+
+
+def test_bad_options():
+    with pytest.raises(UserError, match="window is 0"):
+        WeightDistributions(window=0)
+    with pytest.raises(UserError, match=r"steps is \[-1\]"):
+        WeightDistributions(steps=[-1])

@@ -1,0 +1,264 @@
+"""VNetSurfaces: its grid against a VNet computed by hand, its files, resumes and two processes."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from pacmr_lightning.analysis.surface import load, steps_of
+from pacmr_lightning.callbacks import WeightRecorder
+from pacmr_lightning.callbacks.distributions import WeightDistributions
+from pacmr_lightning.callbacks.surfaces import VNetSurfaces
+from pacmr_lightning.datamodules import Files, PreferenceDataModule
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.loggers import ContinuedCSVLogger
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.objectives import DPO
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.run_folder import read_weights
+from pacmr_lightning.weighting import SigmoidPrior, VNetWeighting
+from pacmr_lightning.world import World
+
+SHARES = ["weights/monotone_share", "weights/monotone_share_data"]
+
+
+def by_hand(vnet, delta, u):
+    """VNet's a, b at every point of a grid, from its parameters in float64."""
+    a, b = np.empty((2, len(delta), len(u)))
+    parameters = [value.detach().double().numpy() for value in vnet.parameters()]
+    for i, x in enumerate(delta):
+        for j, y in enumerate(u):
+            hidden = np.array([x, y])
+            for place in range(0, len(parameters), 2):
+                hidden = parameters[place] @ hidden + parameters[place + 1]
+                if place < len(parameters) - 2:
+                    hidden = np.maximum(hidden, 0)
+            a[i, j], b[i, j] = hidden
+    return a, b
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory, tiny_tokenizer_folder):
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=256, initializer_range=0.2, **shape
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    rows = World().preference_rows(48, 0)
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def real_run(root, model_folder, weighting, callbacks, **options):
+    pl.seed_everything(0)
+    module = PreferenceModule(
+        PolicyModel(str(model_folder), rank=4),
+        DPO(beta=1.0),
+        weighting,
+        method="pacmr",
+        learning_rate=0.01,
+    )
+    source = Files(str(model_folder / "pairs.jsonl"), validation_fraction=0.1)
+    data = PreferenceDataModule(
+        source,
+        str(model_folder),
+        task="tiny",
+        global_batch_size=8,
+        meta_batch_size=8,
+        meta_every=weighting.every,
+        noise_rate=0.3,
+    )
+    trainer = pl.Trainer(
+        max_steps=4,
+        accelerator="cpu",
+        default_root_dir=root,
+        callbacks=callbacks,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        limit_val_batches=0,
+        **options,
+    )
+    trainer.fit(module, data)
+    return module
+
+
+@pytest.mark.slow
+def test_values_of_a_real_run(model_folder, tmp_path):
+    loggers = [TensorBoardLogger(tmp_path, "tensorboard", ""), ContinuedCSVLogger(tmp_path, "", "")]
+    # A threshold that all pairs pass and a fast VNet, so that its surface is not flat.
+    weighting = VNetWeighting(every=1, learning_rate=0.05)
+    weighting.outer.tau = 0.5
+    callbacks = [WeightRecorder(), VNetSurfaces(steps=[2], points=9, window=16)]
+    module = real_run(tmp_path, model_folder, weighting, callbacks, logger=loggers)
+
+    assert steps_of(tmp_path) == [2, 4]
+    last = load(tmp_path)
+    assert (last.step, last.method, last.task, last.noise_rate) == (4, "pacmr", "tiny", 0.3)
+    rows = read_weights(tmp_path)
+    for surface, (first, end) in ((load(tmp_path, 2), (0, 2)), (last, (2, 4))):
+        part = rows[rows["step"].between(first, end - 1)]
+        assert len(part) == 16
+        np.testing.assert_array_equal(surface.visits.u, part["u"])
+        np.testing.assert_array_equal(surface.visits.delta, part["delta"])
+        np.testing.assert_array_equal(surface.visits.weight, part["weight"])
+        np.testing.assert_array_equal(surface.visits.flipped, part["flipped"].astype(int))
+        assert surface.a.shape == surface.b.shape == surface.g.shape == surface.density.shape == (9, 9)
+        delta, u = part["delta"].astype(float), part["u"].astype(float)
+        np.testing.assert_allclose(surface.delta[[0, -1]], delta.quantile([0.005, 0.995]), rtol=1e-9)
+        side = u.quantile([0.005, 0.995]).abs().max()
+        np.testing.assert_allclose(surface.u, np.linspace(-side, side, 9), rtol=1e-9, atol=1e-12)
+
+    a, b = by_hand(module.vnet, last.delta, last.u)
+    np.testing.assert_allclose(last.a, a, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(last.b, b, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(last.g, 1 / (1 + np.exp(-a * last.u - b)), rtol=1e-9)
+    assert np.ptp(last.g) > 0.1
+    assert np.ptp(last.a) > 0.01 and np.ptp(last.b) > 0.01
+    # The last step's pairs got their weights from this VNet, in float32.
+    end = rows[rows["step"] == 3]
+    with torch.no_grad():
+        weights, _, _ = module.vnet(*(torch.tensor(end[name].to_numpy()) for name in ("delta", "u")))
+    np.testing.assert_allclose(weights, end["weight"], rtol=1e-5)
+
+    with np.load(tmp_path / "analysis" / "surfaces-step-00004.npz") as arrays:
+        np.testing.assert_array_equal(arrays["g"], last.g)
+    names = [f"{name}-step-0000{step}" for name in ("heat-maps", "surfaces") for step in (2, 4)]
+    expected = {f"{name}.{ending}" for name in names for ending in ("png", "pdf")}
+    expected |= {"surfaces-step-00002.npz", "surfaces-step-00004.npz"}
+    assert {path.name for path in (tmp_path / "analysis").iterdir()} == expected
+    with (tmp_path / "metrics.csv").open() as file:
+        found = [row for row in csv.DictReader(file) if row[SHARES[0]]]
+    assert [row["step"] for row in found] == ["1", "3"]
+    assert float(found[1][SHARES[0]]) == pytest.approx(last.monotone_share())
+    assert float(found[1][SHARES[1]]) == pytest.approx(last.monotone_share(with_data=True))
+    events = EventAccumulator(str(tmp_path / "tensorboard"), {"images": 0}).Reload()
+    for tag in ("weights/surfaces", "weights/heat_maps"):
+        assert [event.step for event in events.Images(tag)] == [2, 4]
+    assert [event.step for event in events.Scalars(SHARES[0])] == [1, 3]
+
+
+def test_a_fixed_prior_is_flat(model_folder, tmp_path):
+    prior = SigmoidPrior(slope=1.0, offset="auto")
+    real_run(tmp_path, model_folder, prior, [VNetSurfaces(points=5)], logger=False)
+    surface = load(tmp_path)
+    assert (surface.a == 1).all()
+    np.testing.assert_allclose(surface.b, np.log(0.7 / 0.3), rtol=1e-6)
+    np.testing.assert_allclose(
+        surface.g, np.tile(1 / (1 + np.exp(-surface.u) * 0.3 / 0.7), (5, 1)), rtol=1e-6
+    )
+    assert surface.monotone_share() == 1.0
+
+
+def test_nothing_where_there_is_no_slope(fit, tmp_path, make_module):
+    fit(tmp_path, [VNetSurfaces(steps=[2])], make_module("dpo"))
+    assert not (tmp_path / "analysis").exists()
+
+
+def test_visits_that_are_not_finite_are_left_out(fit, tmp_path, make_module):
+    class Diverging(make_module):
+        def training_step(self, batch, batch_idx):
+            outputs = super().training_step(batch, batch_idx)
+            outputs["record"].u[0] = torch.inf
+            return outputs
+
+    fit(tmp_path, [VNetSurfaces()], Diverging())
+    surface = load(tmp_path)
+    assert len(surface.visits.u) == 84  # 12 of 96 are infinite
+    assert np.isfinite(surface.g).all()
+
+
+def test_slopes_that_differ_without_a_vnet_are_refused(fit, tmp_path, make_module):
+    class Odd(make_module):
+        def training_step(self, batch, batch_idx):
+            outputs = super().training_step(batch, batch_idx)
+            outputs["record"].a[0] += 1
+            return outputs
+
+    with pytest.raises(UserError, match="has no VNet to ask"):
+        fit(tmp_path, [VNetSurfaces(steps=[1])], Odd())
+
+
+def same(first, second):
+    for name in ("delta", "u", "a", "b", "density"):
+        np.testing.assert_allclose(getattr(first, name), getattr(second, name), rtol=1e-5, atol=1e-7)
+    for name in ("u", "delta", "weight", "flipped"):
+        values = (np.sort(getattr(surface.visits, name)) for surface in (first, second))
+        np.testing.assert_allclose(*values, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_resume_gives_the_same_files_once(fit, tmp_path, make_module):
+    def callbacks(steps=(6,)):
+        return [VNetSurfaces(list(steps), points=5, window=30), ModelCheckpoint(every_n_epochs=1)]
+
+    def logger(folder):
+        return ContinuedCSVLogger(folder, "", "")
+
+    fit(tmp_path / "whole", callbacks(), logger=logger(tmp_path / "whole"))
+    folder = tmp_path / "killed"
+    with pytest.raises(RuntimeError, match="killed"):
+        fit(folder, callbacks(steps=(3, 6, 7)), make_module(die_at=7), logger=logger(folder))
+    (checkpoint,) = folder.rglob("*.ckpt")
+    assert steps_of(folder) == [3, 6, 7]
+    (folder / "analysis" / "surfaces-step-00007-mine.png").write_text("a copy of the user's")
+    fit(folder, callbacks(), resume=checkpoint, logger=logger(folder))
+    # Step 7 belongs to the killed fit only, whose steps after the checkpoint at 4 did not happen.
+    assert steps_of(folder) == [3, 6, 12]
+    for step in (6, 12):
+        same(load(folder, step), load(tmp_path / "whole", step))
+        assert len(load(folder, step).visits.u) == 32
+    left = {path.name for path in (folder / "analysis").glob("*00007*")}
+    assert left == {"surfaces-step-00007-mine.png"}
+    with (folder / "metrics.csv").open() as file:
+        steps = [int(row["step"]) for row in csv.DictReader(file) if row[SHARES[0]]]
+    assert steps == [2, 5, 11]
+
+
+@pytest.mark.slow
+def test_two_processes_see_what_one_sees(fit, tmp_path):
+    result = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("ddp_surfaces.py")), str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    alone = tmp_path / "alone"
+    fit(alone, [VNetSurfaces([7], points=11, window=20), WeightDistributions([7], window=20)])
+    files = sorted(path.name for path in (alone / "analysis").iterdir())
+    assert len(files) == 2 * 7
+    for name, steps in (("whole", [7, 12]), ("resumed", [12])):
+        found = sorted(path.name for path in (tmp_path / name / "analysis").iterdir())
+        assert found == [file for file in files if int(file[-9:-4]) in steps]
+        for step in steps:
+            same(load(tmp_path / name, step), load(alone, step))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": [500, 0]}, r"steps is \[500, 0\]"),
+        ({"points": 1}, "points is 1"),
+        ({"window": 0}, "window is 0"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(UserError, match=message):
+        VNetSurfaces(**options)

@@ -1,0 +1,137 @@
+"""Cleaned data: the input's format, order and columns, with suspects dropped or exchanged."""
+
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pacmr_lightning.datamodules import EmbeddedWorld, Files, HubPreferences
+from pacmr_lightning.datamodules.cleaned import write_cleaned
+from pacmr_lightning.datamodules.reading import read_preferences
+from pacmr_lightning.errors import UserError
+
+ROWS = [
+    {"meta": {"n": 1.5, "x": None}, "prompt": "é 1", "chosen": " a", "rejected": " b", "extra": "\ud800"},
+    {"prompt": "2", "chosen": " a", "rejected": " b", "flipped": True, "eta": 0.25, "score": [1, 2]},
+    {"prompt": "2", "chosen": " a", "rejected": " b", "flipped": 0},
+    {"prompt": "3", "chosen": " c", "rejected": " d"},
+]
+
+
+def lines(path):
+    opener = gzip.open if str(path).endswith(".gz") else open
+    with opener(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def ids(path):
+    return read_preferences(path)["id"][:]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.json"])
+def test_json_lines(name, write_rows, tmp_path):
+    path = write_rows(ROWS, name)
+    first, second, third, _ = ids(path)
+    output = tmp_path / f"out-{name}"
+    assert write_cleaned(Files(path), str(output), drop={first}, flip={second, third}) == 3
+    assert lines(output) == [
+        {"prompt": "2", "chosen": " b", "rejected": " a", "flipped": False, "eta": 0.75, "score": [1, 2]},
+        {"prompt": "2", "chosen": " b", "rejected": " a", "flipped": 1},
+        ROWS[3],
+    ]
+    assert write_cleaned(Files(path), str(output), set(), set()) == 4
+    assert lines(output) == ROWS, "nothing to clean, nothing changed, no ids added"
+    assert len(read_preferences(output)) == 4, "ready to train on"
+
+
+def test_parquet(tmp_path):
+    """Types, metadata and columns of which Python knows nothing stay."""
+    schema = pa.schema(
+        [
+            pa.field("when", pa.timestamp("ns")),
+            ("chosen", pa.large_string()),
+            ("rejected", pa.string()),
+            ("prompt", pa.dictionary(pa.int32(), pa.string())),
+            ("eta", pa.float32()),
+            ("id", pa.int64()),
+        ],
+        metadata={"who": "me"},
+    )
+    columns = [
+        [1, 2**60 + 1, 3],
+        [" a", " b", " c"],
+        [" x", " y", " z"],
+        ["p", "q", "p"],
+        [0.5, None, 0.25],
+        [7, 8, 9],
+    ]
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    table = pa.Table.from_arrays(arrays, schema=schema)
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=2)
+    source = Files(str(tmp_path / "in.parquet"))
+    assert write_cleaned(source, str(tmp_path / "out.parquet"), drop={"7"}, flip={"9"}) == 2
+    found = pq.read_table(tmp_path / "out.parquet")
+    assert found.schema.equals(table.schema, check_metadata=False)
+    assert found.schema.metadata[b"who"] == b"me"
+    assert found["when"].equals(table["when"].slice(1)) and found["id"].to_pylist() == [8, 9]
+    assert found["chosen"].to_pylist() == [" b", " z"] and found["rejected"].to_pylist() == [" y", " c"]
+    assert found["eta"].to_pylist() == [None, 0.75]
+
+
+def test_messages_and_whole_transcripts(write_rows, tmp_path):
+    chat = [{"role": "user", "content": "q"}]
+    rows = [
+        {"id": "a", "chosen": [*chat, {"role": "assistant", "content": "x"}],
+         "rejected": [*chat, {"role": "assistant", "content": "y"}]},
+        {"id": "b", "chosen": "\n\nHuman: q\n\nAssistant: x", "rejected": "\n\nHuman: q\n\nAssistant: y"},
+    ]  # fmt: skip
+    path = write_rows(rows)
+    write_cleaned(Files(path), str(tmp_path / "out.jsonl"), set(), {"a", "b"})
+    for before, after in zip(rows, lines(tmp_path / "out.jsonl"), strict=True):
+        assert after == {"id": before["id"], "chosen": before["rejected"], "rejected": before["chosen"]}
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_embedded_world(ending, tmp_path):
+    source = EmbeddedWorld(pairs=12, validation_pairs=1)
+    path = tmp_path / f"out.{ending}"
+    rows = source.load("train")
+    assert write_cleaned(source, str(path), {"world-0-1"}, {"world-0-2"}) == 11
+    found = read_preferences(path)
+    assert found["id"][:] == [name for name in rows["id"] if name != "world-0-1"]
+    assert (found["chosen"][1], found["rejected"][1]) == (rows["rejected"][2], rows["chosen"][2])
+    assert found["eta"][1] == pytest.approx(1 - rows["eta"][2])
+    assert found["augmented_prompt"][2] == rows["augmented_prompt"][3]
+
+
+@pytest.mark.parametrize("ending", ["jsonl.gz", "parquet"])
+def test_messages_of_a_hub_dataset(ending, tmp_path):
+    chat = [{"role": "user", "content": "q"}]
+    (tmp_path / "set").mkdir()
+    rows = [
+        {"prompt": chat, "chosen": [{"role": "assistant", "content": f"x{i}"}],
+         "rejected": [{"role": "assistant", "content": "y"}]}
+        for i in range(3)
+    ]  # fmt: skip
+    (tmp_path / "set" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = HubPreferences(str(tmp_path / "set"))
+    known = source.load_all()
+    path = tmp_path / f"out.{ending}"
+    assert write_cleaned(source, str(path), set(), {known["id"][1]}) == 3
+    found = read_preferences(path)
+    assert found["chat"][:] == [True] * 3 and found["prompt"][:] == known["prompt"][:]
+    assert found["chosen"][1] == known["rejected"][1] and found["rejected"][1] == known["chosen"][1]
+    assert found["chosen"][2] == known["chosen"][2]
+
+
+def test_bad_input(write_rows, tmp_path):
+    path = write_rows(ROWS[1:])
+    with pytest.raises(UserError, match=r"own data; name another"):
+        write_cleaned(Files(path), path, set(), set())
+    with pytest.raises(UserError, match=r"ending in .jsonl or"):
+        write_cleaned(Files(path), str(tmp_path / "out.parquet"), set(), set())
+    with pytest.raises(UserError, match=r"no row 'gone' any more \(1 of 1"):
+        write_cleaned(Files(path), str(tmp_path / "out.jsonl"), {"gone"}, set())
+    assert not (tmp_path / "out.jsonl").exists()

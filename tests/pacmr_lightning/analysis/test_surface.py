@@ -1,0 +1,63 @@
+"""Surfaces: where g rises, what the grid covers, and the density of the visits on it."""
+
+import numpy as np
+import pytest
+import torch
+
+from pacmr_lightning.analysis.surface import Surface, Visits, density, grid, slope_and_offset
+from pacmr_lightning.weighting.vnet import VNet
+
+
+def visits_of(u, delta):
+    u, delta = np.asarray(u, np.float32), np.asarray(delta, np.float32)
+    return Visits(u, delta, np.full_like(u, 0.5), np.zeros(len(u), np.int8))
+
+
+def surface_of(vnet, side, points=21):
+    """VNet's surface over Delta in [-1, 1] and u in [-side, side], with visits in the upper half only."""
+    delta, u = np.linspace(-1, 1, points), np.linspace(-side, side, points)
+    a, b = slope_and_offset(vnet, delta, u)
+    visits = visits_of([side / 2, side], [0.0, 0.5])
+    return Surface(1, "pacmr", "toy", 0.3, delta, u, a, b, density(visits, delta, u), visits)
+
+
+@pytest.mark.parametrize(("slope", "share"), [(2.0, 1.0), (-2.0, 0.0), (0.0, 0.0)])
+@pytest.mark.parametrize("side", [0.01, 1000.0])
+def test_monotone_share_of_a_fixed_slope(slope, share, side):
+    # At |u| = 1000 the weight itself is 0 or 1 almost everywhere.
+    surface = surface_of(VNet(slope=slope, offset=0.3), side)
+    assert surface.monotone_share() == share
+    assert surface.monotone_share(with_data=True) == share
+
+
+def test_monotone_share_of_a_weight_that_rises_on_one_side():
+    vnet = VNet(hidden=(2,), slope=0.0)
+    with torch.no_grad():  # b = relu(u) + relu(-u) = |u|
+        vnet.layers[0].weight.copy_(torch.tensor([[0.0, 1.0], [0.0, -1.0]]))
+        vnet.layers[0].bias.zero_()
+        vnet.layers[2].weight.copy_(torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
+    surface = surface_of(vnet, 3.0)
+    np.testing.assert_allclose(surface.b, np.tile(np.abs(surface.u), (21, 1)))
+    assert surface.monotone_share() == pytest.approx(10 / 21)  # the points of u > 0
+    assert surface.monotone_share(with_data=True) == 1.0
+
+
+def test_density_is_the_share_of_the_visits_inside():
+    generator = np.random.default_rng(0)
+    visits = visits_of(generator.normal(size=4000), generator.normal(3, 2, size=4000))
+    delta, u = grid(visits, 31)
+    found = density(visits, delta, u)
+    cell = (delta[1] - delta[0]) * (u[1] - u[0])
+    margins = [(axis[1] - axis[0]) / 2 for axis in (delta, u)]
+    inside = (np.abs(visits.u) <= u[-1] + margins[1]) & (visits.delta >= delta[0] - margins[0])
+    inside &= visits.delta <= delta[-1] + margins[0]
+    assert found.sum() * cell == pytest.approx(inside.mean(), rel=1e-6)
+    assert inside.mean() > 0.98
+    # The middle cell holds what a normal density has there.
+    assert found[13:18, 13:18].mean() == pytest.approx(1 / (2 * np.pi * 2), rel=0.15)
+    np.testing.assert_allclose(u, -u[::-1])
+
+
+def test_visits_at_one_point_get_a_grid_all_the_same():
+    delta, u = grid(visits_of([0.0, 0.0], [0.0, 0.0]), 3)
+    assert delta.tolist() == u.tolist() == [-1, 0, 1]

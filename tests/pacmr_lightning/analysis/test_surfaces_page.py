@@ -1,0 +1,200 @@
+"""``pacmr surfaces``: distances between known functions, the page's files, and what it refuses."""
+
+import matplotlib.image
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.special import expit
+
+from pacmr_lightning.analysis.surface import Surface, Visits, density, grid, load, save
+from pacmr_lightning.analysis.surface_figure import draw_heat_maps, draw_page, draw_surfaces, limits
+from pacmr_lightning.analysis.surfaces_page import distance, headings, main, surfaces_page
+from pacmr_lightning.errors import UserError
+
+
+def surface(
+    slope=1.0, offset=0.0, delta=(-6, 2), side=4.0, points=61, noise=0.3, task="tldr", step=200, known=True
+):
+    """g = sigmoid(slope u + offset), where slope and offset are numbers or functions of (Delta, u)."""
+    generator = np.random.default_rng(0)
+    u = generator.normal(0, side / 3, 2000).astype(np.float32)
+    sums = generator.normal(np.mean(delta), np.ptp(delta) / 6, 2000).astype(np.float32)
+    axes = np.linspace(*delta, points), np.linspace(-side, side, points)
+    both = np.meshgrid(*axes, indexing="ij")
+    a, b = (
+        value(*both) if callable(value) else np.full((points, points), value) for value in (slope, offset)
+    )
+    flipped = np.where(generator.random(2000) < noise, 1, 0) if known else np.full(2000, -1)
+    visits = Visits(u, sums, expit(u), flipped.astype(np.int8))
+    return Surface(step, "pacmr", task, noise, *axes, a, b, density(visits, *axes), visits)
+
+
+def softplus(x):
+    return np.log1p(np.exp(x))
+
+
+def test_distance_of_shifted_sigmoids():
+    first, second = surface(points=401), surface(offset=-1.0, points=401)
+    found = distance(first, second)
+    # |sigmoid(u) - sigmoid(u - 1)| is largest at u = 1/2; its mean over [-4, 4] is an integral of sigmoids.
+    mean = (softplus(4) - softplus(-4) - softplus(3) + softplus(-5)) / 8
+    assert found["max"] == pytest.approx(np.tanh(0.25), rel=1e-4)
+    assert found["mean"] == pytest.approx(mean, rel=5e-3)
+    assert 0.9 < found["correlation"] < 1
+    assert found["common"] == 1.0
+    assert distance(second, first) == pytest.approx(found)
+
+
+def test_distance_of_a_surface_from_itself_and_its_mirror():
+    one = surface(slope=lambda delta, u: 1 + 0.1 * delta, points=31)
+    same = distance(one, one)
+    assert same["mean"] == same["max"] == 0.0
+    assert same["correlation"] == pytest.approx(1)
+    other = surface(slope=lambda delta, u: -1 - 0.1 * delta, points=31)
+    mirrored = distance(one, other)
+    assert mirrored["correlation"] == pytest.approx(-1)
+    # |2 sigmoid(h) - 1| at the corner with the largest h = 1.2 * 4.
+    assert mirrored["max"] == pytest.approx(2 * expit(4.8) - 1, rel=1e-6)
+
+
+def test_distance_over_the_common_part_of_unequal_grids():
+    def slope(delta, u):
+        return 1 + 0.05 * delta
+
+    first = surface(slope, delta=(-6, 2), side=4.0, points=201)
+    second = surface(slope, delta=(-2, 10), side=2.0, points=121)
+    found = distance(first, second)
+    # One function: what is left is the error of linear interpolation between unlike points.
+    assert found["max"] < 2e-4
+    # Delta in [-2, 2] and u in [-2, 2]: 16 of the first's 64 and of the second's 48.
+    assert found["common"] == pytest.approx(16 / 48)
+    apart = distance(first, surface(delta=(3, 10)))
+    assert np.isnan([apart[name] for name in ("mean", "max", "correlation")]).all()
+    assert apart["common"] == 0.0
+
+
+def test_a_constant_weight_correlates_with_nothing():
+    found = distance(surface(), surface(slope=0.0))
+    assert np.isnan(found["correlation"])
+    assert found["max"] == pytest.approx(expit(4) - 0.5)
+
+
+def test_scaling_brings_together_what_differs_by_its_unit():
+    first = surface(delta=(-6, 2), side=4.0)
+    second = surface(slope=0.1, delta=(-60, 20), side=40.0, task="hh")
+    assert distance(first, second)["max"] > 0.3
+    # Visits of the helper scale with the grid, so both are one function of u / std(u).
+    scaled = distance(first, second, scaled=True)
+    assert scaled["max"] < 1e-5
+    assert scaled["common"] == pytest.approx(1, abs=1e-4)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for noise, offset in ((0.4, -0.5), (0.2, 0.0), (0.3, -0.2)):
+        for step in (100, 200):
+            made = surface(lambda delta, u: 1 + 0.05 * u - 0.02 * delta, offset, noise=noise, step=step)
+            save(made, tmp_path / f"pacmr-{noise}")
+    return [str(tmp_path / f"pacmr-{noise}") for noise in (0.4, 0.2, 0.3)]
+
+
+@pytest.mark.slow
+def test_the_page_of_three_runs(runs, tmp_path, capsys):
+    main([*runs, "--output", str(tmp_path / "out" / "page.png")])
+    printed = capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"page.png", "page.pdf", "page.csv"}
+    image = matplotlib.image.imread(tmp_path / "out" / "page.png")
+    assert image.shape[0] > 2000 and image[..., :3].std() > 0.05
+    assert (tmp_path / "out" / "page.pdf").read_bytes().startswith(b"%PDF")
+    table = pd.read_csv(tmp_path / "out" / "page.csv")
+    assert table["first"].tolist() == ["20% noise", "20% noise", "30% noise"]
+    assert table["second"].tolist() == ["30% noise", "40% noise", "40% noise"]
+    assert (table[["first_step", "second_step"]] == 200).all(axis=None)
+    assert table["scale"].unique().tolist() == ["as is"]
+    expected = distance(load(runs[1]), load(runs[2]))
+    assert table.loc[0, list(expected)].tolist() == pytest.approx(list(expected.values()))
+    assert f"{expected['mean']:.3f}" in printed
+    assert "20% noise - 30% noise" in printed
+    earlier = surfaces_page(runs, str(tmp_path / "earlier.pdf"), step=100)
+    assert (earlier[["first_step", "second_step"]] == 100).all(axis=None)
+    assert (tmp_path / "earlier.png").exists()
+
+
+def test_two_tasks_are_also_compared_on_scaled_axes(tmp_path, capsys):
+    save(surface(), tmp_path / "tldr")
+    save(surface(slope=0.1, delta=(-60, 20), side=40.0, task="hh"), tmp_path / "hh")
+    main([str(tmp_path / "tldr"), str(tmp_path / "hh"), "--output", str(tmp_path / "page.png")])
+    table = pd.read_csv(tmp_path / "page.csv")
+    assert table["scale"].tolist() == ["as is", "sd"]
+    assert table["first"].tolist() == ["tldr, 30% noise"] * 2
+    assert table["max"][1] < 1e-5 < 0.3 < table["max"][0]
+    assert "scale sd:" in capsys.readouterr().out
+
+
+def test_one_run_has_no_table(runs, tmp_path):
+    assert surfaces_page(runs[:1], str(tmp_path / "one.png")) is None
+    assert (tmp_path / "one.pdf").exists() and not (tmp_path / "one.csv").exists()
+
+
+def test_panels_of_the_figures():
+    made = surface(lambda delta, u: 1 + 0.05 * u, known=False)
+    for draw in (draw_surfaces, draw_heat_maps):
+        titles = [axis.get_title() for axis in draw(made).axes]
+        assert [title for title in titles if title] == ["Slope $a(z)$", "Offset $b(z)$", "Weight $g(z)$"]
+    page = draw_page([made, made], ["20% noise", "30% noise"])
+    titles = [axis.get_title() for axis in page.axes]
+    assert titles[:2] == ["Slope $a(z)$, 20% noise", "Slope $a(z)$, 30% noise"]
+    assert len(titles) == 8
+    # One vertical scale a row; flat surfaces get a scale all the same.
+    assert limits([made, surface(slope=2.0)], "a") == pytest.approx((0.8, 2.0))
+    assert limits([surface()], "b") == pytest.approx((-0.05, 0.05))
+    assert {axis.get_zlim() for axis in page.axes[4:6]} == {(0.0, 1.0)}
+
+
+@pytest.mark.parametrize("points", [2, 3, 61])
+def test_pairs_that_are_all_alike_can_be_drawn(points, tmp_path):
+    visits = Visits(*np.zeros((2, 8), np.float32), np.full(8, 0.5, np.float32), np.zeros(8, np.int8))
+    delta, u = grid(visits, points)
+    flat = np.ones((points, points))
+    made = Surface(1, "pacmr", "tldr", 0.3, delta, u, flat, 0 * flat, density(visits, delta, u), visits)
+    for draw in (draw_surfaces, draw_heat_maps):
+        draw(made).savefig(tmp_path / "figure.png")
+
+
+def test_headings_tell_runs_apart():
+    tldr, hh, unknown = surface(), surface(task="hh"), surface(noise=float("nan"))
+    other = surface(noise=0.2)
+    assert headings([other, tldr], ["a", "b"]) == ["20% noise", "30% noise"]
+    assert headings([tldr, hh], ["a", "b"]) == ["tldr, 30% noise", "hh, 30% noise"]
+    assert headings([tldr, tldr], ["x/a", "x/b"]) == ["30% noise (a)", "30% noise (b)"]
+    assert headings([tldr, tldr], ["x/a", "y/a"]) == ["x/a", "y/a"]
+    assert headings([tldr, unknown], ["a", "b"]) == ["30% noise", "noise unknown"]
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    for noise in (0.3, float("nan")):
+        made = surface(lambda delta, u: delta + u, noise=noise)
+        save(made, tmp_path)
+        found = load(tmp_path)
+        for name in ("delta", "u", "a", "b", "g", "density", "rises"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(made, name))
+        for name in ("u", "delta", "weight", "flipped"):
+            np.testing.assert_array_equal(getattr(found.visits, name), getattr(made.visits, name))
+        assert (found.step, found.method, found.task) == (200, "pacmr", "tldr")
+        np.testing.assert_equal(found.noise_rate, noise)
+
+
+def test_bad_input(runs, tmp_path):
+    page = str(tmp_path / "page.png")
+    with pytest.raises(UserError, match="train with the callback VNetSurfaces"):
+        main([str(tmp_path / "none"), "--output", page])
+    with pytest.raises(UserError, match="no surfaces of step 150; choose one of 100, 200, or last"):
+        main([runs[0], "--output", page, "--step", "150"])
+    with pytest.raises(UserError, match="--step is first"):
+        main([runs[0], "--output", page, "--step", "first"])
+    with pytest.raises(UserError, match=r"must end in .png or .pdf"):
+        main([runs[0], "--output", str(tmp_path / "page.svg")])
+    (tmp_path / "pacmr-0.4" / "analysis" / "surfaces-step-00200.npz").write_bytes(b"PK\x03\x04 half")
+    with pytest.raises(UserError, match="cannot be read as surfaces"):
+        main([runs[0], "--output", page])
+    assert not list(tmp_path.glob("page*"))

@@ -1,0 +1,75 @@
+"""A real PACMR-DPO run of a tiny model under noise."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from pacmr_lightning import cli
+from pacmr_lightning.world import World
+
+PAIRS = 64
+HOSTILE = "<script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\">"
+
+
+def world_rows(count, seed):
+    """World rows with a column of their own; some say whether their label is wrong."""
+    rows = list(World().preference_rows(count, seed))
+    for i, row in enumerate(rows):
+        row["annotator"] = f"a{i % 3}"
+        if i % 4 == 0:
+            row["flipped"] = i % 8 == 0
+    rows[3]["rejected"] += f" {HOSTILE} \u202e abc \u0001 😀"
+    return rows
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory, tiny_tokenizer_folder):
+    folder = tmp_path_factory.mktemp("audit")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    for name, count, seed in (("train", PAIRS, 0), ("validation", 8, 1)):
+        lines = [json.dumps(row) + "\n" for row in world_rows(count, seed)]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    cli.main(
+        [
+            *("fit", "--model", "PreferenceModule", "--model.policy", "PolicyModel"),
+            *("--model.policy.model", str(folder / "model"), "--model.objective", "DPO"),
+            *("--model.objective.beta", "1.0", "--model.learning_rate", "0.01"),
+            *("--model.weighting", "VNetWeighting", "--model.weighting.every", "2"),
+            *("--model.weighting.learning_rate", "0.1", "--data", "PreferenceDataModule"),
+            *("--data.source", "Files", "--data.source.train", str(folder / "train.jsonl")),
+            *("--data.source.validation", str(folder / "validation.jsonl")),
+            *("--data.global_batch_size", "8", "--data.meta_batch_size", "8", "--data.noise_rate", "0.3"),
+            *(
+                "--trainer.max_epochs",
+                "1",
+                "--trainer.accelerator",
+                "cpu",
+                "--trainer.limit_val_batches",
+                "0",
+            ),
+            *("--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"),
+            *("--trainer.default_root_dir", str(folder / "run")),
+        ]
+    )
+    return folder / "run"
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of the run that a test may change."""
+    return shutil.copytree(finished, tmp_path / "run")

@@ -1,0 +1,293 @@
+"""``pacmr audit`` on a real run of a tiny model: values, halves, resuming, files, bad input."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from pacmr_lightning.analysis.finished_run import find_run, load
+from pacmr_lightning.audit import cross_fit
+from pacmr_lightning.audit.cross_fit import CrossFit
+from pacmr_lightning.audit.scores import last_pass
+from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.datamodules.audit_tool import audit, main
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.policy import PolicyModel
+
+from .conftest import PAIRS, world_rows
+
+
+def as_trained(run):
+    """The run's rows with the labels it was trained on, by its own record of the noise."""
+    noise = pd.read_parquet(run / "noise_mask.parquet").set_index("id")["flipped"]
+    rows = []
+    for row in world_rows(PAIRS, 0):
+        if noise[row["id"]]:
+            row = row | {"chosen": row["rejected"], "rejected": row["chosen"]}
+        rows.append(row | {"noise": bool(noise[row["id"]])})
+    return rows
+
+
+def log_ratios(policy, rows):
+    """log(pi / pi_ref) of both responses in the whole model's own forward, one pair at a time."""
+    tokenizer = AutoTokenizer.from_pretrained(policy.name)
+    found = []
+    for row in rows:
+        start = tokenizer(row["prompt"])["input_ids"]
+        ends = [
+            [*tokenizer(row[side], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+            for side in ("chosen", "rejected")
+        ]
+        pair = PairBatch.collate([row["id"]], [start], *([end] for end in ends))
+        with torch.no_grad():
+            now = policy.log_probs_in("plain", pair)
+            with policy.reference():
+                before = policy.log_probs_in("plain", pair)
+        found.append([float(now.chosen - before.chosen), float(now.rejected - before.rejected)])
+    return np.array(found)
+
+
+def loaded(run):
+    found = find_run(str(run), "last")
+    module, data, updates = load(found, as_trained=True)
+    data.setup("fit")
+    return found, module, data, updates
+
+
+def test_values_of_every_pair(run):
+    table = audit(str(run)).set_index("id")
+    rows = as_trained(run)
+    assert len(table) == PAIRS and sorted(table["rank"]) == list(range(1, PAIRS + 1))
+    table = table.loc[[row["id"] for row in rows]]
+    module = PreferenceModule.load_from_checkpoint(run / "checkpoints/last.ckpt")
+    rewards = log_ratios(module.policy, rows)
+    np.testing.assert_allclose(table["u"], rewards[:, 0] - rewards[:, 1], atol=1e-4)
+    np.testing.assert_allclose(table["delta"], rewards.sum(1), atol=1e-4)
+    np.testing.assert_allclose(table["loss"], np.log1p(np.exp(-table["u"])), rtol=1e-4)
+    inputs = torch.tensor(rewards.sum(1)).float(), torch.tensor(rewards[:, 0] - rewards[:, 1]).float()
+    with torch.no_grad():
+        weight, a, b = module.vnet(*inputs)
+    for name, value in (("weight", weight), ("a", a), ("b", b)):
+        np.testing.assert_allclose(table[name], value, rtol=1e-4, atol=1e-3)
+    assert table["weight"].std() > 0.01
+    assert table["observed"].tolist() == ["rejected" if row["noise"] else "chosen" for row in rows]
+    truth = [row["noise"] ^ row.get("flipped", False) for row in rows]
+    assert table["flipped"].tolist() == truth and 0 < sum(truth) < PAIRS
+    assert table["category"].tolist() == [row["category"] for row in rows]
+    assert table["weight"].loc[table["rank"].idxmin()] == table["weight"].min()
+
+
+def test_files(run, capsys):
+    table = audit(str(run), top=PAIRS, output=str(run / "out"))
+    folder = run / "out"
+    pd.testing.assert_frame_equal(pd.read_parquet(folder / "pairs.parquet"), table, check_dtype=False)
+    assert pd.read_csv(folder / "pairs.csv")["id"].tolist() == table["id"].tolist()
+    assert pd.read_csv(folder / "methods.csv")["method"][0] == "weight"
+    page = (folder / "report.html").read_text()
+    assert page.count("<article>") == PAIRS and "<script" not in page and "[U+202E]" in page
+    shown = capsys.readouterr().out
+    assert "weight" in shown and "noise_rate 0.3" in shown and "Expected share" in shown
+    assert not list(run.rglob("*.partial"))
+
+
+def test_last_pass_goes_on(run, monkeypatch, tmp_path):
+    """What was answered before a kill is not asked again."""
+    _, module, data, _ = loaded(run)
+    whole = last_pass(module, data.train_pairs, tmp_path / "whole.sqlite")
+    asked, real = [], PolicyModel.log_probs
+
+    def ask(self, batch):
+        if len(asked) == 5:
+            raise RuntimeError("killed")
+        asked.append(len(batch))
+        return real(self, batch)
+
+    monkeypatch.setattr(PolicyModel, "log_probs", ask)
+    with pytest.raises(RuntimeError, match="killed"):
+        last_pass(module, data.train_pairs, tmp_path / "answers.sqlite", micro_batch_size=8)
+    # Two batches with their references were answered, of the third the reference was missing.
+    asked[:] = [0] * -100
+    again = last_pass(module, data.train_pairs, tmp_path / "answers.sqlite", micro_batch_size=32)
+    assert sum(asked) == 2 * (PAIRS - 16)
+    pd.testing.assert_frame_equal(again, whole, rtol=1e-4)
+    asked.clear()
+    last_pass(module, data.train_pairs, tmp_path / "answers.sqlite")
+    assert asked == []
+
+
+@pytest.fixture(scope="module")
+def fitted(finished, tmp_path_factory):
+    """Both policies, trained, and what they found."""
+    found, module, data, updates = loaded(finished)
+    fit = CrossFit(found, data, updates, module.objective.beta, tmp_path_factory.mktemp("fit"))
+    return fit, fit.u()
+
+
+def test_halves(fitted):
+    fit, u = fitted
+    prompts = fit.pairs.rows["prompt"][:]
+    first, second = ({prompts[i] for i in half} for half in fit.halves)
+    assert not first & second and len(fit.halves[0]) + len(fit.halves[1]) == PAIRS
+    assert fit.updates == [round(8 * len(half) / PAIRS) for half in fit.halves]
+    assert fit.data.train_pairs is fit.pairs and len(u) == PAIRS and u.notna().all()
+
+
+def test_each_policy_judges_what_it_has_not_seen(fitted, finished):
+    fit, u = fitted
+    rows = as_trained(finished)
+    for half in (0, 1):
+        policy = PolicyModel(**fit.policy_options)
+        policy.build()
+        state = torch.load(fit.folder / f"half-{half}-{fit.key}.ckpt", weights_only=True)["state_dict"]
+        for name, value in policy.adapter().items():
+            value.data.copy_(state[f"policy.{name}"])
+        judged = fit.halves[1 - half]
+        ratios = log_ratios(policy, [rows[i] for i in judged])
+        np.testing.assert_allclose(u.iloc[judged], ratios[:, 0] - ratios[:, 1], atol=1e-4)
+        assert np.abs(u.iloc[judged]).max() > 0.01, "it has learned something"
+
+
+def test_labels_of_the_judged_half_do_not_matter(fitted, finished, tmp_path):
+    """With the labels of one half exchanged, u of that half changes its sign and nothing else."""
+    fit, u = fitted
+    found, _, data, updates = loaded(finished)
+    for i in fit.halves[1]:
+        data.train_pairs.swapped[i] = not data.train_pairs.swapped[i]
+    other = CrossFit(found, data, updates, 1.0, tmp_path)
+    assert other.key != fit.key
+    np.testing.assert_allclose(other.u().iloc[fit.halves[1]], -u.iloc[fit.halves[1]], atol=1e-3)
+
+
+def test_a_second_audit_trains_nothing(fitted, finished, monkeypatch):
+    fit, u = fitted
+    monkeypatch.setattr(cross_fit, "Trainer", None)
+    found, _, data, updates = loaded(finished)
+    again = CrossFit(found, data, updates, 1.0, fit.folder)
+    pd.testing.assert_series_equal(again.u(), u)
+    again.path.unlink()  # the policies themselves are kept too
+    pd.testing.assert_series_equal(again.u(), u)
+    assert CrossFit(found, data, updates, 0.5, fit.folder).kept() is None, "another beta, other policies"
+
+
+def test_training_goes_on_after_a_kill(fitted, finished, tmp_path, monkeypatch):
+    fit, u = fitted
+    found, _, data, updates = loaded(finished)
+    steps, real = [], PreferenceModule.training_step
+
+    def step(self, batch, batch_idx):
+        steps.append(self.global_step)
+        if len(steps) == 3:
+            raise RuntimeError("killed")
+        return real(self, batch, batch_idx)
+
+    monkeypatch.setattr(PreferenceModule, "training_step", step)
+    with pytest.raises(RuntimeError, match="killed"):
+        CrossFit(found, data, updates, 1.0, tmp_path).u()
+    assert data.train_pairs is not None and len(data.train_pairs) == PAIRS
+    found, _, data, updates = loaded(finished)
+    again = CrossFit(found, data, updates, 1.0, tmp_path)
+    np.testing.assert_array_equal(again.u(), u)
+    assert steps == [0, 1, 2, *range(2, fit.updates[0]), *range(fit.updates[1])]
+    assert not list(tmp_path.glob("unfinished*"))
+
+
+def test_dpo_scorer_and_both_in_the_table(run):
+    assert audit(str(run))["cross_fit_u"].isna().all()
+    table = audit(str(run), "dpo")
+    assert table["cross_fit_u"].is_monotonic_increasing
+    methods = pd.read_csv(run / "audit/methods.csv")["method"].tolist()
+    assert methods[:4] == ["cross-fitted u", "weight", "loss", "u"]
+    kept = audit(str(run), "vnet").set_index("id")["cross_fit_u"]
+    assert kept.loc[table["id"]].tolist() == table["cross_fit_u"].tolist()
+
+
+@pytest.mark.parametrize("action", ["drop", "flip"])
+def test_cleaned(action, run, tmp_path, capsys, monkeypatch):
+    """Labels as trained, without the suspects, or with their labels exchanged."""
+    from pacmr_lightning.audit import findings
+
+    real = findings.find
+
+    def three_suspects(*arguments, **options):
+        found = real(*arguments, **options)
+        found.pairs["suggested"] = np.where(found.pairs["rank"] <= 3, "flip", "keep")
+        return found
+
+    # 64 pairs are too few to identify the share: only that is replaced here.
+    monkeypatch.setattr(findings, "find", three_suspects)
+    table = audit(str(run), cleaned=str(tmp_path / "clean.jsonl"), action=action)
+    suspects = set(table["id"][:3])
+    found = [json.loads(line) for line in (tmp_path / "clean.jsonl").read_text().splitlines()]
+    expected = []
+    for row in as_trained(run):
+        if row["id"] in suspects and action == "drop":
+            continue
+        if row["id"] in suspects:
+            row = row | {"chosen": row["rejected"], "rejected": row["chosen"]}
+        expected.append((row["id"], row["chosen"], row["rejected"], row["annotator"]))
+    assert [(row["id"], row["chosen"], row["rejected"], row["annotator"]) for row in found] == expected
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "3 suspect labels" in shown and "without noise options" in shown
+
+
+def test_as_trained_keeps_clean_pairs_out(run):
+    found = find_run(str(run), "last")
+    held = world_rows(4, 0)
+    (run / "clean.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held))
+    source = {"class_path": "Files", "init_args": {"train": str(run / "clean.jsonl")}}
+    found.data["init_args"] |= {"clean_meta": source, "hold_out_clean_meta": True}
+    _, data, _ = load(found, as_trained=True)
+    data.setup("fit")
+    assert len(data.train_pairs) == PAIRS - 4 and any(data.train_pairs.swapped)
+    _, data, _ = load(found)
+    data.setup("fit")
+    assert len(data.train_pairs) == PAIRS and not any(data.train_pairs.swapped)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--threshold", "1.5"], "threshold is 1.5"),
+        (["--top", "-1"], "top is -1"),
+        (["--cleaned", "a.jsonl"], "cleaned is given without action"),
+        (["--action", "drop"], "action is given without cleaned"),
+        (["--cleaned", "a.parquet", "--action", "drop"], "ending in"),
+        (["--micro_batch_size", "0"], "micro_batch_size is 0"),
+        (["--checkpoint", "first"], "no checkpoint first"),
+    ],
+)
+def test_bad_input(options, message, run):
+    with pytest.raises(UserError, match=message):
+        main([str(run), *options])
+    assert not (run / "audit").exists()
+
+
+def test_dpo_run_has_no_weights(run):
+    import yaml
+
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["model"]["init_args"]["weighting"] = {"class_path": "Unweighted"}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+    torch.save(checkpoint | {"weighting": {}}, run / "checkpoints/last.ckpt")
+    with pytest.raises(UserError, match=r"weights of Unweighted .* use --scorer dpo"):
+        audit(str(run), "vnet")
+    table = audit(str(run))
+    assert table["cross_fit_u"].notna().all() and table["a"].isna().all() and (table["weight"] == 1).all()
+
+
+def test_too_few_pairs(run):
+    found, _, data, updates = loaded(run)
+    data.global_batch_size = 60
+    with pytest.raises(UserError, match=r"fewer than the run's global_batch_size 60"):
+        CrossFit(found, data, updates, 1.0, run / "fit").u()
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "--scorer" in capsys.readouterr().out

@@ -1,0 +1,134 @@
+"""The report: hostile text stays text, nothing is loaded from elsewhere, and a real browser agrees."""
+
+import os
+import shutil
+import struct
+import subprocess
+from html.parser import HTMLParser
+
+import pandas as pd
+import pytest
+
+from pacmr_lightning.audit.findings import find
+from pacmr_lightning.audit.report import FOLD, Texts, as_text, report
+
+from .conftest import HOSTILE
+from .test_truth import frame
+
+NASTY = f"</div></details>{HOSTILE}&amp;<!-- \x00\x07\x1b[31m \u202eabc\u2066 \r\n\t😀 \x85 ' \" ]]>"
+VISIBLE = NASTY.replace("\r\n", "\n")
+for character in "\x00\x07\x1b\u202e\u2066\x85":
+    VISIBLE = VISIBLE.replace(character, f"[U+{ord(character):04X}]")
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Page(HTMLParser):
+    """Tags, attributes and the text inside of ``class=text`` elements."""
+
+    def __init__(self, page):
+        super().__init__(convert_charrefs=True)
+        self.tags, self.attributes, self.texts, self.open = [], [], [], []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += [(tag, *attribute) for attribute in attributes]
+        if tag not in ("meta", "img"):
+            self.open.append((tag, dict(attributes).get("class")))
+            if self.open[-1][1] == "text":
+                self.texts.append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        if ("div", "text") in self.open or ("span", "text") in self.open:
+            self.texts[-1] += data
+
+
+@pytest.fixture(scope="module")
+def page():
+    pairs = frame(600)
+    pairs["id"] = [f"{HOSTILE}{i}" for i in range(600)]
+    pairs["category"] = NASTY
+    found = find(pairs, "vnet", 0.5, varies=True)
+    long = NASTY + "x" * 100_000
+    texts = [Texts(NASTY, "", long), Texts("prompt\n\n", "good", "bad")]
+    return report(found, f"runs/{HOSTILE}", texts, [f"A note of {NASTY}."])
+
+
+def test_hostile_text_is_text(page):
+    parsed = Page(page)
+    assert parsed.open == [], "every element is closed where it should be"
+    assert not {"script", "iframe", "object", "embed", "link", "base", "form", "svg"} & set(parsed.tags)
+    assert parsed.tags.count("img") == 2, "the two figures, and none from the rows"
+    assert not [a for a in parsed.attributes if a[1].startswith("on")]
+    links = [value for _, name, value in parsed.attributes if name in ("src", "href", "srcset", "action")]
+    assert len(links) == 2 and all(link.startswith("data:image/png;base64,") for link in links)
+    contents = [value for tag, name, value in parsed.attributes if tag == "meta" and name == "content"]
+    assert any("default-src 'none'" in value and "script" not in value for value in contents)
+    assert "url(" not in page and "@import" not in page
+    assert VISIBLE in parsed.texts and VISIBLE + "x" * 100_000 in parsed.texts
+    assert "" in parsed.texts and "prompt\n\n" in parsed.texts
+    assert not set("\x00\x07\x1b\x85\u202e\u2066") & set(page)
+
+
+def test_long_texts_are_folded(page):
+    parsed = Page(page)
+    assert parsed.tags.count("details") == 1
+    assert VISIBLE + "x" * (FOLD // 2 - len(NASTY)) + " …" in parsed.texts
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\rb", "\x7f", "\u2028"])
+def test_every_text_can_be_written(text):
+    shown = as_text(text)
+    assert shown.encode() and "\r" not in shown
+
+
+def test_what_it_says():
+    pairs = frame(3000)
+    found = find(pairs, "dpo", 0.5, varies=True)
+    known = report(found, "runs/a", [], [])
+    assert f"{found.suspects:,} (" in known and f"{found.share.rate:.1%}" in known and "AUROC" in known
+    assert f"{int(pairs['flipped'].sum()):,} (" in known
+    unknown = report(find(frame(3000, known=False), "dpo", 0.5, varies=True), "runs/a", [], [])
+    assert "AUROC" not in unknown and "precision" not in unknown and "known to be wrong" not in unknown
+    clean = report(find(frame(3000, rate=0.0), "dpo", 0.5, varies=True), "runs/a", [], [])
+    assert "not identified" in clean and "there is no threshold" in clean
+    rows = found.pairs.assign(category=pd.NA)
+    assert "(none)" in report(found.__class__(**{**found.__dict__, "pairs": rows}), "runs/a", [], [])
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
+def test_in_a_browser(page, tmp_path):
+    path, picture = tmp_path / "report.html", tmp_path / "report.png"
+    path.write_text(page, encoding="utf-8")
+
+    def browse(*options):
+        command = [
+            BROWSER,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={tmp_path / 'p'}",
+        ]
+        done = subprocess.run(
+            [*command, *options, path.as_uri()],
+            capture_output=True,
+            timeout=120,
+            env={**os.environ, "HOME": str(tmp_path)},
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode()
+
+    dom = browse("--dump-dom")
+    assert "<title>Label audit of" in dom, "no script has changed it"
+    seen = Page(dom)
+    assert "script" not in seen.tags and seen.tags.count("img") == 2
+    assert not [a for a in seen.attributes if a[1].startswith("on")]
+    assert VISIBLE in seen.texts and VISIBLE + "x" * 100_000 in seen.texts
+    browse(f"--screenshot={picture}", "--window-size=1200,1600")
+    data = picture.read_bytes()
+    assert data.startswith(b"\x89PNG") and struct.unpack(">II", data[16:24]) == (1200, 1600)
+    assert len(data) > 20_000, "an empty page is smaller"
