@@ -14,7 +14,8 @@ class Snapshots(Callback):
     """Keeps the checkpoints ``checkpoints/snapshot-STEP.ckpt`` of chosen policy updates.
 
     Lightning's ``ModelCheckpoint`` keeps every n-th step or the best ones; the paper looks at VNet after 500,
-    1000 and 2000 updates (appendix I) and at the end, which ``checkpoints/last.ckpt`` holds.
+    1000 and 2000 updates (appendix I) and at the end, which ``checkpoints/last.ckpt`` holds. It should be the
+    last of the callbacks, so that the others have seen the step that is saved.
 
     Args:
         steps: policy updates after which a checkpoint is kept, each at least 1.
