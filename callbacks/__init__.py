@@ -2,8 +2,10 @@
 
 from .checkpoint import RunCheckpoint
 from .distributions import WeightDistributions
+from .gap import WeightGap
 from .generations import GenerationWriter
 from .gold import GoldReward
+from .health import Health
 from .noise_mask import NoiseMask
 from .samples import SampleResponses
 from .snapshots import Snapshots
@@ -15,6 +17,7 @@ from .weights import WeightRecorder
 __all__ = [
     "GenerationWriter",
     "GoldReward",
+    "Health",
     "NoiseMask",
     "RunCheckpoint",
     "RunSummary",
@@ -23,6 +26,7 @@ __all__ = [
     "Throughput",
     "VNetSurfaces",
     "WeightDistributions",
+    "WeightGap",
     "WeightRecorder",
     "pairs_in",
     "tokens_in",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..batch import LogProbs, PairBatch, PairedBatch
 from ..errors import UserError
-from ..gradient import norm
+from ..gradient import norm, sum_over_ranks
 from ..metrics import REWARDS, Means, WeightStatistics, reward_values
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
@@ -189,7 +189,7 @@ class PreferenceModule(HeldOutSteps):
     def _weighted_gradient(self, train: PairBatch) -> tuple[PairRecord, dict[str, Tensor]]:
         """Gradient of the weighted loss over the global batch, and what the step believed of each pair."""
         inner = inner_step(self.policy, self.objective, self.weighting, train, self.micro_batch_size)
-        _check_finite(inner.losses, train.ids)
+        _check_finite(inner.losses, train.ids, inner.gradient)
         self.objective.observe(inner.rewards, train.ids)
         losses = inner.losses
         if self.objective.grouped:
@@ -252,12 +252,20 @@ class PreferenceModule(HeldOutSteps):
         self.outer_values = metrics["outer"]
 
 
-def _check_finite(losses: Tensor, ids: list[str]) -> None:
-    """Raises UserError with the pairs whose loss is NaN or infinite, before an update spreads it."""
-    bad = (~torch.isfinite(losses)).nonzero()[:, 0].tolist()
-    if bad:
-        names = ", ".join(ids[i] for i in bad[:5]) + (", ..." if len(bad) > 5 else "")
-        raise UserError(
-            f"The loss of {len(bad)} of {len(ids)} pairs is not a finite number ({names}); look at these "
-            "pairs, lower the learning rate, or use float32."
-        )
+def _check_finite(losses: Tensor, ids: list[str], gradient: dict[str, Tensor]) -> None:
+    """Stops all ranks before an update spreads what is no number; the sentence names this rank's pairs.
+
+    Raises:
+        UserError: the loss of a pair, or the gradient, is NaN or infinite on some rank.
+    """
+    bad = ~torch.isfinite(losses)
+    counts = torch.stack([bad.sum().float(), (~torch.isfinite(norm(gradient))).float()])
+    sum_over_ranks([counts])
+    if not counts.any():
+        return
+    found = [ids[i] for i in bad.nonzero()[:, 0].tolist()]
+    names = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
+    what = f"The loss of {int(counts[0])} pairs ({names})" if found else "A loss or the gradient"
+    raise UserError(
+        f"{what} is not a finite number; look at these pairs, lower the learning rate, or use float32."
+    )

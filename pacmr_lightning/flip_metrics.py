@@ -1,0 +1,73 @@
+"""What a belief in labels says of flipped ones: means, gap and ranking of the weights (torchmetrics)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.functional.classification import binary_auroc, binary_average_precision
+from torchmetrics.utilities import dim_zero_cat
+
+FLIP_METRICS = ("mean_unflipped", "mean_flipped", "gap", "auroc", "average_precision")
+"""Names of the numbers."""
+
+
+def flip_metrics(weights: Tensor, flipped: Tensor) -> dict[str, float | None]:
+    """How far apart the weights of flipped pairs are from the others, and how well they rank them.
+
+    Args:
+        weights: (N,) weights, or any other score that should be low where a label is wrong.
+        flipped: (N,) 1 the label is wrong, 0 it is not, -1 unknown; unknown ones are left out.
+
+    Returns:
+        ``mean_unflipped``, ``mean_flipped``, their difference ``gap``, and ``auroc`` and
+        ``average_precision`` of "the lower the weight, the likelier flipped". None where a number is not
+        defined: nothing is known of the flips, there is one kind only, or a weight is NaN. Weights that are
+        the same for all pairs rank nothing: no ``auroc`` and no ``average_precision``.
+    """
+    known = flipped >= 0
+    scores, wrong = weights[known].double(), flipped[known] == 1
+    found: dict[str, float | None] = dict.fromkeys(FLIP_METRICS)
+    if scores.isnan().any():
+        return found
+    for name, part in (("mean_unflipped", scores[~wrong]), ("mean_flipped", scores[wrong])):
+        found[name] = float(part.mean()) if len(part) else None
+    if not wrong.any() or wrong.all():
+        return found
+    found["gap"] = found["mean_unflipped"] - found["mean_flipped"]
+    # Ranks in [0, 1], because torchmetrics squashes other scores by a sigmoid, under which large ones tie.
+    levels, level = scores.unique(return_inverse=True)
+    if len(levels) > 1:
+        suspicion = 1 - level.double() / (len(levels) - 1)
+        for name, score in (("auroc", binary_auroc), ("average_precision", binary_average_precision)):
+            # They sum in float32, where a perfect score can come out as 1.0000001.
+            found[name] = round(float(score(suspicion, wrong.long())), 6)
+    return found
+
+
+class FlipMetrics(Metric):
+    """``flip_metrics`` of pairs that come in batches and on several ranks.
+
+    Ranking needs all the pairs, so the pairs of all ranks are gathered, of each as many as it has.
+    """
+
+    full_state_update = False
+    weights: list[Tensor]
+    flipped: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("weights", default=[], dist_reduce_fx="cat")
+        self.add_state("flipped", default=[], dist_reduce_fx="cat")
+
+    def update(self, weights: Tensor, flipped: Tensor) -> None:
+        """Adds N pairs: (N,) weights and (N,) flips, 1, 0 or -1 where unknown."""
+        # A rank without pairs sends empty states in the metric's own dtype, so all states must have that.
+        self.weights.append(weights.detach().to(self.dtype))
+        self.flipped.append(flipped.to(self.dtype))
+
+    def compute(self) -> dict[str, float | None]:
+        """See ``flip_metrics``."""
+        if not len(self.weights):
+            return flip_metrics(torch.empty(0), torch.empty(0))
+        return flip_metrics(dim_zero_cat(self.weights), dim_zero_cat(self.flipped))

@@ -1,0 +1,249 @@
+"""WeightGap in real runs from YAML: the table against other libraries, resumes, two processes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from sklearn.metrics import average_precision_score, roc_auc_score
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from pacmr_lightning import cli
+from pacmr_lightning.callbacks.gap import WeightGap, gap_rows
+from pacmr_lightning.callbacks.probe_set import probe_indices
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.run_folder import read_weights
+from pacmr_lightning.world import World
+
+CATEGORIES = ("sea", "rain", None)
+
+
+@pytest.fixture
+def config(tmp_path, tiny_tokenizer_folder):
+    """A config file of 6 updates of 8 pairs with VNet updates every 2 and 13 probe pairs."""
+    torch.manual_seed(0)
+    llama = LlamaConfig(
+        vocab_size=512,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        initializer_range=0.2,
+    )
+    AutoModelForCausalLM.from_config(llama).save_pretrained(tmp_path / "model")
+    for file in Path(tiny_tokenizer_folder).iterdir():
+        (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
+    rows = [
+        row | {"id": f"pair-{i}", "category": CATEGORIES[i % 3]}
+        for i, row in enumerate(World().preference_rows(56, 0))
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    vnet = {"class_path": "VNetWeighting", "init_args": {"every": 2, "learning_rate": 0.05}}
+    gap = {"window": 20, "probe_pairs": 13}
+    content = {
+        "model": {
+            "class_path": "PreferenceModule",
+            "init_args": {
+                "policy": {"class_path": "PolicyModel", "init_args": {"model": str(tmp_path / "model")}},
+                "weighting": vnet,
+                "learning_rate": 0.01,
+                "micro_batch_size": 4,
+            },
+        },
+        "data": {
+            "class_path": "PreferenceDataModule",
+            "init_args": {
+                "source": {
+                    "class_path": "Files",
+                    "init_args": {
+                        "train": str(tmp_path / "pairs.jsonl"),
+                        "validation": str(tmp_path / "pairs.jsonl"),
+                    },
+                },
+                "global_batch_size": 8,
+                "meta_batch_size": 4,
+                "noise_rate": 0.4,
+            },
+        },
+        "trainer": {
+            "accelerator": "cpu",
+            "max_steps": 6,
+            "log_every_n_steps": 1,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "callbacks": [
+                {"class_path": "WeightRecorder"},
+                {"class_path": "pacmr_lightning.callbacks.gap.WeightGap", "init_args": gap},
+            ],
+        },
+        "checkpoint": {"every_n_train_steps": 2, "save_top_k": -1},
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def fit(config, folder, *arguments):
+    cli.main(["fit", "--config", str(config), "--trainer.default_root_dir", str(folder), *arguments])
+    return pd.read_csv(folder / "analysis" / "weight-gap.csv")
+
+
+EVERY = ("--trainer.callbacks.every", "2")
+
+
+def test_the_table(config, tmp_path):
+    table = fit(config, tmp_path / "run")
+    assert table["step"].tolist() == [6] * 6
+    assert table["set"].tolist() == ["window"] * 3 + ["probe"] * 3
+    assert table["category"].tolist() == ["all", "rain", "sea"] * 2
+    row = table.set_index(["set", "category"])
+
+    pairs = pd.read_parquet(tmp_path / "run" / "analysis" / "probe-00006.parquet")
+    assert len(pairs) == 13 and pairs["flipped"].nunique() == 2
+    visits = read_weights(tmp_path / "run").iloc[-20:]
+    for kind, frame in (("window", visits), ("probe", pairs)):
+        wrong, weight = frame["flipped"].astype(bool), frame["weight"].astype(float)
+        found = row.loc[(kind, "all")]
+        assert found["pairs"] == len(frame)
+        assert found["mean"] == pytest.approx(weight.mean(), rel=1e-6)
+        assert found["mean_flipped"] == pytest.approx(weight[wrong].mean(), rel=1e-6)
+        assert found["gap"] == pytest.approx(weight[~wrong].mean() - weight[wrong].mean(), abs=1e-6)
+        assert found["auroc"] == pytest.approx(roc_auc_score(wrong, -weight), abs=1e-5)
+        assert found["average_precision"] == pytest.approx(average_precision_score(wrong, -weight), abs=1e-5)
+    assert row.loc[("probe", "rain"), "pairs"] == (pairs["category"] == "rain").sum() > 0
+    assert row.loc[("window", "all"), ["mean_swapped", "rising"]].isna().all()
+
+    # The swap check and the weights, from VNet's formula and its parameters in the checkpoint.
+    checkpoint = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
+    state = {name: value.double().numpy() for name, value in checkpoint["weighting"]["vnet"].items()}
+
+    def g(delta, u):
+        x = np.stack([delta, u])
+        for number in (0, 2, 4):
+            x = state[f"layers.{number}.weight"] @ x + state[f"layers.{number}.bias"][:, None]
+            x = np.maximum(x, 0) if number < 4 else x
+        return 1 / (1 + np.exp(-(x[0] * u + x[1])))
+
+    u, delta = (pairs[name].to_numpy(float) for name in ("u", "delta"))
+    assert np.abs(u).min() > 0
+    np.testing.assert_allclose(pairs["weight"], g(delta, u), rtol=1e-5)
+    np.testing.assert_allclose(pairs["swapped_weight"], g(delta, -u), rtol=1e-5)
+    assert row.loc[("probe", "all"), "mean_swapped"] == pytest.approx(g(delta, -u).mean(), rel=1e-5)
+    rising = (g(delta, np.abs(u)) > g(delta, -np.abs(u))).mean()
+    assert row.loc[("probe", "all"), "rising"] == pytest.approx(rising)
+
+    logged = pd.read_csv(tmp_path / "run" / "metrics.csv")
+    assert logged["weights/probe_gap"].dropna().tolist() == [
+        pytest.approx(row.loc[("probe", "all"), "gap"], abs=1e-6)
+    ]
+
+
+def test_the_policy_stays_as_it_was(config, tmp_path, monkeypatch):
+    kept = []
+    measure = WeightGap._measure
+
+    def watched(self, trainer, pl_module):
+        for look in (lambda: measure(self, trainer, pl_module), lambda: None):
+            modes = [module.training for module in pl_module.modules()]
+            weights = [parameter.detach().clone() for parameter in pl_module.policy.parameters()]
+            kept.append((modes, weights, torch.get_rng_state(), torch.is_grad_enabled()))
+            look()
+
+    monkeypatch.setattr(WeightGap, "_measure", watched)
+    fit(config, tmp_path / "run")
+    before, after = kept
+    assert before[0] == after[0] and before[3] == after[3]
+    assert torch.equal(before[2], after[2])
+    assert all(torch.equal(a, b) for a, b in zip(before[1], after[1], strict=True))
+
+
+def test_rows_along_the_way_do_not_change_the_run(config, tmp_path):
+    once = fit(config, tmp_path / "once")
+    often = fit(config, tmp_path / "often", *EVERY)
+    assert sorted(set(often["step"])) == [2, 4, 6]
+    pd.testing.assert_frame_equal(often[often["step"] == 6].reset_index(drop=True), once)
+    pd.testing.assert_frame_equal(read_weights(tmp_path / "often"), read_weights(tmp_path / "once"))
+
+
+def test_resume_neither_doubles_nor_loses_rows(config, tmp_path):
+    whole = fit(config, tmp_path / "whole", *EVERY)
+    folder = tmp_path / "cut"
+    fit(config, folder, *EVERY)
+    (folder / "analysis" / "probe-00099.parquet").write_bytes(b"of a longer run")
+    again = fit(config, folder, *EVERY, "--ckpt_path", str(folder / "checkpoints" / "step-4.ckpt"))
+    pd.testing.assert_frame_equal(again, whole)
+    files = sorted(path.name for path in (folder / "analysis").iterdir())
+    assert files == [*(f"probe-0000{step}.parquet" for step in (2, 4, 6)), "weight-gap.csv"]
+
+
+def test_unknown_flips_have_no_gap(config, tmp_path):
+    table = fit(config, tmp_path / "run", "--data.noise_rate", "0", "--model.weighting", "SigmoidPrior")
+    # Rows of the embedded world say that they are not flipped; without the column nothing is known.
+    assert table["mean_flipped"].isna().all() and table["auroc"].isna().all()
+    assert table["mean"].between(0, 1).all()
+    assert table[["mean_swapped", "rising"]].isna().all(axis=None), "there is no VNet"
+
+
+def test_null_where_a_number_is_not_defined():
+    frame = pd.DataFrame(
+        {
+            "category": ["a", "a", "b", None],
+            "weight": [0.25, 0.75, 0.5, 0.5],
+            "flipped": pd.array([pd.NA] * 4, dtype="boolean"),
+        }
+    )
+    everything, a, b = gap_rows(frame)
+    assert (everything["category"], everything["pairs"], everything["mean"]) == ("all", 4, 0.5)
+    assert (a["pairs"], b["pairs"]) == (2, 1)
+    names = ("mean_unflipped", "mean_flipped", "gap", "auroc", "average_precision", "mean_swapped", "rising")
+    assert all(row[name] is None for row in (everything, a, b) for name in names)
+
+
+def test_the_probe_set_depends_on_ids_alone():
+    ids = [f"pair-{i}" for i in range(500)]
+    chosen = {ids[i] for i in probe_indices(ids, 100)}
+    backwards = ids[::-1]
+    assert chosen == {backwards[i] for i in probe_indices(backwards, 100)}
+    assert {ids[i] for i in probe_indices(ids, 50)} < chosen
+    assert len(probe_indices(ids[:7], 100)) == 7
+    # As good as random: the mean position of 100 of 500 has a standard error of 13.
+    assert abs(np.mean([int(name.split("-")[1]) for name in chosen]) - 249.5) < 52
+
+
+@pytest.mark.slow
+def test_two_processes(config, tmp_path):
+    """13 probe pairs over two ranks: one is asked twice; windows of 20 visits cut a step in two."""
+    alone = fit(config, tmp_path / "one", *EVERY)
+    command = [sys.executable, "-m", "pacmr_lightning", "fit", "--config", str(config), *EVERY]
+    command += ["--trainer.default_root_dir", str(tmp_path / "two")]
+    command += ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    two = pd.read_csv(tmp_path / "two" / "analysis" / "weight-gap.csv")
+    assert two["step"].tolist() == alone["step"].tolist()
+    assert two["category"].tolist() == alone["category"].tolist()
+    probes = [
+        pd.read_parquet(tmp_path / name / "analysis" / "probe-00006.parquet") for name in ("one", "two")
+    ]
+    pd.testing.assert_frame_equal(*probes, atol=1e-3)
+    last = [t[(t["step"] == 6) & (t["set"] == "probe")].reset_index(drop=True) for t in (alone, two)]
+    pd.testing.assert_frame_equal(*last, atol=1e-3)
+    window = two[(two["step"] == 6) & (two["set"] == "window") & (two["category"] == "all")]
+    assert window["pairs"].item() == 20
+
+
+@pytest.mark.parametrize("option", ["window", "probe_pairs", "every"])
+def test_bad_options(option):
+    with pytest.raises(UserError, match=f"{option} is 0"):
+        WeightGap(**{option: 0})
+
+
+def test_data_without_training_pairs_are_refused(tmp_path, request):
+    run = request.getfixturevalue("fit")
+    with pytest.raises(UserError, match="no train_pairs"):
+        run(tmp_path, [WeightGap()])

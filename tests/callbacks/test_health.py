@@ -1,0 +1,274 @@
+"""Health: hand-made signs, and real runs from YAML that are resumed, stopped and broken on purpose."""
+
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from pacmr_lightning import cli
+from pacmr_lightning.callbacks.health import SATURATED_U, Health
+from pacmr_lightning.callbacks.self_confirmation import SelfConfirmation, Thresholds
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.run_folder import read_weights
+from pacmr_lightning.weighting import VNetWeighting
+from pacmr_lightning.world import World
+
+
+def fired(signs, updates):
+    """Number of the first update with a cause, and the causes' names; None where all is well."""
+    for number, update in enumerate(updates):
+        causes = signs.causes(signs.update(*update))
+        if causes:
+            return number, set(causes)
+    return None
+
+
+def test_signs_of_a_sound_run_are_silent():
+    """d_meta triples over 100 updates and both signs are noisy, but nothing happens suddenly."""
+    rng = np.random.default_rng(0)
+    norms = np.linspace(1, 3, 100) * rng.lognormal(0, 0.2, 100)
+    updates = [(norm, rng.binomial(40, 0.6), 40) for norm in norms]
+    assert fired(SelfConfirmation(20, Thresholds(norm=3.0)), updates) is None
+
+
+def test_a_jump_of_the_norm_and_a_fall_of_the_share_fire():
+    rng = np.random.default_rng(0)
+    sound = [(rng.lognormal(0, 0.1), 40, 64) for _ in range(30)]
+    assert fired(SelfConfirmation(20, Thresholds(norm=3.0)), [*sound, (4.0, 40, 64)]) == (30, {"norm_ratio"})
+    assert fired(SelfConfirmation(20, Thresholds()), [*sound, (4.0, 40, 64)]) is None
+    falling = [*sound, *((1.0, 20, 64) for _ in range(30))]
+    number, causes = fired(SelfConfirmation(20, Thresholds()), falling)
+    assert causes == {"pseudo_label_drop"} and 30 < number < 50
+    assert fired(SelfConfirmation(20, Thresholds(share=None)), falling) is None
+
+
+def test_the_numbers_of_the_signs():
+    signs = SelfConfirmation(10, Thresholds(norm=3.0))
+    for i in range(10):
+        first = signs.update(float(i + 1), 6, 8)
+    assert first == pytest.approx({"pseudo_label_agreement": 0.75, "pseudo_label_drop": 0.0})
+    found = signs.update(11.0, 0, 8)
+    # Median of 1 to 10; 54 of the last 80 against 60 of 80, with the errors of Laplace's shares.
+    p, q = 55 / 82, 61 / 82
+    error = ((p * (1 - p) + q * (1 - q)) / 80) ** 0.5
+    expected = {"norm_ratio": 2.0, "pseudo_label_agreement": 54 / 80, "pseudo_label_drop": 6 / 80 / error}
+    assert found == pytest.approx(expected)
+    # Updates that VNet skipped or that retained nothing leave the medians alone.
+    assert signs.update(None, 0, 0)["pseudo_label_agreement"] == 54 / 80
+    assert list(signs.norms) == [float(i) for i in range(2, 12)]
+
+
+def test_signs_go_on_from_their_state():
+    rng = np.random.default_rng(1)
+    updates = [(float(rng.lognormal()), int(rng.binomial(64, 0.6)), 64) for _ in range(40)]
+    whole, first = SelfConfirmation(10, Thresholds()), SelfConfirmation(10, Thresholds())
+    expected = [whole.update(*update) for update in updates][25:]
+    for update in updates[:25]:
+        first.update(*update)
+    second = SelfConfirmation(10, Thresholds())
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert [second.update(*update) for update in updates[25:]] == expected
+
+
+@pytest.fixture
+def config(tmp_path, tiny_tokenizer_folder):
+    """Writes a config file of 24 updates of 8 pairs with a VNet update in every second."""
+    torch.manual_seed(0)
+    llama = LlamaConfig(
+        vocab_size=512,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        initializer_range=0.2,
+    )
+    AutoModelForCausalLM.from_config(llama).save_pretrained(tmp_path / "model")
+    for file in Path(tiny_tokenizer_folder).iterdir():
+        (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
+    rows = World().preference_rows(200, 0)
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {name: str(tmp_path / "pairs.jsonl") for name in ("train", "validation")}
+
+    def write(every=2, log=2, lr=0.01, outer=None, slope=1.0, vnet_lr=0.05, **health):
+        weighting = {"every": every, "learning_rate": vnet_lr, "start_slope": slope}
+        weighting["outer"] = outer or {"class_path": "SoftPromptConsistency"}
+        policy = {"class_path": "PolicyModel", "init_args": {"model": str(tmp_path / "model")}}
+        callbacks = [
+            {"class_path": "WeightRecorder"},
+            {"class_path": "pacmr_lightning.callbacks.health.Health", "init_args": health},
+            {"class_path": "pacmr_lightning.callbacks.gap.WeightGap", "init_args": {"probe_pairs": 8}},
+        ]
+        content = {
+            "model": {
+                "class_path": "PreferenceModule",
+                "init_args": {
+                    "policy": policy,
+                    "weighting": {"class_path": "VNetWeighting", "init_args": weighting},
+                    "learning_rate": lr,
+                },
+            },
+            "data": {
+                "class_path": "PreferenceDataModule",
+                "init_args": {
+                    "source": {"class_path": "Files", "init_args": source},
+                    "global_batch_size": 8,
+                    "meta_batch_size": 8,
+                    "noise_rate": 0.4,
+                },
+            },
+            "trainer": {
+                "accelerator": "cpu",
+                "max_steps": 24,
+                "log_every_n_steps": log,
+                "limit_val_batches": 0,
+                "enable_progress_bar": False,
+                "enable_model_summary": False,
+                "callbacks": callbacks,
+            },
+            "checkpoint": {"every_n_train_steps": 1, "save_top_k": -1},
+        }
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(content))
+        return str(path)
+
+    return write
+
+
+def fit(config, folder, *arguments):
+    """Fits; returns the logged health numbers by updates done, and the sentences that were warned."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cli.main(["fit", "--config", config, "--trainer.default_root_dir", str(folder), *arguments])
+    curves = pd.read_csv(folder / "metrics.csv")
+    curves = curves[curves["health/alarm"].notna()].set_index("step")
+    curves.index += 1
+    said = [str(w.message) for w in caught if "updates" in str(w.message) and "; try" in str(w.message)]
+    return curves, said
+
+
+def test_the_numbers_of_a_run_and_its_resume(config, tmp_path):
+    """Check by check against what the recorder and the loggers have; a resume between two changes nothing."""
+    path = config(window=10, max_slope_ratio=None, max_share_drop=0.01)
+    curves, said = fit(path, tmp_path / "run")
+    assert curves.index.tolist() == list(range(2, 25, 2))
+    visits = read_weights(tmp_path / "run")
+    for step, row in curves.iterrows():
+        part = visits[visits["step"].between(step - 2, step - 1)]
+        g, u = part["weight"].astype(float), part["u"]
+        assert row["health/effective_sample_size"] == pytest.approx(g.sum() ** 2 / (len(g) * (g**2).sum()))
+        assert row["health/saturated_share"] == pytest.approx((u > SATURATED_U).mean())
+        assert row["health/slope_ratio"] == pytest.approx(part["a"].mean(), rel=1e-5)
+    norms = curves["train/meta/d_norm"]
+    # The first VNet update sees a policy that equals the reference.
+    live = norms[norms > 0]
+    ratio = live.iloc[-1] / np.median(live.iloc[-11:-1])
+    assert len(live) >= 11
+    assert curves["health/norm_ratio"].iloc[-1] == pytest.approx(ratio, rel=1e-4)
+    assert curves["health/pseudo_label_agreement"].iloc[-1] == pytest.approx(
+        curves["train/meta/pseudo_labels_as_observed"].iloc[-10:].mean(), rel=1e-5
+    )
+
+    assert len(said) == 1 and "standard errors under its peak" in said[0]
+    alarms = curves["health/alarm"]
+    assert 0 < alarms.sum() < len(alarms) and alarms.is_monotonic_increasing
+
+    health = [name for name in curves if name.startswith("health/")]
+    for step in (11, 23):
+        checkpoint = tmp_path / "run" / "checkpoints" / f"step-{step}.ckpt"
+        again, said_again = fit(path, tmp_path / "run", "--ckpt_path", str(checkpoint))
+        pd.testing.assert_frame_equal(again[health], curves[health])
+        assert said_again == (said if step == 11 else []), "it warns again, or not at all"
+
+
+def test_an_alarm_stops_and_a_resume_goes_on(config, tmp_path, monkeypatch):
+    """VNet's slope grows by a tenth in each update, so it passes 1.25 in the third."""
+    update = VNetWeighting.update
+
+    def steeper(self, *arguments, **options):
+        found = update(self, *arguments, **options)
+        with torch.no_grad():
+            self.vnet.layers[-1].bias[0] *= 1.1
+        return found
+
+    monkeypatch.setattr(VNetWeighting, "update", steeper)
+    path = config(vnet_lr=1e-8, on_alarm="stop")
+    curves, said = fit(path, tmp_path / "run")
+    assert curves["health/alarm"].to_dict() == {2: 0.0, 4: 0.0, 6: 1.0}
+    assert curves["health/slope_ratio"].tolist() == pytest.approx([1.1, 1.21, 1.331], rel=1e-4)
+    assert len(said) == 1
+    assert "after 6 updates VNet's slope a has grown to 1.33 times that of its start" in said[0]
+    assert "alarm-6.ckpt" in said[0]
+    checkpoint = tmp_path / "run" / "checkpoints" / "alarm-6.ckpt"
+    assert torch.load(checkpoint, weights_only=True)["global_step"] == 6
+    curves, said = fit(path, tmp_path / "run", "--ckpt_path", str(checkpoint))
+    assert curves.index[-1] == 24 and not said and curves["health/alarm"].iloc[-1] == 1.0
+
+
+def test_causes_that_are_no_alarm(config, tmp_path):
+    """A threshold that no pair passes, weights of few pairs, a policy that cannot move; each said once."""
+    strict = {"class_path": "PromptAugmentationConsistency", "init_args": {"tau": 0.999999}}
+    # Slope 40 makes weights of 0 and 1; VNet updates are skipped, so it stays.
+    path = config(
+        every=1,
+        log=1,
+        outer=strict,
+        slope=40.0,
+        min_effective_sample_size=0.99,
+        max_idle_updates=15,
+        lora_after=20,
+    )
+    curves, said = fit(path, tmp_path / "run")
+    assert curves["health/idle_vnet_updates"].tolist() == list(range(1, 25))
+    assert len(said) == 2
+    assert any("effective sample size" in sentence for sentence in said)
+    assert any("No meta pair was confident enough in 15 VNet updates" in sentence for sentence in said)
+    checkpoint = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert set(checkpoint["Health"]["warned"]) == {"effective_sample_size", "idle_vnet_updates"}
+
+
+def test_dead_adapters_and_saturated_pairs(config, tmp_path, monkeypatch):
+    """The optimizer does not know the adapters of q_proj; the others learn far too fast."""
+    from pacmr_lightning.modules import PreferenceModule
+
+    optimizers = PreferenceModule.configure_optimizers
+
+    def frozen(self):
+        found = optimizers(self)
+        groups = found["optimizer"].param_groups
+        names = list(self.policy.adapter())
+        groups[0]["params"] = [
+            p for n, p in zip(names, groups[0]["params"], strict=True) if "q_proj" not in n
+        ]
+        return found
+
+    monkeypatch.setattr(PreferenceModule, "configure_optimizers", frozen)
+    path = config(lr=0.5, max_saturated_share=0.01, max_slope_ratio=None, max_share_drop=None)
+    curves, said = fit(path, tmp_path / "run", "--model.objective", "DPO", "--model.objective.beta", "5")
+    (dead,) = [sentence for sentence in said if "B is 0" in sentence]
+    assert "in 2 of 14 LoRA layers" in dead and "q_proj.lora_B" in dead and "After 20 updates" in dead
+    assert curves["health/saturated_share"].max() > 0.01
+    assert sum("sigmoid(u) above 0.999" in sentence for sentence in said) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 9}, "window is 9"),
+        ({"max_slope_ratio": 1.0}, "max_slope_ratio is 1.0"),
+        ({"max_norm_ratio": 0.5}, "max_norm_ratio is 0.5"),
+        ({"max_share_drop": 0.0}, "max_share_drop is 0.0"),
+        ({"min_effective_sample_size": 1.0}, "min_effective_sample_size is 1.0"),
+        ({"max_saturated_share": 0.0}, "max_saturated_share is 0.0"),
+        ({"max_idle_updates": 0}, "max_idle_updates is 0"),
+        ({"lora_after": 0}, "lora_after is 0"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(UserError, match=message):
+        Health(**options)
