@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..batch import PairBatch
+from ..batch import UNKNOWN, PairBatch
 from ..errors import UserError
 from ..gradient import Direction, accumulated_gradient, sum_over_ranks
 from ..policy import PolicyModel
@@ -71,8 +71,13 @@ class PromptConsistency(OuterObjective):
             )
         u = _u_without_gradient(policy, beta, meta, micro_batch_size)
         kept, targets = self.targets(u)
-        # retained, meta pairs, targets that side with the observed label, same direction, l1, loss
-        counts = u.new_tensor([len(kept), len(meta), (targets >= 0.5).sum(), 0.0, 0.0, 0.0])
+        flips, as_observed = meta.flipped[kept], targets >= 0.5
+        known = flips != UNKNOWN
+        right = known & (as_observed == (flips == 0))
+        # retained, meta pairs, targets that side with the observed label, same direction, l1, loss, pairs
+        # whose flip is known, targets that side with their clean label
+        found = [len(kept), len(meta), as_observed.sum(), 0.0, 0.0, 0.0, known.sum(), right.sum()]
+        counts = u.new_tensor(found)
         sizes = counts[:2].clone()
         sum_over_ranks([sizes])
         divisor = self.divisor(*sizes).clamp(min=1)
@@ -94,18 +99,17 @@ class PromptConsistency(OuterObjective):
 
         direction = accumulated_gradient(policy.adapter(), losses() if len(kept) else ())
         sum_over_ranks([counts])
-        retained, total, observed, same, l1, loss = counts
-        return OuterGradient(
-            direction,
-            int(retained),
-            {
-                "meta/loss": loss / divisor,
-                "meta/coverage": retained / total,
-                "meta/pseudo_labels_as_observed": observed / retained,
-                "meta/direction_agreement": same / retained,
-                "meta/l1": l1 / retained,
-            },
-        )
+        retained, total, observed, same, l1, loss, of_known, clean = counts
+        metrics = {
+            "meta/loss": loss / divisor,
+            "meta/coverage": retained / total,
+            "meta/pseudo_labels_as_observed": observed / retained,
+            "meta/direction_agreement": same / retained,
+            "meta/l1": l1 / retained,
+        }
+        if of_known:
+            metrics["meta/clean_accuracy"] = clean / of_known
+        return OuterGradient(direction, int(retained), metrics)
 
 
 class PromptAugmentationConsistency(PromptConsistency):

@@ -436,3 +436,18 @@ def test_pairs_that_the_objective_drops_do_not_teach_vnet(make_policy, make_batc
     expected = torch.autograd.grad(-(c * g).sum() / 6, list(before.parameters()))
     for found, right in zip(caught, expected, strict=True):
         torch.testing.assert_close(found, right, rtol=1e-8, atol=1e-12)
+
+
+def test_clean_accuracy_of_pseudo_labels(make_policy, make_batch):
+    """Against a count by hand; pairs whose flip is unknown do not count, without any there is no number."""
+    policy, meta = make_policy(double=True), make_batch(9, seed=5, augmented=True)
+    meta.flipped[:3] = -1
+    outer = PromptAugmentationConsistency(tau=0.5)
+    with torch.no_grad():
+        u = Rewards.of(policy.log_probs(meta), with_reference(policy, meta), BETA).u
+    known = meta.flipped >= 0
+    right = (u > 0) == (meta.flipped == 0)
+    found = outer.gradient(policy, BETA, meta, 4).metrics
+    assert float(found["meta/clean_accuracy"]) == pytest.approx(float(right[known].double().mean()))
+    meta.flipped[:] = -1
+    assert "meta/clean_accuracy" not in outer.gradient(policy, BETA, meta, 4).metrics
