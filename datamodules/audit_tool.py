@@ -1,4 +1,4 @@
-"""Names the labels of a run's training pairs that are wrong, and writes the pairs without them."""
+"""Names the labels of a run's training pairs that look wrong, and writes the pairs without them."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def main(arguments: list[str]) -> None:
     """``pacmr audit RUN`` and the options of ``audit``."""
     parser = argparse.ArgumentParser(
         prog="pacmr audit",
-        description="Names the labels of a run's training pairs that are wrong: a rank and a probability for "
+        description="Names the labels of a run's training pairs that look wrong: a rank and a probability for "
         "each pair, the expected share of wrong labels with its uncertainty, an HTML report of the most "
         "suspect pairs, and the pairs without them, ready to train on.",
     )

@@ -70,7 +70,7 @@ def upstream(kind: str) -> str:
                 folder / "data" / f"{('train', 'valid')[number]}-00000-of-00001.parquet",
                 {"prompt": posts, "label": labels},
             )
-        elif split == "train":
+        else:
             turns = {
                 side: [
                     f"\n\nHuman: I do not know. {r['prompt']} {i}\n\nAssistant:{r[side]}"
@@ -79,7 +79,7 @@ def upstream(kind: str) -> str:
                 for side in ("chosen", "rejected")
             }
             for subset in ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled"):
-                write(folder / subset / "train.parquet", turns)
+                write(folder / subset / f"{('train', 'test')[number]}.parquet", turns)
     return kind
 
 
