@@ -236,8 +236,8 @@ def main(arguments: list[str]) -> None:
     """``pacmr audit RUN`` and the options of ``audit``."""
     parser = argparse.ArgumentParser(
         prog="pacmr audit",
-        description="Names the labels of a run's training pairs that look wrong: a rank and a probability for "
-        "each pair, the expected share of wrong labels with its uncertainty, an HTML report of the most "
+        description="Names the labels of a run's training pairs that look wrong: a rank and a probability "
+        "for each pair, the expected share of wrong labels with its uncertainty, an HTML report of the most "
         "suspect pairs, and the pairs without them, ready to train on.",
     )
     parser.add_argument("run", metavar="RUN", help="folder of a preference run")
