@@ -7,7 +7,6 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from pacmr_lightning.analysis.distribution_figure import draw, split
 from pacmr_lightning.analysis.surface import Visits
 
 from .recent import RecentVisits, publish
@@ -44,6 +43,9 @@ class WeightDistributions(RecentVisits):
                 f"{visits.weight[0]:g}."
             )
             return
+        # Here, so that a command that draws nothing does not wait for matplotlib.
+        from pacmr_lightning.analysis.distribution_figure import draw, split
+
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 for name, values in split(visits.weight, visits.flipped).items():

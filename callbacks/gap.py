@@ -14,13 +14,11 @@ from torch import Tensor
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.flip_metrics import FLIP_METRICS, flip_metrics
-from pacmr_lightning.run_folder import replacing
+from pacmr_lightning.run_folder import ANALYSIS, replacing
 
-from .probe_set import gathered, probe, probe_indices
-from .records import record_of
+from .probe_set import probe, probe_indices
+from .records import gathered, record_of
 
-ANALYSIS = "analysis"
-"""Folder of the analyses inside a run's folder."""
 TABLE = "weight-gap.csv"
 """File of the table inside that folder."""
 ALL = "all"

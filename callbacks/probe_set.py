@@ -12,10 +12,11 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
-from torchmetrics.utilities.distributed import gather_all_tensors
 
 from pacmr_lightning.batch import UNKNOWN, LogProbs, PairBatch
 from pacmr_lightning.rewards import Rewards
+
+from .records import gathered
 
 COLUMNS = ("u", "delta", "a", "b", "weight", "swapped_weight", "flipped")
 """Numbers of a probe pair."""
@@ -34,13 +35,6 @@ def probe_indices(ids: Sequence[str], count: int) -> list[int]:
         return hashlib.blake2b(f"probe:{ids[index]}".encode(), digest_size=16).digest()
 
     return sorted(range(len(ids)), key=place)[:count]
-
-
-def gathered(values: Tensor, device: torch.device) -> list[Tensor]:
-    """The ranks' values, which may differ in length, on the CPU."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return [values.cpu()]
-    return [part.cpu() for part in gather_all_tensors(values.to(device))]
 
 
 @torch.no_grad()

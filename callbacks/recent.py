@@ -6,21 +6,22 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
-from matplotlib.figure import Figure
 from torch import Tensor
-from torchmetrics.utilities.distributed import gather_all_tensors
 
-from pacmr_lightning.analysis.surface import ANALYSIS, Visits
+from pacmr_lightning.analysis.surface import Visits
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.run_folder import replacing
+from pacmr_lightning.run_folder import ANALYSIS, replacing
 
-from .records import record_of
+from .records import gathered, record_of
+
+if TYPE_CHECKING:  # drawing is imported when there is something to draw
+    from matplotlib.figure import Figure
 
 COLUMNS = 7
 """Of the rows that are kept: step, u, Delta, weight, flipped, a, b."""
@@ -136,9 +137,7 @@ class RecentVisits(Callback):
     def _all_rows(self, device: torch.device) -> Tensor:
         """(N, 7) the last rows of all ranks on the CPU, oldest first."""
         rows = torch.cat([torch.empty(0, COLUMNS, device=device), *(row.to(device) for row in self._rows)])
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            rows = torch.cat(gather_all_tensors(rows))
-        rows = rows.cpu()
+        rows = torch.cat(gathered(rows, device))
         rows = rows[rows[:, 0].argsort(stable=True)]
         return rows[rows[:, 0] >= rows[-self.window :, 0].min()] if len(rows) else rows
 

@@ -1,4 +1,4 @@
-"""From a training step's outputs to numbers on the host."""
+"""From a training step's outputs, on every rank, to numbers on the host."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torchmetrics.utilities.distributed import gather_all_tensors
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.rewards import PairRecord
@@ -42,3 +44,10 @@ def to_host(record: PairRecord) -> dict[str, np.ndarray]:
     known = {name: column for name, column in fields.items() if column is not None}
     rows = torch.stack([column.detach().float() for column in known.values()]).cpu().numpy()
     return dict(zip(known, rows, strict=True))
+
+
+def gathered(values: Tensor, device: torch.device) -> list[Tensor]:
+    """The ranks' values, which may differ in length, on the CPU."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return [values.cpu()]
+    return [part.cpu() for part in gather_all_tensors(values.to(device))]

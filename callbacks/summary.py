@@ -16,15 +16,13 @@ import torch
 import transformers
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
-from torchmetrics import MeanMetric
-from torchmetrics.classification import BinaryAUROC
-from torchmetrics.utilities.distributed import gather_all_tensors
 
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.flip_metrics import flip_metrics
 from pacmr_lightning.run_folder import SUMMARY, replacing
 
-from .records import record_of, to_host
+from .records import gathered, record_of, to_host
 
 STEP, WEIGHT, U, FLIPPED = range(4)
 """Columns of the window's rows."""
@@ -171,54 +169,25 @@ class RunSummary(Callback):
     def _all_rows(self, device: torch.device) -> Tensor:
         """(K, 4) the last rows of all ranks on the CPU, oldest first, at most ``window`` of them."""
         rows = torch.cat([torch.empty(0, 4, dtype=torch.double), *self._rows])
-        rows = torch.cat(_gather(rows, device))
+        rows = torch.cat(gathered(rows, device))
         return rows[rows[:, STEP].argsort(stable=True)][-self.window :].clone()
 
     def _all_pairs(self, device: torch.device) -> int:
         """Visits on all ranks since the first step."""
-        return int(sum(_gather(torch.tensor(self._pairs), device)))
-
-
-def _gather(values: Tensor, device: torch.device) -> list[Tensor]:
-    """The ranks' values, which may differ in length, on the CPU."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return [values]
-    return [part.cpu() for part in gather_all_tensors(values.to(device))]
+        return int(sum(gathered(torch.tensor(self._pairs), device)))
 
 
 def _statistics(rows: Tensor) -> dict[str, float | int | None]:
     """What the weights and u of (K, 4) rows say of the flips."""
-    flipped = rows[:, FLIPPED] == 1
-    weight_unflipped = _mean(rows[~flipped, WEIGHT])
-    weight_flipped = _mean(rows[flipped, WEIGHT])
-    known = weight_unflipped is not None and weight_flipped is not None
+    weights = flip_metrics(rows[:, WEIGHT], rows[:, FLIPPED])
     return {
-        "weight_mean_unflipped": weight_unflipped,
-        "weight_mean_flipped": weight_flipped,
-        "weight_gap": weight_unflipped - weight_flipped if known else None,
-        "flip_auroc": _auroc(rows[:, WEIGHT], flipped),
-        "flip_auroc_u": _auroc(rows[:, U], flipped),
+        "weight_mean_unflipped": weights["mean_unflipped"],
+        "weight_mean_flipped": weights["mean_flipped"],
+        "weight_gap": weights["gap"],
+        "flip_auroc": weights["auroc"],
+        "flip_auroc_u": flip_metrics(rows[:, U], rows[:, FLIPPED])["auroc"],
         "window_pairs": len(rows),
     }
-
-
-def _mean(values: Tensor) -> float | None:
-    # All ranks' rows are here already, so the metrics have nothing to synchronise.
-    metric = MeanMetric(sync_on_compute=False, nan_strategy="disable").set_dtype(torch.double)
-    metric.update(values)
-    return float(metric.compute()) if len(values) else None
-
-
-def _auroc(belief: Tensor, flipped: Tensor) -> float | None:
-    """Area under the ROC curve of "the lower the belief, the likelier flipped"; None where undefined."""
-    # Ranks in [0, 1], because the metric squashes other scores by a sigmoid, under which large ones tie.
-    levels, level = belief.unique(return_inverse=True)
-    if len(levels) < 2 or flipped.all() or not flipped.any() or belief.isnan().any():
-        return None
-    metric = BinaryAUROC(sync_on_compute=False)
-    metric.update(1 - level.double() / (len(levels) - 1), flipped.long())
-    # It sums in float32, where a perfect score can come out as 1.0000001.
-    return round(float(metric.compute()), 6)
 
 
 def _without_nan(value: Any) -> Any:

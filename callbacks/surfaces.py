@@ -17,7 +17,6 @@ from pacmr_lightning.analysis.surface import (
     save,
     slope_and_offset,
 )
-from pacmr_lightning.analysis.surface_figure import draw_heat_maps, draw_surfaces
 from pacmr_lightning.errors import UserError
 
 from .recent import RecentVisits, publish
@@ -95,5 +94,8 @@ class VNetSurfaces(RecentVisits):
             # The row of the update that has just been done, as the module's own metrics.
             logger.log_metrics(shares, step=trainer.global_step - 1)
             logger.save()
+        # Here, so that a command that draws nothing does not wait for matplotlib.
+        from pacmr_lightning.analysis.surface_figure import draw_heat_maps, draw_surfaces
+
         publish(trainer, draw_surfaces(surface), self.files[0], "weights/surfaces")
         publish(trainer, draw_heat_maps(surface), self.files[1], "weights/heat_maps")

@@ -59,7 +59,7 @@ class Preparation:
 
     def fill_caches(self) -> None:
         """Reads and tokenizes everything, so that other processes find it on disk."""
-        self._tokenized_training_rows()
+        self._tokenize_training_rows(self.source.load("train"))
         self._tokenize(self.source.load("validation"))
         if self.clean_meta is not None:
             self._tokenize(self.clean_meta.load_all())
@@ -76,10 +76,11 @@ class Preparation:
 
     def train(self, clean: Pairs | None) -> Pairs:
         """The training pairs under noise, without those of ``clean`` where these are held out."""
-        rows, counts = self._tokenized_training_rows()
+        found = self.source.load("train")
+        rows, counts = self._tokenize_training_rows(found)
         swapped = None
         if self.noise.is_injected:
-            self.noise_flips = self.noise.flips(self.source.load("train"))
+            self.noise_flips = self.noise.flips(found)
             swapped = [self.noise_flips[name] for name in rows["id"][:]]
         self._everything = Pairs(rows, self.tokenizer.pad_token_id, swapped)
         held_out = set(clean.rows["id"][:]) if clean is not None and self.hold_out else set()
@@ -103,8 +104,7 @@ class Preparation:
         self._announce(source, split, counts)
         return Pairs(rows, self.tokenizer.pad_token_id)
 
-    def _tokenized_training_rows(self) -> tuple[Dataset, dict[str, int]]:
-        found = self.source.load("train")
+    def _tokenize_training_rows(self, found: Dataset) -> tuple[Dataset, dict[str, int]]:
         if self.augmentations is None:
             return self._tokenize(found)
         views = read_augmentations(self.augmentations)

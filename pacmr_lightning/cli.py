@@ -7,7 +7,9 @@ import os
 import shutil
 import sys
 import warnings
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import lightning.pytorch.callbacks as lightning_callbacks
@@ -19,11 +21,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 # Importing the packages is what makes the short names of their classes work in YAML.
 from . import callbacks as callbacks_of_runs
-from . import compare, datamodules, robust_objectives  # noqa: F401
-from .analysis import analyze, surfaces_page
-from .datamodules import audit_tool, clean_meta
-from .datamodules.augmentation import augment
-from .datamodules.inspection import inspect_tool
+from . import datamodules, robust_objectives  # noqa: F401
 from .errors import UserError
 from .loggers import ContinuedCSVLogger
 from .messages import full_disk, short_message, stop, user_error
@@ -37,15 +35,19 @@ RUNS = {
     "predict": "Greedy responses of a checkpoint to the validation prompts.",
 }
 TOOLS = {
-    "inspect": inspect_tool,
-    "augment": augment,
-    "clean-meta": clean_meta,
-    "analyze": analyze,
-    "audit": audit_tool,
-    "compare": compare,
-    "surfaces": surfaces_page,
+    "inspect": "datamodules.inspection.inspect_tool",
+    "augment": "datamodules.augmentation.augment",
+    "clean-meta": "datamodules.clean_meta",
+    "analyze": "analysis.analyze",
+    "audit": "datamodules.audit_tool",
+    "compare": "compare",
+    "export": "export",
+    "surfaces": "analysis.surfaces_page",
 }
-"""Commands that are no trainer runs: modules with a one-line docstring and ``main(arguments)``."""
+"""Commands that are no trainer runs: modules with a one-line docstring and ``main(arguments)``.
+
+By name, so that a trainer run does not wait for what only they import.
+"""
 
 
 NOISE = (
@@ -194,9 +196,13 @@ def _run_folder(config: Namespace) -> str:
     return os.path.join("runs", f"{data.task}-{model.method}-noise{noise}-seed{config.seed_everything}")
 
 
+def _tool(name: str) -> ModuleType:
+    return import_module(f".{TOOLS[name]}", __package__)
+
+
 def _help() -> str:
     """What ``pacmr --help`` prints: the trainer's commands and the tools."""
-    commands = {**RUNS, **{name: module.__doc__.splitlines()[0] for name, module in TOOLS.items()}}
+    commands = {**RUNS, **{name: _tool(name).__doc__.splitlines()[0] for name in TOOLS}}
     lines = [f"  {name:<12}{text}" for name, text in commands.items()]
     return "\n".join(
         [
@@ -225,7 +231,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(0)
     try:
         if words and words[0] in TOOLS:
-            TOOLS[words[0]].main(words[1:])
+            _tool(words[0]).main(words[1:])
         else:
             # None and not sys.argv, which the processes of DDP are started with once more.
             PacmrCLI(arguments)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import UserError
-from ..run_folder import replacing
+from ..run_folder import ANALYSIS, replacing
 from .consistency import PromptConsistencyMetrics, check_taus, clustered_standard_error, judge, passes
 from .finished_run import Run, find_run, load
 from .probe import Split, judged_pairs
@@ -125,7 +125,7 @@ def analyze(
         )
     # All of them before the first is computed, which may take hours.
     probes = [find_run(run, checkpoint) for run in dict.fromkeys(runs)]
-    folder = Path(output) if output else Path(probes[0].folder) / "analysis"
+    folder = Path(output) if output else Path(probes[0].folder) / ANALYSIS
     judged: dict[str, pd.DataFrame] = {}
     parts, notes = [], []
     for label, run in zip(_labels(probes), probes, strict=True):

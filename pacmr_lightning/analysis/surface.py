@@ -13,11 +13,9 @@ import torch
 from scipy.special import expit
 
 from ..errors import UserError
-from ..run_folder import replacing
+from ..run_folder import ANALYSIS, replacing
 from ..weighting.vnet import VNet
 
-ANALYSIS = "analysis"
-"""Folder of figures and what they show inside a run's folder."""
 TAILS = (0.005, 0.995)
 """Quantiles of the visits between which the grid lies."""
 
