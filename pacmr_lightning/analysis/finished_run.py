@@ -121,7 +121,12 @@ def _restore(module: PreferenceModule, path: Path) -> int:
     """Gives the module the checkpoint's adapter; returns the policy updates behind it."""
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError):
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        if "unsupported global" in str(error).lower():
+            raise UserError(
+                f"{path} holds more than tensors and plain values, which is not loaded because it could run "
+                "code; name another with --checkpoint."
+            ) from None
         raise UserError(f"{path} cannot be read as a checkpoint; name another with --checkpoint.") from None
     module.configure_model()
     try:

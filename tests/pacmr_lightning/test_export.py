@@ -1,0 +1,436 @@
+"""``pacmr export``: what plain transformers and PEFT load is the run's policy; the card; VNet; bad input."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
+
+from pacmr_lightning import cli
+from pacmr_lightning.analysis.finished_run import find_run, load
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.model_card import model_card, on_hub, public
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.vnet_folder import load_vnet
+from pacmr_lightning.world import World
+
+LAST = "checkpoints/last.ckpt"
+PADDING = 5  # rows of the embeddings that no token has
+LLAMA = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "attention_dropout": 0.1,
+}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "initializer_range": 0.2}
+VNET = ["--model.weighting", "VNetWeighting", "--model.weighting.every", "1", "--model.method", "pacmr"]
+VNET += ["--model.weighting.outer", "PromptAugmentationConsistency", "--model.weighting.outer.tau", "0.5"]
+HEAD = ["--model.policy.target_modules", "[q_proj,lm_head]"]
+RUNS = {
+    "pacmr": ({}, [*VNET, "--data.noise_rate", "0.3"]),
+    "tied": ({"tie_word_embeddings": True}, []),
+    "tied head": ({"tie_word_embeddings": True}, HEAD),
+    "gpt2": (GPT2, []),
+    "adapter": ({}, []),
+    "bfloat16": ({}, ["--model.policy.dtype", "bfloat16"]),
+}
+
+
+def make_base(folder, tokenizer, changes, adapter):
+    torch.manual_seed(0)
+    shape = {"vocab_size": len(tokenizer) + PADDING, "bos_token_id": tokenizer.bos_token_id}
+    shape |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = GPT2Config(**shape, **GPT2) if changes is GPT2 else LlamaConfig(**shape, **LLAMA, **changes)
+    model = AutoModelForCausalLM.from_config(config)
+    model.generation_config.update(do_sample=True, temperature=0.7)
+    model.save_pretrained(folder / "plain" if adapter else folder / "model")
+    if adapter:
+        model = AutoModelForCausalLM.from_pretrained(folder / "plain")
+        model = get_peft_model(model, LoraConfig(target_modules=["v_proj"], task_type="CAUSAL_LM"))
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+        model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, tiny_tokenizer_folder):
+    """Folder of a run of two updates by the name of its kind, trained when first asked for."""
+    folders = {}
+
+    def get(kind):
+        if kind not in folders:
+            changes, options = RUNS[kind]
+            folder = tmp_path_factory.mktemp("export")
+            tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
+            tokenizer.chat_template = (
+                "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
+            )
+            make_base(folder, tokenizer, changes, kind == "adapter")
+            for name, seed in (("train", 0), ("validation", 1)):
+                lines = [json.dumps(row) + "\n" for row in World().preference_rows(16, seed)]
+                (folder / f"{name}.jsonl").write_text("".join(lines))
+            cli.main(
+                [
+                    *("fit", "--model", "PreferenceModule", "--model.policy", "PolicyModel"),
+                    *("--model.policy.model", str(folder / "model"), "--model.policy.rank", "4"),
+                    *("--model.objective", "DPO", "--model.objective.beta", "0.7"),
+                    *("--model.learning_rate", "0.05", "--data", "PreferenceDataModule"),
+                    *("--data.source", "Files", "--data.source.train", str(folder / "train.jsonl")),
+                    *("--data.source.validation", str(folder / "validation.jsonl")),
+                    *("--data.global_batch_size", "8", "--data.meta_batch_size", "8", *options),
+                    *("--trainer.max_steps", "2", "--trainer.accelerator", "cpu"),
+                    *("--trainer.callbacks", "[RunSummary]", "--trainer.enable_progress_bar", "false"),
+                    *("--trainer.enable_model_summary", "false"),
+                    *("--checkpoint.every_n_train_steps", "1", "--checkpoint.save_top_k", "-1"),
+                    *("--trainer.default_root_dir", str(folder / "run")),
+                ]
+            )
+            folders[kind] = folder / "run"
+        return folders[kind]
+
+    return get
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy of the PACMR run that a test may change."""
+    return shutil.copytree(trained("pacmr"), tmp_path / "run")
+
+
+def logits(model, vocabulary=300):
+    tokens = torch.randint(vocabulary, (2, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return model.eval()(input_ids=tokens).logits
+
+
+def policy_of(run, checkpoint=LAST):
+    return PreferenceModule.load_from_checkpoint(run / checkpoint).policy
+
+
+def run_code(folder):
+    """Runs the model card's blocks of Python as they stand; returns what each of them defines."""
+    text = Path(folder, "README.md").read_text()
+    spaces = []
+    with contextlib.redirect_stdout(io.StringIO()):
+        for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+            spaces.append({})
+            exec(compile(block, "README.md", "exec"), spaces[-1])
+    return spaces
+
+
+def refused(arguments, capsys):
+    """The one sentence with which the command refuses, with status 2."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["export", *map(str, arguments)])
+    assert stop.value.code == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.mark.parametrize("kind", ["pacmr", "tied", "tied head", "gpt2", "adapter"])
+def test_a_merged_model_is_the_policy(kind, trained, tmp_path, capsys):
+    run, out = trained(kind), tmp_path / "out"
+    cli.main(["export", str(run), str(out), "--merged"])
+    assert f'AutoModelForCausalLM.from_pretrained("{out}")' in capsys.readouterr().out
+    policy = policy_of(run)
+    expected = logits(policy.peft)
+    with policy.reference():
+        assert (logits(policy.peft) - expected).abs().max() > 0.1, "the run must have moved the policy"
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert model.dtype == torch.float32 and not any("lora" in name for name in model.state_dict())
+    torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-5)
+    assert model.config.tie_word_embeddings == (kind in ("tied", "gpt2"))
+    for file in out.iterdir():
+        assert str(run.parent).encode() not in file.read_bytes(), (
+            f"{file.name} names a folder of this machine"
+        )
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("kind", ["pacmr", "tied", "tied head", "gpt2"])
+def test_an_adapter_on_its_base_is_the_policy(kind, trained, tmp_path, capsys):
+    run, out = trained(kind), tmp_path / "out"
+    cli.main(["export", str(run), str(out)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert f'AutoPeftModelForCausalLM.from_pretrained("{out}")' in said and str(run.parent / "model") in said
+    model = AutoPeftModelForCausalLM.from_pretrained(out)
+    torch.testing.assert_close(logits(model), logits(policy_of(run).peft), rtol=0, atol=1e-5)
+    assert all("lora_" in name for name in load_file(out / "adapter_model.safetensors"))
+    assert json.loads((out / "adapter_config.json").read_text())["inference_mode"]
+
+
+def test_an_adapter_of_an_adapter(trained, tmp_path, capsys):
+    run = trained("adapter")
+    sentence = refused([run, tmp_path / "out"], capsys)
+    assert f"base {run.parent / 'model'} is an adapter itself" in sentence and "--merged" in sentence
+    assert not list(tmp_path.iterdir())
+
+
+def test_tokenizer_and_configs_are_the_bases(trained, tmp_path):
+    for kind, dropout in (("pacmr", "attention_dropout"), ("gpt2", "resid_pdrop")):
+        run, out = trained(kind), tmp_path / kind
+        cli.main(["export", str(run), str(out), "--merged"])
+        base = run.parent / "model"
+        config, original = AutoConfig.from_pretrained(out), AutoConfig.from_pretrained(base)
+        # The policy runs without either; the exported model need not.
+        assert config.use_cache is True and getattr(config, dropout) == getattr(original, dropout) == 0.1
+        assert AutoModelForCausalLM.from_pretrained(out).generation_config.temperature == 0.7
+    tokenizer, original = AutoTokenizer.from_pretrained(out), AutoTokenizer.from_pretrained(base)
+    assert tokenizer.get_vocab() == original.get_vocab()
+    assert tokenizer.chat_template == original.chat_template
+    messages = [{"role": "user", "content": "Describe the sea."}]
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == "[user] Describe the sea.\n"
+    assert tokenizer("Describe the sea.")["input_ids"] == original("Describe the sea.")["input_ids"]
+    assert tokenizer.pad_token_id == original.pad_token_id
+
+
+def test_another_checkpoint_and_another_dtype(trained, tmp_path):
+    """bfloat16 weights are the exact sums, rounded once."""
+    run, out = trained("pacmr"), tmp_path / "out"
+    cli.main(["export", str(run), str(out), "--merged", "--checkpoint", "step-1", "--dtype", "bfloat16"])
+    merged = load_file(out / "model.safetensors")
+    base = load_file(run.parent / "model" / "model.safetensors")
+    policy = policy_of(run, "checkpoints/step-1.ckpt")
+    assert not torch.equal(*(logits(p.peft) for p in (policy, policy_of(run))))
+    adapter = {name: value.detach().double() for name, value in policy.adapter().items()}
+    moved = 0
+    for name, value in base.items():
+        stem = f"peft.base_model.model.{name.removesuffix('.weight')}"
+        exact = value.double()
+        if f"{stem}.lora_A.default.weight" in adapter:
+            a, b = (adapter[f"{stem}.lora_{part}.default.weight"] for part in "AB")
+            exact += policy.lora["lora_alpha"] / policy.lora["r"] * b @ a
+            moved += 1
+        assert merged[name].dtype == torch.bfloat16
+        # Half a unit in the last of bfloat16's 8 places, and some for the sum in float32.
+        assert ((merged[name].double() - exact).abs() <= 1.001 * 2**-8 * exact.abs() + 1e-7).all()
+    assert moved == 14
+    assert AutoModelForCausalLM.from_pretrained(out).dtype == torch.bfloat16
+    assert "not of these weights" in (out / "README.md").read_text()
+
+
+def test_a_run_in_bfloat16(trained, tmp_path, monkeypatch):
+    """The base is in bfloat16 wherever the model is used as the card and the config say."""
+    monkeypatch.chdir(tmp_path)
+    run = trained("bfloat16")
+    policy = policy_of(run)
+    cli.main(["export", str(run), "adapter"])
+    model = run_code("adapter")[0]["model"]
+    assert model.get_base_model().dtype == torch.bfloat16
+    assert torch.equal(logits(model), logits(policy.peft))
+    cli.main(["export", str(run), "merged", "--merged"])
+    assert AutoModelForCausalLM.from_pretrained("merged").dtype == torch.bfloat16
+    cli.main(["export", str(run), "exact", "--merged", "--dtype", "float32"])
+    exact = AutoModelForCausalLM.from_pretrained("exact")
+    for name, value in load_file("merged/model.safetensors").items():
+        assert torch.equal(value, exact.state_dict()[name].bfloat16()), "rounded once"
+    policy.peft.float()
+    torch.testing.assert_close(logits(exact), logits(policy.peft), rtol=0, atol=1e-5)
+
+
+def test_vnet_comes_along(trained, tmp_path):
+    run = trained("pacmr")
+    cli.main(["export", str(run), str(tmp_path / "out")])
+    module = PreferenceModule.load_from_checkpoint(run / LAST)
+    delta, u = 3 * torch.randn(2, 50)
+    with torch.no_grad():
+        for found, expected in zip(load_vnet(tmp_path / "out")(delta, u), module.vnet(delta, u), strict=True):
+            assert torch.equal(found, expected)
+        assert module.vnet(delta, u)[1].std() > 0, "VNet must have learned"
+    config = json.loads((tmp_path / "out" / "vnet_config.json").read_text())
+    assert config["hidden"] == [64, 16] and config["beta"] == 0.7 and config["step"] == 2
+    assert config["weighting"]["outer"] == {"class": "PromptAugmentationConsistency", "tau": 0.5} | {
+        key: value for key, value in config["weighting"]["outer"].items() if key not in ("class", "tau")
+    }
+    assert config["weighting"]["start_slope"] == 1 and config["weighting"]["start_offset"] == 0
+
+    cli.main(["export", str(trained("tied")), str(tmp_path / "dpo")])
+    assert not list((tmp_path / "dpo").glob("vnet*"))
+    with pytest.raises(UserError, match="dpo holds no VNet"):
+        load_vnet(tmp_path / "dpo")
+    (tmp_path / "out" / "vnet_config.json").write_text(json.dumps(config | {"hidden": [3]}))
+    with pytest.raises(UserError, match="cannot be loaded"):
+        load_vnet(tmp_path / "out")
+    (tmp_path / "out" / "vnet.safetensors").write_bytes(b"nothing")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        load_vnet(tmp_path / "out")
+
+
+@pytest.mark.parametrize("options", [[], ["--merged"]])
+def test_the_card(options, trained, tmp_path, monkeypatch):
+    """It holds what the run's files say, shows no folder of this machine, and its code runs as it stands."""
+    monkeypatch.chdir(tmp_path)
+    run = trained("pacmr")
+    cli.main(["export", str(run), "exports/mine", *options])
+    card = ModelCard.load("exports/mine/README.md")
+    data = card.data.to_dict()
+    assert data["library_name"] == ("transformers" if options else "peft")
+    assert data["pipeline_tag"] == "text-generation" and data["tags"] == ["lora", "dpo", "pacmr-dpo"]
+    assert "base_model" not in data and "datasets" not in data, "neither of them is on the Hub"
+    assert str(tmp_path.parent) not in card.content and str(run.parent) not in card.content
+    summary = json.loads((run / "summary.json").read_text())
+    for text in (
+        "after 2 policy updates",
+        "`model`",
+        "train: `train.jsonl`",
+        "noise_rate: `0.3`",
+        "noise_seed: `42`",
+        f"Rows (train): rows 16, kept 16, flipped {summary['counts']['train']['flipped']}",
+        "method: pacmr",
+        "objective: {class: DPO, beta: 0.7}",
+        "estimator: {class: GhostDotProduct}",
+        f"| val/rewards/accuracies | {summary['val_accuracy']:.4g} |",
+        f"torch {torch.__version__}",
+    ):
+        assert text in card.text, text
+    assert ("is a local model" in card.text) == (not options)
+
+    spaces = run_code("exports/mine")
+    assert len(spaces) == 2
+    torch.testing.assert_close(logits(spaces[0]["model"]), logits(policy_of(run).peft), rtol=0, atol=1e-5)
+    assert 0 < spaces[1]["g"].item() < 1
+
+
+def test_the_card_of_a_run_on_the_hub(trained):
+    """Ids of the Hub are named as such; a run without summary or noise says so."""
+    run = find_run(str(trained("tied")), "last")
+    run.base, run.data["init_args"]["source"] = (
+        "org/model",
+        {"class_path": "x.TLDR", "init_args": {"path": "org/d"}},
+    )
+    module, _, step = load(find_run(str(trained("tied")), "last"))
+    text = model_card(run, module, step, None, name="out", hub_base="org/model", merged=False)
+    data = ModelCard(text).data.to_dict()
+    assert data["base_model"] == "org/model" and data["datasets"] == ["org/d"]
+    assert data["tags"] == ["lora", "dpo"]
+    assert "No noise was injected" in text and "wrote no summary" in text and "is a local model" not in text
+
+
+def test_public():
+    value = {"class_path": "a.b.Files", "init_args": {"train": "/home/me/x.jsonl", "other": None, "n": 3}}
+    assert public(value) == {"class": "Files", "train": "x.jsonl", "n": 3}
+    assert public([r"C:\me\m", "~/m", "org/m", "data/m", ("/a/m/",)]) == ["m", "m", "org/m", "data/m", ["m"]]
+
+
+def test_on_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "pairs").mkdir(parents=True)
+    assert on_hub("org/pairs") and on_hub("gpt2")
+    assert not any(map(on_hub, ("data/pairs", "./gone", "/gone/pairs", "a/b/c", "~/pairs")))
+
+
+def test_bad_input(run, trained, tmp_path, capsys):
+    out = tmp_path / "out"
+    before = sorted(tmp_path.iterdir())
+    assert "nowhere/config.yaml does not exist" in refused(["nowhere", out], capsys)
+    assert "no checkpoint step-9; choose one of last, step-1" in refused(
+        [run, out, "--checkpoint", "step-9"], capsys
+    )
+    assert "dtype is float16, but an adapter" in refused([run, out, "--dtype", "float16"], capsys)
+    assert "invalid choice: 'int8'" in refused([run, out, "--merged", "--dtype", "int8"], capsys)
+    assert f"{run} is there already and is no empty folder" in refused([run, run], capsys)
+    assert "config.yaml is there already" in refused([run, run / "config.yaml"], capsys)
+    assert "cannot be written (Not a directory)" in refused([run, run / "config.yaml" / "out"], capsys)
+    assert "cannot be written (File name too long)" in refused([run, tmp_path / ("x" * 300)], capsys)
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace(str(trained("pacmr").parent / "model"), "./gone"))
+    assert "./gone" in refused([run, out / "deeper"], capsys)
+    (run / "config.yaml").write_text("- 1")
+    assert "is not the configuration of a run" in refused([run, out], capsys)
+    (run / "config.yaml").write_text(config)
+    (run / LAST).write_bytes(b"no checkpoint")
+    assert "cannot be read as a checkpoint" in refused([run, out], capsys)
+    assert sorted(tmp_path.iterdir()) == before
+
+    out.mkdir()  # an empty folder is as good as none
+    cli.main(["export", str(run), str(out), "--checkpoint", "step-1"])
+    assert (out / "README.md").is_file()
+
+
+def test_a_sft_run(tmp_path, capsys):
+    cli.main(
+        [
+            *(
+                "fit",
+                "--model",
+                "SFTModule",
+                "--model.from_scratch",
+                json.dumps(LLAMA | {"attention_dropout": 0.0}),
+            ),
+            *("--data", "SFTDataModule", "--data.source", "WorldCompletions", "--data.source.rows", "16"),
+            *("--data.source.validation_rows", "8", "--data.vocab_size", "300", "--trainer.max_steps", "1"),
+            *("--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"),
+            *("--trainer.enable_model_summary", "false", "--trainer.default_root_dir", str(tmp_path / "sft")),
+        ]
+    )
+    sentence = refused([tmp_path / "sft", tmp_path / "out"], capsys)
+    assert "is an SFT run" in sentence and f"take the folder {tmp_path / 'sft' / 'model'}." in sentence
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "sft" / "model").config.hidden_size == 32
+    config = yaml.safe_load((tmp_path / "sft" / "config.yaml").read_text())
+    config["model"]["init_args"]["save_to"] = "elsewhere"
+    (tmp_path / "sft" / "config.yaml").write_text(yaml.safe_dump(config))
+    assert "take the folder elsewhere." in refused([tmp_path / "sft", tmp_path / "out"], capsys)
+
+
+class Payload:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_a_checkpoint_runs_no_code(run, tmp_path, capsys):
+    checkpoint = torch.load(run / LAST, weights_only=True)
+    checkpoint["extra"] = Payload(str(tmp_path / "hacked"))
+    torch.save(checkpoint, run / LAST)
+    assert "more than tensors and plain values" in refused([run, tmp_path / "out"], capsys)
+    assert not (tmp_path / "hacked").exists() and not (tmp_path / "out").exists()
+    torch.load(run / LAST, weights_only=False)
+    assert (tmp_path / "hacked").exists(), "the payload must be one that works"
+
+
+def test_weights_that_are_no_numbers(run, tmp_path, capsys):
+    checkpoint = torch.load(run / LAST, weights_only=True)
+    first = next(iter(checkpoint["state_dict"].values()))
+    first.fill_(1e6)
+    torch.save(checkpoint, run / LAST)
+    assert "too large for torch.float16" in refused(
+        [run, tmp_path / "out", "--merged", "--dtype", "float16"], capsys
+    )
+    first.fill_(torch.nan)
+    torch.save(checkpoint, run / LAST)
+    assert "no finite numbers" in refused([run, tmp_path / "out"], capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(("limit", "options"), [(3_000, []), (12_000, []), (30_000, ["--merged"])])
+def test_a_full_disk(limit, options, trained, tmp_path, capsys):
+    """A limit on the size of files stands for the disk; the tokenizer does not fit, or the weights."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    run = trained("pacmr")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    try:
+        sentence = refused([run, tmp_path / "out", *options], capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "The disk is full" in sentence
+    assert not list(Path(tmp_path).iterdir())
