@@ -67,6 +67,14 @@ class Verdict:
         return {opinion.preferred for opinion in self.orders} == {"first", "second"}
 
 
+def by_scores(first: float, second: float, cached: bool = False) -> Opinion:
+    """The opinion that the response with the higher score is the better one; equal scores prefer neither."""
+    better: Preference = "none"
+    if first != second:
+        better = "first" if first > second else "second"
+    return Opinion(better, f"scores {first:.6g} and {second:.6g}", cached=cached)
+
+
 class PairJudge(ABC):
     """Says which of two responses is better."""
 
@@ -92,18 +100,19 @@ class EndpointJudge(PairJudge):
     """A chat model with the paper's judge prompts; it must name the same response in both orders.
 
     Args:
-        task: ``summary`` or ``dialogue``, which decides the prompts.
+        task: ``summary`` or ``dialogue``, which decides the prompts; also by the names of the paper's data,
+            ``tldr`` and ``hh``.
         endpoint: options of ``Endpoint``; the defaults are the paper's judge.
 
     Raises:
         UserError: an option of the endpoint is out of range.
     """
 
-    def __init__(self, task: Task = "dialogue", **endpoint: Any):
-        self.task = task
+    def __init__(self, task: Literal["summary", "dialogue", "tldr", "hh"] = "dialogue", **endpoint: Any):
+        self.task: Task = {"tldr": "summary", "hh": "dialogue"}.get(task, task)
         self.endpoint = Endpoint(**endpoint)
         self.name = self.endpoint.model
-        self.settings = {"task": task, **self.endpoint.settings}
+        self.settings = {"task": self.task, **self.endpoint.settings}
 
     def compare(self, items: Sequence[Comparison], store: AnswerStore) -> list[Verdict]:
         """Asks 2 N questions, except those whose answers are in the store."""

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from ..errors import UserError
 from .conversation import Messages, as_messages, as_text
-from .judging import Comparison, Opinion, PairJudge, Preference, Verdict
+from .judging import Comparison, Opinion, PairJudge, Verdict, by_scores
 from .store import AnswerStore, content_key
 
 if TYPE_CHECKING:
@@ -195,10 +195,7 @@ def _verdict(first: _Score, second: _Score) -> Verdict:
     if first.value is None or second.value is None:
         opinion = Opinion("none", None, first.problem or second.problem, cached=cached)
     else:
-        better: Preference = "none"
-        if first.value != second.value:
-            better = "first" if first.value > second.value else "second"
-        opinion = Opinion(better, f"scores {first.value:.6g} and {second.value:.6g}", cached=cached)
+        opinion = by_scores(first.value, second.value, cached)
     return Verdict((opinion, opinion))
 
 

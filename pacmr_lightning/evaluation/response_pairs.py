@@ -1,0 +1,181 @@
+"""Responses of two models to the same prompts, side by side."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from .conversation import Messages
+from .judging import Comparison
+from .store import content_key
+
+
+@dataclass(frozen=True)
+class ResponsePair:
+    """What two models answered to one prompt."""
+
+    id: str
+    """The rows' own, else a hash of the prompt with the number of the response to it."""
+    prompt: str | Messages
+    first: str
+    second: str
+    tokens: tuple[int, int] | None
+    """Of both responses; None where a row does not say."""
+
+    @property
+    def comparison(self) -> Comparison:
+        """What a judge sees."""
+        return Comparison(self.prompt, self.first, self.second)
+
+    @property
+    def identical(self) -> bool:
+        """Both responses are the same but for space around them, which the judges' prompts leave out."""
+        return self.first.strip() == self.second.strip()
+
+
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """The objects of a JSON Lines file, such as ``pacmr predict`` writes; blank lines are passed over.
+
+    Raises:
+        UserError: the file is missing, or a line is no JSON object.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        found = "is no file" if path.exists() else "does not exist"
+        raise UserError(f"{path} {found}; name a file of responses, such as a run's generations.jsonl.")
+    rows = []
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    rows.append(json.loads(line))
+                    if not isinstance(rows[-1], dict):
+                        raise UserError(f"{path}, line {number} is no JSON object; write one object a line.")
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{path}, line {number} is not JSON ({error.msg} at column {error.colno}); write one object a "
+            "line."
+        ) from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text; save it as UTF-8.") from None
+    return rows
+
+
+def pair_rows(
+    first: Sequence[Mapping[str, Any]],
+    second: Sequence[Mapping[str, Any]],
+    names: tuple[str, str] = ("the first list", "the second list"),
+) -> list[ResponsePair]:
+    """Puts the responses side by side that answer the same question.
+
+    Rows with an ``id`` belong together by it, and must have the same prompt. Rows without one, as in a run's
+    ``samples.jsonl``, belong together by prompt and order: the second response to a prompt in one list is
+    compared with the second one to it in the other.
+
+    Args:
+        first: rows with ``prompt`` (a text or chat messages), ``response`` (a text), and optionally ``id``
+            and ``response_tokens`` (a count).
+        second: rows of the other model.
+        names: what errors call the two.
+
+    Returns:
+        Pairs in the order of the first list.
+
+    Raises:
+        UserError: a row is wrong; an id comes twice; only some rows have ids; a row has no counterpart; or
+            two rows with one id have different prompts.
+    """
+    one, other = (_keyed(rows, name) for rows, name in zip((first, second), names, strict=True))
+    has_ids, other_has_ids = (rows[0].get("id") is not None for rows in (first, second))
+    if has_ids != other_has_ids:
+        with_ids, without = names if has_ids else names[::-1]
+        raise UserError(
+            f"The rows of {with_ids} have ids and those of {without} have none; compare two files of one "
+            "kind."
+        )
+    lacks = [
+        f"{b} lacks {len(missing)} of the {len(here)} {'ids' if has_ids else 'responses'} of {a}, "
+        f"{_example(here[missing[0]])}"
+        for here, there, a, b in ((one, other, *names), (other, one, *names[::-1]))
+        if (missing := [key for key in here if key not in there])
+    ]
+    if lacks:
+        raise UserError(f"{', and '.join(lacks)}; generate both from the same prompts.")
+    changed = [key for key, row in one.items() if row["prompt"] != other[key]["prompt"]]
+    if changed:
+        raise UserError(
+            f"{names[0]} and {names[1]} have different prompts under {len(changed)} of {len(one)} ids, such "
+            f"as {changed[0]!r}; generate both from the same prompts."
+        )
+    return [_pair(key, row, other[key]) for key, row in one.items()]
+
+
+def _pair(key: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> ResponsePair:
+    tokens = (first.get("response_tokens"), second.get("response_tokens"))
+    known = None if None in tokens else tokens
+    return ResponsePair(key, first["prompt"], first["response"], second["response"], known)
+
+
+def _keyed(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Mapping[str, Any]]:
+    """The rows by id, or by prompt and how often it came before."""
+    if not rows:
+        raise UserError(f"{name} is empty; it must hold at least one response.")
+    keyed: dict[str, Mapping[str, Any]] = {}
+    repeats: Counter[str] = Counter()
+    for number, row in enumerate(rows, 1):
+        place = f"{name}, row {number}"
+        _check(row, place)
+        if (row.get("id") is None) != (rows[0].get("id") is None):
+            raise UserError(f"{place} and row 1 do not both have an id; give all rows one, or none.")
+        if row.get("id") is not None:
+            key = str(row["id"])
+            if key in keyed:
+                raise UserError(f"{place} has the id {key!r} of an earlier row; give each row its own id.")
+        else:
+            digest = content_key(row["prompt"])[:16]
+            key = f"{digest}-{repeats[digest]}"
+            repeats[digest] += 1
+        keyed[key] = row
+    return keyed
+
+
+def _check(row: Mapping[str, Any], place: str) -> None:
+    for column in ("prompt", "response"):
+        if row.get(column) is None:
+            raise UserError(
+                f"{place} has no {column!r} (columns found: {', '.join(map(repr, row)) or 'none'}); rename "
+                "the column or remove the row."
+            )
+    if not (isinstance(row["prompt"], str) or _is_chat(row["prompt"])):
+        raise UserError(f"{place}: 'prompt' is {row['prompt']!r}, but it must be a text or chat messages.")
+    if not isinstance(row["response"], str):
+        raise UserError(f"{place}: 'response' is {row['response']!r}, but it must be a text.")
+    name = row.get("id")
+    if name is not None and (isinstance(name, bool) or not isinstance(name, (str, int))):
+        raise UserError(f"{place}: 'id' is {name!r}, but it must be a text or a whole number.")
+    count = row.get("response_tokens")
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
+        raise UserError(f"{place}: 'response_tokens' is {count!r}, but it must be a count of 0 or more.")
+    try:
+        json.dumps([row["prompt"], row["response"]], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{place} holds half of a surrogate pair; remove that character.") from None
+
+
+def _is_chat(prompt: object) -> bool:
+    return isinstance(prompt, list) and len(prompt) > 0 and all(map(_is_message, prompt))
+
+
+def _is_message(entry: object) -> bool:
+    return isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("role", "content"))
+
+
+def _example(row: Mapping[str, Any]) -> str:
+    if row.get("id") is not None:
+        return f"such as {str(row['id'])!r}"
+    return f"such as one to the prompt {str(row['prompt'])[:80]!r}"

@@ -1,0 +1,367 @@
+"""``pacmr judge``: a real HTTP server with faults, kills, reruns, and bad input."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+
+from pacmr_lightning import cli
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation import chat_request
+from pacmr_lightning.evaluation.judge_tool import judge_files, main
+from pacmr_lightning.evaluation.judging import EndpointJudge
+from pacmr_lightning.world import ATTRIBUTES, World
+
+sys.path.append(str(Path(__file__).parent))
+from faulty_server import SECRET, FaultyServer, prefer_longer, prefer_position_a
+
+PAIRS = 24
+"""Of pair i the response of A is longer, where i % 3 is 0, as long as B's (1), or shorter (2)."""
+
+
+@pytest.fixture
+def server():
+    with FaultyServer(prefer_longer) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(chat_request, "_FIRST_PAUSE", 0.0)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, rows):
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def rows(side):
+    """Of a model; 0 is A, 1 is B."""
+    lengths = [(9, 5), (6, 6), (4, 7)]
+    return [
+        {
+            "id": f"p{i}",
+            "prompt": f"Post {i}",
+            "response": f"{i:02} {'ab'[side] * lengths[i % 3][side]}",
+            "finish_reason": "stop",
+            "prompt_tokens": 5,
+            "response_tokens": lengths[i % 3][side],
+        }
+        for i in range(PAIRS)
+    ]
+
+
+@pytest.fixture
+def files(write):
+    second = rows(1)
+    random.Random(0).shuffle(second)
+    return write("a.jsonl", rows(0)), write("b.jsonl", second)
+
+
+def read(folder):
+    summary = json.loads((Path(folder) / "summary.json").read_text())
+    lines = (Path(folder) / "verdicts.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    return summary, [json.loads(line) for line in lines]
+
+
+EXPECTED = ["win", "tie", "loss"] * (PAIRS // 3)
+
+
+def test_verdicts_summary_table_and_figure(files, server, tmp_path, capsys):
+    judge = EndpointJudge("tldr", model="m", base_url=server.url)
+    output = str(tmp_path / "out")
+    judge_files(*files, judge, output, prompt_price=2.0, completion_price=10.0)
+    summary, verdicts = read(output)
+    assert [row["id"] for row in verdicts] == [f"p{i}" for i in range(PAIRS)]
+    assert [row["verdict"] for row in verdicts] == EXPECTED
+    assert [[order["verdict"] for order in row["orders"]] for row in verdicts[:3]] == [
+        ["win", "win"],
+        ["loss", "win"],  # of equal lengths the rule takes what it is shown second
+        ["loss", "loss"],
+    ]
+    assert all(order["answer"].startswith("Comparison: ") for row in verdicts for order in row["orders"])
+    assert verdicts[2]["responses"] == ["02 aaaa", "02 bbbbbbb"] and verdicts[2]["prompt"] == "Post 2"
+    assert (summary["wins"], summary["ties"], summary["losses"], summary["pairs"]) == (8, 8, 8, PAIRS)
+    assert (summary["first"], summary["second"]) == files
+    assert summary["judge"]["class"] == "EndpointJudge" and summary["judge"]["settings"]["task"] == "summary"
+    assert (summary["win_score"]["value"], summary["flipped"]) == (1.0, pytest.approx(1 / 3))
+    # In a third of the pairs B is named twice, in the others A and B once.
+    assert summary["first_shown"] == pytest.approx(1 / 3)
+    assert summary["length_unit"] == "tokens" and summary["mean_length"] == pytest.approx([19 / 3, 6])
+    assert summary["tokens"] == {"all": {"prompt": 4800, "completion": 480}} | {
+        "now": {"prompt": 4800, "completion": 480}
+    }
+    assert summary["cost"] == {"all": pytest.approx(0.0144), "now": pytest.approx(0.0144)}
+    text = capsys.readouterr().out
+    line = next(line for line in text.splitlines() if line.startswith(" A wins"))
+    assert line.split()[4:6] == ["8", "33.3%"]
+    assert (
+        "33.3% of verdicts flipped" in text and "tokens: 4,800 in, 480 out" in text and "cost: 0.01" in text
+    )
+    with Image.open(tmp_path / "out" / "win-rate.png") as image:
+        assert image.width > 900 and len(image.convert("RGB").getcolors(1 << 20)) > 10
+    assert (tmp_path / "out" / "win-rate.pdf").read_bytes().startswith(b"%PDF")
+    assert {(r["model"], r["max_tokens"], r["temperature"]) for r in server.requests} == {("m", 96, 0.0)}
+
+    # A rerun asks nobody and says the same.
+    before = (tmp_path / "out" / "verdicts.jsonl").read_bytes()
+    judge_files(*files, judge, output, prompt_price=2.0, completion_price=10.0)
+    assert len(server.requests) == 2 * PAIRS
+    assert (tmp_path / "out" / "verdicts.jsonl").read_bytes() == before
+    again, _ = read(output)
+    assert again["tokens"]["now"] == {"prompt": 0, "completion": 0} and again["cost"]["now"] == 0
+    assert again | {"tokens": 0, "cost": 0} == summary | {"tokens": 0, "cost": 0}
+    # So do the exchanged files, whose questions are the same.
+    judge_files(*files[::-1], judge, output)
+    summary, verdicts = read(output)
+    assert len(server.requests) == 2 * PAIRS and summary["cost"] is None
+    assert sorted(row["verdict"] for row in verdicts) == sorted(EXPECTED)
+
+
+def test_faults_change_nothing(files, server, tmp_path, capsys):
+    judge = EndpointJudge("tldr", model="m", base_url=server.url, timeout=0.5, concurrency=3, retries=12)
+    faults = ["status 429, retry after 1 s", 500, "hang", "truncated body", "broken json", "html", 503, "cut"]
+    server.script = [None, *faults, "empty", None, "no choices", "null"]
+    judge_files(*files, judge, str(tmp_path / "out"))
+    assert [row["verdict"] for row in read(tmp_path / "out")[1]] == EXPECTED
+    assert len(server.requests) == 2 * PAIRS + 11 and server.most_at_once <= 3
+    assert "no answer" not in capsys.readouterr().out
+
+
+def test_answers_belong_to_their_questions(files, server, tmp_path):
+    """They come back in another order than they were asked in."""
+    pauses = random.Random(1)
+
+    def reply(messages):
+        time.sleep(0.02 * pauses.random())
+        return f"{messages[-1]['content'].split('Post: ')[1].split()[1]}\n{prefer_longer(messages)}"
+
+    server.reply = reply
+    judge_files(*files, EndpointJudge("tldr", base_url=server.url, concurrency=12), str(tmp_path / "out"))
+    _, verdicts = read(tmp_path / "out")
+    assert [row["verdict"] for row in verdicts] == EXPECTED and 1 < server.most_at_once <= 12
+    for i, row in enumerate(verdicts):
+        assert [order["answer"].split()[0] for order in row["orders"]] == [str(i)] * 2
+
+
+def test_missing_and_invalid_answers_are_ties_and_told(files, server, tmp_path, capsys):
+    server.script = [None, 500, None, None, None, "refusal"]
+    judge = EndpointJudge("tldr", base_url=server.url, retries=0, concurrency=1)
+    judge_files(*files, judge, str(tmp_path / "out"))
+    summary, verdicts = read(tmp_path / "out")
+    assert [row["verdict"] for row in verdicts] == ["tie", "tie", "tie", *EXPECTED[3:]]
+    assert verdicts[0]["orders"][1]["problem"].startswith("status 500") and verdicts[2]["orders"][1] == {
+        "verdict": "none",
+        "answer": "I will not judge this.",
+        "problem": "the answer does not end in a verdict",
+    }
+    assert (summary["unanswered"], summary["invalid"]) == (1 / 48, 1 / 48)
+    assert "no answer to 1 questions (mostly: status 500" in capsys.readouterr().out
+    # Only the missing one is asked for again.
+    judge_files(*files, judge, str(tmp_path / "out"))
+    assert len(server.requests) == 2 * PAIRS + 1
+    assert [row["verdict"] for row in read(tmp_path / "out")[1]] == ["win", "tie", "tie", *EXPECTED[3:]]
+
+
+def test_a_judge_that_goes_by_position(files, server, tmp_path):
+    server.reply = prefer_position_a
+    judge_files(*files, EndpointJudge("tldr", base_url=server.url), str(tmp_path / "out"))
+    summary, verdicts = read(tmp_path / "out")
+    assert {row["verdict"] for row in verdicts} == {"tie"}
+    assert (summary["flipped"], summary["first_shown"], summary["win_score"]["value"]) == (1, 1, 1)
+
+
+def test_empty_and_identical_responses(write, server, tmp_path, capsys):
+    first, second = (
+        [{"id": i, "prompt": "p", "response": t} for i, t in enumerate(texts)]
+        for texts in (("", "same", "", "long"), ("text", " same", " ", "x"))
+    )
+    judge = EndpointJudge("hh", base_url=server.url)
+    judge_files(write("$a_$.jsonl", first), write("b.jsonl", second), judge, str(tmp_path / "out"))
+    summary, verdicts = read(tmp_path / "out")
+    assert [row["verdict"] for row in verdicts] == ["loss", "tie", "tie", "win"]
+    assert verdicts[1]["orders"] == [] and len(server.requests) == 4
+    assert "Response A: \n\nResponse B: text\n\n" in server.requests[0]["messages"][1]["content"]
+    assert (summary["empty"], summary["identical"]) == ([2, 1], 2)
+    text = capsys.readouterr().out
+    assert "empty responses, judged like others: 2 of A, 1 of B" in text
+    assert "2 pairs of identical responses are ties; nobody was asked" in text
+
+
+def test_samples_of_two_runs_by_the_gold_reward(write, tmp_path):
+    """Rows of ``samples.jsonl``: no ids, and prompts that come again."""
+    world, rng = World(), random.Random(0)
+    prompts = world.prompts()[:5] * 4
+
+    def samples():
+        told = [{"prompt": p, "response": " " + " ".join(rng.sample(ATTRIBUTES, 4))} for p in prompts]
+        return [row | {"gold_reward": world.gold_reward(**row)} for row in told]
+
+    first, second = samples(), samples()
+    (tmp_path / "run").mkdir()
+    main([write("run/samples.jsonl", first), write("b.jsonl", second), "--judge", "GoldJudge"])
+    summary, verdicts = read(tmp_path / "run" / "judge")
+    better = [a["gold_reward"] - b["gold_reward"] for a, b in zip(first, second, strict=True)]
+    assert [row["verdict"] for row in verdicts] == [
+        "win" if x > 0 else "loss" if x < 0 else "tie" for x in better
+    ]
+    assert (summary["pairs"], summary["prompts"], summary["judge"]["name"]) == (20, 5, "gold reward")
+    assert summary["length_unit"] == "characters"
+
+
+def test_a_reward_model_judges(files, tiny_tokenizer_folder, tmp_path):
+    """Beside its own scores of the same texts, one at a time."""
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        **shape,
+        initializer_range=0.3,
+        num_labels=1,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = LlamaForSequenceClassification(config).eval()
+    folder = str(tmp_path / "rm")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    main([*files, "--judge", "RewardModelJudge", "--judge.model", folder, "--judge.device", "cpu"])
+    summary, verdicts = read(tmp_path / "judge")
+    for row in verdicts:
+        with torch.no_grad():
+            first, second = (
+                model(**tokenizer(row["prompt"] + text, return_tensors="pt")).logits.item()
+                for text in row["responses"]
+            )
+        assert abs(first - second) > 1e-5 and row["verdict"] == ("win" if first > second else "loss")
+    assert {row["verdict"] for row in verdicts} == {"win", "loss"}
+    assert (summary["flipped"], summary["first_shown"], summary["invalid"]) == (0, 0.5, 0)
+
+
+def test_from_the_command_line(files, server, tmp_path, capsys):
+    options = ["--judge", "EndpointJudge", "--judge.task", "tldr", "--judge.base_url", server.url]
+    options += ["--judge.model", "m", "--judge.temperature", "null"]
+    main([*files, *options, "--output", str(tmp_path / "o")])
+    assert {"max_tokens", "messages", "model"} == set(server.requests[0])
+    assert read(tmp_path / "o")[0]["wins"] == 8
+    # The store may be shared with other folders.
+    store = str(tmp_path / "o" / "answers.sqlite")
+    main([*files, *options, "--store", store, "--output", str(tmp_path / "other")])
+    assert len(server.requests) == 2 * PAIRS
+    assert sorted(path.name for path in (tmp_path / "other").iterdir()) == [
+        "summary.json",
+        "verdicts.jsonl",
+        "win-rate.pdf",
+        "win-rate.png",
+    ]
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0 and "EndpointJudge" in capsys.readouterr().out
+
+
+KILLED = "import sys; from pacmr_lightning.evaluation.judge_tool import main; main(sys.argv[1:])"
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(files, server, tmp_path):
+    output = tmp_path / "out"
+    command = [sys.executable, "-c", KILLED, *files, "--output", str(output)]
+    command += ["--judge", "EndpointJudge", "--judge.task", "tldr", "--judge.base_url", server.url]
+    command += ["--judge.concurrency", "2"]
+    server.delay = 0.05
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while len(server.requests) < 15 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    errors = process.communicate()[1].decode()
+    assert process.returncode == -signal.SIGKILL, errors
+    assert 15 <= len(server.requests) < 2 * PAIRS
+    assert not [path for path in output.iterdir() if not path.name.startswith("answers.sqlite")]
+    server.delay = 0
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    # The kill has lost at most the two that were under way.
+    assert 2 * PAIRS <= len(server.requests) <= 2 * PAIRS + 2
+    assert [row["verdict"] for row in read(output)[1]] == EXPECTED
+
+
+def test_the_key_is_in_no_file(files, server, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("MY_KEY", SECRET)
+    server.script = [None, None, None, 500]
+    judge = EndpointJudge("tldr", base_url=server.url, key_variable="MY_KEY", retries=0, concurrency=1)
+    judge_files(*files, judge, str(tmp_path / "out"))
+    assert server.keys == {f"Bearer {SECRET}"}
+    assert "Bearer ***" in (tmp_path / "out" / "verdicts.jsonl").read_text()
+    texts = [path.read_bytes().decode(errors="replace") for path in (tmp_path / "out").iterdir()]
+    assert not any(SECRET in text for text in [*texts, *capfd.readouterr()])
+
+
+def test_bad_input(files, write, server, tmp_path):
+    judge = EndpointJudge("tldr", base_url=server.url)
+
+    def fails(sentence, first=files[0], second=files[1], judge=judge, **options):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(UserError, match=sentence) as caught:
+            judge_files(first, second, judge, **options)
+        assert str(caught.value).endswith(".") and sorted(tmp_path.rglob("*")) == before
+
+    fails("judge is missing; give --judge EndpointJudge with --judge.task tldr or hh", judge=None)
+    fails("seed is -1", seed=-1)
+    fails("prompt_price is -1.0", prompt_price=-1.0)
+    fails("only make a cost together", completion_price=1.0)
+    fails("nowhere.jsonl does not exist", second="nowhere.jsonl")
+    fails(r"a.jsonl and .*a.jsonl hold the same 24 responses", second=files[0])
+    fails(r"a.jsonl and .*copy.jsonl hold the same 24 responses", second=write("copy.jsonl", rows(0)))
+    fails(
+        r"few.jsonl lacks 4 of the 24 ids of .*a.jsonl, such as 'p20'",
+        second=write("few.jsonl", rows(1)[:20]),
+    )
+    fails(r"twice.jsonl, row 25 has the id 'p3'", second=write("twice.jsonl", [*rows(1), rows(1)[3]]))
+    changed = [row | {"prompt": "Other"} if row["id"] == "p9" else row for row in rows(1)]
+    fails(r"different prompts under 1 of 24 ids, such as 'p9'", second=write("changed.jsonl", changed))
+    fails(r"empty.jsonl is empty", second=write("empty.jsonl", []))
+    fails("b.jsonl, which is a file; name a folder", output=files[1])
+    assert not server.requests
+
+
+def test_one_sentence_and_status_2(files, write, server, tmp_path, capsys):
+    def stops(*arguments):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["judge", *arguments])
+        assert stop.value.code == 2 and not (tmp_path / "judge" / "verdicts.jsonl").exists()
+        # Beside it there is the progress bar, and the server's own complaints of clients that hang up.
+        (told,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("pacmr: error: "))
+        assert told.endswith(".")
+        return told
+
+    endpoint = ["--judge", "EndpointJudge", "--judge.base_url"]
+    assert "The environment variable OPENAI_API_KEY holds no API key for https://api.openai.com/v1" in stops(
+        *files, "--judge", "EndpointJudge"
+    )
+    assert "there is no class Judgge" in stops(*files, "--judge", "Judgge")
+    told = stops(*files, *endpoint, server.url, "--judge.task", "neither")
+    assert "task: expected one of 'summary', 'dialogue', 'tldr', 'hh', but got neither" in told
+    server.refuses = "temperature"
+    told = stops(*files, *endpoint, server.url, "--judge.retries", "0")
+    assert "refuses temperature 0.0" in told and "set temperature: null" in told
+    server.refuses, server.always = None, 401
+    assert "refuses the API key" in stops(*files, *endpoint, server.url)
+    assert "second" in stops(files[0])
+    assert "lacks 1 of the 24 ids" in stops(files[0], write("few.jsonl", rows(1)[1:]), "--judge", "GoldJudge")
+    assert "is not of the embedded world" in stops(*files, "--judge", "GoldJudge")

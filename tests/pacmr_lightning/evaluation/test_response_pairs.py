@@ -1,0 +1,143 @@
+"""Which responses of two files belong together, and what is said where they do not."""
+
+import json
+import random
+
+import pytest
+
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.response_pairs import pair_rows, read_rows
+
+
+def rows(count, word="a", **more):
+    return [{"id": f"p{i}", "prompt": f"Post {i}", "response": f"{word} {i}", **more} for i in range(count)]
+
+
+def test_ids_decide_and_not_the_order():
+    first, second = rows(20), rows(20, "b")
+    random.Random(0).shuffle(second)
+    pairs = pair_rows(first, second)
+    assert [(p.id, p.prompt, p.first, p.second, p.tokens) for p in pairs] == [
+        (f"p{i}", f"Post {i}", f"a {i}", f"b {i}", None) for i in range(20)
+    ]
+    assert (pairs[3].comparison.first, pairs[3].comparison.second) == ("a 3", "b 3")
+
+
+def test_ids_may_be_numbers():
+    [pair] = pair_rows(
+        [{"id": 7, "prompt": "p", "response": "a"}], [{"id": "7", "prompt": "p", "response": "b"}]
+    )
+    assert pair.id == "7"
+
+
+def test_without_ids_by_prompt_and_order():
+    first = [{"prompt": p, "response": f"a {i}"} for i, p in enumerate("xyxzx")]
+    second = [{"prompt": p, "response": f"b {i}"} for i, p in enumerate("zxxyx")]
+    pairs = pair_rows(first, second)
+    assert [(p.prompt, p.first, p.second) for p in pairs] == [
+        ("x", "a 0", "b 1"),
+        ("y", "a 1", "b 3"),
+        ("x", "a 2", "b 2"),
+        ("z", "a 3", "b 0"),
+        ("x", "a 4", "b 4"),
+    ]
+    assert len({p.id for p in pairs}) == 5
+    # The same ids for the same prompts, whichever the other file is.
+    assert [p.id for p in pairs] == [p.id for p in pair_rows(first, first)]
+
+
+def test_chat_prompts_and_token_counts():
+    prompt = [{"role": "user", "content": "Hello?"}]
+    [pair] = pair_rows(
+        [{"id": "x", "prompt": prompt, "response": "a", "response_tokens": 3, "finish_reason": "stop"}],
+        [{"id": "x", "prompt": prompt, "response": "", "response_tokens": 0}],
+    )
+    assert pair.prompt == prompt and pair.tokens == (3, 0)
+    [pair] = pair_rows(
+        [{"prompt": "p", "response": "a", "response_tokens": 3}], [{"prompt": "p", "response": "b"}]
+    )
+    assert pair.tokens is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "identical"),
+    [(" a b\n", "a b", True), ("", " ", True), ("a b", "a  b", False), ("a", "A", False)],
+)
+def test_identical_responses(one, other, identical):
+    [pair] = pair_rows([{"prompt": "p", "response": one}], [{"prompt": "p", "response": other}])
+    assert pair.identical == identical
+
+
+def change(i, **values):
+    changed = rows(5, "b")
+    changed[i] |= values
+    return changed
+
+
+NO_IDS = [{"prompt": p, "response": "a"} for p in "xxy"]
+
+
+@pytest.mark.parametrize(
+    ("second", "sentence"),
+    [
+        (rows(3), r"B lacks 2 of the 5 ids of A, such as 'p3'; generate both from the same prompts\.$"),
+        (rows(7), r"^A lacks 2 of the 7 ids of B, such as 'p5'; "),
+        (change(1, id="new"), r"^B lacks 1 of the 5 ids of A, such as 'p1', and A lacks 1 of the 5 ids of B"),
+        (change(1, id="p0"), r"B, row 2 has the id 'p0' of an earlier row"),
+        (change(1, prompt="Post 1 "), r"A and B have different prompts under 1 of 5 ids, such as 'p1'"),
+        (change(1, id=None), "B, row 2 and row 1 do not both have an id"),
+        (NO_IDS, "The rows of A have ids and those of B have none"),
+        ([], "B is empty"),
+        (
+            change(1, response=None),
+            r"B, row 2 has no 'response' \(columns found: 'id', 'prompt', 'response'\)",
+        ),
+        (
+            [{"id": "p0", "prompt": "p", "text": "x"}],
+            r"B, row 1 has no 'response' .*: 'id', 'prompt', 'text'",
+        ),
+        (change(1, response=["x"]), r"B, row 2: 'response' is \['x'\], but it must be a text"),
+        (change(1, prompt=[]), r"B, row 2: 'prompt' is \[\], but"),
+        (change(1, prompt=[{"role": "user"}]), "B, row 2: 'prompt' is .* a text or chat messages"),
+        (change(1, id=1.5), "B, row 2: 'id' is 1.5"),
+        (change(1, id=True), "B, row 2: 'id' is True"),
+        (change(1, response_tokens=-1), "'response_tokens' is -1, but it must be a count"),
+        (change(1, response_tokens=[1, 2]), r"'response_tokens' is \[1, 2\]"),
+        (change(1, response="\ud800"), "B, row 2 holds half of a surrogate pair"),
+    ],
+)
+def test_bad_rows(second, sentence):
+    with pytest.raises(UserError, match=sentence):
+        pair_rows(rows(5), second, ("A", "B"))
+
+
+def test_responses_without_counterpart():
+    with pytest.raises(UserError, match=r"B lacks 1 of the 3 responses of A, such as one to the prompt 'x'"):
+        pair_rows(NO_IDS, NO_IDS[1:], ("A", "B"))
+    with pytest.raises(UserError, match="the first list lacks 1 of the 3 responses of the second list"):
+        pair_rows(NO_IDS[:2], NO_IDS)
+
+
+def test_files(tmp_path):
+    path = tmp_path / "generations.jsonl"
+    # Characters at which str.splitlines would break a line.
+    told = [
+        {"prompt": "p", "response": "one\u2028two\x85three\x0cfour\nfive"},
+        {"prompt": "q", "response": ""},
+    ]
+    lines = [json.dumps(row, ensure_ascii=False) for row in told]
+    path.write_text("\ufeff" + "\n\n".join(lines) + "\n\n", encoding="utf-8")
+    assert read_rows(path) == told
+
+    def fails(content, sentence):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=sentence):
+            read_rows(path)
+
+    fails(b'{"prompt": "p"}\n{"prompt": ', r"generations.jsonl, line 2 is not JSON \(.* at column 12\)")
+    fails(b'\n["p"]', "line 2 is no JSON object")
+    fails(b'{"prompt": "\xff"}', "is not UTF-8 text")
+    with pytest.raises(UserError, match=r"nowhere.jsonl does not exist"):
+        read_rows(tmp_path / "nowhere.jsonl")
+    with pytest.raises(UserError, match=r"is no file; name a file of responses, such as a run's generations"):
+        read_rows(tmp_path)
