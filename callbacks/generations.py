@@ -2,55 +2,143 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.utilities import rank_zero_info
 
-from pacmr_lightning.prompt_batch import PromptBatch
-from pacmr_lightning.run_folder import replacing
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.generation import Decoding, generation_key, is_reference
+from pacmr_lightning.evaluation.generation_file import (
+    answers_path,
+    generation,
+    output_path,
+    write_generations,
+)
+from pacmr_lightning.evaluation.store import AnswerStore, content_key
+from pacmr_lightning.prompt_batch import PromptBatch, Response
+from pacmr_lightning.sharding import is_sharded
 
 GENERATIONS = "generations.jsonl"
 """File of generated responses inside a run's folder."""
 
 
 class GenerationWriter(BasePredictionWriter):
-    """Writes ``generations.jsonl`` into the run's folder: ``id``, ``prompt`` and ``response`` of each prompt.
+    """Writes the responses that ``predict`` generates as JSON Lines, in the order of the data.
 
-    The file appears when all prompts are done. Each rank keeps the rows of its own prompts until then.
+    A row has ``id``, ``prompt`` (a text, or chat messages where the data holds such), ``response``,
+    ``finish_reason`` (``stop``, or ``length`` where it was cut), ``prompt_tokens`` and ``response_tokens``.
+    The file appears when all prompts are answered. Answers are kept beside it as they come
+    (``.answers.sqlite``), under a hash of weights, options and prompt: the same command goes on after a kill,
+    and what was answered once is not generated again.
+
+    Args:
+        output: file to write, ending in .jsonl; None for ``generations.jsonl`` in the run's folder.
+        temperature: 0 for greedy responses; above 0 they are sampled.
+        top_p: sample among the likeliest tokens that together have this probability, in (0, 1].
+        seed: of the sampling; other batch sizes draw other samples.
+
+    Raises:
+        UserError: an option is out of range; or, when ``predict`` starts, the file cannot be written.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, output: str | None = None, temperature: float = 0.0, top_p: float = 1.0, seed: int = 42
+    ):
         super().__init__(write_interval="batch")
-        self._rows: list[dict[str, str]] = []
+        self.output = output
+        self.decoding = Decoding(temperature, top_p, seed)
+        self._store: AnswerStore | None = None
+        self._rows: dict[int, dict[str, Any]] = {}
+        self._stored = 0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Looks whether the file can be written, before any model is loaded."""
+        self._path = output_path(self.output or Path(trainer.default_root_dir) / GENERATIONS)
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Looks for answers of an earlier run."""
+        if any(is_sharded(parameter) for parameter in pl_module.policy.parameters()):
+            raise UserError(
+                "predict needs the whole model on each device, but trainer.strategy shards it; set "
+                "trainer.strategy to auto or ddp."
+            )
+        tokenizer, limit = trainer.datamodule.tokenizer, pl_module.max_new_tokens
+        self._key = generation_key(pl_module.policy, tokenizer, limit, self.decoding)
+        self._store = AnswerStore(self._answers) if self._answers.exists() else None
+        self._rows, self._stored = {}, 0
+        pl_module.decoding = self.decoding
+        if is_reference(pl_module.policy):
+            rank_zero_info(
+                "The adapter is untrained, so these are the reference's responses; --ckpt_path names a "
+                "trained policy."
+            )
+
+    def on_predict_batch_start(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: PromptBatch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Gives the batch its answers where all of them are there."""
+        if self._store is None:
+            return
+        keys = self._keys(batch)
+        found = self._store.get(keys)
+        if all(key in found for key in keys):
+            batch.answers = [Response(**found[key]) for key in keys]
 
     def write_on_batch_end(
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        prediction: list[str],
+        prediction: list[Response],
         batch_indices: Sequence[int] | None,
         batch: PromptBatch,
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:
-        """Keeps the rows of a batch."""
-        for name, prompt, response in zip(batch.ids, batch.prompts, prediction, strict=True):
-            self._rows.append({"id": name, "prompt": prompt, "response": response})
+        """Keeps the answers of a batch, all of them or none."""
+        if batch.answers is None:
+            if self._store is None:
+                self._store = AnswerStore(self._answers)
+            self._store.put(dict(zip(self._keys(batch), map(asdict, prediction), strict=True)))
+        else:
+            self._stored += len(batch)
+        columns = zip(batch.places, batch.ids, batch.asked, prediction, strict=True)
+        self._rows |= {place: generation(*row) for place, *row in columns}
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Collects the ranks' rows and writes the file."""
-        path = Path(trainer.default_root_dir) / GENERATIONS
-        with replacing(path.with_name(f"{GENERATIONS}.{trainer.global_rank}")) as part:
-            part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rows))
-        trainer.strategy.barrier()
-        if trainer.is_global_zero:
-            parts = [path.with_name(f"{GENERATIONS}.{rank}") for rank in range(trainer.world_size)]
-            with replacing(path) as whole:
-                whole.write_text("".join(part.read_text() for part in parts))
-            for part in parts:
-                part.unlink()
-            rank_zero_info(f"Generated responses are in {path}.")
+        self._store.close()
+        found, stored = self._rows, self._stored
+        if trainer.world_size > 1:
+            parts: list[Any] = [None] * trainer.world_size
+            torch.distributed.all_gather_object(parts, (found, stored))
+            found = {place: row for rows, _ in parts for place, row in rows.items()}
+            stored = sum(count for _, count in parts)
+        if not trainer.is_global_zero:
+            return
+        rows = [found[place] for place in sorted(found)]
+        write_generations(self._path, rows)
+        cut = sum(row["finish_reason"] == "length" for row in rows)
+        earlier = f"; {stored} were there from an earlier run" if stored else ""
+        limit = pl_module.max_new_tokens
+        rank_zero_info(
+            f"{len(rows)} responses are in {self._path}, {cut} of them cut at {limit} tokens{earlier}."
+        )
+
+    @property
+    def _answers(self) -> Path:
+        return answers_path(self._path)
+
+    def _keys(self, batch: PromptBatch) -> list[str]:
+        rows = zip(batch.input_ids, batch.attention_mask, strict=True)
+        return [content_key(self._key, tokens[mask == 1].tolist()) for tokens, mask in rows]

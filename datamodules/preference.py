@@ -6,7 +6,6 @@ import hashlib
 from functools import cached_property, partial
 from typing import Any, Literal
 
-from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
@@ -17,14 +16,14 @@ from pacmr_lightning.policy import PolicyModel
 from .noise import LabelNoise
 from .pairs import Pairs
 from .preparation import Preparation
-from .prompt_loader import prompt_loader
+from .prompt_loader import PromptData
 from .reference import cached_log_probs
 from .sources import Source
 from .stream import PairBatches, PairedBatches, RankSteps, StepLoader, check_shares
 from .tokenizer import load_tokenizer
 
 
-class PreferenceDataModule(LightningDataModule):
+class PreferenceDataModule(PromptData):
     """Preference pairs, tokenized, noised and paired with meta batches; evaluation prompts for generation.
 
     ``train_dataloader`` yields ``PairedBatch``, ``val_dataloader`` and ``test_dataloader`` yield
@@ -58,6 +57,10 @@ class PreferenceDataModule(LightningDataModule):
             read where the meta batches are reworded training pairs.
         reference: "live" computes the reference's log-probabilities with each batch, "cached" those of all
             pairs before training, on disk for every later run with the same model and pairs.
+        predict_prompts: prompts to answer, drawn from those of the source; None for all. All if there are
+            fewer.
+        predict_seed: which prompts are drawn.
+        predict_max_length: tokens of a prompt to answer; longer ones are left out and counted.
 
     Attributes:
         noise_flips: after ``setup("fit")``, for each id of the training rows whether the noise flips its
@@ -94,6 +97,9 @@ class PreferenceDataModule(LightningDataModule):
         hold_out_clean_meta: bool = True,
         augmentations: str | None = None,
         reference: Literal["live", "cached"] = "live",
+        predict_prompts: int | None = 800,
+        predict_seed: int = 42,
+        predict_max_length: int = 4096,
     ):
         super().__init__()
         _check_at_least("max_length (tokens of prompt and response)", max_length, 2)
@@ -101,6 +107,9 @@ class PreferenceDataModule(LightningDataModule):
         _check_at_least("validation_batch_size", validation_batch_size, 1)
         _check_at_least("meta_batch_size", meta_batch_size, 1)
         _check_at_least("num_workers", num_workers, 0)
+        _check_at_least("predict_max_length", predict_max_length, 1)
+        if predict_prompts is not None:
+            _check_at_least("predict_prompts", predict_prompts, 1)
         if meta_every is not None:
             _check_at_least("meta_every (the weighting's every)", meta_every, 1)
         self._noise = LabelNoise(noise_rate, noise_rates, category_noise_rates, noise_mask, noise_seed)
@@ -127,6 +136,9 @@ class PreferenceDataModule(LightningDataModule):
         self.hold_out_clean_meta = hold_out_clean_meta
         self.augmentations = augmentations
         self.reference = reference
+        self.predict_prompts = predict_prompts
+        self.predict_seed = predict_seed
+        self.predict_max_length = predict_max_length
         self.uniform_noise = self._noise.uniform
         self.clean_pairs: Pairs | None = None
         self.train_pairs: Pairs | None = None
@@ -178,10 +190,13 @@ class PreferenceDataModule(LightningDataModule):
 
     def prepare_data(self) -> None:
         """Fills datasets' caches from one process, so that the others read them."""
-        self._preparation.fill_caches()
+        if not self._predicts:
+            self._preparation.fill_caches()
+        elif self.source.prompts is None:
+            self.source.load("validation")
 
     def setup(self, stage: str) -> None:
-        """Loads what the stage needs: training pairs for ``fit`` only, validation pairs always.
+        """Loads what the stage needs: training pairs for ``fit``, validation pairs, nothing for ``predict``.
 
         Raises:
             UserError: a batch size cannot be shared by the trainer's processes, or no pair is left.
@@ -197,7 +212,7 @@ class PreferenceDataModule(LightningDataModule):
             self.train_pairs = self._preparation.train(self.clean_pairs)
             if not self.uniform_noise:
                 self.noise_rate = sum(self.train_pairs.swapped) / len(self.train_pairs)
-        if self.validation_pairs is None:
+        if self.validation_pairs is None and stage != TrainerFn.PREDICTING:
             self.validation_pairs = self._preparation.validation()
 
     def fill_reference(self, policy: PolicyModel) -> None:
@@ -246,19 +261,6 @@ class PreferenceDataModule(LightningDataModule):
             sampler=steps,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
-        )
-
-    def predict_dataloader(self) -> DataLoader:
-        """``PromptBatch`` of the source's prompts, else of the validation pairs' distinct prompts.
-
-        Lightning shares them between the ranks, none twice. Prompts longer than ``max_length`` are left out.
-        """
-        return prompt_loader(
-            self.source.prompts,
-            self.validation_pairs.rows,
-            self.tokenizer,
-            max_length=self.max_length,
-            batch_size=max(1, self.validation_batch_size // self._ranks["world_size"]),
         )
 
     def state_dict(self) -> dict[str, Any]:

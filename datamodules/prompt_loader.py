@@ -1,44 +1,165 @@
-"""Prompts for a policy to answer when it is evaluated."""
+"""Prompts for a policy, or for a model behind an endpoint, to answer when it is evaluated."""
 
 from __future__ import annotations
 
-from datasets import Dataset
+from dataclasses import dataclass
+
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.conversation import Messages
 from pacmr_lightning.prompt_batch import PromptBatch
 
+from .augmentation.files import prompt_hash
+from .chat import decode_messages, render
+from .prompts import split_row
+from .rows import values_of
+from .sampling import stratified_sample
+from .sources import Source
 from .tokenizer import prompt_tokens
 
 
+@dataclass(frozen=True)
+class EvaluationPrompt:
+    """A prompt to answer."""
+
+    id: str
+    """That of the first pair that has the prompt; of a prompt without pairs, a hash of it."""
+    text: str
+    """A text, or a conversation as JSON."""
+    chat: bool = False
+    response: str = ""
+    """A response to it in the data, where there is one."""
+
+    @property
+    def asked(self) -> str | Messages:
+        """The text or the chat messages."""
+        return decode_messages(self.text) if self.chat else self.text
+
+    def rendered(self, tokenizer: PreTrainedTokenizerBase) -> str:
+        """The text that a model reads, special tokens of a chat template included."""
+        return render(tokenizer, self.asked, self.response)[0] if self.chat else self.text
+
+
+def draw_prompts(source: Source, count: int | None, seed: int) -> list[EvaluationPrompt]:
+    """Some of the distinct prompts that a source has for evaluation, in the order of the data.
+
+    The source's ``prompts``, else those of its validation pairs. Which ones are drawn depends on the prompts
+    and the seed alone, so all models and tokenizers get the same.
+
+    Args:
+        source: where the prompts come from.
+        count: how many; None, or more than there are, for all.
+        seed: another seed draws others.
+
+    Raises:
+        UserError: the source has none.
+    """
+    found: dict[str, EvaluationPrompt] = {}
+    if source.prompts is not None:
+        found = {text: EvaluationPrompt(prompt_hash(text), text) for text in source.prompts if text.strip()}
+    else:
+        rows = source.load("validation")
+        for name, chat, *texts in values_of(rows, "id", "chat", "prompt", "chosen", "rejected"):
+            split = split_row(*texts, chat)
+            if split.reason is None and split.prompt.strip():
+                found.setdefault(split.prompt, EvaluationPrompt(name, split.prompt, chat, split.chosen))
+    if not found:
+        raise UserError(f"{source.name} has no prompt to answer; look at its validation rows.")
+    hashes = [prompt_hash(text) for text in found]
+    count = len(found) if count is None else min(count, len(found))
+    drawn = stratified_sample(hashes, [None] * len(found), count, seed)
+    if count < len(found):
+        rank_zero_info(f"{source.name}: {count:,} of {len(found):,} prompts, drawn with seed {seed}.")
+    prompts = list(found.values())
+    return [prompts[i] for i in drawn]
+
+
 def prompt_loader(
-    prompts: list[str] | None,
-    validation: Dataset,
+    prompts: list[EvaluationPrompt],
     tokenizer: PreTrainedTokenizerBase,
     *,
     max_length: int,
     batch_size: int,
+    world_size: int,
+    longest_first: bool,
 ) -> DataLoader:
-    """``PromptBatch`` after ``PromptBatch``, each prompt once.
+    """``PromptBatch`` after ``PromptBatch``, each prompt once; Lightning shares them between the ranks.
 
     Args:
-        prompts: texts; None for the distinct prompts of the validation pairs.
-        validation: tokenized pairs, as ``tokenize_pairs`` makes them.
-        tokenizer: encodes the texts.
-        max_length: tokens; prompts that leave no room for a response are left out.
+        prompts: what to answer.
+        tokenizer: encodes the prompts.
+        max_length: tokens; longer prompts are left out, never cut.
         batch_size: prompts of a batch.
-    """
-    if prompts is not None:
-        tokens = prompt_tokens(tokenizer, prompts)
-        found = [(f"prompt-{i}", *prompt) for i, prompt in enumerate(zip(prompts, tokens, strict=True))]
-    else:
-        columns = (validation[name][:] for name in ("id", "prompt", "prompt_ids"))
-        # Reversed, so that a prompt goes by the id of the first of its pairs.
-        named = {row[1]: row for row in reversed(list(zip(*columns, strict=True)))}
-        found = list(reversed(named.values()))
-    rows = [row for row in found if 0 < len(row[2]) < max_length]
+        world_size: number of processes.
+        longest_first: by length instead of in the order of the data: little is padded, and prompts that need
+            too much memory show at once.
 
-    def collate(part: list[tuple[str, str, list[int]]]) -> PromptBatch:
-        return PromptBatch.collate(*zip(*part, strict=True), pad_id=tokenizer.pad_token_id)
+    Raises:
+        UserError: no prompt is left, or not one for each process.
+    """
+    texts = [prompt.rendered(tokenizer) for prompt in prompts]
+    tokens = prompt_tokens(tokenizer, texts, [prompt.chat for prompt in prompts])
+    columns = zip(prompts, texts, tokens, strict=True)
+    rows = [
+        (prompt.id, text, ids, prompt.asked, place)
+        for place, (prompt, text, ids) in enumerate(columns)
+        if 0 < len(ids) <= max_length
+    ]
+    if not rows:
+        raise UserError(
+            f"None of the {len(prompts)} prompts to answer has 1 to {max_length} tokens; raise "
+            "predict_max_length."
+        )
+    if len(rows) < world_size:
+        raise UserError(
+            f"There are {len(rows)} prompts to answer, but each of {world_size} processes needs one; use "
+            "fewer of them."
+        )
+    if len(rows) < len(prompts):
+        rank_zero_info(
+            f"{len(prompts) - len(rows)} of {len(prompts)} prompts are left out: longer than "
+            f"predict_max_length {max_length} tokens."
+        )
+    if longest_first:
+        rows.sort(key=lambda row: -len(row[2]))
+
+    def collate(part: list[tuple[str, str, list[int], str | Messages, int]]) -> PromptBatch:
+        names, texts, ids, asked, places = zip(*part, strict=True)
+        return PromptBatch.collate(
+            names, texts, ids, pad_id=tokenizer.pad_token_id, asked=asked, places=places
+        )
 
     return DataLoader(rows, batch_size=batch_size, collate_fn=collate)
+
+
+class PromptData(LightningDataModule):
+    """What a datamodule has for ``predict``; the base of ``PreferenceDataModule``, which sets these:"""
+
+    source: Source
+    tokenizer: PreTrainedTokenizerBase
+    validation_batch_size: int
+    predict_prompts: int | None
+    predict_seed: int
+    predict_max_length: int
+
+    @property
+    def _predicts(self) -> bool:
+        """Whether prompts are all that the trainer wants."""
+        return self.trainer is not None and self.trainer.state.fn == TrainerFn.PREDICTING
+
+    def predict_dataloader(self) -> DataLoader:
+        """``PromptBatch`` of the drawn prompts; the longest first where the trainer predicts."""
+        world_size = 1 if self.trainer is None else self.trainer.world_size
+        return prompt_loader(
+            draw_prompts(self.source, self.predict_prompts, self.predict_seed),
+            self.tokenizer,
+            max_length=self.predict_max_length,
+            batch_size=max(1, self.validation_batch_size // world_size),
+            world_size=world_size,
+            longest_first=self._predicts,
+        )

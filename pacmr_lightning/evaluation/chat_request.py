@@ -42,6 +42,7 @@ class Answer:
         completion_tokens: likewise, of the answer.
         cached: it comes from the store; the tokens are what it cost then.
         problem: why ``text`` is None.
+        finish_reason: why the text ends, in the server's word; None where it does not say.
     """
 
     text: str | None
@@ -49,6 +50,7 @@ class Answer:
     completion_tokens: int
     cached: bool
     problem: str | None = None
+    finish_reason: str | None = None
 
     def stored(self) -> dict[str, Any]:
         """What the store keeps of it."""
@@ -56,6 +58,7 @@ class Answer:
             "text": self.text,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
+            "finish_reason": self.finish_reason,
         }
 
 
@@ -176,7 +179,9 @@ class ChatRequests:
             return Failure("the answer is empty", "empty answer", "unknown")
         if valid is not None and not valid(text):
             return Failure("the answer is not of the kind that was asked for", "invalid answer", "unknown")
-        return Answer(text, *(n if isinstance(n, int) else 0 for n in counts), cached=False)
+        counts = [n if isinstance(n, int) else 0 for n in counts]
+        reason = choice.get("finish_reason")
+        return Answer(text, *counts, cached=False, finish_reason=reason if isinstance(reason, str) else None)
 
     def _failure(self, error: APIError) -> Failure:
         """What an error that the client gave up on means for this request.
@@ -220,7 +225,9 @@ class ChatRequests:
         if status in (400, 422):
             for name, value in self._parameters().items():
                 if _names(error, said, name):
-                    fix = "set temperature: null" if name == "temperature" else f"change {name}"
+                    # What the user has set, under whatever name it was sent.
+                    option = "max_tokens" if name in _TOKEN_PARAMETERS else name
+                    fix = "set temperature: null" if name == "temperature" else f"change {option}"
                     raise UserError(f"{where} refuses {name} {value} ({problem}); {fix}.")
         overloaded = status in (408, 409, 429) or status >= 500
         return Failure(problem, cause, "server" if overloaded else "unknown")

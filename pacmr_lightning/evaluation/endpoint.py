@@ -119,13 +119,15 @@ class Endpoint:
         }
         pending = {key: messages for key, messages in asked.items() if key not in found}
         if pending:
+            secret = self._key()
             with tqdm(total=len(asked), initial=len(found), desc=description, unit="answer") as bar:
                 progress = _Progress(bar, self, len(pending), stored=len(found))
-                found |= _run(self._ask_pending(pending, store, valid, progress))
+                found |= _run(self._ask_pending(secret, pending, store, valid, progress))
         return [found[key] for key in keys]
 
     async def _ask_pending(
         self,
+        secret: str | None,
         pending: dict[str, Messages],
         store: AnswerStore,
         valid: Callable[[str], bool] | None,
@@ -144,7 +146,7 @@ class Endpoint:
                     found[key] = result
                 progress.add(result)
 
-        async with ChatRequests.open(self, self._key()) as requests:
+        async with ChatRequests.open(self, secret) as requests:
             workers = [
                 asyncio.ensure_future(worker(requests, waiting))
                 for _ in range(min(self.concurrency, len(pending)))

@@ -127,7 +127,7 @@ def test_through_the_datamodule(chatting, tmp_path, write_rows):
     assert len(data.train_pairs) == 4
     (prompts,) = list(data.predict_dataloader())
     expected = chatting.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
-    assert prompts.prompts == [expected]
+    assert prompts.prompts == [expected] and prompts.asked == [QUESTION]
     assert chatting.decode(prompts.input_ids[0]) == expected
 
 

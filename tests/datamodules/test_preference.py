@@ -12,6 +12,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pacmr_lightning.batch import PairBatch, PairedBatch
 from pacmr_lightning.datamodules.preference import PreferenceDataModule
+from pacmr_lightning.datamodules.prompt_loader import draw_prompts
+from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.prompt_batch import PromptBatch
@@ -176,19 +178,70 @@ def test_predict_answers_each_prompt_once(trainer, data, write_rows, pair_rows):
     datamodule = data(Files(rows, rows))
     batches = trainer().predict(Recorder(), datamodule)
     assert [len(batch) for batch in batches] == [4, 2]
-    assert [p for batch in batches for p in batch.prompts] == [row["prompt"] for row in pair_rows(6)]
-    assert batches[0].ids[1] == datamodule.validation_pairs.rows[3]["id"]
+    # Nothing else is needed, and nothing else is tokenized.
+    assert datamodule.validation_pairs is None and datamodule.counts == {}
+    prompts = [row["prompt"] for row in pair_rows(6)]
+    found = {place: text for batch in batches for place, text in zip(batch.places, batch.asked, strict=True)}
+    assert [found[place] for place in range(6)] == prompts
+    names = read_preferences(rows)["id"][::3]
     for batch in batches:
+        assert batch.ids == [names[place] for place in batch.places] and batch.asked == batch.prompts
         for text, ids, mask in zip(batch.prompts, batch.input_ids, batch.attention_mask, strict=True):
             assert mask.tolist() == sorted(mask.tolist())
             assert datamodule.tokenizer.decode(ids[mask == 1][1:]) == text
+
+
+def test_the_longest_prompts_come_first_and_too_long_ones_do_not(trainer, data, write_rows, caplog):
+    words = [3, 9, 1, 6, 8, 2, 4]
+    rows = [{"prompt": f"{n} the{' sea' * n}", "chosen": " a", "rejected": " b"} for n in words]
+    rows += [{"chosen": "Nothing in common.", "rejected": "With this."}, rows[1] | {"chosen": " c"}]
+    path = write_rows(rows)
+    datamodule = data(Files(path, path))
+    lengths = [batch.attention_mask.sum(1) for batch in trainer().predict(Recorder(), datamodule)]
+    lengths = torch.cat(lengths).tolist()
+    assert len(lengths) == 7 and lengths == sorted(lengths, reverse=True)
+    limited = data(Files(path, path), predict_max_length=lengths[3])
+    with caplog.at_level("INFO"):
+        batches = trainer().predict(Recorder(), limited)
+    assert torch.cat([batch.attention_mask.sum(1) for batch in batches]).tolist() == lengths[3:]
+    assert [place for batch in batches for place in batch.places] == [6, 0, 5, 2]
+    left_out = f"3 of 7 prompts are left out: longer than predict_max_length {lengths[3]} tokens."
+    assert left_out in caplog.text
+    with pytest.raises(UserError, match="None of the 7 prompts to answer has 1 to 2 tokens"):
+        trainer().predict(Recorder(), data(Files(path, path), predict_max_length=2))
+
+
+def test_which_prompts_are_drawn_depends_on_prompts_and_seed_alone(write_rows, pair_rows):
+    rows = pair_rows(60)
+    path = write_rows(rows)
+    drawn = draw_prompts(Files(path, path), 20, 42)
+    places = [[row["prompt"] for row in rows].index(prompt.text) for prompt in drawn]
+    assert len(drawn) == 20 and places == sorted(places)
+    other = write_rows([row | {"id": str(i), "chosen": " x"} for i, row in enumerate(rows[::-1])], "o.jsonl")
+    found = draw_prompts(Files(other, other), 20, 42)
+    assert [prompt.text for prompt in found] == [prompt.text for prompt in drawn[::-1]]
+    assert [prompt.id for prompt in found] == [str(59 - place) for place in places[::-1]]
+    assert {p.text for p in draw_prompts(Files(path, path), 20, 1)} != {p.text for p in drawn}
+    assert {p.text for p in draw_prompts(Files(path, path), 30, 42)} > {p.text for p in drawn}
+    for count in (None, 60, 61):
+        assert [p.text for p in draw_prompts(Files(path, path), count, 42)] == [r["prompt"] for r in rows]
+
+
+def test_a_source_without_prompts(write_rows, trainer, data):
+    path = write_rows([{"prompt": " ", "chosen": " a", "rejected": " b"}])
+    with pytest.raises(UserError, match=r"rows.jsonl has no prompt to answer"):
+        trainer().predict(Recorder(), data(Files(path, path)))
 
 
 def test_embedded_world_is_answered_on_all_its_prompts(trainer, data):
     datamodule = data(EmbeddedWorld(pairs=30, validation_pairs=5))
     batches = trainer().predict(Recorder(), datamodule)
     prompts = [prompt for batch in batches for prompt in batch.prompts]
-    assert prompts == datamodule.source.prompts
+    assert sorted(prompts) == sorted(datamodule.source.prompts)
+    assert len({name for batch in batches for name in batch.ids}) == len(prompts)
+    # As SampleResponses asks for them, in the order of the data.
+    in_order = [prompt for batch in data(datamodule.source).predict_dataloader() for prompt in batch.prompts]
+    assert in_order == datamodule.source.prompts
     assert isinstance(datamodule.gold_reward(prompts[0], " calm"), float)
 
 
@@ -202,6 +255,8 @@ def test_embedded_world_is_answered_on_all_its_prompts(trainer, data):
         ({"noise_rate": 1.0}, "noise_rate is 1.0"),
         ({"max_length": 1}, r"max_length .* is 1"),
         ({"num_workers": -1}, "num_workers is -1"),
+        ({"predict_prompts": 0}, "predict_prompts is 0"),
+        ({"predict_max_length": 0}, "predict_max_length is 0"),
     ],
 )
 def test_wrong_options(data, option, message):

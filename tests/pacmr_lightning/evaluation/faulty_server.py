@@ -161,6 +161,10 @@ class Handler(BaseHTTPRequestHandler):
             self.send(200, choice(None))
         elif fault == "parts":
             self.send(200, choice([{"type": "text", "text": "never seen"}]))
+        elif fault == "cut short":
+            self.send(200, choice("half an", "length"))
+        elif fault == "no reason":
+            self.send(200, choice("whole", None))
         elif fault == "length":
             self.send(200, choice("", "length"))
         elif fault == "half a surrogate pair":

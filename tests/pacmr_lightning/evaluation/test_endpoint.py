@@ -249,7 +249,7 @@ def test_the_other_name_of_the_token_limit(of_openai, server, store, monkeypatch
 def test_a_limit_that_is_refused_under_both_names(server, store):
     server.always = (400, {"message": "neither max_tokens nor max_completion_tokens can be that small"})
     endpoint = Endpoint("judge", base_url=server.url, max_tokens=1, retries=0)
-    with pytest.raises(UserError, match=r"refuses max_completion_tokens 1 \(.*change max_completion_tokens"):
+    with pytest.raises(UserError, match=r"refuses max_completion_tokens 1 \(.*; change max_tokens\.$"):
         endpoint.ask(said(1), store)
     assert len(server.requests) == 2
 

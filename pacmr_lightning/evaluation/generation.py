@@ -1,0 +1,166 @@
+"""Responses of a policy to prompts: how tokens are chosen, and where a response ends."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+
+import torch
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import UserError
+from ..policy import PolicyModel
+from ..prompt_batch import PromptBatch, Response
+from .store import content_key
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How a response's tokens are chosen (paper, section "Evaluation Protocol and Judge Prompt").
+
+    Attributes:
+        temperature: 0 takes the likeliest token, above 0 tokens are sampled.
+        top_p: they are sampled among the likeliest tokens that together have this probability, in (0, 1].
+        seed: of the sampling.
+
+    Raises:
+        UserError: an option is out of range, or has no effect.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise UserError(f"temperature is {self.temperature}, but it must be 0 (greedy) or above.")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p}, but it must be above 0 and at most 1.")
+        if self.top_p < 1 and self.temperature == 0:
+            raise UserError(
+                f"top_p is {self.top_p}, but greedy decoding does not sample; set a temperature above 0, or "
+                "leave top_p out."
+            )
+
+
+def respond(
+    policy: PolicyModel,
+    tokenizer: PreTrainedTokenizerBase,
+    batch: PromptBatch,
+    max_new_tokens: int,
+    decoding: Decoding,
+) -> list[Response]:
+    """The policy's responses to N prompts.
+
+    Greedy ones do not depend on what else is in the batch, up to rounding. Samples depend on the seed and on
+    the batch's ids, but not on the batches before it; the global random state is left as it was.
+
+    Args:
+        policy: in eval mode or not.
+        tokenizer: with a padding token.
+        batch: N prompts, on the policy's device.
+        max_new_tokens: length at which a response is cut, in tokens.
+        decoding: how tokens are chosen.
+
+    Raises:
+        UserError: ``max_new_tokens`` is below 1, or the model has too few positions for prompt and response.
+    """
+    _check_room(policy, batch, max_new_tokens)
+    ends = end_tokens(policy, tokenizer)
+    options = {"do_sample": False}
+    if decoding.temperature > 0:
+        # transformers' own top_k keeps the 50 likeliest tokens only.
+        options = {
+            "do_sample": True,
+            "temperature": decoding.temperature,
+            "top_p": decoding.top_p,
+            "top_k": 0,
+        }
+    device = batch.input_ids.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(int(content_key(decoding.seed, batch.ids)[:15], 16))
+        sequences = policy.generate(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=ends,
+            pad_token_id=tokenizer.pad_token_id,
+            **options,
+        )
+    new = sequences[:, batch.input_ids.shape[1] :].tolist()
+    lengths = batch.attention_mask.sum(1).tolist()
+    return [_response(tokenizer, row, ends, length) for row, length in zip(new, lengths, strict=True)]
+
+
+def _response(
+    tokenizer: PreTrainedTokenizerBase, tokens: list[int], ends: list[int], prompt_tokens: int
+) -> Response:
+    """What was generated up to the first token that ends it; after that there is padding."""
+    end = next((i for i, token in enumerate(tokens) if token in ends), None)
+    text = tokenizer.decode(tokens[:end], skip_special_tokens=True)
+    if end is None:
+        return Response(text, "length", prompt_tokens, len(tokens))
+    return Response(text, "stop", prompt_tokens, end + 1)
+
+
+def end_tokens(policy: PolicyModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Ids of the tokens that end a response, in ascending order.
+
+    The tokenizer's EOS, in which training responses end; those of the model's ``generation_config``, of which
+    Llama 3 has several; and the special token with which the chat template ends a turn, which a base model's
+    ``generation_config`` does not know.
+    """
+    own = policy.model.generation_config.eos_token_id
+    own = own if isinstance(own, list) else [own]
+    return sorted({tokenizer.eos_token_id, _end_of_turn(tokenizer), *own} - {None})
+
+
+def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The special token that the chat template writes after an answer; None where it writes none."""
+    if tokenizer.chat_template is None:
+        return None
+    talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "0123"}]
+    try:
+        after = tokenizer.apply_chat_template(talk, tokenize=False).rpartition("0123")[2].strip()
+    except TemplateError:
+        return None
+    ids = tokenizer(after, add_special_tokens=False)["input_ids"]
+    return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
+
+
+def _check_room(policy: PolicyModel, batch: PromptBatch, max_new_tokens: int) -> None:
+    if max_new_tokens < 1:
+        raise UserError(f"max_new_tokens is {max_new_tokens}, but it must be at least 1.")
+    positions = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    longest = batch.input_ids.shape[1]
+    if positions is not None and longest + max_new_tokens > positions:
+        name = batch.ids[int(batch.attention_mask.sum(1).argmax())]
+        raise UserError(
+            f"The prompt {name} has {longest} tokens and max_new_tokens is {max_new_tokens}, but "
+            f"{policy.name} has {positions} positions for both together; lower predict_max_length or "
+            "max_new_tokens."
+        )
+
+
+def is_reference(policy: PolicyModel) -> bool:
+    """Whether the policy is the reference still: LoRA's B matrices are zero until they are trained."""
+    return not any(p.any() for name, p in policy.adapter().items() if ".lora_B." in name)
+
+
+def generation_key(
+    policy: PolicyModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int, decoding: Decoding
+) -> str:
+    """A hash of all that a response depends on beside its prompt: weights, their use, and decoding."""
+    weights = hashlib.sha256(policy.reference_digest().encode())
+    for name, parameter in sorted(policy.adapter().items()):
+        weights.update(name.encode() + parameter.detach().cpu().numpy().tobytes())
+    return content_key(
+        weights.hexdigest(),
+        policy.lora,
+        policy.model.config.to_json_string(use_diff=False),
+        [str(policy.dtype), policy.attn_implementation],
+        end_tokens(policy, tokenizer),
+        max_new_tokens,
+        asdict(decoding),
+    )

@@ -1,0 +1,262 @@
+"""``pacmr predict`` on a real tiny model: its file, killed with kill -9, in two processes, from the store."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import Trainer
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from pacmr_lightning import cli
+from pacmr_lightning.callbacks import GenerationWriter
+from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.policy import PolicyModel
+
+FIELDS = ["id", "prompt", "response", "finish_reason", "prompt_tokens", "response_tokens"]
+
+
+@pytest.fixture
+def model(tmp_path, tiny_tokenizer_folder):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        bos_token_id=0,
+        eos_token_id=[1, *range(40, 90)],  # so that some responses end early
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    for file in Path(tiny_tokenizer_folder).iterdir():
+        (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
+    return str(tmp_path / "model")
+
+
+@pytest.fixture
+def predict(tmp_path, model):
+    """Predicts in this process; ``moved`` is how far the policy is from the reference."""
+
+    def run(source=None, moved=0.0, folder="run", new=5, data=None, **writer):
+        torch.manual_seed(1)
+        module = PreferenceModule(PolicyModel(model), max_new_tokens=new)
+        module.configure_model()
+        with torch.no_grad():
+            for parameter in module.policy.adapter().values():
+                parameter.add_(moved)
+        options = {"validation_batch_size": 4, "predict_prompts": 10, **(data or {})}
+        trainer = Trainer(
+            default_root_dir=tmp_path / folder,
+            accelerator="cpu",
+            devices=1,
+            logger=False,
+            callbacks=[GenerationWriter(**writer)],
+            enable_progress_bar=False,
+        )
+        trainer.predict(module, PreferenceDataModule(source or EmbeddedWorld(8, 8), model, **options))
+        return rows_of(tmp_path / folder / "generations.jsonl")
+
+    return run
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_rows_in_the_order_of_the_data(predict, model, tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        rows = predict(new=8)
+    prompts = EmbeddedWorld(8, 8).prompts
+    assert [list(row) for row in rows] == [FIELDS] * 10
+    places = [prompts.index(row["prompt"]) for row in rows]
+    lengths = [row["prompt_tokens"] for row in rows]
+    assert places == sorted(places) and lengths != sorted(lengths, reverse=True)
+    assert {row["finish_reason"] for row in rows} == {"stop", "length"}
+    cut = sum(row["finish_reason"] == "length" for row in rows)
+    assert all((row["response_tokens"] < 8) <= (row["finish_reason"] == "stop") for row in rows)
+    assert f"10 of {len(prompts)} prompts, drawn with seed 42." in caplog.text
+    assert "these are the reference's responses" in caplog.text
+    assert (
+        f"10 responses are in {tmp_path}/run/generations.jsonl, {cut} of them cut at 8 tokens." in caplog.text
+    )
+
+    # Another policy answers the same prompts under the same ids.
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        other = predict(new=8, moved=0.3, folder="other")
+    assert [(r["id"], r["prompt"]) for r in other] == [(r["id"], r["prompt"]) for r in rows]
+    assert [r["response"] for r in other] != [r["response"] for r in rows]
+    assert "reference's responses" not in caplog.text
+
+
+def test_what_was_answered_is_not_generated_again(predict, tmp_path, caplog):
+    rows = predict()
+    store = sqlite3.connect(tmp_path / "run" / "generations.jsonl.answers.sqlite")
+    with store:
+        answers = [json.loads(value) for (value,) in store.execute("SELECT value FROM answers")]
+        assert len(answers) == 10
+        store.execute('UPDATE answers SET value = replace(value, \'"text": "\', \'"text": "stored \')')
+    with caplog.at_level("INFO"):
+        again = predict()
+    assert [row["response"] for row in again] == [f"stored {row['response']}" for row in rows]
+    assert "10 were there from an earlier run." in caplog.text
+    # A batch of which one answer is missing is generated whole, as it was.
+    with store:
+        store.execute("DELETE FROM answers WHERE rowid = 1")
+    mixed = predict()
+    assert sum(row in rows for row in mixed) == 4 and sum(row in again for row in mixed) == 6
+    # Other weights, lengths and samples have answers of their own.
+    for options in ({"moved": 1e-3}, {"new": 4}, {"temperature": 1.0}):
+        assert not any(row["response"].startswith("stored") for row in predict(**options))
+
+
+def test_chat_messages_stay_messages(predict, model, tmp_path):
+    from pacmr_lightning.datamodules.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(model)
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<eos>{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    tokenizer.save_pretrained(model)
+    question = [{"role": "user", "content": "What is the sea?"}]
+    sides = {side: [{"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
+    rows = [
+        {"id": "chat", "prompt": question, **sides},
+        {"id": "text", "prompt": "\n\nHuman: Hi\n\nAssistant:", "chosen": " a", "rejected": " b"},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    chat, text = predict(Files(str(path), str(path)))
+    assert (chat["id"], chat["prompt"]) == ("chat", question)
+    assert (text["id"], text["prompt"]) == ("text", "\n\nHuman: Hi\n\nAssistant:")
+    rendered = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
+    assert chat["prompt_tokens"] == len(tokenizer(rendered, add_special_tokens=False)["input_ids"])
+
+
+def test_bad_input_leaves_nothing(predict, tmp_path):
+    with pytest.raises(UserError, match="None of the 10 prompts to answer has 1 to 3 tokens"):
+        predict(data={"predict_max_length": 3})
+    with pytest.raises(UserError, match=r"The prompt \w+ has \d+ tokens and max_new_tokens is 250"):
+        predict(new=250)
+    with pytest.raises(UserError, match=r"output is a.txt, but it must be a file ending in .jsonl"):
+        predict(output="a.txt")
+    with pytest.raises(UserError, match=r"but nothing can be written to .*config.json"):
+        predict(output=str(tmp_path / "model" / "config.json" / "a.jsonl"))
+    with pytest.raises(UserError, match="top_p is 2"):
+        predict(top_p=2.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.fixture
+def command(tmp_path, model):
+    """``pacmr predict`` of the reference on the world's prompts, as a process's command line."""
+    config = {
+        "model": {
+            "class_path": "PreferenceModule",
+            "init_args": {
+                "policy": {"class_path": "PolicyModel", "init_args": {"model": model}},
+                "max_new_tokens": 48,
+            },
+        },
+        "data": {
+            "class_path": "PreferenceDataModule",
+            "init_args": {"source": {"class_path": "EmbeddedWorld"}, "validation_batch_size": 4},
+        },
+        "trainer": {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+
+    def make(folder, *options):
+        base = [sys.executable, "-m", "pacmr_lightning", "predict", "--config", str(tmp_path / "config.yaml")]
+        return [*base, "--trainer.default_root_dir", str(tmp_path / folder), *options]
+
+    return make
+
+
+@pytest.mark.slow
+def test_killed_it_goes_on(command, tmp_path):
+    """kill -9 in the middle, in a new folder; the same command then writes what an uninterrupted one does."""
+    whole = subprocess.run(command("whole"), capture_output=True, text=True, timeout=300)
+    assert whole.returncode == 0, whole.stderr
+    process = subprocess.Popen(command("run"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    path = tmp_path / "run" / "generations.jsonl.answers.sqlite"
+    deadline = time.monotonic() + 120
+    while not path.exists() or not stored(path):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    left = stored(path)
+    expected = (tmp_path / "whole" / "generations.jsonl").read_bytes()
+    assert 0 < left < len(expected.splitlines()) and not (tmp_path / "run" / "generations.jsonl").exists()
+    again = subprocess.run(command("run"), capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0 and f"; {left} were there from an earlier run." in again.stderr
+    assert (tmp_path / "run" / "generations.jsonl").read_bytes() == expected
+
+
+def stored(path):
+    try:
+        with sqlite3.connect(path, timeout=60) as store:
+            return store.execute("SELECT count(*) FROM answers").fetchone()[0]
+    except sqlite3.OperationalError:  # the table is not there yet
+        return 0
+
+
+@pytest.mark.slow
+def test_two_processes_answer_every_prompt_once(command, tmp_path):
+    files = []
+    for folder, devices in (("one", "1"), ("two", "2")):
+        options = [
+            "--trainer.devices",
+            devices,
+            "--data.predict_prompts",
+            "15",
+            "--model.max_new_tokens",
+            "6",
+        ]
+        options += ["--trainer.strategy", "auto" if devices == "1" else "ddp"]
+        done = subprocess.run(command(folder, *options), capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        files.append((tmp_path / folder / "generations.jsonl").read_bytes())
+        assert stored(tmp_path / folder / "generations.jsonl.answers.sqlite") == 15
+    assert files[0] == files[1] and len(files[0].splitlines()) == 15
+    options[3] = "1"
+    none = subprocess.run(command("none", *options), capture_output=True, text=True, timeout=300)
+    assert none.returncode == 2 and "Traceback" not in none.stderr
+    sentence = "There are 1 prompts to answer, but each of 2 processes needs one; use fewer"
+    assert sentence in none.stderr and not (tmp_path / "none").exists()
+
+
+def test_the_command_line(command, tmp_path, capsys, monkeypatch):
+    """Options of the section ``generation``, and a full stop for a folder that cannot be made."""
+    output = tmp_path / "new" / "answers.jsonl"
+    few = ["--data.predict_prompts", "3", "--model.max_new_tokens", "2", "--generation.output", str(output)]
+    cli.main([*command("run", *few)[3:], "--generation.temperature", "0.7", "--generation.top_p", "0.9"])
+    assert len(rows_of(output)) == 3 and not (tmp_path / "run").exists()
+    assert {path.name for path in output.parent.iterdir()} == {
+        "answers.jsonl",
+        "answers.jsonl.answers.sqlite",
+    }
+    for options, message in (
+        (["--generation.temperature", "-1"], "temperature is -1"),
+        (["--generation.output", str(output / "a.jsonl")], "nothing can be written"),
+        (["--data.predict_prompts", "0"], "predict_prompts is 0"),
+        (["--generation.top_q", "1"], "no option"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            cli.main([*command("run", *options)[3:]])
+        assert stop.value.code == 2 and message in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()

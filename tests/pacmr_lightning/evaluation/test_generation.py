@@ -1,0 +1,193 @@
+"""Responses of real tiny models; the truth is a loop that takes the likeliest token, a prompt at a time."""
+
+import pytest
+import torch
+
+from pacmr_lightning.datamodules.tokenizer import load_tokenizer
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.generation import (
+    Decoding,
+    end_tokens,
+    generation_key,
+    is_reference,
+    respond,
+)
+from pacmr_lightning.prompt_batch import PromptBatch, Response
+
+PROMPTS = [[1, 5], [1, *range(7, 40)], [1, 9, 9, 3], [1, *range(50, 30, -1)], [1]]
+TOKENS = 9
+GREEDY = Decoding()
+
+
+@pytest.fixture
+def tokenizer(tiny_tokenizer_folder):
+    return load_tokenizer(tiny_tokenizer_folder)
+
+
+@pytest.fixture
+def policy(make_policy):
+    return lambda name="llama", **options: make_policy(name, changes={"vocab_size": 512}, **options)
+
+
+def batch_of(prompts, pad_id=0):
+    return PromptBatch.collate([str(p) for p in prompts], [""] * len(prompts), prompts, pad_id=pad_id)
+
+
+def likeliest(policy, prompt, count=TOKENS):
+    """``count`` tokens, each from a forward pass over everything before it, without cache and padding."""
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(int(policy.model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "qwen2", "mistral", "gpt2"])
+def test_a_batch_is_answered_as_each_prompt_alone(name, policy, tokenizer):
+    model = policy(name, double=name != "gpt2")
+    assert not is_reference(model)
+    model.train()
+    found = respond(model, tokenizer, batch_of(PROMPTS), TOKENS, GREEDY)
+    alone = [respond(model, tokenizer, batch_of([p]), TOKENS, GREEDY)[0] for p in PROMPTS]
+    assert found == alone and model.training
+    model.eval()
+    ends = end_tokens(model, tokenizer)
+    for prompt, response in zip(PROMPTS, found, strict=True):
+        tokens = likeliest(model, prompt)
+        end = next((i for i, token in enumerate(tokens) if token in ends), None)
+        text = tokenizer.decode(tokens[:end], skip_special_tokens=True)
+        length = TOKENS if end is None else end + 1
+        assert response == Response(text, "length" if end is None else "stop", len(prompt), length)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padding", ["<pad>", "<eos>"])
+def test_several_tokens_end_a_response(padding, policy, tokenizer):
+    """As with Llama 3; also where padding is EOS, and where the last token that fits ends it."""
+    tokenizer.pad_token = padding
+    model = policy().eval()
+    tokens = [likeliest(model, prompt) for prompt in PROMPTS]
+    ends = [tokens[0][3], tokens[1][TOKENS - 1]]
+    model.model.generation_config.eos_token_id = ends
+    assert end_tokens(model, tokenizer) == sorted({tokenizer.eos_token_id, *ends})
+    found = respond(model, tokenizer, batch_of(PROMPTS, tokenizer.pad_token_id), TOKENS, GREEDY)
+    stopped = set()
+    for row, response in zip(tokens, found, strict=True):
+        end = next((i for i, token in enumerate(row) if token in {*ends, tokenizer.eos_token_id}), None)
+        assert response.finish_reason == ("length" if end is None else "stop")
+        assert response.response_tokens == (TOKENS if end is None else end + 1)
+        assert response.text == tokenizer.decode(row[:end], skip_special_tokens=True)
+        stopped.add(end)
+    assert {3, None} <= stopped
+
+
+@torch.no_grad()
+def test_the_model_s_own_penalties_do_not_count(policy, tokenizer):
+    model = policy()
+    plain = respond(model, tokenizer, batch_of(PROMPTS), TOKENS, GREEDY)
+    own = model.model.generation_config
+    own.repetition_penalty, own.no_repeat_ngram_size, own.temperature, own.do_sample = 5.0, 1, 0.1, True
+    assert respond(model, tokenizer, batch_of(PROMPTS), TOKENS, GREEDY) == plain
+    assert model.model.generation_config is own and own.repetition_penalty == 5.0
+
+
+TURN = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}END\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("end", "is_special"), [("<|im_end|>", True), ("</turn>", False), ("<eos>", True), ("", False)]
+)
+def test_the_template_s_end_of_a_turn(end, is_special, policy, tokenizer):
+    if end == "<|im_end|>":
+        tokenizer.add_special_tokens({"additional_special_tokens": [end]})
+    tokenizer.chat_template = TURN.replace("END", end)
+    token = {tokenizer.convert_tokens_to_ids(end)} if is_special else set()
+    assert set(end_tokens(policy(), tokenizer)) == {tokenizer.eos_token_id, 2} | token
+    tokenizer.chat_template = "{{ raise_exception('never') }}"
+    assert set(end_tokens(policy(), tokenizer)) == {tokenizer.eos_token_id, 2}
+
+
+@torch.no_grad()
+def test_samples_depend_on_seed_and_batch_alone(policy, tokenizer):
+    model = policy()
+    hot = Decoding(temperature=1.0)
+    state = torch.get_rng_state()
+    first = respond(model, tokenizer, batch_of(PROMPTS), TOKENS, hot)
+    assert torch.equal(torch.get_rng_state(), state)
+    respond(model, tokenizer, batch_of(PROMPTS[:2]), TOKENS, hot)
+    assert respond(model, tokenizer, batch_of(PROMPTS), TOKENS, hot) == first
+    assert respond(model, tokenizer, batch_of(PROMPTS), TOKENS, Decoding(1.0, seed=1)) != first
+    greedy = respond(model, tokenizer, batch_of(PROMPTS), TOKENS, GREEDY)
+    assert greedy != first
+    for almost in (Decoding(1.0, top_p=1e-9), Decoding(1e-6)):
+        assert respond(model, tokenizer, batch_of(PROMPTS), TOKENS, almost) == greedy
+
+
+@torch.no_grad()
+def test_samples_follow_the_model_s_probabilities(policy, tokenizer):
+    """4,000 first tokens at temperature 2: frequencies within five standard errors of softmax(logits / 2)."""
+    model, count = policy(), 4000
+    prompts = [PROMPTS[1]] * count
+    found = respond(model, tokenizer, batch_of(prompts), 1, Decoding(temperature=2.0))
+    logits = model.eval().model(torch.tensor([PROMPTS[1]])).logits[0, -1]
+    expected: dict[str, float] = {}
+    for token, probability in enumerate((logits.double() / 2).softmax(0).tolist()):
+        ends = token in end_tokens(model, tokenizer)
+        text = "" if ends else tokenizer.decode([token], skip_special_tokens=True)
+        expected[text] = expected.get(text, 0.0) + probability
+    texts = [response.text for response in found]
+    for text, p in expected.items():
+        assert abs(texts.count(text) / count - p) <= 5 * (p * (1 - p) / count) ** 0.5 + 1e-3
+
+
+def test_the_key_changes_with_all_that_matters(make_policy, tokenizer):
+    def key(limit=5, decoding=GREEDY, change=None, **options):
+        model = make_policy("llama", **options)
+        if change:
+            change(model)
+        return generation_key(model, tokenizer, limit, decoding)
+
+    def move(model):
+        with torch.no_grad():
+            next(iter(model.adapter().values()))[0, 0] += 1e-6
+
+    def more_ends(model):
+        model.model.generation_config.eos_token_id = [2, 7]
+
+    assert key() == key()
+    others = [
+        key(limit=6),
+        key(decoding=Decoding(0.5)),
+        key(decoding=Decoding(0.5, seed=1)),
+        key(change=move),
+        key(change=more_ends),
+        key(alpha=16),
+        key(moved=False),
+        key(dtype="bfloat16"),
+        key(attn_implementation="eager"),
+        key(changes={"initializer_range": 0.1}),
+        key(changes={"rms_norm_eps": 1e-3}),
+    ]
+    assert len({key(), *others}) == len(others) + 1
+
+
+def test_untrained_policies_are_the_reference(make_policy):
+    assert is_reference(make_policy(moved=False)) and not is_reference(make_policy())
+
+
+def test_bad_input(policy, tokenizer):
+    for options, message in (
+        ({"temperature": -1}, "temperature is -1"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": 1, "top_p": 0}, "top_p is 0"),
+        ({"temperature": 1, "top_p": 1.5}, "top_p is 1.5"),
+        ({"top_p": 0.5}, "top_p is 0.5, but greedy decoding does not sample"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Decoding(**options)
+    model = policy()
+    with pytest.raises(UserError, match="max_new_tokens is 0"):
+        respond(model, tokenizer, batch_of(PROMPTS), 0, GREEDY)
+    sentence = r"has 34 tokens and max_new_tokens is 223, but .* has 256 positions"
+    with pytest.raises(UserError, match=sentence):
+        respond(model, tokenizer, batch_of(PROMPTS), 223, GREEDY)
