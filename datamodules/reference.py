@@ -84,19 +84,32 @@ def cached_log_probs(
     name = hashlib.sha256(text.encode()).hexdigest()[:24]
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "pacmr-reference" / name
     parts = [order[start : start + PART] for start in range(0, len(order), PART)]
-    mine = [i for i in range(rank, len(parts), world_size) if not _path(folder, i).exists()]
+    barrier()  # before any rank writes, so that all of them find the same parts
+    missing = {i: _batches(part, lengths) for i, part in enumerate(parts) if not _path(folder, i).exists()}
+    barrier()
+    mine = range(rank, len(parts), world_size)
     with tqdm(
-        total=sum(len(parts[i]) for i in mine),
+        total=sum(len(parts[i]) for i in mine if i in missing),
         desc="Reference log-probabilities",
         unit=" pairs",
-        disable=not mine or rank > 0,
+        disable=not missing or rank > 0,
     ) as progress:
-        for i in mine:
-            values = _compute(policy, parts[i], lengths, batch, progress.update)
-            with replacing(folder / "key.json") as temporary:
-                temporary.write_text(text)
-            with replacing(_path(folder, i)) as temporary, open(temporary, "wb") as file:
-                np.save(file, values)
+        for start in range(0, len(parts), world_size):
+            own = missing.get(start + rank, [])
+            together = [missing[i] for i in range(start, start + world_size) if i in missing]
+            # Where a forward pass needs all ranks, those that have nothing more to ask repeat a batch.
+            passes = max(map(len, together), default=0) if policy.is_sharded else len(own)
+            values = []
+            for number in range(passes):
+                found = _ask(policy, batch(own[number] if number < len(own) else together[0][0]))
+                if number < len(own):
+                    values.append(found)
+                    progress.update(len(found))
+            if values:
+                with replacing(folder / "key.json") as temporary:
+                    temporary.write_text(text)
+                with replacing(_path(folder, start + rank)) as temporary, open(temporary, "wb") as file:
+                    np.save(file, np.concatenate(values))
     barrier()
     found = [_read(_path(folder, i), len(part)) for i, part in enumerate(parts)]
     result = np.full((len(pairs), 2), np.nan, found[0].dtype if found else np.float32)
@@ -109,32 +122,28 @@ def _path(folder: Path, number: int) -> Path:
     return folder / f"part-{number:05d}.npy"
 
 
-def _compute(
-    policy: PolicyModel,
-    rows: np.ndarray,
-    lengths: np.ndarray,
-    batch: Callable[[Sequence[int]], PairBatch],
-    done: Callable[[int], object],
-) -> np.ndarray:
-    """(n, 2) values of n rows, which are sorted by length."""
-    values = []
-    start = 0
-    device = next(iter(policy.adapter().values())).device
+def _batches(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    """Rows that are sorted by length, cut where a forward pass is full."""
+    batches, start = [], 0
     while start < len(rows):
         end = start + max(1, BATCH_TOKENS // int(lengths[rows[start]]))
-        pairs = batch(rows[start:end])
-        found = policy.reference_log_probs(move_data_to_device(pairs, device))
-        part = np.stack([side.cpu().numpy() for side in (found.chosen, found.rejected)], axis=1)
-        if not np.isfinite(part).all():
-            pair = pairs.ids[int(np.argmin(np.isfinite(part).all(1)))]
-            raise UserError(
-                f"The reference's log-probability of the pair {pair} is not a finite number; look at that "
-                "pair, or load the model in float32."
-            )
-        values.append(part)
-        done(len(part))
+        batches.append(rows[start:end])
         start = end
-    return np.concatenate(values)
+    return batches
+
+
+def _ask(policy: PolicyModel, pairs: PairBatch) -> np.ndarray:
+    """(n, 2) values of n pairs."""
+    device = next(iter(policy.adapter().values())).device
+    found = policy.reference_log_probs(move_data_to_device(pairs, device))
+    values = np.stack([side.cpu().numpy() for side in (found.chosen, found.rejected)], axis=1)
+    if not np.isfinite(values).all():
+        pair = pairs.ids[int(np.argmin(np.isfinite(values).all(1)))]
+        raise UserError(
+            f"The reference's log-probability of the pair {pair} is not a finite number; look at that pair, "
+            "or load the model in float32."
+        )
+    return values
 
 
 def _read(path: Path, size: int) -> np.ndarray:

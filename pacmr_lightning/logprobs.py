@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -131,30 +132,65 @@ def attention_mask(rows: Rows, config: PretrainedConfig, dtype: torch.dtype) -> 
     return prepared(window)
 
 
-def token_log_probs(hidden: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor, chunk: int) -> Tensor:
+def token_log_probs(
+    hidden: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor, chunk: int, frozen: bool
+) -> Tensor:
     """Log-probabilities of K target tokens.
 
     Args:
         hidden: (K, H) hidden states that predict them.
         head: maps (k, H) to logits (k, V).
         targets: (K,) token ids.
-        chunk: how many rows of logits exist at a time; backward recomputes them instead of keeping them.
+        chunk: how many rows of logits exist at a time.
+        frozen: nothing in ``head`` is trained. The gradient of each log-probability with respect to its
+            hidden state is then computed along with it, and (K, H) kept; else backward repeats the logits.
 
     Returns:
         (K,) log-probabilities in nats, in at least fp32.
     """
-
-    def piece(h: Tensor, t: Tensor) -> Tensor:
-        logits = upcast(head(h))
-        return logits.gather(1, t[:, None])[:, 0] - logits.logsumexp(1)
-
+    if hidden.requires_grad and frozen:
+        return _FrozenHead.apply(hidden, targets, head, chunk)
     parts = []
     for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True):
         if h.requires_grad:
-            parts.append(checkpoint(piece, h, t, use_reentrant=False, preserve_rng_state=False))
+            parts.append(checkpoint(_log_probs, head, h, t, use_reentrant=False, preserve_rng_state=False))
         else:
-            parts.append(piece(h, t))
+            parts.append(_log_probs(head, h, t))
     return torch.cat(parts)
+
+
+def _log_probs(head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor) -> Tensor:
+    logits = upcast(head(hidden))
+    return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(1)
+
+
+class _FrozenHead(torch.autograd.Function):
+    """Rows are independent, so the gradient of a chunk's sum holds that of each of its log-probabilities."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor], chunk: int
+    ) -> Tensor:
+        values, slopes = [], []
+        for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True):
+            with torch.enable_grad():
+                h = h.detach().requires_grad_()
+                value = _log_probs(head, h, t)
+                slopes += torch.autograd.grad(value.sum(), h)
+            values.append(value.detach())
+        ctx.save_for_backward(hidden, targets, torch.cat(slopes))
+        ctx.head = head
+        return torch.cat(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, targets, slopes = ctx.saved_tensors
+        if torch.is_grad_enabled():  # somebody differentiates twice, and the slopes depend on the states
+            value = _log_probs(ctx.head, hidden, targets)
+            (result,) = torch.autograd.grad(value, hidden, gradient, create_graph=True)
+        else:
+            result = (gradient[:, None] * slopes).to(hidden.dtype)
+        return result, None, None, None
 
 
 def upcast(x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,13 @@ class Means(nn.Module):
         for name, value in values.items():
             if value.numel():
                 self.means[name].update(value.detach().float())
+
+    def gathered_state(self) -> dict[str, Tensor]:
+        """``state_dict`` of what all ranks saw; they call it together, and go on with their own."""
+        with ExitStack() as stack:
+            for metric in self.means.values():
+                stack.enter_context(metric.sync_context())
+            return {name: value.clone() for name, value in self.state_dict().items()}
 
     def compute(self) -> dict[str, Tensor]:
         """0-dim means over what all ranks saw since the last call."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -13,13 +13,15 @@ from lightning.pytorch.utilities import rank_zero_info
 from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from .batch import LogProbs, PairBatch
 from .errors import UserError
+from .gradient import max_over_ranks
 from .logprobs import Rows, attention_mask, separate_rows, shared_rows, token_log_probs, upcast
 from .lora import check_lora, lora_linears
 from .selfcheck import choose_layout
+from .sharding import is_sharded, whole
 
 Layout = Literal["auto", "shared", "separate"]
 
@@ -101,6 +103,7 @@ class PolicyModel(nn.Module):
         # A dict and a list, not submodules: the modules are registered in self.peft already.
         self._linears = lora_linears(self)
         self._lora_layers = [module for module in self.modules() if isinstance(module, LoraLayer)]
+        self._trains_head = any(p.requires_grad for p in self.model.get_output_embeddings().parameters())
         if self.gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.train()
@@ -150,6 +153,24 @@ class PolicyModel(nn.Module):
             for layer in self._lora_layers:
                 layer.enable_adapters(True)
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether ZeRO-3 keeps the parameters in parts: a forward pass then needs all ranks."""
+        return any(is_sharded(parameter) for parameter in self.parameters())
+
+    def in_step(self, parts: Iterable[PairBatch], filler: PairBatch) -> Iterator[tuple[PairBatch, bool]]:
+        """This rank's micro-batches, and whether each counts.
+
+        Where a forward pass needs all ranks, those with fewer micro-batches than others go on with
+        ``filler``, which does not count.
+        """
+        parts = list(parts)
+        rounds = len(parts)
+        if self.is_sharded:
+            rounds = max_over_ranks(rounds, filler.input_ids.device)
+        yield from ((part, True) for part in parts)
+        yield from ((filler, False) for _ in range(rounds - len(parts)))
+
     def log_probs(self, batch: PairBatch) -> LogProbs:
         """Summed response log-probabilities of N pairs under the current model, as (N,) values in nats."""
         return self.log_probs_in(self._layout_for(batch), batch)
@@ -166,8 +187,10 @@ class PolicyModel(nn.Module):
         """A hash of the reference's weights, by name and byte; the adapter is no part of it."""
         digest = hashlib.sha256()
         with torch.no_grad():
-            for name, value in self.model.state_dict().items():
-                if "lora_" not in name:
+            for name, value in self.model.state_dict(keep_vars=True).items():
+                if "lora_" in name:
+                    continue
+                with whole([value]):
                     digest.update(
                         name.encode() + str(value.dtype).encode() + str(tuple(value.shape)).encode()
                     )
@@ -190,7 +213,8 @@ class PolicyModel(nn.Module):
         """The same in a given layout; "plain" is "separate" with the model's own, whole logits."""
         rows = shared_rows(batch) if layout == "shared" else separate_rows(batch)
         states, head = self._predictions(layout, rows)
-        return rows.log_probs(token_log_probs(states, head, rows.targets, self.logit_chunk))
+        frozen = layout != "plain" and not self._trains_head
+        return rows.log_probs(token_log_probs(states, head, rows.targets, self.logit_chunk, frozen))
 
     @torch.no_grad()
     def token_kl(self, batch: PairBatch) -> Tensor:
@@ -237,10 +261,17 @@ class PolicyModel(nn.Module):
 
     @torch.no_grad()
     def generate(self, **options: Any) -> Tensor:
-        """transformers' ``generate`` of the current model; returns prompt and continuation."""
-        was_training = self.training
+        """transformers' ``generate`` of the current model; returns prompt and continuation.
+
+        Of the model's own ``generation_config`` only the special tokens count: its penalties and cut-offs are
+        no part of the policy.
+        """
+        was_training, own = self.training, self.model.generation_config
+        special = {name: getattr(own, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         self.eval()
+        self.model.generation_config = GenerationConfig(**special)
         try:
             return self.peft.generate(**options, use_cache=True)
         finally:
+            self.model.generation_config = own
             self.train(was_training)

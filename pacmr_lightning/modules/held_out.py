@@ -5,10 +5,11 @@ from __future__ import annotations
 from lightning.pytorch import LightningModule
 
 from ..batch import PairBatch
+from ..evaluation.generation import Decoding, respond
 from ..metrics import REWARDS, Means, reward_values
 from ..objectives import Objective
 from ..policy import PolicyModel
-from ..prompt_batch import PromptBatch
+from ..prompt_batch import PromptBatch, Response
 from ..rewards import Rewards
 
 
@@ -23,6 +24,7 @@ class HeldOutSteps(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.held_out_means = Means((*REWARDS, "kl"))
+        self.decoding = Decoding()
 
     def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
         """Adds N held-out pairs to the means: the unweighted loss, rewards, KL to the reference."""
@@ -33,12 +35,13 @@ class HeldOutSteps(LightningModule):
         self._held_out_step(batch)
 
     def _held_out_step(self, batch: PairBatch) -> None:
-        for part in batch.micro_batches(self.micro_batch_size):
-            reference = self.policy.reference_log_probs(part)
-            part = part.with_reference(reference)
+        parts = batch.micro_batches(self.micro_batch_size)
+        for part, counts in self.policy.in_step(parts, batch[:1]):
+            part = part.with_reference(self.policy.reference_log_probs(part))
             rewards = Rewards.of(self.policy.log_probs(part), part, self.objective.beta)
-            values = reward_values(rewards, self.objective(rewards))
-            self.held_out_means.update({**values, "kl": self.policy.token_kl(part)})
+            values = {**reward_values(rewards, self.objective(rewards)), "kl": self.policy.token_kl(part)}
+            if counts:
+                self.held_out_means.update(values)
 
     def on_validation_epoch_end(self) -> None:
         """Logs the means as ``val/...``."""
@@ -53,13 +56,9 @@ class HeldOutSteps(LightningModule):
             shown = name in ("loss", "rewards/accuracies")
             self.log(f"{split}/{name}", value, prog_bar=shown)
 
-    def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[str]:
-        """Greedy responses to N prompts."""
-        sequences = self.policy.generate(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            max_new_tokens=self.max_new_tokens,
-            do_sample=False,
-        )
-        new = sequences[:, batch.input_ids.shape[1] :]
-        return self.trainer.datamodule.tokenizer.batch_decode(new, skip_special_tokens=True)
+    def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[Response]:
+        """Responses to N prompts, decoded as ``decoding`` says; the answers that the batch brings, if any."""
+        if batch.answers is not None:
+            return batch.answers
+        tokenizer = self.trainer.datamodule.tokenizer
+        return respond(self.policy, tokenizer, batch, self.max_new_tokens, self.decoding)

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from ..batch import LogProbs, PairBatch, PairedBatch
 from ..errors import UserError
-from ..gradient import norm, sum_over_ranks
+from ..gradient import clip, norm, sum_over_ranks
 from ..metrics import REWARDS, Means, WeightStatistics, reward_values
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
 from ..rewards import PairRecord
+from ..strategies import check_precision, check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting
 from ..weighting.inner import inner_step
 from .held_out import HeldOutSteps
@@ -114,8 +115,10 @@ class PreferenceModule(HeldOutSteps):
         """Moves what the weighting learns to the device, and tells it the noise rate, before a restore.
 
         Raises:
-            UserError: ``micro_batch_size`` does not divide a device's share of the global batch.
+            UserError: ``micro_batch_size`` does not divide a device's share of the global batch, or the
+                strategy cannot train an adapter.
         """
+        check_strategy(self.trainer.strategy)
         self.weighting.to(self.trainer.strategy.root_device)
         data = self.trainer.datamodule
         if stage != "fit" or data is None:
@@ -131,7 +134,20 @@ class PreferenceModule(HeldOutSteps):
             )
 
     def on_fit_start(self) -> None:
-        """Lets the datamodule ask the reference, which is on its device now, for what it keeps on disk."""
+        """Lets the datamodule ask the reference, which is on its device now, for what it keeps on disk.
+
+        Raises:
+            UserError: the trainer's precision turned the adapter into half precision; or the weighting
+                cannot learn from parameters that ZeRO-3 keeps in parts.
+        """
+        for name, parameter in self.policy.adapter().items():
+            if parameter.dtype not in (torch.float32, torch.float64):
+                raise UserError(
+                    f"The adapter's {name} is {parameter.dtype}, which rounds small updates away; leave "
+                    "trainer.precision at 32-true and set the policy's dtype, the base's, to bfloat16."
+                )
+        if self.policy.is_sharded:
+            self.weighting.check_sharded()
         if self.trainer.datamodule is not None:
             self.trainer.datamodule.fill_reference(self.policy)
 
@@ -159,12 +175,13 @@ class PreferenceModule(HeldOutSteps):
 
         # Line 13: weights under the new Theta, then one weighted update of the policy.
         record, gradient = self._weighted_gradient(train)
-        for name, parameter in self.policy.adapter().items():
-            parameter.grad = gradient[name]
         self.train_means.update({"grad_norm": norm(gradient)})
         if self.max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.policy.adapter().values(), self.max_grad_norm)
+            clip(gradient, self.max_grad_norm)
+        set_gradient(self.trainer.strategy, self.policy.adapter(), gradient)
         optimizer.step()
+        if batch_idx == 0:
+            check_precision(optimizer, self.policy.adapter(), gradient)
         optimizer.zero_grad()
         schedule.step()
         if log_now:
@@ -226,8 +243,8 @@ class PreferenceModule(HeldOutSteps):
         checkpoint["weighting"] = self.weighting.state_dict()
         checkpoint["objective"] = self.objective.state_dict()
         checkpoint["metrics"] = {
-            "means": self.train_means.state_dict(),
-            "weights": self.weight_statistics.state_dict(),
+            "means": self.train_means.gathered_state(),
+            "weights": self.weight_statistics.gathered_state(),
             "outer": self.outer_values,
         }
 
@@ -247,8 +264,10 @@ class PreferenceModule(HeldOutSteps):
         self.weighting.load_state_dict(checkpoint["weighting"])
         self.objective.load_state_dict(checkpoint["objective"])
         metrics = checkpoint["metrics"]
-        self.train_means.load_state_dict(metrics["means"])
-        self.weight_statistics.load_state_dict(metrics["weights"])
+        # They are sums over all ranks, of which one goes on with them.
+        if self.trainer.is_global_zero:
+            self.train_means.load_state_dict(metrics["means"])
+            self.weight_statistics.load_state_dict(metrics["weights"])
         self.outer_values = metrics["outer"]
 
 

@@ -59,6 +59,13 @@ class Weighting(ABC):
             uniform: whether it is also every pair's own probability of a flip.
         """
 
+    def check_sharded(self) -> None:
+        """Called before training where ZeRO-3 keeps the policy's parameters in parts.
+
+        Raises:
+            UserError: ``update`` does not work with them.
+        """
+
     def update(
         self,
         policy: PolicyModel,

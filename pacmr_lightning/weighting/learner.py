@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ..batch import PairBatch
 from ..errors import UserError
-from ..gradient import norm, sum_over_ranks
+from ..gradient import norm, spread_over_ranks, sum_over_ranks
 from ..objectives import Objective
 from ..policy import PolicyModel
 from ..rewards import Rewards
 from .base import Weighting, Weights
-from .hypergradient import Estimator, GhostDotProduct
+from .hypergradient import Estimator, ExactCoefficients, GhostDotProduct
 from .inner import InnerStep, inner_step
 from .outer import OuterObjective, PromptAugmentationConsistency
 from .prior import auto_offset
@@ -28,6 +28,10 @@ NORM_FLOOR = 1e-10
 
 NOISE_WARNING = 0.5
 """Relative error of the coefficients above which an estimator is more noise than signal."""
+
+
+SAME_EVERY = 10
+"""VNet updates between two checks that it is the same on all ranks."""
 
 
 class VNetWeighting(Weighting):
@@ -102,6 +106,14 @@ class VNetWeighting(Weighting):
             self.start_offset = auto_offset(rate)
             self.vnet.start(self.start_slope, self.start_offset)
 
+    def check_sharded(self) -> None:
+        """Refuses the estimator that differentiates twice."""
+        if isinstance(self.estimator, ExactCoefficients):
+            raise UserError(
+                "ExactCoefficients differentiates twice, and ZeRO-3 puts the parameters away in between; use "
+                "GhostDotProduct, which gives the same coefficients, or a lower stage."
+            )
+
     @torch.no_grad()
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
         """Weights of N pairs under the current Theta."""
@@ -162,11 +174,26 @@ class VNetWeighting(Weighting):
             (-(c.to(g.dtype) * g).sum() / total.to(g.dtype)).backward()
         sum_over_ranks([p.grad for p in self.vnet.parameters()])
         self.vnet_optimizer.step()
+        if self.updates % SAME_EVERY == 0:
+            self._check_same()
         return {
             "meta/coefficient_mean": mean,
             "meta/coefficient_abs_mean": magnitude,
             "meta/clipped_share": clipped,
         }
+
+    def _check_same(self) -> None:
+        """VNet is no part of what a strategy keeps the same on all ranks.
+
+        Raises:
+            UserError: it differs between them.
+        """
+        spread = spread_over_ranks(self.vnet.parameters())
+        if spread > 0:
+            raise UserError(
+                f"VNet differs between the processes by up to {spread:.1e} after {self.updates} updates, "
+                "which the exchange of gradients or a device must have caused; resume from a checkpoint."
+            )
 
     def _estimator_error(self, coefficients: Tensor, arguments: tuple) -> Tensor:
         """Relative distance of the coefficients from the ghost dot-product's, over all ranks."""

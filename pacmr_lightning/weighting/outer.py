@@ -83,11 +83,14 @@ class PromptConsistency(OuterObjective):
         divisor = self.divisor(*sizes).clamp(min=1)
 
         def losses() -> Iterator[Tensor]:
-            views, done = meta.augmented[kept], 0
-            for part in views.micro_batches(micro_batch_size):
+            parts, done = meta.augmented[kept].micro_batches(micro_batch_size), 0
+            for part, counted in policy.in_step(parts, meta.augmented[:1]):
+                view = Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta).u
+                if not counted:
+                    yield 0 * view.sum()
+                    continue
                 rows = slice(done, done + len(part))
                 done += len(part)
-                view = Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta).u
                 target = targets[rows]
                 loss = -target * F.logsigmoid(view) - (1 - target) * F.logsigmoid(-view)
                 with torch.no_grad():
@@ -97,7 +100,7 @@ class PromptConsistency(OuterObjective):
                     counts[5] += loss.sum()
                 yield loss.sum() / divisor
 
-        direction = accumulated_gradient(policy.adapter(), losses() if len(kept) else ())
+        direction = accumulated_gradient(policy.adapter(), losses())
         sum_over_ranks([counts])
         retained, total, observed, same, l1, loss, of_known, clean = counts
         metrics = {

@@ -1,0 +1,127 @@
+"""One process of a group: trains the same policy under one strategy after the other.
+
+strategy_runs.py BASE FOLDER CASE ...; torchrun's variables say which process it is. Of each case rank 0
+leaves FOLDER/CASE.pt: the adapter and VNet, what was logged, and what the processes held.
+"""
+
+import sys
+from pathlib import Path
+
+import lightning.pytorch as pl
+import torch
+
+from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.strategies import LoraDeepSpeedStrategy
+from pacmr_lightning.weighting import CentralDifference, GhostDotProduct, VNetWeighting
+from pacmr_lightning.weighting.outer import PromptAugmentationConsistency, SoftPromptConsistency
+
+STEPS = 12
+
+
+class Watch(pl.Callback):
+    """Notes coverage, what lies where after the start, and saves a checkpoint in mid-run."""
+
+    def __init__(self, checkpoint):
+        self.checkpoint = checkpoint
+        self.coverage = []
+
+    def on_train_start(self, trainer, module):
+        base = [p for p in module.policy.parameters() if not p.requires_grad]
+        self.held = {
+            "base_here": sum(p.numel() for p in base),
+            "base_part": sum(p.ds_tensor.numel() for p in base if hasattr(p, "ds_id")),
+            "base_dtypes": {str(p.dtype) for p in base},
+            "adapter_here": sum(p.numel() for p in module.policy.adapter().values()),
+        }
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if batch.meta is not None:
+            self.coverage.append(float(trainer.callback_metrics["train/meta/coverage"]))
+        if trainer.global_step == STEPS // 2:
+            trainer.save_checkpoint(self.checkpoint)
+
+
+def strategy_of(name, options):
+    if not name.startswith("zero"):
+        return {"single": "auto", "ddp": "ddp"}[name]
+    strategy = LoraDeepSpeedStrategy(
+        stage=int(name[-1]),
+        offload_optimizer="offload" in options,
+        offload_parameters="offload" in options and name[-1] == "3",
+    )
+    if name[-1] == "3":  # the model is small, and nothing of it is to be whole on every rank
+        strategy.config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    return strategy
+
+
+def run(base, folder, case):
+    """``case``: strategy, and words that vary the run, joined by dashes."""
+    name, *options = case.split("-")
+    pl.seed_everything(0)
+    few, central = "few" in options, "central" in options
+    module = PreferenceModule(
+        PolicyModel(
+            base,
+            rank=4,
+            dtype="bfloat16" if "bf16" in options else "float32",
+            gradient_checkpointing="checkpointing" in options,
+        ),
+        weighting=VNetWeighting(
+            PromptAugmentationConsistency(tau=0.6) if few else SoftPromptConsistency(),
+            CentralDifference(epsilon=0.05, relative=True) if central else GhostDotProduct(),
+            every=2,
+            learning_rate=1e-2,
+        ),
+        learning_rate=1e-2 if few else 1e-3,
+        micro_batch_size=2 if "micro" in options else None,
+    )
+    data = PreferenceDataModule(
+        EmbeddedWorld(pairs=256, validation_pairs=9),
+        base,
+        global_batch_size=16,
+        validation_batch_size=5,
+        meta_every=2,
+        meta_batch_size=2 if few else 16,
+        noise_rate=0.3,
+        max_length=64,
+        reference="cached" if "cached" in options else "live",
+    )
+    watch = Watch(folder / f"{case}.ckpt")
+    resumed = [word.removeprefix("from:") for word in options if word.startswith("from:")]
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=int(__import__("os").environ["WORLD_SIZE"]),
+        strategy=strategy_of(name, options),
+        max_steps=STEPS,
+        max_epochs=-1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        num_sanity_val_steps=0,
+        val_check_interval=STEPS,
+        default_root_dir=folder,
+        log_every_n_steps=1,
+        callbacks=[watch],
+    )
+    trainer.fit(module, data, ckpt_path=folder / f"{resumed[0]}.ckpt" if resumed else None)
+    state = trainer.strategy.lightning_module_state_dict()
+    if trainer.is_global_zero:
+        found = {
+            "adapter": {k: v.cpu().clone() for k, v in state.items() if "lora_" in k},
+            "vnet": {k: v.clone() for k, v in module.vnet.state_dict().items()},
+            "metrics": {k: float(v) for k, v in trainer.callback_metrics.items()},
+            "updates": module.weighting.updates,
+            "coverage": watch.coverage,
+            "held": watch.held,
+        }
+        torch.save(found, folder / f"{case}.pt")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    model, out, *cases = sys.argv[1:]
+    for each in cases:
+        run(model, Path(out), each)

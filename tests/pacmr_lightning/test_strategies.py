@@ -1,0 +1,200 @@
+"""DDP and DeepSpeed's ZeRO stages against one process: the same run, wherever its parts lie."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.weighting import VNetWeighting
+from pacmr_lightning.weighting.hypergradient import ExactCoefficients
+
+ALONE = ("single", "single-central", "single-few", "zero1", "zero2-offload", "zero3-checkpointing-offload")
+TOGETHER = (
+    *("ddp", "ddp-few", "ddp-bf16", "zero1", "zero2-micro", "zero2-bf16"),
+    # Stage 3 last: DeepSpeed then replaces torch's linear function for good.
+    *("zero3", "zero3-micro-central", "zero3-few", "zero3-bf16", "zero3-cached", "zero3-from:zero1"),
+    "zero2-from:zero3",
+)
+
+
+def launch(base, folder, processes, cases, deadline=900):
+    """Starts the group as torchrun does, and returns the cases' results."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = Path(__file__).with_name("strategy_runs.py")
+    group = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "GROUP_RANK": "0",
+        "TORCHELASTIC_RUN_ID": "test",
+        "OMP_NUM_THREADS": "1",
+    }
+    running = [
+        subprocess.Popen(
+            [sys.executable, script, base, folder, *cases],
+            env={**os.environ, **group, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(processes)
+    ]
+    try:
+        outputs = [process.communicate(timeout=deadline)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    for process, output in zip(running, outputs, strict=True):
+        assert process.returncode == 0, output[-3000:]
+    return {case: torch.load(folder / f"{case}.pt") for case in cases}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A tiny Llama that knows the embedded world's words."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from pacmr_lightning.datamodules import EmbeddedWorld
+    from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
+
+    folder = tmp_path_factory.mktemp("base")
+    rows = EmbeddedWorld(pairs=128, validation_pairs=8).load("train")
+    tokenizer = train_tokenizer([f"{row['prompt']} {row['chosen']}" for row in rows], vocab_size=400)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def alone(base, tmp_path_factory):
+    return launch(base, tmp_path_factory.mktemp("alone"), 1, ALONE)
+
+
+@pytest.fixture(scope="module")
+def together(base, tmp_path_factory):
+    return launch(base, tmp_path_factory.mktemp("together"), 2, TOGETHER)
+
+
+def distance(found, expected):
+    """Largest difference of the adapter's and of VNet's parameters, and of what was logged."""
+    parts = []
+    for part in ("adapter", "vnet"):
+        assert found[part].keys() == expected[part].keys()
+        parts.append(max(float((found[part][k] - v).abs().max()) for k, v in expected[part].items()))
+    logged = expected["metrics"].items()
+    return *parts, max(abs(found["metrics"][name] - value) for name, value in logged)
+
+
+def assert_same(found, expected, tolerance=1e-4):
+    assert found["updates"] == expected["updates"] > 0
+    adapter, vnet, metrics = distance(found, expected)
+    assert adapter < tolerance and vnet < tolerance and metrics < 10 * tolerance
+
+
+def test_it_learns_something(alone):
+    """Else all runs would be equal for nothing."""
+    start = {"adapter": {}, "vnet": {}}
+    for part in start:
+        start[part] = {k: torch.zeros_like(v) for k, v in alone["single"][part].items() if "B" in k}
+    moved = [v for k, v in alone["single"]["adapter"].items() if "lora_B" in k]
+    assert min(float(v.abs().max()) for v in moved) > 1e-3
+    assert max(distance(alone["single"], alone["single-central"])[:2]) > 1e-4
+
+
+@pytest.mark.parametrize("case", ["zero1", "zero2-offload", "zero3-checkpointing-offload"])
+def test_zero_alone(alone, case):
+    assert_same(alone[case], alone["single"])
+
+
+@pytest.mark.parametrize("case", ["ddp", "zero1", "zero2-micro", "zero3", "zero3-cached"])
+def test_two_processes(alone, together, case):
+    """With distinct pairs on each rank, validation shares that are uneven, and micro-batches in one case."""
+    assert_same(together[case], alone["single"])
+
+
+def test_central_difference_at_stage_3(alone, together):
+    assert_same(together["zero3-micro-central"], alone["single-central"])
+
+
+@pytest.mark.parametrize("case", ["ddp-few", "zero3-few"])
+def test_a_rank_without_retained_meta_pairs(alone, together, case):
+    """Two meta pairs, one a rank, of which one is retained: more ranks than pairs."""
+    assert 0.5 in together[case]["coverage"]
+    assert together[case]["coverage"] == alone["single-few"]["coverage"]
+    assert_same(together[case], alone["single-few"])
+
+
+@pytest.mark.parametrize("case", ["zero3-from:zero1", "zero2-from:zero3"])
+def test_checkpoints_fit_every_strategy(alone, together, case):
+    assert_same(together[case], alone["single"])
+
+
+def test_stage_3_keeps_parts_only(alone, together):
+    held, whole = together["zero3"]["held"], alone["single"]["held"]
+    assert held["base_here"] == held["adapter_here"] == 0
+    assert whole["base_here"] / 2 <= held["base_part"] < 0.51 * whole["base_here"]
+
+
+def test_half_precision_base(together):
+    """fp32 adapters over a bf16 base: ZeRO-2 is DDP bit for bit, and nothing casts the base."""
+    for case in ("ddp-bf16", "zero2-bf16", "zero3-bf16"):
+        assert together[case]["held"]["base_dtypes"] == {"torch.bfloat16"}
+        assert {v.dtype for v in together[case]["adapter"].values()} == {torch.float32}
+    assert max(distance(together["zero2-bf16"], together["ddp-bf16"])) == 0.0
+    # At stage 3 the fp32 sums differ in their last bits, which a bf16 forward pass makes larger.
+    assert max(distance(together["zero3-bf16"], together["ddp-bf16"])[:1]) < 1e-2
+
+
+def test_what_is_refused(base, tmp_path):
+    """Without a process of its own: all of it is refused before any process talks to another."""
+    import lightning.pytorch as pl
+    from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
+
+    from pacmr_lightning.strategies import LoraDeepSpeedStrategy, check_strategy
+
+    for strategy in (DeepSpeedStrategy(stage=2), FSDPStrategy()):
+        with pytest.raises(UserError, match=rf"{type(strategy).__name__}.*zero2.yaml"):
+            check_strategy(strategy)
+    check_strategy(LoraDeepSpeedStrategy(stage=2))
+    with pytest.raises(UserError, match="ExactCoefficients.*GhostDotProduct"):
+        VNetWeighting(estimator=ExactCoefficients()).check_sharded()
+
+    from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
+
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        precision="bf16-true",
+        max_steps=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    data = PreferenceDataModule(EmbeddedWorld(pairs=64, validation_pairs=8), base, global_batch_size=8)
+    with pytest.raises(UserError, match="adapter's .* is torch.bfloat16.*precision"):
+        trainer.fit(PreferenceModule(PolicyModel(base, rank=2)), data)
