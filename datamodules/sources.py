@@ -76,6 +76,8 @@ class EmbeddedWorld(Source):
         pairs: number of training pairs, at least 1.
         validation_pairs: number of validation pairs, at least 1.
         seed: seed of the world and of its pairs.
+        pairs_seed: other training pairs of the same world, whose validation pairs and prompts stay; None: the
+            world's seed.
 
     Raises:
         UserError: a number of pairs is below 1.
@@ -83,7 +85,9 @@ class EmbeddedWorld(Source):
 
     name = "embedded world"
 
-    def __init__(self, pairs: int = 6400, validation_pairs: int = 1024, seed: int = 0):
+    def __init__(
+        self, pairs: int = 6400, validation_pairs: int = 1024, seed: int = 0, pairs_seed: int | None = None
+    ):
         for option, value in (("pairs", pairs), ("validation_pairs", validation_pairs)):
             if value < 1:
                 raise UserError(f"{option} is {value}, but at least 1 pair is needed.")
@@ -92,7 +96,7 @@ class EmbeddedWorld(Source):
         self.prompts = self.world.prompts()
         self._sizes = {"train": pairs, "validation": validation_pairs}
         # Different seeds, or the validation pairs would be the first of the training pairs.
-        self._seeds = {"train": 2 * seed, "validation": 2 * seed + 1}
+        self._seeds = {"train": 2 * (seed if pairs_seed is None else pairs_seed), "validation": 2 * seed + 1}
 
     def load(self, split: Split) -> Dataset:
         """The split's pairs, generated anew (in memory: that is faster than a cache)."""

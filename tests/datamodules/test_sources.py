@@ -61,3 +61,13 @@ def test_embedded_world():
         assert better == (row["eta"] > 0.5)
         assert row["augmented_prompt"] != row["prompt"]
     assert EmbeddedWorld(pairs=200, seed=3).load("train")[:] == train[:]
+
+
+def test_other_pairs_of_the_same_world():
+    one, other = (EmbeddedWorld(pairs=200, validation_pairs=50, seed=3, pairs_seed=k) for k in (3, 4))
+    assert one.load("train")[:] == EmbeddedWorld(pairs=200, seed=3).load("train")[:]
+    assert one.load("train")["chosen"][:] != other.load("train")["chosen"][:]
+    assert one.load("validation")[:] == other.load("validation")[:]
+    assert one.prompts == other.prompts
+    pair = (one.prompts[0], one.load("train")["chosen"][0])
+    assert one.gold_reward(*pair) == other.gold_reward(*pair)

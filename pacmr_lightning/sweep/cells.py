@@ -1,0 +1,161 @@
+"""The cells of a sweep: each is one ``pacmr fit`` in its own folder."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import UserError
+from ..messages import user_error
+from .spec import Method, Sweep
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run."""
+
+    method: str
+    noise: float
+    seed: int
+    variation: dict[str, Any]
+    """The value of each option that the method varies."""
+    folder: Path
+    configs: list[str]
+    options: list[str]
+
+    @property
+    def name(self) -> str:
+        """``<method>-noise<percent>[-<option><value>]-seed<k>``."""
+        return self.folder.name
+
+    @property
+    def arguments(self) -> list[str]:
+        """Arguments of ``pacmr``."""
+        configs = [word for path in self.configs for word in ("--config", path)]
+        return ["fit", *configs, *self.options, "--trainer.default_root_dir", str(self.folder)]
+
+
+def cells(sweep: Sweep) -> list[Cell]:
+    """All cells: seed by seed, so that a sweep that is stopped has whole seeds.
+
+    Raises:
+        UserError: two cells would be the same run.
+    """
+    found = [
+        _cell(sweep, name, method, noise, seed, dict(zip(method.vary, values, strict=True)))
+        for seed, noise in product(sweep.seeds, sweep.noise_rates)
+        for name, method in sweep.methods.items()
+        for values in product(*method.vary.values())
+    ]
+    runs: dict[str, Cell] = {}
+    for cell in found:
+        same = runs.setdefault(json.dumps([cell.configs, cell.options]), cell)
+        if same is not cell:
+            raise UserError(
+                f"The cells {same.name} and {cell.name} would be the same run; say in options what a seed "
+                'and a noise rate change, such as data.noise_rate: "{noise}".'
+            )
+    return found
+
+
+def _cell(sweep: Sweep, name: str, method: Method, noise: float, seed: int, variation: dict) -> Cell:
+    words = [name, f"noise{100 * noise:g}", *(f"{short_name(o)}{v}" for o, v in variation.items())]
+    folder = re.sub(r"[^\w.+-]+", "_", "-".join([*words, f"seed{seed}"]))
+    # The command line takes the last of several values.
+    given = [("model.method", name), *sweep.options.items(), *method.options.items(), *variation.items()]
+    return Cell(
+        name,
+        noise,
+        seed,
+        variation,
+        Path(sweep.output) / folder,
+        [*sweep.base, _method_file(method.config or name)],
+        [word for option, value in given for word in (f"--{option}", _text(value, seed, noise))],
+    )
+
+
+def short_name(option: str) -> str:
+    """``tau`` of ``model.weighting.outer.tau``."""
+    return option.rpartition(".")[2]
+
+
+def _method_file(config: str) -> str:
+    return config if config.endswith((".yaml", ".yml")) else f"configs/methods/{config}.yaml"
+
+
+def _text(value: Any, seed: int, noise: float) -> str:
+    """As a word of the command line."""
+    if isinstance(value, str):
+        return value.replace("{seed}", str(seed)).replace("{noise}", f"{noise:g}")
+    return json.dumps(value)
+
+
+def config_contents(cell: Cell) -> dict[str, Any]:
+    """What the cell's config files say, by path.
+
+    Raises:
+        UserError: one of them cannot be read.
+    """
+    found = {}
+    for path in cell.configs:
+        try:
+            found[path] = _yaml(Path(path).resolve(), Path(path).stat().st_mtime_ns)
+        except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+            raise UserError(
+                f"The config {path} of the method {cell.method} cannot be read "
+                f"({' '.join(str(error).split())}); correct its name in the sweep file."
+            ) from None
+    return found
+
+
+@lru_cache
+def _yaml(path: Path, changed: int) -> Any:
+    """Read once for all cells, until it changes."""
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def check_options(found: list[Cell]) -> None:
+    """Parses the cells' arguments as ``pacmr fit`` would, and makes the objects that they name.
+
+    Cells that differ in noise rate and seed only are tried once.
+
+    Raises:
+        UserError: an option does not exist, or its value is wrong.
+    """
+    from ..cli import PacmrCLI
+
+    class Done(Exception):
+        pass
+
+    class Parsing(PacmrCLI):
+        def parse_arguments(self, parser, args) -> None:
+            super().parse_arguments(parser, args)
+            self.parser.instantiate_classes(self.config)
+            raise Done
+
+    variants = {json.dumps([cell.method, cell.variation]): cell for cell in found}
+    for cell in variants.values():
+        config_contents(cell)
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(said):
+                Parsing(cell.arguments)
+        except Done:
+            continue
+        except SystemExit:
+            reason = said.getvalue().strip().rpartition("\n")[2].removeprefix("pacmr: error: ")
+        except Exception as error:
+            cause = user_error(error)
+            if cause is None:
+                raise
+            reason = str(cause)
+        raise UserError(f"The cell {cell.name} cannot run: {reason}")

@@ -1,0 +1,140 @@
+"""The measures of a sweep over noise rates, and over an option that a method varies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ..run_folder import replacing
+from .cells import short_name
+from .results import GREEK, MEASURES, means
+from .spec import Sweep
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Of Okabe and Ito, which the colour-blind can tell apart; yellow, too faint for lines, is left out."""
+MARKERS = "osD^vP*X"
+LEGEND = "share of flipped labels (mean ± standard error over seeds)"
+
+
+def draw_all(sweep: Sweep, frame: pd.DataFrame, folder: Path) -> None:
+    """Writes every figure as .png and .pdf.
+
+    Args:
+        sweep: says which methods vary what.
+        frame: rows of ``results.results``.
+        folder: where to write.
+    """
+    numbers = means(frame)
+    _save(draw_noise(frame, numbers), folder / "noise-rates")
+    for name, method in sweep.methods.items():
+        part = frame[frame["method"].eq(name)]
+        options = [short_name(option) for option, values in method.vary.items() if len(values) > 1]
+        if len(options) == 1 and len(part):
+            figure = draw_option(part, numbers, options[0], method.label or name)
+            _save(figure, folder / f"{name}-{options[0]}")
+
+
+def draw_noise(frame: pd.DataFrame, numbers: pd.DataFrame) -> Figure:
+    """Methods in rows, a panel a measure, and a mark with its standard error for each noise rate."""
+    measures = _drawn(numbers)
+    rows = frame.drop_duplicates("row").sort_values("bound", kind="stable")["row"].tolist()
+    rates = sorted(frame["noise"].unique())
+    figure, axes = _panels(len(measures), width=2.7, height=0.7 + 0.24 * len(rows), sharey=True)
+    places = np.arange(len(rows))
+    for axis, name in zip(axes, measures, strict=True):
+        for i, rate in enumerate(rates):
+            found = numbers[numbers["measure"].eq(name) & numbers["noise"].eq(rate)].set_index("row")
+            found = found.reindex(rows)
+            axis.errorbar(
+                found["mean"],
+                places + 0.24 * (i - (len(rates) - 1) / 2),
+                xerr=found["stderr"],
+                fmt=MARKERS[i % len(MARKERS)],
+                color=COLORS[i % len(COLORS)],
+                markersize=4,
+                elinewidth=1,
+                label=f"{rate:.0%}",
+            )
+        axis.set_xlabel(MEASURES[name].heading)
+        axis.grid(axis="x", alpha=0.3)
+        for place in places[::2]:
+            axis.axhspan(place - 0.5, place + 0.5, color="0.95", zorder=0)
+    axes[0].set_yticks(places, rows)
+    axes[0].set_ylim(len(rows) - 0.5, -0.5)
+    _legend(figure, axes[0], LEGEND)
+    return figure
+
+
+def draw_option(part: pd.DataFrame, numbers: pd.DataFrame, option: str, method: str) -> Figure:
+    """The measures of one method over the values of an option, a line for each noise rate."""
+    rows = part.drop_duplicates("row")
+    numeric = pd.api.types.is_numeric_dtype(rows[option])
+    places = rows[option] if numeric else range(len(rows))
+    x = pd.Series(list(places), index=rows["row"])
+    numbers = numbers[numbers["row"].isin(x.index)]
+    measures = _drawn(numbers)
+    figure, axes = _panels(len(measures), width=3.2, height=2.5)
+    for axis, name in zip(axes, measures, strict=True):
+        for i, rate in enumerate(sorted(part["noise"].unique())):
+            found = numbers[numbers["measure"].eq(name) & numbers["noise"].eq(rate)].set_index("row")
+            found = found.reindex(x.sort_values().index)
+            style = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)]}
+            axis.errorbar(
+                x[found.index],
+                found["mean"],
+                yerr=found["stderr"],
+                ms=4,
+                capsize=2,
+                label=f"{rate:.0%}",
+                **style,
+            )
+        axis.set(xlabel=GREEK.get(option, option), ylabel=MEASURES[name].heading)
+        if not numeric:
+            axis.set_xticks(list(places), rows[option].astype(str), rotation=20, ha="right")
+        axis.grid(alpha=0.3)
+    _legend(figure, axes[0], f"{method}; {LEGEND}")
+    return figure
+
+
+def _drawn(numbers: pd.DataFrame) -> list[str]:
+    """The measures with numbers; the win-score says more than the win rate, which counts ties as losses."""
+    known = set(numbers["measure"])
+    return [name for name in MEASURES if name in known and name != "win_rate"]
+
+
+def _panels(count: int, width: float, height: float, sharey: bool = False) -> tuple[Figure, list[Axes]]:
+    """A figure with so many axes, three in a line."""
+    columns = min(3, count)
+    lines = -(-count // columns)
+    figure, axes = plt.subplots(
+        lines,
+        columns,
+        figsize=(0.8 + width * columns, 0.6 + height * lines),
+        sharey=sharey,
+        squeeze=False,
+        layout="constrained",
+    )
+    for axis in axes.flat[count:]:
+        axis.remove()
+    return figure, list(axes.flat[:count])
+
+
+def _legend(figure: Figure, axis: Axes, title: str) -> None:
+    handles, labels = axis.get_legend_handles_labels()
+    place = {"loc": "outside upper center", "ncols": len(labels), "frameon": False}
+    figure.legend(handles, labels, title=title, **place)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    for ending in (".png", ".pdf"):
+        with replacing(path.with_name(path.name + ending)) as temporary:
+            figure.savefig(temporary, dpi=200, format=ending[1:])
+    plt.close(figure)

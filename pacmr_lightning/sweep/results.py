@@ -1,0 +1,162 @@
+"""The numbers of a sweep's finished cells, and their means and differences over seeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..compare import read_summary
+from ..run_folder import SAMPLES
+from .cells import Cell, short_name
+from .spec import Sweep
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a finished run."""
+
+    heading: str
+    digits: int
+    """After the point."""
+    of: Callable[[dict[str, Any]], float | None] | None = None
+    """From the summary; None: from a comparison with the anchor's samples."""
+
+
+MEASURES = {
+    "gold_reward": Measure("Gold reward", 2, lambda summary: summary["metrics"].get("val/gold_reward")),
+    "win_rate": Measure("Win rate (%)", 1),
+    "win_score": Measure("Win-score", 3),
+    "val_accuracy": Measure("Validation accuracy", 3, itemgetter("val_accuracy")),
+    "weight_gap": Measure("Weight gap", 3, itemgetter("weight_gap")),
+    "flip_auroc": Measure("Flip AUROC of g", 3, itemgetter("flip_auroc")),
+    "flip_auroc_u": Measure("Flip AUROC of u", 3, itemgetter("flip_auroc_u")),
+}
+"""Numbers of which more is better."""
+WEIGHTS = {
+    f"weight_mean_{kind}": Measure(f"Mean weight ({kind})", 3, itemgetter(f"weight_mean_{kind}"))
+    for kind in ("unflipped", "flipped")
+}
+"""Numbers of which more is not better."""
+NUMBERS = MEASURES | WEIGHTS
+GREEK = {"tau": "τ", "beta": "β", "epsilon": "ε"}
+"""Options as tables and figures call them."""
+
+
+def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
+    """One row a finished cell.
+
+    Args:
+        sweep: where labels come from.
+        done: cells that are finished, at least one.
+
+    Returns:
+        By method in the sweep's order: ``row`` (the method's label, with the values of what it varies),
+        ``method``, ``noise``, ``seed``, ``task``, ``bound``, a column for each varied option, the columns of
+        ``NUMBERS`` (NaN where unknown).
+    """
+    rows = []
+    rewards = {_key(cell): _sampled_rewards(cell) for cell in done}
+    for cell in done:
+        summary = read_summary(cell.folder)
+        method = sweep.methods[cell.method]
+        varied = {short_name(option): value for option, value in cell.variation.items()}
+        several = [short_name(option) for option, values in method.vary.items() if len(values) > 1]
+        values = [f"{GREEK.get(option, option)} = {varied[option]}" for option in several]
+        anchor = _anchor(sweep, cell)
+        row = {
+            "row": ", ".join([method.label or cell.method, *values]),
+            "method": cell.method,
+            "noise": cell.noise,
+            "seed": cell.seed,
+        }
+        row |= {"task": summary["task"], "bound": method.bound, **varied}
+        row |= {name: measure.of(summary) for name, measure in NUMBERS.items() if measure.of}
+        if summary["flip_auroc"] is None:  # all weights are the same
+            row |= dict.fromkeys([*WEIGHTS, "weight_gap"])
+        row |= _wins(rewards[_key(cell)], rewards.get(anchor) if anchor != _key(cell) else None)
+        rows.append(row)
+    order = {name: i for i, name in enumerate(sweep.methods)}
+    frame = pd.DataFrame(rows).sort_values("method", key=lambda names: names.map(order), kind="stable")
+    return frame.astype(dict.fromkeys(NUMBERS, float)).reset_index(drop=True)
+
+
+def _key(cell: Cell) -> tuple:
+    return cell.method, cell.noise, cell.seed, json.dumps(cell.variation)
+
+
+def _anchor(sweep: Sweep, cell: Cell) -> tuple:
+    """The anchor's cell of the same noise rate and seed, and the same values of what it varies itself."""
+    varied = sweep.methods[sweep.anchor].vary if sweep.anchor else {}
+    shared = {option: cell.variation.get(option) for option in varied}
+    return sweep.anchor, cell.noise, cell.seed, json.dumps(shared)
+
+
+def _sampled_rewards(cell: Cell) -> np.ndarray | None:
+    """(S,) gold rewards of the responses that the run's policy sampled, prompt by prompt."""
+    path = cell.folder / SAMPLES
+    if not path.exists():
+        return None
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return np.array([json.loads(line)["gold_reward"] for line in lines])
+
+
+def _wins(own: np.ndarray | None, anchor: np.ndarray | None) -> dict[str, float | None]:
+    """Win rate, and win-score = 1 + (wins - losses) / comparisons (paper, appendix E), by the gold reward."""
+    if own is None or anchor is None or len(own) != len(anchor):
+        return {"win_rate": None, "win_score": None}
+    return {
+        "win_rate": 100 * float(np.mean(own > anchor)),
+        "win_score": 1 + float(np.mean(np.sign(own - anchor))),
+    }
+
+
+def means(frame: pd.DataFrame) -> pd.DataFrame:
+    """Mean and standard error over seeds.
+
+    Args:
+        frame: rows of ``results``.
+
+    Returns:
+        Rows ``row, noise, measure, mean, stderr, seeds``; the standard error is NaN for one seed.
+    """
+    long = frame.melt(["row", "noise"], list(NUMBERS), "measure", "value").dropna(subset="value")
+    groups = long.groupby(["row", "noise", "measure"], sort=False)["value"]
+    return groups.agg(mean="mean", stderr="sem", seeds="count").reset_index()
+
+
+def differences(frame: pd.DataFrame) -> pd.DataFrame:
+    """How much better one row is than another, seed by seed.
+
+    Two cells of one seed and one noise rate have the same wrong labels and the same order of pairs, so what
+    they share drops out.
+
+    Args:
+        frame: rows of ``results``.
+
+    Returns:
+        Rows ``measure, noise, first, second, mean, stderr, seeds`` of first minus second, for all ordered
+        pairs of rows with a seed in common.
+    """
+    found = []
+    for (noise, measure), values in (
+        frame.melt(["row", "noise", "seed"], list(MEASURES), "measure", "value")
+        .dropna(subset="value")
+        .groupby(["noise", "measure"], sort=False)
+    ):
+        by_seed = values.pivot(index="seed", columns="row", values="value")
+        for first, second in permutations(by_seed.columns, 2):
+            gaps = (by_seed[first] - by_seed[second]).dropna()
+            if len(gaps):
+                numbers = {"mean": gaps.mean(), "stderr": gaps.sem(), "seeds": len(gaps)}
+                found.append(
+                    {"measure": measure, "noise": noise, "first": first, "second": second, **numbers}
+                )
+    columns = ["measure", "noise", "first", "second", "mean", "stderr", "seeds"]
+    return pd.DataFrame(found, columns=columns)

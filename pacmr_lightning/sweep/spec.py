@@ -1,0 +1,153 @@
+"""What a sweep file may say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser
+
+from ..errors import UserError
+from ..messages import short_message
+
+
+@dataclass
+class Method:
+    """A row of the tables."""
+
+    config: str | None = None
+    """Name of a file in ``configs/methods``, or a path; None: the file with the method's own name."""
+    label: str | None = None
+    """What tables and figures call it; None: its name."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of ``pacmr fit`` and their values, after those of the sweep."""
+    vary: dict[str, list[Any]] = field(default_factory=dict)
+    """Options and the values that each of them takes in turn: every combination is a cell."""
+    bound: bool = False
+    """Whether it uses what no method can know: listed last in tables, and never the best."""
+
+
+@dataclass
+class Preparation:
+    """What has to be there before the cells run, such as the model after SFT."""
+
+    output: str
+    """File or folder that it makes; where that exists, nothing is done."""
+    command: str
+    """Arguments of ``pacmr``."""
+
+
+@dataclass
+class Sweep:
+    """Methods x noise rates x varied options x seeds.
+
+    Paths are relative to the working directory, as in ``pacmr fit --config``. In the values of options,
+    ``{seed}`` and ``{noise}`` stand for the cell's.
+    """
+
+    base: list[str]
+    """Config files that every cell begins with; later ones win, and a method's file comes after them."""
+    methods: dict[str, Method]
+    """By name, which is also the method's label in a run's summary."""
+    noise_rates: list[float]
+    """Shares of labels to flip, in [0, 1)."""
+    seeds: list[int]
+    """One run each."""
+    output: str
+    """Folder of the cells; sweeps that name the same one share the cells that they have in common."""
+    report: str | None = None
+    """Folder of the tables and figures; None: that of the cells."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of ``pacmr fit`` and their values, for every cell."""
+    prepare: list[Preparation] = field(default_factory=list)
+    """What has to be there first, in this order."""
+    anchor: str | None = "dpo"
+    """Method that the others are compared with; None: no such comparison."""
+    comparisons: dict[str, list[str]] = field(default_factory=dict)
+    """Further tables of some methods only, by name."""
+    jobs: int = 1
+    """Cells that run at once."""
+    threads: int = 1
+    """CPU threads of each of them."""
+    devices: int = 0
+    """GPUs of each of them."""
+
+
+def read_sweep(path: str, jobs: int | None = None) -> Sweep:
+    """The sweep that a YAML file describes.
+
+    Args:
+        path: the file.
+        jobs: cells that run at once, instead of the file's number.
+
+    Raises:
+        UserError: the file cannot be read, or a key or a value in it is wrong.
+    """
+    try:
+        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"The sweep file {path} cannot be read ({error.strerror}); name another.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}.") from None
+    _check_keys(Sweep, found, path)
+    if isinstance(found.get("methods"), dict):
+        found["methods"] = {name: settings or {} for name, settings in found["methods"].items()}
+        for name, settings in found["methods"].items():
+            _check_keys(Method, settings, f"{path}, method {name}")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Sweep)
+    try:
+        parsed = parser.parse_object(found)
+    except ArgumentError as error:
+        raise UserError(f"{path}: {short_message(str(error))}") from None
+    methods = {name: Method(**vars(settings)) for name, settings in parsed.pop("methods").items()}
+    prepare = [Preparation(**vars(entry)) for entry in parsed.pop("prepare")]
+    sweep = Sweep(methods=methods, prepare=prepare, **vars(parsed))
+    sweep.jobs = sweep.jobs if jobs is None else jobs
+    _check_values(sweep, path)
+    return sweep
+
+
+def _check_keys(kind: type, found: Any, place: str) -> None:
+    """jsonargparse overlooks keys that it does not know in an object."""
+    names = [entry.name for entry in fields(kind)]
+    if not isinstance(found, dict):
+        raise UserError(f"{place}: expected keys and values, but got {found!r}.")
+    for name in found:
+        if name not in names:
+            raise UserError(f"{place}: there is no key {name}; choose one of {', '.join(names)}.")
+
+
+def _check_values(sweep: Sweep, path: str) -> None:
+    for name, values in (
+        ("methods", sweep.methods),
+        ("noise_rates", sweep.noise_rates),
+        ("seeds", sweep.seeds),
+    ):
+        if not values or len(set(values)) < len(values):
+            raise UserError(f"{path}: {name} is {list(values)}, but it needs at least one, and none twice.")
+    for rate in sweep.noise_rates:
+        if not 0 <= rate < 1:
+            raise UserError(f"{path}: the noise rate {rate} is not in [0, 1); use 0.2 for 20%.")
+    for name, least in (("jobs", 1), ("threads", 1), ("devices", 0)):
+        if getattr(sweep, name) < least:
+            raise UserError(f"{path}: {name} is {getattr(sweep, name)}, but it must be at least {least}.")
+    labels = [method.label or name for name, method in sweep.methods.items()]
+    if len(set(labels)) < len(labels):
+        raise UserError(
+            f"{path}: the labels of the methods are {', '.join(labels)}, but none may occur twice."
+        )
+    named = {"anchor": [sweep.anchor] if sweep.anchor else [], **sweep.comparisons}
+    for place, methods in named.items():
+        for method in methods:
+            if method not in sweep.methods:
+                raise UserError(
+                    f"{path}: {place} names {method}, which is none of the methods "
+                    f"({', '.join(sweep.methods)}); correct it, or set anchor to null."
+                )
+    for name, method in sweep.methods.items():
+        for option, values in method.vary.items():
+            if not values:
+                raise UserError(f"{path}: method {name} varies {option} over no values; give some.")

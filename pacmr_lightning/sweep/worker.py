@@ -1,0 +1,73 @@
+"""A process that runs one command of ``pacmr``, forked from a server that has imported everything.
+
+Importing takes as long as a short run. Python's fork server imports once and forks for each cell; it runs no
+tensor operation, so neither threads nor a GPU's state are forked.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+IMPORTED = [
+    "pacmr_lightning.cli",
+    # What a run imports when it comes to it.
+    "torch.utils.tensorboard",
+    "transformers.models.llama.modeling_llama",
+    "peft.utils.transformers_weight_conversion",
+]
+"""Modules that the server imports."""
+
+
+def start(arguments: list[str], log: Path, devices: str | None) -> BaseProcess:
+    """Starts ``pacmr`` with these arguments.
+
+    Args:
+        arguments: of ``pacmr``.
+        log: file that its output is added to.
+        devices: ``CUDA_VISIBLE_DEVICES`` of a process that is no fork; None: a fork.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    process = context.Process(target=_run, args=(arguments, log, devices))
+    process.start()
+    return process
+
+
+def kill(process: BaseProcess) -> None:
+    """Ends a process and all that it has started, and waits for it."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:  # it has no group of its own yet, or has ended
+        process.kill()
+    process.join()
+
+
+def _run(arguments: list[str], log: Path, devices: str | None) -> None:
+    os.setsid()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with open(log, "ab") as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
+    sys.stdout.reconfigure(line_buffering=True)
+    if devices is None:
+        from ..cli import main
+
+        main(arguments)
+    else:
+        # Over several GPUs, Lightning starts the command again for each, which it cannot do from a fork.
+        command = [sys.executable, "-m", "pacmr_lightning", *arguments]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": devices}
+        sys.exit(subprocess.run(command, env=environment).returncode)
+
+
+def _end_with_parent() -> None:
+    """A sweep that is killed leaves no run behind, which would write to a folder that the next one uses."""
+    multiprocessing.parent_process().join()
+    os.killpg(0, signal.SIGKILL)

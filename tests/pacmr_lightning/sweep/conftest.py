@@ -1,0 +1,75 @@
+"""A world small enough for sweeps that run in seconds."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+ROOT = Path(__file__).parents[3]
+SHAPE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+TOKENS = {"vocab_size": 512, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+OPTIONS = {
+    "seed_everything": "{seed}",
+    "data.seed": "{seed}",
+    "data.noise_seed": "{seed}",
+    "data.noise_rate": "{noise}",
+}
+
+
+def save_model(folder: Path, tokenizer: str) -> None:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE, **TOKENS)).save_pretrained(folder)
+    for file in Path(tokenizer).iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory, tiny_tokenizer_folder) -> Path:
+    """A folder with a tiny model and ``base.yaml``: 10 updates on the embedded world."""
+    folder = tmp_path_factory.mktemp("world")
+    save_model(folder / "model", tiny_tokenizer_folder)
+    base = yaml.safe_load((ROOT / "configs/quickstart/preference.yaml").read_text())
+    base["model"]["init_args"]["policy"]["init_args"]["model"] = str(folder / "model")
+    base["data"]["init_args"]["source"]["init_args"] = {"pairs": 80, "validation_pairs": 16}
+    base["data"]["init_args"] |= {"global_batch_size": 8, "meta_batch_size": 8}
+    base["trainer"] |= {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "val_check_interval": 1.0,
+    }
+    gold = {"class_path": "GoldReward", "init_args": {"samples": 16, "max_new_tokens": 4}}
+    base["trainer"]["callbacks"] = [{"class_path": "RunSummary"}, gold]
+    base["checkpoint"]["every_n_train_steps"] = 5
+    (folder / "base.yaml").write_text(yaml.safe_dump(base))
+    return folder
+
+
+@pytest.fixture
+def write_sweep(world, tmp_path, monkeypatch) -> Callable[..., str]:
+    """Writes a sweep file in an empty working directory, DPO and PACMR-DPO unless told otherwise."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+
+    def write(**changes: object) -> str:
+        sweep = {
+            "base": [str(world / "base.yaml")],
+            "output": "out",
+            "noise_rates": [0.3],
+            "seeds": [0, 1],
+            "options": OPTIONS,
+            "methods": {
+                "dpo": None,
+                "pacmr": {
+                    "label": "PACMR-DPO",
+                    "options": {"model.weighting.every": 2, "model.weighting.outer.tau": 0.5},
+                },
+            },
+            "jobs": 2,
+        }
+        Path("sweep.yaml").write_text(yaml.safe_dump(sweep | changes, sort_keys=False))
+        return "sweep.yaml"
+
+    return write

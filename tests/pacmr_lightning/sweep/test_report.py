@@ -1,0 +1,165 @@
+"""Tables and figures of finished cells against numbers computed by hand."""
+
+import json
+import math
+from pathlib import Path
+from statistics import mean, stdev
+
+import pandas as pd
+import pytest
+
+from pacmr_lightning import cli
+from pacmr_lightning.sweep.cells import cells, config_contents
+from pacmr_lightning.sweep.spec import read_sweep
+
+METHODS = {
+    "dpo": {"label": "DPO"},
+    "pacmr": {"label": "PACMR_DPO", "vary": {"model.weighting.outer.tau": [0.5, 0.6]}},
+    "oracle": {
+        "config": "dpo",
+        "label": "Oracle",
+        "bound": True,
+        "options": {"model.weighting": "DropFlipped"},
+    },
+}
+SEEDS = [0, 1, 2]
+# Gold rewards of four samples, by row, noise rate in percent and seed.
+SAMPLED = {
+    ("dpo", 20): [[1, 2, 3, 4], [2, 2, 2, 2], [0, 1, 0, 1]],
+    ("dpo", 40): [[1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 1, 0]],
+    ("pacmr-tau0.5", 20): [[2, 2, 2, 5], [2, 3, 3, 1], [1, 1, 1, 1]],
+    ("pacmr-tau0.5", 40): [[0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]],
+    ("pacmr-tau0.6", 20): [[1, 2, 3, 5], [2, 2, 2, 3], [0, 1, 0, 2]],
+    ("pacmr-tau0.6", 40): [[1, 1, 1, 2], [0, 0, 1, 1], [1, 1, 1, 1]],
+    ("oracle", 20): [[9, 9, 9, 9], [9, 9, 9, 9], [9, 9, 9, 9]],
+    ("oracle", 40): [[9, 9, 9, 9], [9, 9, 9, 9], [9, 9, 9, 9]],
+}
+TAU = {"pacmr-tau0.5": "PACMR_DPO, τ = 0.5", "pacmr-tau0.6": "PACMR_DPO, τ = 0.6"}
+
+
+@pytest.fixture
+def finished(write_sweep) -> str:
+    """A sweep file whose cells have ended, one seed of the oracle apart."""
+    path = write_sweep(
+        methods=METHODS, noise_rates=[0.2, 0.4], seeds=SEEDS, comparisons={"both": ["dpo", "pacmr"]}
+    )
+    for cell in cells(read_sweep(path)):
+        if cell.method == "oracle" and cell.seed == 2:
+            continue
+        key = "-".join([cell.method, *(f"tau{tau}" for tau in cell.variation.values())])
+        rewards = SAMPLED[key, round(100 * cell.noise)][cell.seed]
+        gap = None if cell.method == "dpo" else 0.1 * cell.seed + cell.noise
+        summary = {
+            "task": "world",
+            "metrics": {"val/gold_reward": mean(rewards)},
+            "val_accuracy": 0.8 - 0.01 * cell.seed,
+            "weight_mean_unflipped": 0.9,
+            "weight_mean_flipped": None if gap is None else 0.9 - gap,
+            "weight_gap": 0.0 if gap is None else gap,
+            "flip_auroc": gap,
+            "flip_auroc_u": 0.75,
+        }
+        cell.folder.mkdir(parents=True)
+        record = {"arguments": cell.arguments, "configs": config_contents(cell), "exit": 0}
+        (cell.folder / "cell.json").write_text(json.dumps(record))
+        (cell.folder / "summary.json").write_text(json.dumps(summary))
+        lines = [json.dumps({"prompt": "p", "response": "r", "gold_reward": r}) + "\n" for r in rewards]
+        (cell.folder / "samples.jsonl").write_text("".join(lines))
+    cli.main(["sweep", path, "--tables_only"])
+    return path
+
+
+def moments(values: list[float]) -> list[float]:
+    """Mean and standard error."""
+    return [mean(values), stdev(values) / math.sqrt(len(values))]
+
+
+def table(name: str) -> pd.DataFrame:
+    return pd.read_csv(f"out/tables/{name}.csv", index_col="Method")
+
+
+def test_means_and_wins(finished):
+    gold, wins = table("gold_reward"), table("main")
+    assert list(gold.index) == ["DPO", *TAU.values(), "Oracle"]
+    for (key, percent), samples in SAMPLED.items():
+        if key == "oracle":
+            continue
+        row = TAU.get(key, "DPO")
+        column = f"{percent}% flipped"
+        expected = moments([mean(rewards) for rewards in samples])
+        assert gold.loc[row, [column, f"{column}, standard error"]].tolist() == pytest.approx(expected)
+        if key == "dpo":
+            assert row not in wins.index
+            continue
+        pairs = [list(zip(*seed, strict=True)) for seed in zip(samples, SAMPLED["dpo", percent], strict=True)]
+        won = [sum(a > b for a, b in seed) for seed in pairs]
+        lost = [sum(a < b for a, b in seed) for seed in pairs]
+        rates = [100 * w / 4 for w in won]
+        scores = [1 + (w - x) / 4 for w, x in zip(won, lost, strict=True)]
+        for heading, values in (("Win rate (%)", rates), ("Win-score", scores)):
+            found = wins.loc[row, [f"{heading}, {column}", f"{heading}, {column}, standard error"]]
+            assert found.tolist() == pytest.approx(moments(values))
+    assert "DPO" not in table("weight_gap").index, "a method without weights has no gap"
+
+
+def test_differences(finished):
+    """Seed by seed: not the difference of the means with the errors of both."""
+    found = pd.read_csv("out/differences.csv").set_index(["measure", "noise", "first", "second"])
+    gold = {key: [mean(rewards) for rewards in samples] for key, samples in SAMPLED.items()}
+    for first, second in (("pacmr-tau0.6", "dpo"), ("pacmr-tau0.5", "pacmr-tau0.6")):
+        gaps = [a - b for a, b in zip(gold[first, 40], gold[second, 40], strict=True)]
+        row = found.loc[("gold_reward", 0.4, TAU[first], TAU.get(second, "DPO"))]
+        assert row[["mean", "stderr"]].tolist() == pytest.approx(moments(gaps)) and row["seeds"] == 3
+        column = table("difference-gold_reward")["40% flipped"]
+        if second == "dpo":
+            assert column[TAU[first]] == pytest.approx(mean(gaps))
+    # Two seeds of the oracle, which are compared with the same two.
+    gaps = [9 - value for value in gold["dpo", 20][:2]]
+    row = found.loc[("gold_reward", 0.2, "Oracle", "DPO")]
+    assert row[["mean", "stderr"]].tolist() == pytest.approx(moments(gaps)) and row["seeds"] == 2
+    assert abs(found.loc[("val_accuracy", 0.2, TAU["pacmr-tau0.5"], "DPO"), "stderr"]) < 1e-12
+
+
+def test_layouts(finished):
+    text = Path("out/tables.md").read_text()
+    # The best of 2.00, 1.92 and 1.67, and of 0.50, 0.50 and 0.92; never a bound.
+    shown = {(key, p): moments([mean(r) for r in seeds]) for (key, p), seeds in SAMPLED.items()}
+    half, more = (["{:.2f} ± {:.2f}".format(*shown[key, p]) for p in (20, 40)] for key in TAU)
+    assert f"| PACMR_DPO, τ = 0.5 | **2.00**{half[0][4:]} | {half[1]} |" in text
+    assert f"| PACMR_DPO, τ = 0.6 | {more[0]} | **0.92**{more[1][4:]} |" in text
+    assert "| Oracle | 9.00 ± 0.00 | 9.00 ± 0.00 |" in text
+    assert "mean ± standard error over 2 to 3 seeds" in text
+
+    latex = Path("out/tables/main.tex").read_text()
+    assert r" & \multicolumn{2}{c}{Win rate (\%)} & \multicolumn{2}{c}{Win-score} \\" in latex
+    assert r"\cmidrule(lr){2-3}\cmidrule(lr){4-5}" in latex
+    assert r"Method & 20\% flipped & 40\% flipped & 20\% flipped & 40\% flipped \\" in latex
+    assert r"PACMR\_DPO, $\tau$ = 0.6 & $" in latex and r"\midrule" + "\nOracle & $100.0" in latex
+    assert latex.count("{") == latex.count("}")
+
+    tau = pd.read_csv("out/tables/pacmr-tau.csv")
+    assert tau[["Noise rate", "τ"]].values.tolist() == [
+        ["20%", 0.5],
+        ["20%", 0.6],
+        ["40%", 0.5],
+        ["40%", 0.6],
+    ]
+    both = pd.read_csv("out/tables/both.csv")
+    assert both["Method"].tolist() == 2 * ["DPO", *TAU.values()]
+    weights = pd.read_csv("out/tables/learned-weights.csv")
+    row = weights[(weights["Method"] == TAU["pacmr-tau0.5"]) & (weights["Noise rate"] == "20%")].iloc[0]
+    expected = [0.9, mean([0.7, 0.6, 0.5]), *moments([0.2, 0.3, 0.4])]
+    names = ["Mean weight (unflipped)", "Mean weight (flipped)", "Weight gap", "Weight gap, standard error"]
+    assert row[names].tolist() == pytest.approx(expected)
+    for name in ("noise-rates", "pacmr-tau"):
+        assert Path(f"out/figures/{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert Path(f"out/figures/{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_one_seed(write_sweep, finished):
+    """Without a second seed nothing is said of an error."""
+    sweep = Path(write_sweep(methods=METHODS, noise_rates=[0.2], seeds=[1], report="one"))
+    cli.main(["sweep", str(sweep), "--tables_only"])
+    text = Path("one/tables.md").read_text()
+    assert "one seed" in text and "±" not in text and "nan" not in text
+    assert "| DPO | 2.00 |" in text

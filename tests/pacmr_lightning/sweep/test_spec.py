@@ -1,0 +1,99 @@
+"""Sweep files: what a cell is, and one sentence for what is wrong before anything runs."""
+
+from pathlib import Path
+
+import pytest
+
+from pacmr_lightning import cli
+from pacmr_lightning.sweep.cells import cells
+from pacmr_lightning.sweep.spec import read_sweep
+
+ROOT = Path(__file__).parents[3]
+SWEEPS = sorted(set((ROOT / "configs/sweeps").glob("*.yaml")) - {ROOT / "configs/sweeps/world_base.yaml"})
+SIZES = {"world": 390, "world_tau": 210, "world_long": 90, "tldr": 21, "hh": 21, "tldr_tau": 12}
+
+
+def fails(capsys, arguments: list[str]) -> str:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["sweep", *arguments])
+    assert stop.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("pacmr: error: ")
+    return lines[0]
+
+
+def test_cells(write_sweep, world):
+    """Every combination in an own folder, with the arguments of its pacmr fit."""
+    path = write_sweep(
+        noise_rates=[0.2, 0.35],
+        methods={
+            "dpo": None,
+            "soft": {"config": "pacmr", "vary": {"a.tau": [0.5, 0.6], "b.outer": ["A", "B"]}},
+            "own": {"config": "mine.yaml", "options": {"x": None, "y": [1, 2], "z": "s{seed}n{noise}"}},
+        },
+    )
+    found = cells(read_sweep(path))
+    assert len(found) == 2 * 2 * (1 + 4 + 1) and len({cell.name for cell in found}) == len(found)
+    by_name = {cell.name: cell for cell in found}
+    common = ["--seed_everything", "1", "--data.seed", "1", "--data.noise_seed", "1", "--data.noise_rate"]
+    base = ["fit", "--config", str(world / "base.yaml"), "--config"]
+
+    cell = by_name["soft-noise35-tau0.6-outerB-seed1"]
+    assert cell.variation == {"a.tau": 0.6, "b.outer": "B"}
+    assert cell.arguments == [
+        *(*base, "configs/methods/pacmr.yaml", "--model.method", "soft", *common, "0.35"),
+        *("--a.tau", "0.6", "--b.outer", "B"),
+        *("--trainer.default_root_dir", "out/soft-noise35-tau0.6-outerB-seed1"),
+    ]
+    own = by_name["own-noise20-seed1"].arguments
+    assert own[:6] == [*base, "mine.yaml", "--model.method"]
+    assert own[-8:-2] == ["--x", "null", "--y", "[1, 2]", "--z", "s1n0.2"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methodz": {}}, "there is no key methodz; choose one of base, methods"),
+        ({"methods": {"dpo": {"labels": "x"}}}, "method dpo: there is no key labels"),
+        ({"methods": {"dpo": 3}}, "method dpo: expected keys and values, but got 3"),
+        ({"noise_rates": ["much"]}, "noise_rates: expected float, but got much"),
+        ({"noise_rates": [20]}, "the noise rate 20.0 is not in [0, 1)"),
+        ({"seeds": []}, "seeds is [], but it needs at least one"),
+        ({"seeds": [1, 1]}, "and none twice"),
+        ({"jobs": 0}, "jobs is 0"),
+        ({"anchor": "ipo"}, "anchor names ipo, which is none of the methods (dpo, pacmr)"),
+        ({"comparisons": {"x": ["ipo"]}}, "x names ipo"),
+        ({"methods": {"dpo": {"label": "pacmr"}, "pacmr": None}}, "but none may occur twice"),
+        ({"methods": {"dpo": {"vary": {"a": []}}}}, "varies a over no values"),
+        ({"options": {"data.noise_rate": "{noise}"}}, "would be the same run"),
+        ({"methods": {"dpo": None, "dqo": None}}, "configs/methods/dqo.yaml"),
+        ({"methods": {"dpo": {"options": {"model.objective.betta": 1}}}}, "no option betta"),
+        ({"methods": {"dpo": {"options": {"model.objective.beta": 0}}}}, "beta is 0"),
+        ({"methods": {"dpo": {"options": {"modell.beta": 0}}}}, "modell"),
+    ],
+)
+def test_bad_files(changes, message, write_sweep, capsys):
+    assert message in fails(capsys, [write_sweep(**changes)])
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(("text", "message"), [("a: [", "is not YAML"), ("- a", "expected keys and values")])
+def test_no_sweep(text, message, tmp_path, capsys):
+    (tmp_path / "sweep.yaml").write_text(text)
+    assert message in fails(capsys, [str(tmp_path / "sweep.yaml")])
+    assert "cannot be read" in fails(capsys, [str(tmp_path / "nowhere.yaml")])
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_shipped_sweeps(path, tmp_path, monkeypatch, capsys):
+    """Each option of each cell exists and is in range; nothing is run or written."""
+    monkeypatch.chdir(tmp_path)
+    Path("configs").symlink_to(ROOT / "configs")
+    cli.main(["sweep", str(path.relative_to(ROOT)), "--dry_run"])
+    assert [file.name for file in tmp_path.iterdir()] == ["configs"]
+    lines = capsys.readouterr().out.splitlines()
+    found = [line for line in lines if ": pacmr fit --config configs/" in line and "-seed" in line]
+    assert len(found) == SIZES.get(path.stem, len(found)) and lines[-1] == f"{len(found)} cells"
+    assert any(line.startswith("pacmr-noise20") for line in found)
+    assert all("{" not in line for line in found)
