@@ -49,6 +49,6 @@ class WeightDistributions(RecentVisits):
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 for name, values in split(visits.weight, visits.flipped).items():
-                    logger.experiment.add_histogram(f"weights/{name}", values, trainer.global_step)
+                    logger.experiment.add_histogram(f"weights/{name}", values, trainer.global_step - 1)
         figure = draw(visits.weight, visits.flipped, trainer.global_step)
         publish(trainer, figure, self.files[0], "weights/distributions")

@@ -112,7 +112,7 @@ class WeightGap(Callback):
             if int(file.stem.split("-")[1]) > trainer.global_step:
                 file.unlink()
         if (folder / TABLE).exists():
-            table = pd.read_csv(folder / TABLE)
+            table = _read(folder / TABLE)
             _write(table[table["step"] <= trainer.global_step], folder / TABLE)
 
     def on_train_batch_end(
@@ -170,7 +170,7 @@ class WeightGap(Callback):
         table = pd.DataFrame(rows)
         if (folder / TABLE).exists():
             # Rows that are all empty in one of them must not decide on the columns' types.
-            table = pd.DataFrame([*pd.read_csv(folder / TABLE).to_dict("records"), *rows])
+            table = pd.DataFrame([*_read(folder / TABLE).to_dict("records"), *rows])
         _write(table, folder / TABLE)
 
 
@@ -216,6 +216,11 @@ def _log(trainer: Trainer, rows: list[dict[str, Any]]) -> None:
     for logger in trainer.loggers:
         # The step of the training metrics, which count from 0: rows from there on are those of a resumed run.
         logger.log_metrics(scalars, step=trainer.global_step - 1)
+
+
+def _read(path: Path) -> pd.DataFrame:
+    # pandas' default parser is off by a bit now and then, which adds up over rewritings.
+    return pd.read_csv(path, float_precision="round_trip")
 
 
 def _write(table: pd.DataFrame, path: Path) -> None:

@@ -79,8 +79,9 @@ class GoldReward(Callback):
         # Lightning has no self.log in this hook.
         trainer.callback_metrics.update(metrics)
         for logger in trainer.loggers:
+            # The row of the update that has just been done, as the module's own metrics.
             logger.log_metrics(
-                {name: float(value) for name, value in metrics.items()}, step=trainer.global_step
+                {name: float(value) for name, value in metrics.items()}, step=trainer.global_step - 1
             )
             logger.save()
         if trainer.is_global_zero:

@@ -150,4 +150,5 @@ def publish(trainer: Trainer, figure: Figure, name: str, tag: str) -> None:
             figure.savefig(temporary, dpi=200, format=ending)
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_figure(tag, figure, trainer.global_step)
+            # As the metrics of the update that has just been done.
+            logger.experiment.add_figure(tag, figure, trainer.global_step - 1)

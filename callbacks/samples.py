@@ -22,7 +22,8 @@ class SampleResponses(Callback):
 
     ``responses.jsonl`` in the run's folder has one row a prompt and a step: ``step`` (policy updates),
     ``id``, ``prompt``, ``reference`` and ``response``. The prompts are the first ones that ``predict`` would
-    answer. A fit that starts at step s first drops the rows of steps >= s.
+    answer. A fit that goes on from step s first drops the rows of later steps. Rank 0 asks, and where ZeRO-3
+    keeps the model in parts all ranks ask the same.
 
     Args:
         prompts: how many prompts.
@@ -41,33 +42,39 @@ class SampleResponses(Callback):
         self.prompts = prompts
         self.every = every
         self.max_new_tokens = max_new_tokens
+        self._asks = False
         self._batch: PromptBatch | None = None
         self._reference: list[str] = []
         self._rows: list[dict[str, Any]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Asks the reference, once, and the policy as it is."""
-        if not trainer.is_global_zero:
+        self._asks = trainer.is_global_zero or pl_module.policy.is_sharded
+        if not self._asks:
             return
         self._batch = move_data_to_device(_first_prompts(trainer, self.prompts), pl_module.device)
         with pl_module.policy.reference():
             self._reference = self._answers(trainer, pl_module)
-        self._rows = [row for row in _read(self._path(trainer)) if row["step"] < trainer.global_step]
-        self._look(trainer, pl_module)
+        step = trainer.global_step
+        self._rows = [row for row in _read(self._path(trainer)) if row["step"] <= step] if step else []
+        if not self._rows:
+            self._look(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Asks the policy where it is time."""
-        if trainer.is_global_zero and trainer.global_step % self.every == 0:
+        if self._asks and trainer.global_step % self.every == 0:
             self._look(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Asks the policy for the last time."""
-        if self._batch is not None and self._rows[-1]["step"] != trainer.global_step:
+        if self._asks and self._rows[-1]["step"] != trainer.global_step:
             self._look(trainer, pl_module)
 
     def _look(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # The row of the update that has just been done, as everything that the loggers get.
+        logged_at = max(trainer.global_step - 1, 0)
         responses = self._answers(trainer, pl_module)
         names = zip(self._batch.ids, self._batch.prompts, self._reference, responses, strict=True)
         new = [
@@ -81,13 +88,15 @@ class SampleResponses(Callback):
             for name, prompt, reference, text in names
         ]
         self._rows += new
+        if not trainer.is_global_zero:
+            return
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rows)
         with replacing(self._path(trainer)) as temporary:
             temporary.write_text(lines, encoding="utf-8")
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 for row in new:
-                    logger.experiment.add_text(f"responses/{row['id']}", _markdown(row), trainer.global_step)
+                    logger.experiment.add_text(f"responses/{row['id']}", _markdown(row), logged_at)
 
     def _answers(self, trainer: Trainer, pl_module: LightningModule) -> list[str]:
         tokenizer = trainer.datamodule.tokenizer

@@ -14,8 +14,8 @@ class Snapshots(Callback):
     """Keeps the checkpoints ``checkpoints/snapshot-STEP.ckpt`` of chosen policy updates.
 
     Lightning's ``ModelCheckpoint`` keeps every n-th step or the best ones; the paper looks at VNet after 500,
-    1000 and 2000 updates (appendix I) and at the end, which ``checkpoints/last.ckpt`` holds. It should be the
-    last of the callbacks, so that the others have seen the step that is saved.
+    1000 and 2000 updates (appendix I) and at the end, which ``checkpoints/last.ckpt`` holds, and which is not
+    kept twice. They are saved when the next update begins: all has been done about the one that is saved.
 
     Args:
         steps: policy updates after which a checkpoint is kept, each at least 1.
@@ -30,10 +30,10 @@ class Snapshots(Callback):
             raise UserError(f"steps is {steps}, but snapshots need steps of at least 1, such as [500, 1000].")
         self.steps = set(steps)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Saves after the update; all ranks take part."""
+        """Saves what the last update has led to; all ranks take part."""
         if trainer.global_step in self.steps:
             folder = Path(trainer.default_root_dir) / "checkpoints"
-            trainer.save_checkpoint(folder / f"snapshot-{trainer.global_step}.ckpt")
+            trainer.save_checkpoint(folder / f"snapshot-{trainer.global_step}.ckpt", weights_only=False)

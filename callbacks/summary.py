@@ -64,6 +64,7 @@ class RunSummary(Callback):
         self._mark = 0.0
         self._pairs = 0
         self._rows: deque[Tensor] = deque()
+        self._metrics: dict[str, float] = {}
         self._statistics: dict[str, float | int | None] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -82,6 +83,7 @@ class RunSummary(Callback):
             "seconds": self._seconds,
             "pairs": self._all_pairs(trainer.strategy.root_device),
             "rows": self._all_rows(trainer.strategy.root_device),
+            "metrics": self._val_metrics(trainer),
         }
 
     def on_load_checkpoint(
@@ -93,13 +95,16 @@ class RunSummary(Callback):
             return
         self._reset()
         self._seconds = state["seconds"]
+        self._metrics = state["metrics"]
         # What counts is the union over the ranks, so rank 0 holds them, whoever visited them.
         if trainer.is_global_zero:
             self._pairs = state["pairs"]
             self._rows.append(state["rows"])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the clock."""
+        """Starts the clock; the summary of what this fit goes on from is no longer one of the run."""
+        if trainer.is_global_zero:
+            (Path(trainer.default_root_dir) / SUMMARY).unlink(missing_ok=True)
         self._mark = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -127,26 +132,23 @@ class RunSummary(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Computes the statistics, while the ranks can still talk to each other."""
-        pairs = self._all_pairs(trainer.strategy.root_device)
-        self._statistics = {
-            "steps": trainer.global_step,
-            **_statistics(self._all_rows(trainer.strategy.root_device)),
-            "seconds": self._seconds,
-            "pairs_per_second": pairs / self._seconds if self._seconds else None,
-        }
+        device = trainer.strategy.root_device
+        self._statistics = self._totals(trainer.global_step, self._all_pairs(device), self._all_rows(device))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the file, after every callback's ``on_train_end`` has added its metrics."""
-        # A fit that had nothing left to do never started to train, and leaves the summary that is there.
-        if self._statistics is None or not trainer.is_global_zero:
+        if not trainer.is_global_zero:
             return
+        path = Path(trainer.default_root_dir) / SUMMARY
+        if self._statistics is None:
+            # A fit that had nothing left to do never started to train. It leaves the summary that is there,
+            # and writes it where the run was killed between its last checkpoint and this file.
+            if path.exists() or not self._rows:
+                return
+            self._statistics = self._totals(trainer.global_step, self._pairs, torch.cat([*self._rows]))
         data = trainer.datamodule
         seed = os.environ.get("PL_GLOBAL_SEED")
-        metrics = {
-            name: float(value)
-            for name, value in sorted(trainer.callback_metrics.items())
-            if name.startswith("val/")
-        }
+        metrics = self._val_metrics(trainer)
         summary = {
             "method": pl_module.method,
             "task": None if data is None else data.task,
@@ -163,8 +165,22 @@ class RunSummary(Callback):
             },
         }
         text = json.dumps(_without_nan(summary), indent=2, allow_nan=False)
-        with replacing(Path(trainer.default_root_dir) / SUMMARY) as temporary:
+        with replacing(path) as temporary:
             temporary.write_text(text + "\n", encoding="utf-8")
+
+    def _val_metrics(self, trainer: Trainer) -> dict[str, float]:
+        """The ``val/...`` metrics that were logged last, before a resume or since."""
+        found = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        known = self._metrics | {name: value for name, value in found.items() if name.startswith("val/")}
+        return dict(sorted(known.items()))
+
+    def _totals(self, steps: int, pairs: int, rows: Tensor) -> dict[str, float | int | None]:
+        return {
+            "steps": steps,
+            **_statistics(rows),
+            "seconds": self._seconds,
+            "pairs_per_second": pairs / self._seconds if self._seconds else None,
+        }
 
     def _all_rows(self, device: torch.device) -> Tensor:
         """(K, 4) the last rows of all ranks on the CPU, oldest first, at most ``window`` of them."""

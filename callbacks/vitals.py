@@ -6,7 +6,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from pacmr_lightning.gradient import sum_over_ranks
+from pacmr_lightning.sharding import whole
 
 OUTER = ("meta/d_norm", "meta/coverage", "meta/pseudo_labels_as_observed")
 """Values of a VNet update that Health looks at."""
@@ -24,6 +24,6 @@ def dead_adapters(pl_module: LightningModule) -> tuple[list[str], int]:
     """Names of the LoRA layers' B that are 0 everywhere, and how many B there are. All ranks must call it."""
     adapter = pl_module.policy.adapter()
     names = [name for name in adapter if ".lora_B." in name]
-    alive = torch.stack([adapter[name].detach().ne(0).any().double() for name in names])
-    sum_over_ranks([alive])  # a rank may hold no part of a sharded parameter
-    return [name for name, count in zip(names, alive.tolist(), strict=True) if not count], len(names)
+    with whole(adapter[name] for name in names):
+        alive = torch.stack([adapter[name].detach().ne(0).any() for name in names])
+    return [name for name, moved in zip(names, alive.tolist(), strict=True) if not moved], len(names)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import sys
+import time
 import warnings
 from importlib import import_module
 from pathlib import Path
@@ -17,32 +19,40 @@ from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.plugins import CheckpointIO
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 # Importing the packages is what makes the short names of their classes work in YAML.
 from . import callbacks as callbacks_of_runs
 from . import datamodules, robust_objectives  # noqa: F401
+from .checkpoints import CheckpointFiles, to_resume_from
 from .errors import UserError
 from .loggers import ContinuedCSVLogger
-from .messages import full_disk, short_message, stop, user_error
+from .messages import full_disk, lost_process, other_model, short_message, stop, user_error
 from .modules import PreferenceModule, SFTModule  # noqa: F401
 from .run_folder import CONFIG, replacing
+from .strategies import check_strategy
 
 RUNS = {
     "fit": "Trains: SFT, DPO, PACMR-DPO, as the configs say.",
     "validate": "Metrics of a checkpoint on the validation pairs.",
     "test": "The same pairs and metrics, under the name test/.",
-    "predict": "Greedy responses of a checkpoint to the validation prompts.",
+    "predict": "Responses of a checkpoint to evaluation prompts, greedy by default.",
 }
 TOOLS = {
     "inspect": "datamodules.inspection.inspect_tool",
     "augment": "datamodules.augmentation.augment",
     "clean-meta": "datamodules.clean_meta",
+    "judge": "evaluation.judge_tool",
     "analyze": "analysis.analyze",
     "audit": "datamodules.audit_tool",
     "compare": "compare",
+    "generate": "datamodules.generate",
     "export": "export",
     "surfaces": "analysis.surfaces_page",
+    "memory": "memory_tool",
+    "sweep": "sweep.tool",
 }
 """Commands that are no trainer runs: modules with a one-line docstring and ``main(arguments)``.
 
@@ -62,8 +72,14 @@ NOISE = (
     ".*sync_dist=True",
     # Of a call from Python, as in the tests.
     "LightningCLI's args parameter is intended",
+    # Of DeepSpeed, which calls them.
+    "`torch.distributed..*` is deprecated",
 )
 """Warnings that a user of the command can do nothing about."""
+
+
+LET_SPEAK = 5
+"""Seconds after which a process says what is wrong although it is not rank 0, which may be waiting for it."""
 
 
 class Parser(LightningArgumentParser):
@@ -83,7 +99,9 @@ class SaveRunConfig(SaveConfigCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the file on rank zero."""
         if trainer.is_global_zero:
-            text = self.parser.dump(self.config, skip_none=False)
+            config = self.config.clone()
+            config.ckpt_path = None  # where this fit goes on from is not the run's configuration
+            text = self.parser.dump(config, skip_none=False)
             with replacing(Path(trainer.default_root_dir) / CONFIG) as temporary:
                 temporary.write_text(text)
 
@@ -115,14 +133,29 @@ class PacmrCLI(LightningCLI):
         parser.add_lightning_class_args(callbacks_of_runs.RunCheckpoint, "checkpoint")
         parser.set_defaults({"checkpoint.save_last": True, "checkpoint.filename": "step-{step}"})
         parser.set_defaults({"checkpoint.auto_insert_metric_name": False})
+        # A run's folder has one run, so a file of the same name is to be replaced.
+        parser.set_defaults({"checkpoint.enable_version_counter": False})
         parser.link_arguments("model.init_args.weighting", "data.init_args.meta_every", compute_fn=_every)
         parser.link_arguments("model.init_args.policy.init_args.model", "data.init_args.tokenizer")
 
+    def _prepare_subcommand_parser(
+        self, klass: type, subcommand: str, **kwargs: Any
+    ) -> LightningArgumentParser:
+        """Adds the section ``generation`` (``GenerationWriter``) to ``predict``."""
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "predict":
+            parser.add_lightning_class_args(callbacks_of_runs.GenerationWriter, "generation")
+        return parser
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: Lightning's own puts a checkpoint's options over those of the command line."""
+
     def before_instantiate_classes(self) -> None:
-        """Names the run's folder, and refuses to overwrite another run.
+        """Names the run's folder, refuses to overwrite another run, and finds the checkpoint to go on from.
 
         Raises:
-            UserError: the folder holds a run already and nothing says that it goes on.
+            UserError: the folder holds a run already and nothing says that it goes on; or the checkpoint
+                cannot be used.
         """
         config = self.config[self.subcommand]
         if config.trainer.default_root_dir is None:
@@ -136,17 +169,24 @@ class PacmrCLI(LightningCLI):
                 f"The folder {root} holds a run already; continue it with --ckpt_path last, or name another "
                 "one with --trainer.default_root_dir."
             )
-        named = config.ckpt_path and config.ckpt_path not in ("last", "best", "hpc", "registry")
-        if named and not Path(config.ckpt_path).exists():
-            raise UserError(f"The checkpoint {config.ckpt_path} does not exist.")
+        config.ckpt_path, self._first_step = to_resume_from(
+            config.ckpt_path, Path(config.checkpoint.dirpath), training=self.subcommand == "fit"
+        )
+        if self.subcommand == "fit":
+            _remove_partial_files(root)
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Runs it; a run that fails before its first step leaves no folder, though loggers made one."""
         try:
             super()._run_subcommand(subcommand)
         except Exception:
+            # What this process has said need not be said again by those that wait for it.
+            if self.trainer.strategy.launcher is not None:
+                self.trainer.strategy.launcher.kill(signal.SIGKILL)
             root = Path(self.trainer.default_root_dir)
-            if root in self._new_folders and not (root / CONFIG).exists():
+            # Answers of predict are work that goes on from there.
+            kept = (root / CONFIG).exists() or any(root.glob("*.answers.sqlite"))
+            if root in self._new_folders and not kept:
                 shutil.rmtree(root, ignore_errors=True)
                 for folder in self._new_folders[1:]:
                     with contextlib.suppress(OSError):  # not empty: other runs live there
@@ -154,26 +194,46 @@ class PacmrCLI(LightningCLI):
             raise
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Adds the loggers of a run's folder and the progress bar."""
+        """Adds the loggers of a run's folder, the progress bar, and how checkpoints are written and read."""
         settings = self._get(self.config_init, "trainer")
+        plugins = settings.plugins or []
+        plugins = list(plugins) if isinstance(plugins, (list, tuple)) else [plugins]
+        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            plugins.append(CheckpointFiles())
+        kwargs["plugins"] = plugins
         callbacks = list(settings.callbacks or [])
         if settings.enable_progress_bar is not False:
             callbacks.append(lightning_callbacks.RichProgressBar(leave=True))
-        if self.subcommand == "predict":
-            callbacks.append(callbacks_of_runs.GenerationWriter())
         if self.subcommand == "fit":
             callbacks.append(callbacks_of_runs.NoiseMask())
         if settings.logger is None or settings.logger is True:
             root = settings.default_root_dir
             if self.subcommand == "fit":
                 kwargs["logger"] = [
-                    TensorBoardLogger(root, name="tensorboard", version=""),
+                    TensorBoardLogger(
+                        root,
+                        name="tensorboard",
+                        version="",
+                        default_hp_metric=False,
+                        # Hides what a killed run has logged after the checkpoint.
+                        purge_step=self._first_step,
+                    ),
                     ContinuedCSVLogger(root, name="", version=""),
                 ]
                 callbacks.append(lightning_callbacks.LearningRateMonitor("step"))
             else:
                 kwargs["logger"] = False
-        return super().instantiate_trainer(callbacks=callbacks, **kwargs)
+        trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
+        if isinstance(self.model, PreferenceModule):
+            check_strategy(trainer.strategy)
+        return trainer
+
+
+@rank_zero_only
+def _remove_partial_files(root: Path) -> None:
+    """Removes what a killed run was writing; at this time nobody writes."""
+    for left in root.rglob(".*.partial"):
+        left.unlink(missing_ok=True)
 
 
 def _every(weighting: Namespace | None) -> int | None:
@@ -194,6 +254,12 @@ def _run_folder(config: Namespace) -> str:
     noise = "mask" if data.get("noise_mask") else noise
     noise = "categories" if data.get("category_noise_rates") else noise
     return os.path.join("runs", f"{data.task}-{model.method}-noise{noise}-seed{config.seed_everything}")
+
+
+def _let_rank_0_speak() -> None:
+    """Waits on other ranks: what all of them find wrong is said by rank 0, whose end is that of all."""
+    if rank_zero_only.rank:
+        time.sleep(LET_SPEAK)
 
 
 def _tool(name: str) -> ModuleType:
@@ -237,8 +303,11 @@ def main(arguments: list[str] | None = None) -> None:
             PacmrCLI(arguments)
     except MisconfigurationException as error:
         stop(str(error))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     except Exception as error:
-        cause = user_error(error) or full_disk(error)
+        cause = user_error(error) or full_disk(error) or other_model(error) or lost_process(error)
         if cause is None:
             raise
+        _let_rank_0_speak()
         stop(str(cause))

@@ -15,32 +15,35 @@ from .run_folder import replacing
 
 
 class ContinuedWriter(ExperimentWriter):
-    """Keeps an earlier run's rows, up to the first step that this one logs."""
+    """Keeps an earlier run's rows, up to the first step that this one logs, and never half a file."""
 
     def __init__(self, log_dir: str) -> None:
         super().__init__(log_dir)
-        self._continues = Path(self.metrics_file_path).exists()
+        self._first_step: int | None = None
 
     def _check_log_dir_exists(self) -> None:
         """Overrides the deletion of an earlier run's file."""
 
-    def log_metrics(self, metrics_dict: dict[str, float], step: int | None = None) -> None:
-        """Records the metrics of a step; the first call drops rows that a killed run logged from here on."""
-        if self._continues and step is not None:
-            self._drop_rows_from(step)
-        super().log_metrics(metrics_dict, step)
-
-    def _drop_rows_from(self, step: int) -> None:
-        self._continues = False
+    def save(self) -> None:
+        """Writes the new rows behind those that are there, without those of a killed run."""
+        if not self.metrics:
+            return
         path = Path(self.metrics_file_path)
-        with path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            rows = [row for row in reader if row["step"] and int(row["step"]) < step]
-        self.metrics_keys = list(reader.fieldnames or [])
+        rows: list[dict[str, Any]] = []
+        if path.exists():
+            with path.open(newline="") as file:
+                reader = csv.DictReader(file)
+                rows = list(reader)
+                self.metrics_keys = list(reader.fieldnames or [])
+        if self._first_step is None:
+            self._first_step = self.metrics[0]["step"]
+            rows = [row for row in rows if row["step"] and int(row["step"]) < self._first_step]
+        self._record_new_keys()
         with replacing(path) as temporary, temporary.open("w", newline="") as file:
             writer = csv.DictWriter(file, fieldnames=self.metrics_keys)
             writer.writeheader()
-            writer.writerows(rows)
+            writer.writerows([*rows, *self.metrics])
+        self.metrics = []
 
 
 class ContinuedCSVLogger(CSVLogger):

@@ -9,6 +9,8 @@ import sys
 from importlib import import_module
 from typing import NoReturn
 
+import torch
+
 from .errors import UserError
 
 
@@ -62,6 +64,38 @@ def full_disk(error: BaseException | None) -> UserError | None:
             )
         error = error.__cause__ or error.__context__
     return None
+
+
+def lost_process(error: BaseException | None) -> UserError | None:
+    """What to say where processes that train together cannot reach each other any more."""
+    while error is not None:
+        text = str(error)
+        # gloo raises plain RuntimeErrors, NCCL and the store, through which they meet, torch's DistErrors.
+        of_gloo = isinstance(error, RuntimeError) and re.search(r"\bgloo\b|by peer|Timed out waiting", text)
+        if of_gloo or isinstance(error, torch.distributed.DistError):
+            said = re.search(r"[^:]*by peer|Timed out waiting[^.,]*", text)
+            reason = f" ({said[0].strip()})" if said else f" ({type(error).__name__})"
+            return UserError(
+                f"Another process of this run ended, or did not answer in time{reason}; see what it said, or "
+                "whether memory ran out, and go on with the same command and --ckpt_path last."
+            )
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def other_model(error: BaseException) -> UserError | None:
+    """What to say where torch finds that a checkpoint's tensors do not fit the model or the optimizer."""
+    text = str(error)
+    if isinstance(error, RuntimeError) and text.startswith("Error(s) in loading state_dict"):
+        first = (text.splitlines()[1:] or [""])[0].strip().rstrip(".")
+        what = f" ({first})"
+    elif isinstance(error, ValueError) and text.startswith("loaded state dict"):
+        what = ""
+    else:
+        return None
+    return UserError(
+        f"The checkpoint does not fit the model{what}; use the model and options that it was made with."
+    )
 
 
 def _type_name(text: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from pacmr_lightning import cli
+from pacmr_lightning import cli, memory_tool
 from pacmr_lightning.world import World
 
 ROOT = Path(__file__).parents[1]
@@ -162,3 +162,39 @@ def test_own_pairs_with_the_paper_s_settings(tiny):
     cli.main(["fit", *arguments, *SHORT])
     summary = json.loads(Path("run/summary.json").read_text())
     assert summary["task"] == "mine" and summary["counts"]["train"]["rows"] > 140
+
+
+STRATEGIES = sorted((ROOT / "configs" / "strategies").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("base", PREFERENCE, ids=name)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=name)
+def test_strategies_compose(strategy, base, capsys):
+    """Parsed only: a strategy says where things lie, and leaves the run as it is."""
+    method = ROOT / "configs/methods/pacmr.yaml"
+    files = [word for path in (base, method, strategy) for word in ("--config", str(path))]
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["fit", *files, "--print_config"])
+    assert stop.value.code == 0
+    printed = capsys.readouterr().out
+    parsed = yaml.safe_load(printed[printed.index("seed_everything:") :])  # DeepSpeed prints where it is
+    own = yaml.safe_load(strategy.read_text())
+    for key, value in own["trainer"]["strategy"]["init_args"].items():
+        assert parsed["trainer"]["strategy"]["init_args"][key] == value
+    before = yaml.safe_load(base.read_text())
+    assert parsed["trainer"]["devices"] == own["trainer"].get("devices", before["trainer"]["devices"])
+    assert len(parsed["trainer"]["callbacks"]) == len(before["trainer"]["callbacks"])
+    assert parsed["model"]["init_args"]["weighting"]["class_path"].endswith("VNetWeighting")
+    if strategy.stem != "paper_4gpu":
+        data = before["data"]["init_args"]
+        assert parsed["data"]["init_args"]["global_batch_size"] == data["global_batch_size"]
+        stage = parsed["trainer"]["strategy"]["init_args"].get("stage", 0)
+        offload = {k: v for k, v in own["trainer"]["strategy"]["init_args"].items() if "offload" in k}
+        assert memory_tool.STRATEGIES[strategy.stem] == {"stage": stage, **offload}
+
+
+def test_the_paper_s_batch():
+    """32 pairs an update are 2 micro-batches of 4 on each of 4 devices (its appendix G)."""
+    paper = yaml.safe_load((ROOT / "configs/strategies/paper_4gpu.yaml").read_text())
+    share = paper["data"]["init_args"]["global_batch_size"] / paper["trainer"]["devices"]
+    assert share / paper["model"]["init_args"]["micro_batch_size"] == 2

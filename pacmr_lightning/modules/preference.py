@@ -261,11 +261,17 @@ class PreferenceModule(HeldOutSteps):
                 f"The checkpoint does not fit this model's adapter ({len(saved ^ needed)} parameters differ, "
                 f"{odd} for one); use the model and LoRA settings that it was trained with."
             )
+        for part in ("weighting", "objective"):
+            if checkpoint[part].keys() != getattr(self, part).state_dict().keys():
+                raise UserError(
+                    f"The checkpoint was made with another {part} than {type(getattr(self, part)).__name__}; "
+                    "use the one that it was made with."
+                )
         self.weighting.load_state_dict(checkpoint["weighting"])
         self.objective.load_state_dict(checkpoint["objective"])
         metrics = checkpoint["metrics"]
         # They are sums over all ranks, of which one goes on with them.
-        if self.trainer.is_global_zero:
+        if self.global_rank == 0:
             self.train_means.load_state_dict(metrics["means"])
             self.weight_statistics.load_state_dict(metrics["weights"])
         self.outer_values = metrics["outer"]

@@ -1,10 +1,13 @@
-"""Checkpoints: the end of a run is always there, and chosen steps stay."""
+"""Checkpoints: the end of a run is there, chosen steps stay, and a resumed run counts on."""
+
+import csv
 
 import pytest
 import torch
 
 from pacmr_lightning.callbacks import RunCheckpoint, Snapshots
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.loggers import ContinuedCSVLogger
 
 
 def step_of(path):
@@ -35,3 +38,35 @@ def test_snapshots(fit, tmp_path):
     for steps in ([], [0, 5]):
         with pytest.raises(UserError, match="steps of at least 1"):
             Snapshots(steps)
+
+
+def rows_of(folder):
+    with (folder / "metrics.csv").open(newline="") as file:
+        return [(int(row["step"]), int(row["epoch"]), row["val/loss"]) for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("limit", [{"max_epochs": 3}, {"max_steps": 12, "max_epochs": -1}])
+@pytest.mark.parametrize(("every", "check"), [(1, 2), (2, 4), (3, 2)])
+def test_steps_and_validations_are_counted_once(fit, tmp_path, make_module, limit, every, check):
+    """A run that dies in any of its twelve updates logs what one logs that does not."""
+
+    def run(name, module, resume=None):
+        folder = tmp_path / name
+        options = {"every_n_train_steps": every, "save_last": True, "enable_version_counter": False}
+        logger = ContinuedCSVLogger(folder, name="", version="")
+        callback = RunCheckpoint(dirpath=folder / "checkpoints", **options)
+        fit(folder, [callback], module, resume=resume, logger=logger, val_check_interval=check, **limit)
+        return folder
+
+    expected = rows_of(run("whole", make_module()))
+    assert len(expected) == 3 * (4 // check)
+    for die_at in range(every + 1, 12):
+        with pytest.raises(RuntimeError, match="killed"):
+            run(str(die_at), make_module(die_at=die_at))
+        folder = run(str(die_at), make_module(), tmp_path / str(die_at) / "checkpoints" / "last.ckpt")
+        assert rows_of(folder) == expected
+        loops = [
+            torch.load(f / "checkpoints/last.ckpt", weights_only=True)["loops"]["fit_loop"]
+            for f in (folder, tmp_path / "whole")
+        ]
+        assert loops[0] == loops[1]

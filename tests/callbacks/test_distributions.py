@@ -15,7 +15,7 @@ from pacmr_lightning.run_folder import read_weights
 
 def histograms(folder):
     events = EventAccumulator(str(folder / "tensorboard"), {"histograms": 0, "images": 0}).Reload()
-    assert [event.step for event in events.Images("weights/distributions")] == [3, 12]
+    assert [event.step for event in events.Images("weights/distributions")] == [2, 11]
     return {tag: events.Histograms(tag) for tag in events.Tags()["histograms"]}
 
 

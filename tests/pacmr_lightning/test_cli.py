@@ -152,7 +152,12 @@ def test_a_run(base, capsys, tmp_path):
     assert "test/rewards/accuracies" in capsys.readouterr().out
     cli.main(["predict", *again])
     rows = [json.loads(line) for line in (run / "generations.jsonl").read_text().splitlines()]
-    assert rows and all(set(row) == {"id", "prompt", "response"} for row in rows)
+    fields = {"id", "prompt", "response", "finish_reason", "prompt_tokens", "response_tokens"}
+    assert rows and all(set(row) == fields and row["response_tokens"] <= 3 for row in rows)
+    # An option of the command line counts, and not the checkpoint's.
+    cli.main(["predict", *again, "--model.max_new_tokens", "1", "--generation.output", "one.jsonl"])
+    lines = Path("one.jsonl").read_text().splitlines()
+    assert [json.loads(line)["response_tokens"] for line in lines] == [1] * len(rows)
 
     module = PreferenceModule.load_from_checkpoint(last)
     assert module.method == "pacmr" and module.weighting.outer.tau == 0.5

@@ -1,0 +1,217 @@
+"""Real runs of the command in processes of their own, which are to end as one to which nothing happened."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+from tensorboard.util.tensor_util import make_ndarray
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from pacmr_lightning.run_folder import read_weights
+
+UPDATES, SAVED_EVERY, BATCH = 40, 4, 8
+STRATEGIES = {
+    "single": {},
+    "ddp": {"trainer": {"strategy": "ddp", "devices": 2}},
+}
+"""What is put over the config."""
+ATOL = {"single": 0, "ddp": 1e-6}
+"""How far a resumed run may be from a straight one."""
+CALLBACKS = {
+    "WeightRecorder": {"rows_per_part": 48},
+    "RunSummary": {"window": 100},
+    "Throughput": {"window_size": 4},
+    "VNetSurfaces": {"steps": [12], "points": 7, "window": 50},
+    "WeightDistributions": {"steps": [12]},
+    "WeightGap": {"window": 100, "probe_pairs": 40, "every": 8},
+    "Health": {"lora_after": 3},
+    "SampleResponses": {"prompts": 2, "every": 8, "max_new_tokens": 4},
+    "GoldReward": {"samples": 32, "max_new_tokens": 4},
+    "Snapshots": {"steps": [18]},
+}
+
+
+class Runs:
+    """A tiny model, and the config of a short run with all that a run may have: two epochs of 20 updates."""
+
+    updates, saved_every = UPDATES, SAVED_EVERY
+
+    def __init__(self, folder: Path, tokenizer: str):
+        self.folder = folder
+        self._straight: set[str] = set()
+        torch.manual_seed(0)
+        shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        model = folder / "model"
+        AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=512, **shape)).save_pretrained(model)
+        for file in Path(tokenizer).iterdir():
+            (model / file.name).write_bytes(file.read_bytes())
+        (folder / "config.yaml").write_text(yaml.safe_dump(config(model)))
+
+    def start(self, run, strategy, *options, fsync=0.0, limit=None):
+        """Starts ``pacmr fit`` in a process group; ``fsync`` in seconds, ``limit`` of a file's size in KB."""
+        extra = self.folder / f"{strategy}.yaml"
+        extra.write_text(yaml.safe_dump(STRATEGIES[strategy]))
+        words = [sys.executable, str(Path(__file__).with_name("slow_disk.py")), "fit"]
+        words += ["--config", str(self.folder / "config.yaml"), "--config", str(extra)]
+        words += ["--trainer.default_root_dir", str(run), *options]
+        if limit is not None:
+            words = ["bash", "-c", f'ulimit -f {limit}; exec "$@"', "bash", *words]
+        return subprocess.Popen(
+            words,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "SECONDS_OF_FSYNC": str(fsync)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def finish(self, process, status=0):
+        """Waits for it and returns what it said."""
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == status, output
+        assert "Traceback" not in output, output
+        return output
+
+    def resume(self, run, strategy):
+        """Goes on to the end."""
+        self.finish(self.start(run, strategy, "--ckpt_path", "last"))
+
+    def assert_as_straight(self, run, strategy):
+        """The run has left the same as one that nothing happened to."""
+        straight = self.folder / f"straight-{strategy}"
+        if strategy not in self._straight:
+            self.finish(self.start(straight, strategy))
+            self._straight.add(strategy)
+        assert_same(run, straight, ATOL[strategy])
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory, tiny_tokenizer_folder):
+    return Runs(tmp_path_factory.mktemp("kills"), tiny_tokenizer_folder)
+
+
+def config(model: Path) -> dict:
+    outer = {"class_path": "PromptAugmentationConsistency", "init_args": {"tau": 0.5}}
+    weighting = {"class_path": "VNetWeighting", "init_args": {"every": 2, "outer": outer}}
+    policy = {"class_path": "PolicyModel", "init_args": {"model": str(model)}}
+    world = {"pairs": BATCH * UPDATES // 2, "validation_pairs": 24}
+    module = {"policy": policy, "weighting": weighting, "method": "pacmr", "learning_rate": 0.02}
+    data = {
+        "source": {"class_path": "EmbeddedWorld", "init_args": world},
+        "global_batch_size": BATCH,
+        "validation_batch_size": 8,
+        "meta_batch_size": 8,
+        "noise_rate": 0.3,
+    }
+    return {
+        "model": {"class_path": "PreferenceModule", "init_args": module},
+        "data": {"class_path": "PreferenceDataModule", "init_args": data},
+        "trainer": {
+            "max_epochs": 2,
+            "accelerator": "cpu",
+            "devices": 1,
+            "log_every_n_steps": 3,
+            "val_check_interval": 5,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "callbacks": [{"class_path": name, "init_args": args} for name, args in CALLBACKS.items()],
+        },
+        "checkpoint": {"every_n_train_steps": SAVED_EVERY},
+    }
+
+
+def assert_same(found, expected, atol):
+    """Everything that the two runs have left is the same but for times: bit for bit where ``atol`` is 0."""
+    checkpoints = [torch.load(run / "checkpoints/last.ckpt", weights_only=True) for run in (found, expected)]
+    for key in ("state_dict", "optimizer_states", "lr_schedulers", "weighting", "objective", "metrics"):
+        same(checkpoints[0][key], checkpoints[1][key], atol, key)
+    assert checkpoints[0]["global_step"] == UPDATES
+    assert checkpoints[0]["loops"]["fit_loop"] == checkpoints[1]["loops"]["fit_loop"]
+
+    rows = [read_weights(run).sort_values(["step", "id"], ignore_index=True) for run in (found, expected)]
+    assert len(rows[0]) == BATCH * UPDATES and not rows[0].duplicated(["step", "id"]).any()
+    same_frames(*rows, atol)
+    tables = {
+        "noise_mask.parquet": pd.read_parquet,
+        "metrics.csv": curves,
+        "analysis/weight-gap.csv": read_csv,
+    }
+    probes = [str(path.relative_to(expected)) for path in expected.glob("analysis/*.parquet")]
+    for name, read in [*tables.items(), *((name, pd.read_parquet) for name in probes)]:
+        same_frames(read(found / name), read(expected / name), atol)
+    for path in expected.glob("analysis/*.npz"):
+        with np.load(path) as b, np.load(found / "analysis" / path.name) as a:
+            same(*({key: file[key].tolist() for key in file.files} for file in (a, b)), atol, path.name)
+
+    summaries = [json.loads((run / "summary.json").read_text()) for run in (found, expected)]
+    for summary in summaries:
+        assert summary.pop("seconds") > 0 and summary.pop("pairs_per_second") > 0
+    same(*summaries, atol, "summary.json")
+    for name in ("responses.jsonl", "samples.jsonl"):
+        assert (found / name).read_text() == (expected / name).read_text()
+    configs = [(run / "config.yaml").read_text().replace(str(run), "RUN") for run in (found, expected)]
+    assert configs[0] == configs[1]
+    same(*(shown(run / "tensorboard") for run in (found, expected)), atol, "tensorboard")
+    assert file_names(found) == file_names(expected)
+
+
+def same(a, b, atol, where):
+    """Asserts that two nested values are."""
+    if isinstance(b, dict):
+        assert a.keys() == b.keys(), where
+        for key in b:
+            same(a[key], b[key], atol, f"{where}/{key}")
+    elif isinstance(b, (list, tuple)):
+        assert len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            same(x, y, atol, f"{where}/{i}")
+    elif isinstance(b, (torch.Tensor, float)):
+        torch.testing.assert_close(
+            a, b, atol=atol, rtol=atol, equal_nan=True, msg=lambda text: f"{where}: {text}"
+        )
+    else:
+        assert a == b, where
+
+
+def same_frames(a, b, atol):
+    pd.testing.assert_frame_equal(
+        a, b, check_exact=atol == 0, **({"atol": atol, "rtol": atol} if atol else {})
+    )
+
+
+def read_csv(path):
+    return pd.read_csv(path, float_precision="round_trip")
+
+
+def curves(path):
+    """metrics.csv without times."""
+    frame = read_csv(path)
+    return frame.drop(columns=[name for name in frame if is_time(name)])
+
+
+def is_time(name):
+    return name.endswith(("/time", "_per_sec"))
+
+
+def shown(folder):
+    """Steps of all that TensorBoard shows, and values of scalars that are no times, by tag."""
+    events, found = EventAccumulator(str(folder), {"tensors": 0}).Reload(), {}
+    for tag in events.Tags()["tensors"]:
+        scalar = events.SummaryMetadata(tag).plugin_data.plugin_name == "scalars"
+        points = events.Tensors(tag)
+        found[tag] = [(e.step, float(make_ndarray(e.tensor_proto)) if scalar else None) for e in points]
+    return {tag: points for tag, points in found.items() if not is_time(tag)}
+
+
+def file_names(run):
+    """Of all that is in a run's folder, but for what a kill adds: parts, and an older checkpoint."""
+    names = (str(path.relative_to(run)) for path in run.rglob("*") if path.is_file())
+    return sorted(n for n in names if not n.startswith(("weights/", "tensorboard/", "checkpoints/step-")))

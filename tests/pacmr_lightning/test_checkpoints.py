@@ -1,0 +1,177 @@
+"""Checkpoint files: what is in them, which are taken, and what is said of those that cannot be."""
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from pacmr_lightning import cli
+from pacmr_lightning.checkpoints import CheckpointFiles, to_resume_from
+from pacmr_lightning.errors import UserError
+
+
+def checkpoint(step: int) -> dict:
+    """As small as one can be."""
+    keys = ("loops", "optimizer_states", "lr_schedulers", "callbacks")
+    return {"global_step": step, "state_dict": {"a": torch.full((4000,), float(step))}} | dict.fromkeys(keys)
+
+
+def save_model(folder: Path, tokenizer: str, width: int) -> None:
+    shape = {"hidden_size": width, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=512, **shape)).save_pretrained(folder)
+    for file in Path(tokenizer).iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+
+
+class Code:
+    """Something that runs when it is unpickled."""
+
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
+def half(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "truncated": (half, "it is damaged"),
+    "empty": (lambda path: path.write_bytes(b""), "it is empty"),
+    "garbage": (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(range(256)) * 100), "it is damaged"),
+    "one bit": (flip_a_bit, "it is damaged"),
+    "a model": (lambda path: torch.save({"a": torch.zeros(3)}, path), "it is no checkpoint of a run"),
+    "a list": (lambda path: torch.save([1, 2], path), "it is no checkpoint of a run"),
+    "a pickle": (lambda path: path.write_bytes(pickle.dumps(checkpoint(9) | {"x": Code()})), "it is damaged"),
+    "code": (lambda path: torch.save(checkpoint(9) | {"x": Code()}, path), "it is damaged"),
+    "weights": (
+        lambda path: torch.save(
+            {key: checkpoint(9)[key] for key in ("global_step", "state_dict", "loops")}, path
+        ),
+        "weights only",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_passed_over(damage, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files, damaged = CheckpointFiles(), tmp_path / "last.ckpt"
+    for step, name in ((3, "snapshot-3.ckpt"), (6, "step-6.ckpt"), (9, "last.ckpt")):
+        files.save_checkpoint(checkpoint(step), tmp_path / name)
+    assert to_resume_from("last", tmp_path, training=True) == (str(damaged), 9)
+    spoil, why = DAMAGES[damage]
+    spoil(damaged)
+    with pytest.warns(UserWarning, match=rf"last\.ckpt is passed over: .*{why}"):
+        assert to_resume_from("last", tmp_path, training=True) == (str(tmp_path / "step-6.ckpt"), 6)
+    with pytest.raises(UserError, match=rf"last\.ckpt cannot be used: .*{why}"):
+        to_resume_from(str(damaged), tmp_path, training=True)
+    assert not Path("executed").exists()
+    for path in tmp_path.glob("*.ckpt"):
+        shutil.copy(damaged, path) if path != damaged else None
+    with pytest.warns(UserWarning), pytest.raises(UserError, match=r"None of the 3 checkpoints in .* delete"):
+        to_resume_from("last", tmp_path, training=True)
+
+
+def test_of_equals_the_last(tmp_path):
+    files = CheckpointFiles()
+    for name in ("last.ckpt", "step-6.ckpt", "zzz.ckpt"):
+        files.save_checkpoint(checkpoint(6), tmp_path / name)
+    assert to_resume_from("last", tmp_path, training=False) == (str(tmp_path / "last.ckpt"), 6)
+
+
+def test_none_at_all(tmp_path):
+    assert to_resume_from(None, tmp_path, training=True) == (None, 0)
+    assert to_resume_from("last", tmp_path / "nowhere", training=True) == (None, 0)
+    with pytest.raises(UserError, match="no checkpoint in"):
+        to_resume_from("last", tmp_path, training=False)
+    with pytest.raises(UserError, match=r"best does not exist"):
+        to_resume_from("best", tmp_path, training=False)
+
+
+def test_what_a_kill_leaves_goes_with_the_next_save(tmp_path):
+    left = tmp_path / ".last.ckpt.17.partial"
+    left.write_bytes(b"PK")
+    assert to_resume_from("last", tmp_path, training=True) == (None, 0)
+    path = tmp_path / "last.ckpt"
+    CheckpointFiles().save_checkpoint(checkpoint(1), path)
+    assert list(tmp_path.iterdir()) == [path]
+
+    class Unsavable:
+        def __reduce__(self):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        CheckpointFiles().save_checkpoint({"x": Unsavable()}, path)
+    assert list(tmp_path.iterdir()) == [path]
+    assert CheckpointFiles().load_checkpoint(path)["global_step"] == 1
+
+
+@pytest.fixture
+def runs(tmp_path, tiny_tokenizer_folder, monkeypatch):
+    """Arguments of short runs in the embedded world, in an empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    for name, width in (("model", 16), ("wide", 32)):
+        save_model(tmp_path / name, tiny_tokenizer_folder, width)
+    common = "--trainer.max_steps 2 --trainer.accelerator cpu --trainer.enable_progress_bar false"
+    common += " --trainer.enable_model_summary false --trainer.limit_val_batches 0"
+    pairs = "fit --model PreferenceModule --model.policy PolicyModel --model.policy.model model"
+    pairs += " --data PreferenceDataModule --data.source EmbeddedWorld --data.source.pairs 32"
+    pairs += " --data.source.validation_pairs 8 --data.global_batch_size 8 --data.meta_batch_size 8 "
+    rows = "fit --model SFTModule --model.model model --data SFTDataModule --data.source WorldCompletions"
+    rows += (
+        " --data.source.rows 32 --data.source.validation_rows 8 --data.tokenizer model --data.batch_size 8 "
+    )
+    return {"pairs": (pairs + common).split(), "sft": (rows + common).split()}
+
+
+VNET = ["--model.weighting", "VNetWeighting"]
+TO = "--trainer.default_root_dir"
+
+
+def test_trainables_only(runs):
+    cli.main([*runs["pairs"], *VNET, TO, "run"])
+    found = torch.load("run/checkpoints/last.ckpt", weights_only=True)
+    assert set(found) == {
+        *("epoch", "global_step", "pytorch-lightning_version", "state_dict", "loops", "callbacks"),
+        *("optimizer_states", "lr_schedulers", "hparams_name", "hyper_parameters", "weighting", "objective"),
+        *("metrics", "PreferenceDataModule"),
+    }
+    assert len(found["state_dict"]) == 14 and all(".lora_" in name for name in found["state_dict"])
+    assert {len(state["state"]) for state in found["optimizer_states"]} == {14}
+    base = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained("model").parameters())
+    assert sum(value.numel() for value in found["state_dict"].values()) < base
+    assert set(found["weighting"]) == {"vnet", "optimizer", "updates", "skipped"}
+
+
+def test_a_checkpoint_of_something_else(runs, capsys):
+    cli.main([*runs["pairs"], *VNET, TO, "run"])
+    cli.main([*runs["pairs"], TO, "dpo"])
+    cli.main([*runs["sft"], TO, "sft"])
+    more = ["--trainer.max_steps", "3", TO, "other", "--ckpt_path"]
+    run, dpo, sft = (f"{name}/checkpoints/last.ckpt" for name in ("run", "dpo", "sft"))
+    cases = [
+        ([*runs["pairs"], *VNET, "--model.policy.model", "wide", *more, run], "size mismatch"),
+        ([*runs["pairs"], *VNET, "--model.policy.rank", "4", *more, run], "size mismatch"),
+        ([*runs["pairs"], *VNET, "--model.weighting.hidden", "[8]", *more, run], "does not fit"),
+        ([*runs["pairs"], *VNET, *more, dpo], "weighting"),
+        ([*runs["pairs"], *more, run], "weighting"),
+        ([*runs["pairs"], *more, sft], "does not fit this model's adapter"),
+        ([*runs["sft"], *more, run], "lacks"),
+    ]
+    for arguments, message in cases:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            cli.main(arguments)
+        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pacmr: ")]
+        assert stop.value.code == 2 and len(lines) == 1 and message in lines[0], (arguments, lines)
+        assert not Path("other").exists()
