@@ -10,7 +10,7 @@ WORLD := runs/quickstart
 PREFERENCE := $(BIN)/pacmr fit --config configs/quickstart/preference.yaml \
 	--data.source.pairs $(PAIRS) --trainer.callbacks.samples $(SAMPLES)
 
-.PHONY: quickstart quickstart-fast test lint clean
+.PHONY: quickstart test test-slow clean
 
 $(INSTALLED):
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -33,7 +33,11 @@ quickstart: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(TESTS)
+
+# Kills, groups of processes and whole tools: another half hour.
+test-slow: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(TESTS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -10,7 +10,7 @@ from datasets import Dataset, Features, List, Value
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.errors import UserError
@@ -18,6 +18,7 @@ from pacmr_lightning.errors import UserError
 from .chat import decode_messages, render
 from .completions import Completions
 from .prompts import NO_COMPLETION, split_completion
+from .stream import RowsLeft, StepLoader
 from .tokenizer import load_tokenizer, prompt_tokens, response_tokens, tokenizer_digest
 from .train_tokenizer import train_tokenizer
 
@@ -142,16 +143,11 @@ class SFTDataModule(LightningDataModule):
 
     def _loader(self, split: str, shuffle: bool) -> DataLoader:
         rows = self._rows[split]
-        sampler = DistributedSampler(
-            rows,
-            num_replicas=self.trainer.world_size,
-            rank=self.trainer.global_rank,
-            shuffle=shuffle,
-            seed=self.seed,
-            # False repeats a few rows instead, which matters in validation only.
-            drop_last=not shuffle,
-        )
-        return DataLoader(
+        # False repeats a few rows instead, which matters in validation only.
+        options = {"shuffle": shuffle, "seed": self.seed, "drop_last": not shuffle}
+        ranks = {"num_replicas": self.trainer.world_size, "rank": self.trainer.global_rank}
+        sampler = RowsLeft(rows, self._rows_done if shuffle else lambda: 0, **ranks, **options)
+        return StepLoader(
             rows,
             batch_size=self.batch_size,
             sampler=sampler,
@@ -159,6 +155,10 @@ class SFTDataModule(LightningDataModule):
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
         )
+
+    def _rows_done(self) -> int:
+        """Rows that this rank has had in the epoch that goes on; above 0 after a resume only."""
+        return self.batch_size * self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
     def _collate(self, rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
         length = max(len(row["prompt_ids"]) + len(row["completion_ids"]) for row in rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import torch
@@ -194,11 +195,28 @@ class RankSteps(DistributedSampler):
         return iter(range(start, start + self.length))
 
 
+class RowsLeft(DistributedSampler):
+    """The rows of an epoch that this rank has not had yet.
+
+    Args:
+        dataset: the rows.
+        done: asked whenever an iterator starts, how many of the rank's rows were had in this epoch.
+        options: of ``DistributedSampler``.
+    """
+
+    def __init__(self, dataset: TorchDataset, done: Callable[[], int], **options: Any):
+        super().__init__(dataset, **options)
+        self.done = done
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(super().__iter__(), self.done(), None)
+
+
 class StepLoader(DataLoader):
-    """A DataLoader over steps; its ``state_dict`` tells Lightning that it can go on in mid-epoch."""
+    """A DataLoader that can go on in mid-epoch, as its ``state_dict`` tells Lightning."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the position is the trainer's global step."""
+        """Nothing: the position is what the trainer has done, which the samplers ask it for."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

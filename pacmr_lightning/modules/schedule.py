@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -36,7 +37,7 @@ def warmup_cosine(
 
 
 def planned_updates(trainer: Trainer) -> int:
-    """Updates of a whole fit in which every batch is an update.
+    """Optimizer steps of a whole fit.
 
     ``trainer.estimated_stepping_batches`` would say the same, but it also starts the loader's iterator,
     before a checkpoint has restored the step that the loader has to begin with.
@@ -50,7 +51,7 @@ def planned_updates(trainer: Trainer) -> int:
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
     bounds = [trainer.max_steps] if trainer.max_steps > 0 else []
     if trainer.max_epochs is not None and trainer.max_epochs > 0:
-        bounds.append(trainer.max_epochs * batches)
+        bounds.append(trainer.max_epochs * math.ceil(batches / trainer.accumulate_grad_batches))
     if not bounds:
         raise UserError("The run has no end; set trainer.max_epochs or trainer.max_steps.")
     return max(1, min(bounds))

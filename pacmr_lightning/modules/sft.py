@@ -17,7 +17,7 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from ..errors import UserError
 from ..logprobs import upcast
-from .schedule import check_schedule, warmup_cosine
+from .schedule import check_schedule, planned_updates, warmup_cosine
 from .sft_model import OWN_KEYS, add_lora, check_keys, load_pretrained, new_llama, save_model
 
 IGNORED = -100
@@ -190,18 +190,14 @@ class SFTModule(LightningModule):
         Raises:
             UserError: the trainer does not say when it stops.
         """
-        steps = self.trainer.estimated_stepping_batches
-        if steps == float("inf"):
-            raise UserError(
-                "The trainer has no end for the learning rate to fall to; set max_epochs or max_steps."
-            )
         optimizer = torch.optim.AdamW(
             [p for p in self.parameters() if p.requires_grad],
             lr=self.hparams.learning_rate,
             betas=self.hparams.betas,
             weight_decay=self.hparams.weight_decay,
         )
-        schedule = warmup_cosine(optimizer, int(steps), self.hparams.warmup_ratio, self.hparams.min_lr_ratio)
+        steps = planned_updates(self.trainer)
+        schedule = warmup_cosine(optimizer, steps, self.hparams.warmup_ratio, self.hparams.min_lr_ratio)
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def on_fit_start(self) -> None:

@@ -103,7 +103,9 @@ def test_ranks_share_the_rows_and_validate_none_twice(files, ready):
     for split, per_rank in (("train", 4), ("validation", 3)):
         shares = []
         for rank in (0, 1):
-            data.trainer = type("Ranks", (), {"world_size": 2, "global_rank": rank})
+            data.trainer = type(
+                "Ranks", (), {"world_size": 2, "global_rank": rank, "fit_loop": real.fit_loop}
+            )
             loader = data.train_dataloader() if split == "train" else data.val_dataloader()
             shares.append({tuple(row.tolist()) for batch in loader for row in batch["input_ids"]})
         assert [len(share) for share in shares] == [per_rank, per_rank]

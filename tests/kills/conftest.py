@@ -18,12 +18,18 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from pacmr_lightning.run_folder import read_weights
 
 UPDATES, SAVED_EVERY, BATCH = 40, 4, 8
+ZERO = "pacmr_lightning.strategies.LoraDeepSpeedStrategy"
 STRATEGIES = {
     "single": {},
     "ddp": {"trainer": {"strategy": "ddp", "devices": 2}},
+} | {
+    f"zero{stage}": {
+        "trainer": {"strategy": {"class_path": ZERO, "init_args": {"stage": stage}}, "devices": 2}
+    }
+    for stage in (1, 2, 3)
 }
 """What is put over the config."""
-ATOL = {"single": 0, "ddp": 1e-6}
+ATOL = {name: 0 if name == "single" else 1e-6 for name in STRATEGIES}
 """How far a resumed run may be from a straight one."""
 CALLBACKS = {
     "WeightRecorder": {"rows_per_part": 48},

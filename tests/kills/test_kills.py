@@ -81,7 +81,7 @@ def test_three_kills(runs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["single", "ddp"])
+@pytest.mark.parametrize("strategy", ["single", "ddp", "zero1", "zero2", "zero3"])
 def test_twenty_kills(runs, strategy):
     run = runs.folder / f"killed-{strategy}"
     hits = kill_and_resume(runs, run, strategy, kills=20, seed=2)

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pacmr_lightning.callbacks import RunCheckpoint
 from pacmr_lightning.datamodules.completions import CompletionFiles, WorldCompletions
 from pacmr_lightning.datamodules.sft import SFTDataModule
 from pacmr_lightning.errors import UserError
@@ -278,6 +279,26 @@ def test_a_resumed_run_ends_with_the_same_model(base, tmp_path, lora):
             run(tmp_path / "broken", middle)
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_run_that_is_resumed_in_mid_epoch(base, tmp_path, accumulate):
+    """Epochs of 6 batches; the checkpoint is made after 8 of the 12 batches."""
+
+    def run(folder, ckpt_path=None):
+        seed_everything(1, verbose=False)
+        every = 8 // accumulate
+        checkpoints = RunCheckpoint(tmp_path / "checkpoints", every_n_train_steps=every, filename="{step}")
+        options = {"callbacks": [checkpoints], "accumulate_grad_batches": accumulate}
+        trainer = make_trainer(folder, max_epochs=2, enable_checkpointing=True, **options)
+        module = SFTModule(model=base, learning_rate=1e-2)
+        trainer.fit(module, datamodule=make_data(tokenizer=base), ckpt_path=ckpt_path)
+        return trainer.global_step
+
+    assert run(tmp_path / "whole") == 12 // accumulate
+    middle = tmp_path / "checkpoints" / f"step={8 // accumulate}.ckpt"
+    assert run(tmp_path / "resumed", middle) == 12 // accumulate
+    assert_equal(parameters(tmp_path / "whole" / "model"), parameters(tmp_path / "resumed" / "model"))
+
+
 @pytest.mark.slow
 def test_two_processes_train_the_same_model_as_one(base, tmp_path):
     """Also with completions of uneven lengths: every token counts the same, whichever rank it is on."""
@@ -385,6 +406,6 @@ def test_a_trainer_that_does_not_fit(tmp_path):
     data.setup("fit")
     with pytest.raises(UserError, match="needs a datamodule"):
         make_trainer(tmp_path).fit(SFTModule(from_scratch=SHAPE), data.train_dataloader())
-    with pytest.raises(UserError, match="set max_epochs or max_steps"):
+    with pytest.raises(UserError, match="no end; set trainer.max_epochs"):
         fit(tmp_path, SFTModule(from_scratch=SHAPE), data, max_epochs=-1)
     assert not Path(tmp_path / "model").exists()
