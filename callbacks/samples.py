@@ -131,9 +131,11 @@ def _first_prompts(trainer: Trainer, count: int) -> PromptBatch:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    return (
-        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    )
+    if not path.exists():
+        return []
+    # Not str.splitlines, which also cuts at separators that a response may hold.
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
 
 
 def _markdown(row: dict[str, Any]) -> str:

@@ -29,7 +29,7 @@ from . import datamodules, robust_objectives  # noqa: F401
 from .checkpoints import CheckpointFiles, to_resume_from
 from .errors import UserError
 from .loggers import ContinuedCSVLogger
-from .messages import full_disk, lost_process, other_model, short_message, stop, user_error
+from .messages import full_disk, lost_process, no_compiler, other_model, short_message, stop, user_error
 from .modules import PreferenceModule, SFTModule  # noqa: F401
 from .run_folder import CONFIG, replacing
 from .strategies import check_strategy
@@ -196,12 +196,11 @@ class PacmrCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Adds the loggers of a run's folder, the progress bar, and how checkpoints are written and read."""
         settings = self._get(self.config_init, "trainer")
-        plugins = settings.plugins or []
-        plugins = list(plugins) if isinstance(plugins, (list, tuple)) else [plugins]
+        plugins = _listed(settings.plugins)
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             plugins.append(CheckpointFiles())
         kwargs["plugins"] = plugins
-        callbacks = list(settings.callbacks or [])
+        callbacks = _listed(settings.callbacks)
         if settings.enable_progress_bar is not False:
             callbacks.append(lightning_callbacks.RichProgressBar(leave=True))
         if self.subcommand == "fit":
@@ -227,6 +226,11 @@ class PacmrCLI(LightningCLI):
         if isinstance(self.model, PreferenceModule):
             check_strategy(trainer.strategy)
         return trainer
+
+
+def _listed(value: Any) -> list[Any]:
+    """One thing, several or none, as a list."""
+    return list(value or []) if isinstance(value, (list, tuple, type(None))) else [value]
 
 
 @rank_zero_only
@@ -306,7 +310,8 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
-        cause = user_error(error) or full_disk(error) or other_model(error) or lost_process(error)
+        known = (user_error, full_disk, other_model, no_compiler, lost_process)
+        cause = next(filter(None, (look(error) for look in known)), None)
         if cause is None:
             raise
         _let_rank_0_speak()

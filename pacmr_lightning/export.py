@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -173,12 +172,6 @@ def _new_folder(out: str) -> Iterator[Path]:
         if error.strerror is None or full_disk(error):
             raise
         raise UserError(f"{out} cannot be written ({error.strerror}); name another folder.") from None
-    except Exception as error:
-        # The Rust in safetensors and tokenizers raises no OSError, by which a full disk is known.
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), out) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         for parent in new_parents:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import os
 import re
 import sys
 from importlib import import_module
@@ -56,11 +57,14 @@ def user_error(error: BaseException | None) -> UserError | None:
 def full_disk(error: BaseException | None) -> UserError | None:
     """What to say where an exception comes from a disk, or a quota, that is full."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            place = f" at {error.filename}" if error.filename else ""
+        # The Rust in safetensors and tokenizers raises no OSError.
+        of_rust = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(of_rust[1]) if of_rust else getattr(error, "errno", None)
+        if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            place = f" at {error.filename}" if getattr(error, "filename", None) else ""
             return UserError(
-                f"The disk is full{place} ({error.strerror}); free some space and run it again: what was "
-                "finished is kept."
+                f"The disk is full{place} ({os.strerror(number)}); free some space and run it again: what "
+                "was finished is kept."
             )
         error = error.__cause__ or error.__context__
     return None
@@ -81,6 +85,17 @@ def lost_process(error: BaseException | None) -> UserError | None:
             )
         error = error.__cause__ or error.__context__
     return None
+
+
+def no_compiler(error: BaseException) -> UserError | None:
+    """What to say where DeepSpeed wanted to build one of its kernels, and could not."""
+    wanted = re.search(r"Unable to JIT load the (\w+) op|Error building extension '(\w+)'", str(error))
+    if wanted is None:
+        return None
+    return UserError(
+        f"DeepSpeed could not compile its {wanted[1] or wanted[2]}, which trainer.strategy asks for; use a "
+        "file of configs/strategies, none of which needs a compiler, or install g++ and ninja."
+    )
 
 
 def other_model(error: BaseException) -> UserError | None:

@@ -126,6 +126,8 @@ class PolicyModel(nn.Module):
             return AutoModelForCausalLM.from_pretrained(self.name, config=config, **options)
         except (OSError, ImportError) as error:
             first_line = str(error).strip().splitlines()[0]
+            if self.attn_implementation != "sdpa" and isinstance(error, ImportError):
+                first_line = f"{first_line.rstrip('.')}; or set attn_implementation to sdpa."
             raise UserError(f"The model {self.name} cannot be loaded: {first_line}") from None
 
     @property

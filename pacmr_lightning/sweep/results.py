@@ -103,8 +103,8 @@ def _sampled_rewards(cell: Cell) -> np.ndarray | None:
     path = cell.folder / SAMPLES
     if not path.exists():
         return None
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return np.array([json.loads(line)["gold_reward"] for line in lines])
+    with path.open(encoding="utf-8") as file:
+        return np.array([json.loads(line)["gold_reward"] for line in file])
 
 
 def _wins(own: np.ndarray | None, anchor: np.ndarray | None) -> dict[str, float | None]:

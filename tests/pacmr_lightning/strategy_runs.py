@@ -4,6 +4,7 @@ strategy_runs.py BASE FOLDER CASE ...; torchrun's variables say which process it
 leaves FOLDER/CASE.pt: the adapter and VNet, what was logged, and what the processes held.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -72,7 +73,6 @@ def run(base, folder, case):
             PromptAugmentationConsistency(tau=0.6) if few else SoftPromptConsistency(),
             CentralDifference(epsilon=0.05, relative=True) if central else GhostDotProduct(),
             every=2,
-            learning_rate=1e-2,
         ),
         learning_rate=1e-2 if few else 1e-3,
         micro_batch_size=2 if "micro" in options else None,
@@ -88,11 +88,11 @@ def run(base, folder, case):
         max_length=64,
         reference="cached" if "cached" in options else "live",
     )
-    watch = Watch(folder / f"{case}.ckpt")
+    watch = Watch(folder / f"{case.replace('/', '_')}.ckpt")
     resumed = [word.removeprefix("from:") for word in options if word.startswith("from:")]
     trainer = pl.Trainer(
         accelerator="cpu",
-        devices=int(__import__("os").environ["WORLD_SIZE"]),
+        devices=int(os.environ["WORLD_SIZE"]),
         strategy=strategy_of(name, options),
         max_steps=STEPS,
         max_epochs=-1,
@@ -117,7 +117,7 @@ def run(base, folder, case):
             "coverage": watch.coverage,
             "held": watch.held,
         }
-        torch.save(found, folder / f"{case}.pt")
+        torch.save(found, folder / f"{case.replace('/', '_')}.pt")
 
 
 if __name__ == "__main__":

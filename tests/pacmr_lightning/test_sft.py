@@ -406,6 +406,6 @@ def test_a_trainer_that_does_not_fit(tmp_path):
     data.setup("fit")
     with pytest.raises(UserError, match="needs a datamodule"):
         make_trainer(tmp_path).fit(SFTModule(from_scratch=SHAPE), data.train_dataloader())
-    with pytest.raises(UserError, match="no end; set trainer.max_epochs"):
+    with pytest.raises(UserError, match="The run has no end"):
         fit(tmp_path, SFTModule(from_scratch=SHAPE), data, max_epochs=-1)
     assert not Path(tmp_path / "model").exists()

@@ -1,0 +1,175 @@
+"""Several processes through the command line: the shipped strategies, and what happens where one fails."""
+
+import os
+import re
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from pacmr_lightning import cli
+from pacmr_lightning.datamodules import EmbeddedWorld
+from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
+from pacmr_lightning.memory import build, held
+from pacmr_lightning.messages import lost_process, no_compiler
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A tiny Llama that knows the embedded world's words."""
+    folder = tmp_path_factory.mktemp("base")
+    rows = EmbeddedWorld(pairs=128, validation_pairs=8).load("train")
+    tokenizer = train_tokenizer([f"{row['prompt']} {row['chosen']}" for row in rows], vocab_size=400)
+    torch.manual_seed(0)
+    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.3,
+        **special,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def fit(model, tmp_path, monkeypatch):
+    """Arguments of the quickstart's PACMR-DPO, with all its callbacks, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+
+    def fit(run, *arguments, strategy=None, devices=1):
+        files = ["quickstart/preference", "methods/pacmr", *([f"strategies/{strategy}"] if strategy else [])]
+        return [
+            *("fit", *(word for file in files for word in ("--config", str(CONFIGS / f"{file}.yaml")))),
+            *("--model.policy.model", model, "--trainer.devices", str(devices)),
+            *("--data.source.pairs", "320", "--data.source.validation_pairs", "33"),
+            *(
+                "--model.weighting.outer.tau",
+                "0.5",
+                "--model.weighting.every",
+                "3",
+                "--trainer.max_steps",
+                "8",
+            ),
+            *("--trainer.callbacks.samples", "8", "--trainer.enable_progress_bar", "false"),
+            *("--trainer.default_root_dir", run, *arguments),
+        ]
+
+    return fit
+
+
+def run(command, deadline=240):
+    return subprocess.run(
+        [sys.executable, "-m", *command], capture_output=True, text=True, timeout=deadline, check=False
+    )
+
+
+def errors(done):
+    return [line for line in done.stderr.splitlines() if line.startswith("pacmr: error: ")]
+
+
+@pytest.mark.slow
+def test_zero_3_through_the_command_line(fit, model):
+    """torchrun's two processes with parts of the base leave what one process leaves, callbacks' files too."""
+    with_sizes = ["--trainer.callbacks+=group_callbacks.Sizes"]
+    done = run(["pacmr_lightning", *fit("one")])
+    assert done.returncode == 0, done.stderr[-3000:]
+    group = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "pacmr_lightning"]
+    done = run([*group, *fit("two", *with_sizes, strategy="zero3", devices=2)])
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, two = (torch.load(f"{name}/checkpoints/last.ckpt", weights_only=True) for name in ("one", "two"))
+    assert one["weighting"]["updates"] == two["weighting"]["updates"] == 3
+    assert min(v.abs().max() for k, v in one["state_dict"].items() if "lora_B" in k) > 1e-3
+    for found, expected in (
+        (two["state_dict"], one["state_dict"]),
+        (two["weighting"]["vnet"], one["weighting"]["vnet"]),
+    ):
+        torch.testing.assert_close(dict(found), dict(expected), atol=1e-4, rtol=0)
+    left = [{p.name for p in Path(name).rglob("*") if "tfevents" not in p.name} for name in ("one", "two")]
+    assert left[0] - left[1] == set()
+    # Greedy and sampled responses of the trained policy, token by token.
+    for file in ("responses.jsonl", "samples.jsonl"):
+        assert Path("two", file).read_text() == Path("one", file).read_text()
+
+    sizes = [torch.load(f"two/sizes-{rank}.pt") for rank in (0, 1)]
+    policy = build(LlamaConfig.from_pretrained(model), 16, "all-linear", torch.float32)
+    expected = held(policy, 3, 2, 0.0)
+    whole = held(policy, 0, 1, 0.0)
+    assert [found["dead"] for found in sizes] == [0, 0]
+    for found in sizes:  # parts are rounded up to a number of elements that the processes divide
+        assert found["base"] == pytest.approx(expected.base, rel=0.01)
+        assert found["optimizer"] == pytest.approx(expected.optimizer, rel=0.01)
+        assert found["adapter"] == pytest.approx(whole.adapter / 2, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_nan_on_one_process_stops_all(fit, strategy):
+    poison = ["--trainer.callbacks+=group_callbacks.Poison"]
+    done = run(["pacmr_lightning", *fit("run", *poison, strategy=strategy, devices=2)])
+    assert done.returncode == 2
+    assert len(errors(done)) == 1 and "is not a finite number" in errors(done)[0]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_a_lost_process_ends_the_run(fit, strategy):
+    """Its sentence says how to go on, which then works."""
+    killed = ["--trainer.callbacks+=group_callbacks.Killed", "--checkpoint.every_n_train_steps", "1"]
+    done = run(["pacmr_lightning", *fit("run", *killed, strategy=strategy, devices=2)])
+    assert done.returncode == 2
+    assert len(errors(done)) == 1 and "--ckpt_path last" in errors(done)[0]
+    assert "Traceback" not in done.stderr
+    again = run(["pacmr_lightning", *fit("run", "--ckpt_path", "last", strategy=strategy, devices=2)])
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert torch.load("run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 8
+
+
+def test_a_process_that_does_not_answer():
+    """What torch's own store says where a second process never comes."""
+    with pytest.raises(torch.distributed.DistError) as caught:
+        torch.distributed.TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=timedelta(seconds=1))
+    outer = RuntimeError("training failed")
+    outer.__cause__ = caught.value
+    assert "did not answer in time" in str(lost_process(outer))
+    assert lost_process(RuntimeError("out of memory")) is None
+
+
+def test_a_kernel_that_cannot_be_compiled(monkeypatch):
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    monkeypatch.setenv("PATH", "/nowhere")  # no ninja, no compiler
+    with pytest.raises(RuntimeError) as caught:
+        CPUAdamBuilder().load(verbose=False)
+    assert "compile its cpu_adam" in str(no_compiler(caught.value))
+    assert no_compiler(RuntimeError("out of memory")) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--trainer.strategy", "deepspeed_stage_2"], "DeepSpeedStrategy.*zero2.yaml"),
+        (["--model.policy.attn_implementation", "flash_attention_2"], "attn_implementation to sdpa"),
+    ],
+)
+def test_what_is_refused(arguments, message, fit, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(fit("run", *arguments))
+    assert stop.value.code == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pacmr: error: ")]
+    assert len(lines) == 1 and re.search(message, lines[0])
+    assert not Path("run").exists()
