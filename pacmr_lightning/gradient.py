@@ -44,6 +44,15 @@ def sum_over_ranks(tensors: Iterable[Tensor]) -> None:
         tensor.copy_(part.view_as(tensor))
 
 
+def on_all_ranks(names: list[str]) -> list[str]:
+    """The ranks' lists one after the other."""
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return names
+    lists: list[list[str]] = [[]] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(lists, names)
+    return [name for part in lists for name in part]
+
+
 def max_over_ranks(value: int, device: torch.device) -> int:
     """The largest of the ranks' values."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:

@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
 from .batch import PairBatch, Segment
+from .gradient import max_over_ranks
 
 if TYPE_CHECKING:
     from .policy import PolicyModel
@@ -57,6 +58,8 @@ def choose_layout(policy: PolicyModel, batch: PairBatch) -> Literal["shared", "s
             honoured = error / tokens <= TOLERANCE[policy.model.dtype]
         except (RuntimeError, ValueError, TypeError, AttributeError) as failure:
             reason, honoured = f"it fails with {type(failure).__name__}: {failure}", False
+        if policy.is_sharded:  # a layout that only some ranks take would leave the others waiting
+            honoured = not max_over_ranks(int(not honoured), batch.input_ids.device)
         if honoured:
             return layout
         instead = "one sequence a row" if layout == "shared" else "the model's own, whole logits"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..batch import LogProbs, PairBatch, PairedBatch
 from ..errors import UserError
-from ..gradient import clip, norm, sum_over_ranks
+from ..gradient import clip, norm, on_all_ranks, sum_over_ranks
 from ..metrics import REWARDS, Means, WeightStatistics, reward_values
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
@@ -278,19 +278,19 @@ class PreferenceModule(HeldOutSteps):
 
 
 def _check_finite(losses: Tensor, ids: list[str], gradient: dict[str, Tensor]) -> None:
-    """Stops all ranks before an update spreads what is no number; the sentence names this rank's pairs.
+    """Stops all ranks, with the same sentence, before an update spreads what is no number.
 
     Raises:
         UserError: the loss of a pair, or the gradient, is NaN or infinite on some rank.
     """
     bad = ~torch.isfinite(losses)
-    counts = torch.stack([bad.sum().float(), (~torch.isfinite(norm(gradient))).float()])
-    sum_over_ranks([counts])
-    if not counts.any():
+    count = (bad.any() | ~torch.isfinite(norm(gradient))).float()
+    sum_over_ranks([count])
+    if not count:
         return
-    found = [ids[i] for i in bad.nonzero()[:, 0].tolist()]
+    found = on_all_ranks([ids[i] for i in bad.nonzero()[:, 0].tolist()])
     names = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
-    what = f"The loss of {int(counts[0])} pairs ({names})" if found else "A loss or the gradient"
+    what = f"The loss of {len(found)} pairs ({names})" if found else "The gradient"
     raise UserError(
         f"{what} is not a finite number; look at these pairs, lower the learning rate, or use float32."
     )
