@@ -219,25 +219,33 @@ class PolicyModel(nn.Module):
         return rows.log_probs(token_log_probs(states, head, rows.targets, self.logit_chunk, frozen))
 
     @torch.no_grad()
-    def token_kl(self, batch: PairBatch) -> Tensor:
-        """(N,) KL(pi || pi_ref) of the next token in nats, averaged over the pair's response positions."""
+    def judged(self, batch: PairBatch) -> tuple[LogProbs, LogProbs, Tensor]:
+        """What held-out pairs are judged by, from one forward pass of the policy and one of the reference.
+
+        Returns:
+            Summed response log-probabilities of N pairs under the policy and under the reference (those that
+            the batch brings, if any), in nats, and the (N,) KL(pi || pi_ref) of the next token in nats,
+            averaged over the pair's response positions.
+        """
         layout = self._layout_for(batch)
         rows = shared_rows(batch) if layout == "shared" else separate_rows(batch)
         states, head = self._predictions(layout, rows)
         with self.reference():
             states_reference, _ = self._predictions(layout, rows)
         parts = []
-        for h, h_reference in zip(
-            states.split(self.logit_chunk), states_reference.split(self.logit_chunk), strict=True
+        for h, h_reference, target in zip(
+            *(x.split(self.logit_chunk) for x in (states, states_reference, rows.targets)), strict=True
         ):
             log_p = upcast(head(h)).log_softmax(1)
             with self.reference():
                 log_q = upcast(head(h_reference)).log_softmax(1)
-            parts.append((log_p.exp() * (log_p - log_q)).sum(1))
+            chosen = (log.gather(1, target[:, None])[:, 0] for log in (log_p, log_q))
+            parts.append(torch.stack([*chosen, (log_p.exp() * (log_p - log_q)).sum(1)]))
+        tokens_p, tokens_q, tokens_kl = torch.cat(parts, dim=1)
         pair = rows.owner % rows.pairs
-        tokens = torch.cat(parts)
-        sums = tokens.new_zeros(rows.pairs).index_add(0, pair, tokens)
-        return sums / torch.bincount(pair, minlength=rows.pairs)
+        sums = tokens_kl.new_zeros(rows.pairs).index_add(0, pair, tokens_kl)
+        kl = sums / torch.bincount(pair, minlength=rows.pairs)
+        return rows.log_probs(tokens_p), batch.reference or rows.log_probs(tokens_q), kl
 
     def _layout_for(self, batch: PairBatch) -> Literal["shared", "separate", "plain"]:
         """The layout that the self-check chose on the first batch it saw."""

@@ -37,9 +37,9 @@ class HeldOutSteps(LightningModule):
     def _held_out_step(self, batch: PairBatch) -> None:
         parts = batch.micro_batches(self.micro_batch_size)
         for part, counts in self.policy.in_step(parts, batch[:1]):
-            part = part.with_reference(self.policy.reference_log_probs(part))
-            rewards = Rewards.of(self.policy.log_probs(part), part, self.objective.beta)
-            values = {**reward_values(rewards, self.objective(rewards)), "kl": self.policy.token_kl(part)}
+            log_probs, reference, kl = self.policy.judged(part)
+            rewards = Rewards.of(log_probs, part.with_reference(reference), self.objective.beta)
+            values = {**reward_values(rewards, self.objective(rewards)), "kl": kl}
             if counts:
                 self.held_out_means.update(values)
 

@@ -186,19 +186,26 @@ def plain_kl(policy, batch: PairBatch) -> torch.Tensor:
     return torch.stack(expected)
 
 
-def test_token_kl(make_policy, make_batch):
+def test_what_held_out_pairs_are_judged_by(make_policy, make_batch):
     policy, batch = make_policy(double=True), make_batch(3)
     with torch.no_grad():
         expected = plain_kl(policy, batch)
-    torch.testing.assert_close(policy.token_kl(batch), expected)
+    own, reference, kl = policy.judged(batch)
+    torch.testing.assert_close(kl, expected)
+    for found, truth in ((own, policy.log_probs(batch)), (reference, policy.reference_log_probs(batch))):
+        torch.testing.assert_close(found.chosen, truth.chosen)
+        torch.testing.assert_close(found.rejected, truth.rejected)
+    assert not torch.equal(own.chosen, reference.chosen)
+    brought = batch.with_reference(own)
+    assert policy.judged(brought)[1] is brought.reference
     fresh = make_policy(moved=False)
-    assert fresh.token_kl(batch).abs().max() == 0
+    assert fresh.judged(batch)[2].abs().max() == 0
 
 
 def test_token_kl_of_transformed_logits(make_policy, make_batch, monkeypatch):
     policy, batch = make_policy(double=True), make_batch(3)
     monkeypatch.setattr(policy.model, "forward", _scaled(policy.model.forward))
     with pytest.warns(UserWarning, match="whole logits"):
-        found = policy.token_kl(batch)
+        found = policy.judged(batch)[2]
     with torch.no_grad():
         torch.testing.assert_close(found, plain_kl(policy, batch))
