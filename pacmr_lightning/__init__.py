@@ -1,1 +1,9 @@
 """Learning from noisy human preferences: PACMR-DPO and its baselines as PyTorch Lightning modules."""
+
+import os
+
+import torch
+
+if not torch.accelerator.is_available():
+    # DeepSpeed, which transformers imports, else says on stdout that it found none.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
