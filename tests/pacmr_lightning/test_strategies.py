@@ -15,8 +15,6 @@ from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.weighting import VNetWeighting
 from pacmr_lightning.weighting.hypergradient import ExactCoefficients
 
-# One worker makes the runs for all of these tests.
-pytestmark = pytest.mark.xdist_group("strategies")
 ALONE = (
     *("single", "single-central", "single-few", "single-cached"),
     *("single-from:../together/zero3", "zero1", "zero2-offload", "zero3-checkpointing-offload"),
