@@ -51,6 +51,7 @@ TOOLS = {
     "generate": "datamodules.generate",
     "export": "export",
     "surfaces": "analysis.surfaces_page",
+    "theory": "analysis.theory_check",
     "memory": "memory_tool",
     "sweep": "sweep.tool",
 }

@@ -1,0 +1,150 @@
+"""The whole road on real TL;DR rows, by a user's commands: SFT, noise, two methods, responses, judges."""
+
+import gzip
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+
+from pacmr_lightning import cli
+from pacmr_lightning.run_folder import NOISE_MASK, SUMMARY, read_weights
+
+sys.path.append(str(Path(__file__).parent / "pacmr_lightning" / "evaluation"))
+from faulty_server import FaultyServer, prefer_longer
+
+ROOT = Path(__file__).parents[1]
+ROWS = ROOT.parent / "shared" / "data" / "tldr"
+TLDR, METHODS = ROOT / "configs" / "tldr", ROOT / "configs" / "methods"
+UPDATES, PAIRS, PROMPTS = 8, 480, 12
+CPU = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
+
+
+@pytest.fixture
+def rows(tmp_path, monkeypatch):
+    """The first rows of each file in an empty working directory, where a model takes them in in seconds."""
+    if not ROWS.is_dir():
+        pytest.skip("the real preference rows are not beside this checkout")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    found = {}
+    for name, count in (("sft", 160), ("train", PAIRS), ("validation", 96)):
+        with gzip.open(ROWS / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
+            lines = list(itertools.islice(file, count))
+        Path(f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+        found[name] = [json.loads(line) for line in lines]
+    return found
+
+
+def pacmr(words, *arguments):
+    cli.main([*words.split(), *map(str, arguments)])
+
+
+def train(method):
+    """A run of a few updates under 30% noise, by the trial run's configs and the method's."""
+    pacmr("fit --config", TLDR / "small_preference.yaml", "--config", METHODS / f"{method}.yaml", *CPU,
+          *("--model.policy.model", "sft/model", "--model.learning_rate", "0.01"),
+          *("--data.source.train", "train.jsonl", "--data.source.validation", "validation.jsonl"),
+          *("--trainer.max_steps", UPDATES, "--trainer.limit_val_batches", 1),
+          *("--trainer.default_root_dir", method))  # fmt: skip
+    summary = json.loads((Path(method) / SUMMARY).read_text())
+    assert (summary["method"], summary["steps"], summary["noise_rate"]) == (method, UPDATES, 0.3)
+    assert 0 <= summary["val_accuracy"] <= 1
+    weights = read_weights(method)
+    assert weights["id"].nunique() == 32 * UPDATES and weights["flipped"].notna().all()
+    return weights
+
+
+def predict(method):
+    """The rows of the file that ``pacmr predict`` writes, and its bytes."""
+    pacmr(f"predict --config {method}/config.yaml --ckpt_path last --data.predict_prompts {PROMPTS}",
+          *("--model.max_new_tokens", 24, "--data.validation_batch_size", 6), *CPU)  # fmt: skip
+    content = (Path(method) / "generations.jsonl").read_bytes()
+    return [json.loads(line) for line in content.decode().splitlines()], content
+
+
+def judge(output, *arguments):
+    """Summary and verdicts of ``pacmr judge``, and the bytes of the latter."""
+    files = ("pacmr/generations.jsonl", "dpo/generations.jsonl")
+    pacmr("judge", *files, "--output", output, *arguments)
+    content = (Path(output) / "verdicts.jsonl").read_bytes()
+    lines = content.decode().split("\n")[:-1]
+    return json.loads((Path(output) / "summary.json").read_text()), [json.loads(x) for x in lines], content
+
+
+def check(summary, verdicts, responses):
+    """Every pair of responses has its verdict; the counts are those of the verdicts and add up."""
+    assert [row["id"] for row in verdicts] == [row["id"] for row in responses[0]]
+    assert [row["responses"] for row in verdicts] == [
+        [one["response"], other["response"]] for one, other in zip(*responses, strict=True)
+    ]
+    names = {"wins": "win", "ties": "tie", "losses": "loss"}
+    counts = {name: sum(row["verdict"] == verdict for row in verdicts) for name, verdict in names.items()}
+    assert counts == {name: summary[name] for name in names}
+    assert sum(counts.values()) == summary["pairs"] == PROMPTS
+    assert summary["win_rate"]["value"] == pytest.approx(counts["wins"] / PROMPTS)
+    assert (summary["invalid"], summary["unanswered"]) == (0, 0)
+    for row in verdicts:
+        assert len(row["orders"]) == (0 if row["responses"][0] == row["responses"][1] else 2)
+
+
+@pytest.mark.slow
+def test_from_rows_to_verdicts(rows, capsys):
+    pacmr("fit --config", TLDR / "small_sft.yaml", *CPU, "--data.source.train", "sft.jsonl",
+          *("--model.from_scratch.hidden_size", 48, "--model.from_scratch.intermediate_size", 64),
+          *("--data.vocab_size", 1024, "--trainer.max_epochs", 1),
+          *("--trainer.default_root_dir", "sft"))  # fmt: skip
+
+    weights = {method: train(method) for method in ("dpo", "pacmr")}
+    masks = [pd.read_parquet(Path(method) / NOISE_MASK) for method in weights]
+    pd.testing.assert_frame_equal(*masks)
+    assert len(masks[0]) == PAIRS and masks[0]["flipped"].mean() == pytest.approx(0.3, abs=0.08)
+    flipped = masks[0].set_index("id")["flipped"]
+    for frame in weights.values():
+        assert (flipped[frame["id"]].to_numpy() == frame["flipped"].to_numpy(bool)).all()
+    assert weights["dpo"]["id"].tolist() == weights["pacmr"]["id"].tolist(), "the same pairs in one order"
+    assert (weights["dpo"]["weight"] == 1).all()
+    assert weights["pacmr"]["weight"].between(0, 1, inclusive="neither").all()
+    assert weights["pacmr"]["weight"].std() > 0.01
+    pacmr("compare dpo pacmr")
+    printed = capsys.readouterr().out
+    assert "dpo" in printed and "pacmr" in printed
+
+    (first, content), (second, _) = predict("pacmr"), predict("dpo")
+    prompts = {row["prompt"] for row in rows["validation"]}
+    for one, other in zip(first, second, strict=True):
+        assert (one["id"], one["prompt"]) == (other["id"], other["prompt"]) and one["prompt"] in prompts
+        assert 0 < one["response_tokens"] <= 24 and one["finish_reason"] in ("stop", "length")
+    assert len({row["id"] for row in first}) == PROMPTS
+    assert predict("pacmr")[1] == content
+    different = sum(one["response"] != other["response"] for one, other in zip(first, second, strict=True))
+    assert different > 0, "or there is nothing to judge"
+
+    tokenizer = AutoTokenizer.from_pretrained("sft/model")
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+                         num_attention_heads=4, initializer_range=0.3, num_labels=1,
+                         pad_token_id=tokenizer.pad_token_id)  # fmt: skip
+    LlamaForSequenceClassification(config).save_pretrained("reward-model")
+    tokenizer.save_pretrained("reward-model")
+    by_scores = ["--judge", "RewardModelJudge", "--judge.model", "reward-model", "--judge.device", "cpu"]
+    summary, verdicts, _ = judge("by-scores", *by_scores)
+    check(summary, verdicts, (first, second))
+    assert summary["flipped"] == 0
+
+    with FaultyServer(prefer_longer) as server:
+        endpoint = ["--judge", "EndpointJudge", "--judge.task", "tldr", "--judge.base_url", server.url]
+        summary, verdicts, content = judge("by-endpoint", *endpoint)
+        check(summary, verdicts, (first, second))
+        assert len(server.requests) == 2 * different
+        for row in verdicts:
+            a, b = (len(response.strip()) for response in row["responses"])
+            if a != b:
+                assert row["verdict"] == ("win" if a > b else "loss"), "the stub prefers the longer one"
+        again, _, same = judge("by-endpoint", *endpoint)
+        assert len(server.requests) == 2 * different and same == content
+        assert again["tokens"]["now"] == {"prompt": 0, "completion": 0}
