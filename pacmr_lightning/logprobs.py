@@ -133,7 +133,7 @@ def attention_mask(rows: Rows, config: PretrainedConfig, dtype: torch.dtype) -> 
 
 
 def token_log_probs(
-    hidden: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor, chunk: int, frozen: bool
+    hidden: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor, pieces: int, frozen: bool
 ) -> Tensor:
     """Log-probabilities of K target tokens.
 
@@ -141,7 +141,8 @@ def token_log_probs(
         hidden: (K, H) hidden states that predict them.
         head: maps (k, H) to logits (k, V).
         targets: (K,) token ids.
-        chunk: how many rows of logits exist at a time.
+        pieces: into how many the rows are cut; the logits of one exist at a time. Where ZeRO-3 gathers the
+            head for each, all ranks need the same number.
         frozen: nothing in ``head`` is trained. The gradient of each log-probability with respect to its
             hidden state is then computed along with it, and (K, H) kept; else backward repeats the logits.
 
@@ -149,9 +150,9 @@ def token_log_probs(
         (K,) log-probabilities in nats, in at least fp32.
     """
     if hidden.requires_grad and frozen:
-        return _FrozenHead.apply(hidden, targets, head, chunk)
+        return _FrozenHead.apply(hidden, targets, head, pieces)
     parts = []
-    for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True):
+    for h, t in zip(hidden.tensor_split(pieces), targets.tensor_split(pieces), strict=True):
         if h.requires_grad:
             parts.append(checkpoint(_log_probs, head, h, t, use_reentrant=False, preserve_rng_state=False))
         else:
@@ -165,14 +166,14 @@ def _log_probs(head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor
 
 
 class _FrozenHead(torch.autograd.Function):
-    """Rows are independent, so the gradient of a chunk's sum holds that of each of its log-probabilities."""
+    """Rows are independent, so the gradient of a piece's sum holds that of each of its log-probabilities."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor], chunk: int
+        ctx: Any, hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor], pieces: int
     ) -> Tensor:
         values, slopes = [], []
-        for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True):
+        for h, t in zip(hidden.tensor_split(pieces), targets.tensor_split(pieces), strict=True):
             with torch.enable_grad():
                 h = h.detach().requires_grad_()
                 value = _log_probs(head, h, t)

@@ -216,7 +216,7 @@ class PolicyModel(nn.Module):
         rows = shared_rows(batch) if layout == "shared" else separate_rows(batch)
         states, head = self._predictions(layout, rows)
         frozen = layout != "plain" and not self._trains_head
-        return rows.log_probs(token_log_probs(states, head, rows.targets, self.logit_chunk, frozen))
+        return rows.log_probs(token_log_probs(states, head, rows.targets, self._pieces(rows), frozen))
 
     @torch.no_grad()
     def judged(self, batch: PairBatch) -> tuple[LogProbs, LogProbs, Tensor]:
@@ -233,8 +233,9 @@ class PolicyModel(nn.Module):
         with self.reference():
             states_reference, _ = self._predictions(layout, rows)
         parts = []
+        pieces = self._pieces(rows)
         for h, h_reference, target in zip(
-            *(x.split(self.logit_chunk) for x in (states, states_reference, rows.targets)), strict=True
+            *(x.tensor_split(pieces) for x in (states, states_reference, rows.targets)), strict=True
         ):
             log_p = upcast(head(h)).log_softmax(1)
             with self.reference():
@@ -246,6 +247,11 @@ class PolicyModel(nn.Module):
         sums = tokens_kl.new_zeros(rows.pairs).index_add(0, pair, tokens_kl)
         kl = sums / torch.bincount(pair, minlength=rows.pairs)
         return rows.log_probs(tokens_p), batch.reference or rows.log_probs(tokens_q), kl
+
+    def _pieces(self, rows: Rows) -> int:
+        """How often the head is asked; as often on every rank where it is gathered each time."""
+        pieces = -(-len(rows.targets) // self.logit_chunk)
+        return max_over_ranks(pieces, rows.targets.device) if self.is_sharded else pieces
 
     def _layout_for(self, batch: PairBatch) -> Literal["shared", "separate", "plain"]:
         """The layout that the self-check chose on the first batch it saw."""

@@ -68,6 +68,7 @@ def run(base, folder, case):
             rank=4,
             dtype="bfloat16" if "bf16" in options else "float32",
             gradient_checkpointing="checkpointing" in options,
+            logit_chunk=40,  # less than some ranks' response tokens, and not all need as many pieces
         ),
         weighting=VNetWeighting(
             PromptAugmentationConsistency(tau=0.6) if few else SoftPromptConsistency(),
