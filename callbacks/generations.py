@@ -22,7 +22,6 @@ from pacmr_lightning.evaluation.generation_file import (
 )
 from pacmr_lightning.evaluation.store import AnswerStore, content_key
 from pacmr_lightning.prompt_batch import PromptBatch, Response
-from pacmr_lightning.sharding import is_sharded
 
 GENERATIONS = "generations.jsonl"
 """File of generated responses inside a run's folder."""
@@ -63,7 +62,7 @@ class GenerationWriter(BasePredictionWriter):
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Looks for answers of an earlier run."""
-        if any(is_sharded(parameter) for parameter in pl_module.policy.parameters()):
+        if pl_module.policy.is_sharded:
             raise UserError(
                 "predict needs the whole model on each device, but trainer.strategy shards it; set "
                 "trainer.strategy to auto or ddp."

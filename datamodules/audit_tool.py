@@ -17,7 +17,7 @@ from pacmr_lightning.analysis.finished_run import find_run, load
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.run_folder import replacing
-from pacmr_lightning.weighting.oracle import DropFlipped, OracleWeights
+from pacmr_lightning.weighting import AuditedWeights, DropFlipped, OracleWeights
 
 from .chat import decode_messages
 from .cleaned import check_output, write_cleaned
@@ -37,6 +37,7 @@ def audit(
     checkpoint: str = "last",
     top: int = 50,
     threshold: float = 0.5,
+    share: float | None = None,
     cleaned: str | None = None,
     action: Action | None = None,
     micro_batch_size: int | None = None,
@@ -55,6 +56,7 @@ def audit(
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
         top: pairs in the report.
         threshold: a label is suspect where it is wrong with a probability above this.
+        share: of wrong labels, where it is known; None to estimate it. Probabilities need one of the two.
         cleaned: file to write the training pairs to, in the format of the run's data.
         action: what is done there with suspects: "drop" them, or "flip" their label.
         micro_batch_size: pairs in one forward pass; None is that of training, or 32 where that has none.
@@ -66,7 +68,7 @@ def audit(
         UserError: an option is out of range, the run's files are missing or do not fit, or the run has no
             scorer of the kind.
     """
-    _check(top, threshold, cleaned, action, micro_batch_size)
+    _check(top, threshold, share, cleaned, action, micro_batch_size)
     # scikit-learn and matplotlib are loaded here so that pacmr --help stays quick.
     from pacmr_lightning.audit.cross_fit import FOLDER, CrossFit
     from pacmr_lightning.audit.findings import find
@@ -92,7 +94,7 @@ def audit(
     scorer = scorer or ("vnet" if varies else "dpo")
     u = cross_fit.u() if scorer == "dpo" else cross_fit.kept()
     pairs.insert(pairs.columns.get_loc("loss"), "cross_fit_u", np.nan if u is None else u.to_numpy())
-    findings = find(pairs, scorer, threshold, varies)
+    findings = find(pairs, scorer, threshold, varies, share)
     columns = ["rank", "id", "category", "observed", "suggested", "p_wrong", "weight", "u", "delta", "a", "b"]
     table = findings.pairs[[*columns, "loss", "cross_fit_u", "flipped"]]
     notes = _notes(found.noise, data)
@@ -108,12 +110,19 @@ def audit(
 
 
 def _check(
-    top: int, threshold: float, cleaned: str | None, action: Action | None, micro_batch_size: int | None
+    top: int,
+    threshold: float,
+    share: float | None,
+    cleaned: str | None,
+    action: Action | None,
+    micro_batch_size: int | None,
 ) -> None:
     if top < 0:
         raise UserError(f"top is {top}, but it is a number of pairs, at least 0.")
     if not 0 < threshold < 1:
         raise UserError(f"threshold is {threshold}, but it is a probability, above 0 and below 1.")
+    if share is not None and not 0 < share < 0.5:
+        raise UserError(f"share is {share}, but the share of wrong labels is above 0 and below 0.5.")
     if (cleaned is None) != (action is None):
         given, other = ("cleaned", "action") if action is None else ("action", "cleaned")
         fix = "drop or flip" if action is None else "the file to write"
@@ -123,8 +132,8 @@ def _check(
 
 
 def _varies(module: PreferenceModule, pairs: pd.DataFrame) -> bool:
-    """Whether the weights are an opinion of labels; those of weightings that are told the truth are none."""
-    told = isinstance(module.weighting, (DropFlipped, OracleWeights))
+    """Whether the weights are an opinion of labels; those that a weighting is told beforehand are none."""
+    told = isinstance(module.weighting, (AuditedWeights, DropFlipped, OracleWeights))
     return not told and bool(np.ptp(pairs["weight"]) > 1e-6)
 
 
@@ -256,6 +265,13 @@ def main(arguments: list[str]) -> None:
         default=0.5,
         metavar="P",
         help="a label is suspect where P(wrong) is above it, default 0.5",
+    )
+    parser.add_argument(
+        "--share",
+        type=float,
+        metavar="S",
+        help="share of wrong labels, if you know it, say from a sample read by hand; default: estimated, "
+        "which fails where the policy has learned too little",
     )
     parser.add_argument(
         "--cleaned", metavar="FILE", help="also write the training pairs, in their own format"

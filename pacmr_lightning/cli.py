@@ -101,9 +101,12 @@ class SaveRunConfig(SaveConfigCallback):
         """Writes the file on rank zero."""
         if trainer.is_global_zero:
             config = self.config.clone()
+            root = Path(config.trainer.default_root_dir)
             config.ckpt_path = None  # where this fit goes on from is not the run's configuration
+            if config.checkpoint.dirpath == _checkpoints(root):  # a run of this config elsewhere has its own
+                config.checkpoint.dirpath = None
             text = self.parser.dump(config, skip_none=False)
-            with replacing(Path(trainer.default_root_dir) / CONFIG) as temporary:
+            with replacing(root / CONFIG) as temporary:
                 temporary.write_text(text)
 
 
@@ -164,7 +167,7 @@ class PacmrCLI(LightningCLI):
         root = Path(config.trainer.default_root_dir)
         self._new_folders = [folder for folder in (root, *root.parents) if not folder.exists()]
         if config.checkpoint.dirpath is None:
-            config.checkpoint.dirpath = str(root / "checkpoints")
+            config.checkpoint.dirpath = _checkpoints(root)
         if self.subcommand == "fit" and (root / CONFIG).exists() and config.ckpt_path is None:
             raise UserError(
                 f"The folder {root} holds a run already; continue it with --ckpt_path last, or name another "
@@ -244,6 +247,10 @@ def _remove_partial_files(root: Path) -> None:
 def _every(weighting: Namespace | None) -> int | None:
     """The weighting's ``every``; None for one that does not learn."""
     return weighting.get("init_args", {}).get("every") if weighting is not None else None
+
+
+def _checkpoints(root: Path) -> str:
+    return str(root / "checkpoints")
 
 
 def _run_folder(config: Namespace) -> str:

@@ -50,7 +50,9 @@ class Findings:
         return int((self.pairs["suggested"] == "flip").sum())
 
 
-def find(pairs: pd.DataFrame, scorer: Scorer, threshold: float, varies: bool) -> Findings:
+def find(
+    pairs: pd.DataFrame, scorer: Scorer, threshold: float, varies: bool, known: float | None = None
+) -> Findings:
     """Ranks pairs, and takes the labels for wrong that are so with a probability above a threshold.
 
     Args:
@@ -58,11 +60,12 @@ def find(pairs: pd.DataFrame, scorer: Scorer, threshold: float, varies: bool) ->
         scorer: whose opinion decides.
         threshold: on the probability that a label is wrong.
         varies: whether the weights are an opinion at all.
+        known: the share of wrong labels, where somebody knows it.
     """
     computed: dict[Scorer, bool] = {"vnet": varies, "dpo": bool(pairs["cross_fit_u"].notna().all())}
     order = sorted((name for name in computed if computed[name]), key=lambda name: name != scorer)
     prompts = pairs["prompt"].to_numpy()
-    shares = {name: expected_share(pairs[_BASIS[name]].to_numpy(), prompts) for name in order}
+    shares = {name: expected_share(pairs[_BASIS[name]].to_numpy(), prompts, known) for name in order}
     wrong = {name: _wrong(pairs, name, share) for name, share in shares.items()}
     ranked = pairs.assign(p_wrong=wrong[scorer])
     # NaN is not above any threshold.

@@ -66,11 +66,13 @@ class Share:
     """By tenths of abs(u): ``size`` (its mean, in nats), ``against`` (share of the labels against the policy)
     with ``stderr``, and ``fitted``."""
     mixture: Mixture
+    known: bool = False
+    """Whether the rate was given, and not estimated."""
 
     @property
     def identified(self) -> bool:
         """Whether the share is more than an invention."""
-        return self.separates and self.gain > 0
+        return self.separates and (self.known or self.gain > 0)
 
     def wrong(self, u: np.ndarray) -> np.ndarray:
         """(N,) probability that each label is wrong; NaN where the share is not identified."""
@@ -79,12 +81,19 @@ class Share:
         return expit(logit(self.rate) - self.slope * u)
 
 
-def expected_share(u: np.ndarray, prompts: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> Share:
-    """Fits the share of wrong labels.
+def expected_share(
+    u: np.ndarray,
+    prompts: np.ndarray,
+    known: float | None = None,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Share:
+    """Fits the share of wrong labels, or only how sure the policy is where that share is known.
 
     Args:
         u: (N,) implicit reward differences in the order of the labels, finite.
         prompts: (N,) numbers of the pairs' prompts, 0 to P - 1; pairs of one prompt are resampled together.
+        known: the share of wrong labels, in [0, 0.5); None to estimate it.
         resamples: of the bootstrap.
         seed: of the bootstrap.
     """
@@ -104,16 +113,18 @@ def expected_share(u: np.ndarray, prompts: np.ndarray, resamples: int = RESAMPLE
         )
 
     ones = np.ones(len(u))
-    rate, slope, loss = _fit(middle, *counts(ones))
-    _, _, clean_loss = _fit(middle, *counts(ones), highest=0.0)
+    among = (0.0, _HIGHEST) if known is None else (known, known)
+    rate, slope, loss = _fit(middle, *counts(ones), among=among)
+    _, _, clean_loss = _fit(middle, *counts(ones), among=(0.0, 0.0))
     penalty = np.log(len(u))
     rng = np.random.default_rng(seed)
     start = [(max(rate, 0.02), slope)]  # a resample's fit is near that of the pairs
     number = int(prompts.max()) + 1
+    shares = np.full(number, 1 / number)
     found = [
-        _fit(middle, *counts(rng.multinomial(number, np.full(number, 1 / number))[prompts]), starts=start)[0]
-        for _ in range(resamples)
-    ]
+        _fit(middle, *counts(rng.multinomial(number, shares)[prompts]), among=among, starts=start)[0]
+        for _ in range(resamples if known is None else 0)
+    ] or [rate, rate]
     return Share(
         rate=rate,
         stderr=float(np.std(found, ddof=1)),
@@ -124,6 +135,7 @@ def expected_share(u: np.ndarray, prompts: np.ndarray, resamples: int = RESAMPLE
         gain=float(2 * (clean_loss - loss) - penalty),
         tenths=_tenths(size, against, prompts, rate, slope / scale),
         mixture=_mixture(u),
+        known=known is not None,
     )
 
 
@@ -132,7 +144,7 @@ def _fit(
     against: np.ndarray,
     agreeing: np.ndarray,
     *,
-    highest: float = _HIGHEST,
+    among: tuple[float, float],
     starts: Sequence[tuple[float, float]] = ((0.02, 1.0), (0.25, 1.0)),
 ) -> tuple[float, float, float]:
     """The rate, the slope and minus the log-likelihood of counts by size, which may be weighted."""
@@ -146,9 +158,9 @@ def _fit(
         gradient = np.array([(by_p * (1 - 2 * unsure)).sum(), (by_p * by_slope).sum()])
         return -(against * np.log(p) + agreeing * np.log1p(-p)).sum(), gradient
 
-    bounds = [(0.0, highest), (0.0, 100.0)]
+    bounds = [among, (0.0, 100.0)]
     fits = [
-        minimize(loss, [min(rate, highest), slope], jac=True, method="L-BFGS-B", bounds=bounds)
+        minimize(loss, [float(np.clip(rate, *among)), slope], jac=True, method="L-BFGS-B", bounds=bounds)
         for rate, slope in starts
     ]
     best = min(fits, key=lambda fit: fit.fun)

@@ -17,6 +17,8 @@ _LEARNED = (
 
 def share_in_words(share: Share) -> str:
     """The expected share of wrong labels with its uncertainty, or why there is none."""
+    if share.identified and share.known:
+        return f"{_percent(share.rate)}, as given"
     if share.identified:
         return (
             f"{_percent(share.rate)} ± {_percent(share.stderr)} (95% interval {_percent(share.low)} to "
@@ -35,12 +37,16 @@ def sentences(findings: Findings) -> list[str]:
     share, scorer = findings.share, findings.scorer
     top = share.tenths.iloc[-1]
     told = [_HELD_OUT if scorer == "dpo" else _LEARNED]
+    fit = (
+        f"With eps = {share.rate:.3f}, as given, the fit has k = {share.slope:.3g} per nat."
+        if share.known
+        else f"The fit has eps = {share.rate:.3f} and k = {share.slope:.3g} per nat; without wrong labels "
+        f"(eps = 0) its BIC is {abs(share.gain):.1f} {'worse' if share.gain > 0 else 'better'}. "
+        "The errors come from resampling prompts."
+    )
     told.append(
         "u changes sign with the label, so wrong labels mirror right ones: of pairs with |u| = m a share "
-        "eps + (1 - 2 eps) sigmoid(-k m) is labelled against the policy. "
-        f"The fit has eps = {share.rate:.3f} and k = {share.slope:.3g} per nat; without wrong labels (eps = "
-        f"0) its BIC is {abs(share.gain):.1f} {'worse' if share.gain > 0 else 'better'}. "
-        "The errors come from resampling prompts."
+        f"eps + (1 - 2 eps) sigmoid(-k m) is labelled against the policy. {fit}"
     )
     if share.identified:
         said = "P(wrong) = sigmoid(logit(eps) - k u)"

@@ -124,6 +124,7 @@ class PreferenceModule(HeldOutSteps):
         if stage != "fit" or data is None:
             return
         self.weighting.set_label_noise(data.noise_rate, data.uniform_noise)
+        self.weighting.check_pairs(data.train_pairs)
         if self.objective.label_noise == "auto":
             self.objective.resolve_label_noise(data.noise_rate)
         share = data.global_batch_size // self.trainer.world_size

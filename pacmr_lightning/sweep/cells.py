@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import re
+import shlex
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -31,6 +32,10 @@ class Cell:
     folder: Path
     configs: list[str]
     options: list[str]
+    after: Path | None
+    """Folder of the cell that has to be done first."""
+    first: list[str]
+    """Arguments of the ``pacmr`` command before the run, if any."""
 
     @property
     def name(self) -> str:
@@ -68,8 +73,17 @@ def cells(sweep: Sweep) -> list[Cell]:
 
 
 def _cell(sweep: Sweep, name: str, method: Method, noise: float, seed: int, variation: dict) -> Cell:
-    words = [name, f"noise{100 * noise:g}", *(f"{short_name(o)}{v}" for o, v in variation.items())]
-    folder = re.sub(r"[^\w.+-]+", "_", "-".join([*words, f"seed{seed}"]))
+    after = _folder(sweep, method.after, noise, seed, {}) if method.after else None
+
+    def text(value: Any) -> str:
+        """As a word of the command line."""
+        if not isinstance(value, str):
+            return json.dumps(value)
+        known = {"seed": str(seed), "noise": f"{noise:g}"} | ({"after": str(after)} if after else {})
+        for key, word in known.items():
+            value = value.replace(f"{{{key}}}", word)
+        return value
+
     # The command line takes the last of several values.
     given = [("model.method", name), *sweep.options.items(), *method.options.items(), *variation.items()]
     return Cell(
@@ -77,10 +91,17 @@ def _cell(sweep: Sweep, name: str, method: Method, noise: float, seed: int, vari
         noise,
         seed,
         variation,
-        Path(sweep.output) / folder,
+        _folder(sweep, name, noise, seed, variation),
         [*sweep.base, _method_file(method.config or name)],
-        [word for option, value in given for word in (f"--{option}", _text(value, seed, noise))],
+        [word for option, value in given for word in (f"--{option}", text(value))],
+        after,
+        [text(word) for word in shlex.split(method.first or "")],
     )
+
+
+def _folder(sweep: Sweep, name: str, noise: float, seed: int, variation: dict[str, Any]) -> Path:
+    words = [name, f"noise{100 * noise:g}", *(f"{short_name(o)}{v}" for o, v in variation.items())]
+    return Path(sweep.output) / re.sub(r"[^\w.+-]+", "_", "-".join([*words, f"seed{seed}"]))
 
 
 def short_name(option: str) -> str:
@@ -90,13 +111,6 @@ def short_name(option: str) -> str:
 
 def _method_file(config: str) -> str:
     return config if config.endswith((".yaml", ".yml")) else f"configs/methods/{config}.yaml"
-
-
-def _text(value: Any, seed: int, noise: float) -> str:
-    """As a word of the command line."""
-    if isinstance(value, str):
-        return value.replace("{seed}", str(seed)).replace("{noise}", f"{noise:g}")
-    return json.dumps(value)
 
 
 def config_contents(cell: Cell) -> dict[str, Any]:

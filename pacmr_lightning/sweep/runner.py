@@ -41,11 +41,11 @@ def run(sweep: Sweep, left: Sequence[Cell], done: int, console: Console) -> None
         _prepare(sweep, console)
         try:
             with _Progress(console, done, len(left)) as progress:
-                while waiting or running:
-                    while waiting and slots:
-                        cell, slot = waiting.pop(0), slots.pop(0)
-                        arguments = state.prepare(cell)
-                        running[worker.start(arguments, cell.folder / state.LOG, slot)] = cell, slot
+                while running or any(map(state.ready, waiting)):
+                    while slots and (cell := next(filter(state.ready, waiting), None)):
+                        waiting.remove(cell)
+                        slot, commands = slots.pop(0), state.prepare(cell)
+                        running[worker.start(commands, cell.folder / state.LOG, slot)] = cell, slot
                     progress.show(len(running), len(waiting))
                     ended = wait([process.sentinel for process in running])
                     for process in [process for process in running if process.sentinel in ended]:
@@ -57,6 +57,8 @@ def run(sweep: Sweep, left: Sequence[Cell], done: int, console: Console) -> None
                         else:
                             waiting.insert(0, cell)
                     progress.show(len(running), len(waiting))
+            for cell in waiting:
+                console.print(f"{cell.name} was not run: {cell.after.name} failed", highlight=False)
         finally:
             for process in running:
                 worker.kill(process)
@@ -131,7 +133,7 @@ def _prepare(sweep: Sweep, console: Console) -> None:
         log = Path(sweep.output) / f"prepare-{number}.txt"
         log.unlink(missing_ok=True)
         gpus = ",".join(_gpus()) if sweep.devices else None
-        process = worker.start(shlex.split(preparation.command), log, gpus)
+        process = worker.start([shlex.split(preparation.command)], log, gpus)
         try:
             process.join()
         finally:

@@ -25,6 +25,11 @@ class Method:
     """Options of ``pacmr fit`` and their values, after those of the sweep."""
     vary: dict[str, list[Any]] = field(default_factory=dict)
     """Options and the values that each of them takes in turn: every combination is a cell."""
+    after: str | None = None
+    """A method above this one, whose cell of the same noise rate and seed has to be done first; in options
+    and in ``first``, ``{after}`` stands for that cell's folder."""
+    first: str | None = None
+    """Arguments of a ``pacmr`` command that each cell runs before its ``pacmr fit``."""
     bound: bool = False
     """Whether it uses what no method can know: listed last in tables, and never the best."""
 
@@ -147,7 +152,14 @@ def _check_values(sweep: Sweep, path: str) -> None:
                     f"{path}: {place} names {method}, which is none of the methods "
                     f"({', '.join(sweep.methods)}); correct it, or set anchor to null."
                 )
+    above: list[str] = []
     for name, method in sweep.methods.items():
         for option, values in method.vary.items():
             if not values:
                 raise UserError(f"{path}: method {name} varies {option} over no values; give some.")
+        if method.after and (method.after not in above or sweep.methods[method.after].vary):
+            raise UserError(
+                f"{path}: method {name} comes after {method.after}, which is no method above it with one "
+                "cell a seed; move it up, or take its vary away."
+            )
+        above.append(name)

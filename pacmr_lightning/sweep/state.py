@@ -40,8 +40,8 @@ def state(cell: Cell) -> State:
     return "waiting" if record["exit"] is None else "failed"
 
 
-def prepare(cell: Cell) -> list[str]:
-    """Makes the cell's folder ready for a run that starts, or goes on; returns its arguments.
+def prepare(cell: Cell) -> list[list[str]]:
+    """Makes the cell's folder ready for a run that starts, or goes on; returns the commands to run.
 
     A run that was interrupted before its first checkpoint starts anew.
     """
@@ -49,7 +49,13 @@ def prepare(cell: Cell) -> list[str]:
     if not goes_on and cell.folder.exists():
         shutil.rmtree(cell.folder)
     _write(cell, {**_described(cell), "resumed": goes_on, "exit": None})
-    return cell.arguments + (["--ckpt_path", "last"] if goes_on else [])
+    fit = cell.arguments + (["--ckpt_path", "last"] if goes_on else [])
+    return [cell.first, fit] if cell.first else [fit]
+
+
+def ready(cell: Cell) -> bool:
+    """Whether the cell that has to be done first, if any, is done."""
+    return cell.after is None or (cell.after / SUMMARY).exists()
 
 
 def end(cell: Cell, status: int) -> bool:
@@ -88,6 +94,7 @@ def _checkpoint(cell: Cell) -> Path:
 def _described(cell: Cell) -> dict[str, Any]:
     """What decides the cell's result, as it comes back from JSON."""
     described = {"arguments": cell.arguments, "configs": config_contents(cell)}
+    described |= {"first": cell.first} if cell.first else {}
     return json.loads(json.dumps(described, default=str))
 
 

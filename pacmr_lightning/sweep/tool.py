@@ -33,7 +33,8 @@ def main(arguments: list[str]) -> None:
             there = " (is there)" if Path(preparation.output).exists() else ""
             print(f"{preparation.output}{there}: pacmr {preparation.command}")
         for cell in found:
-            print(f"{cell.name} ({states[cell.name]}): pacmr {shlex.join(cell.arguments)}")
+            commands = [f"pacmr {shlex.join(words)}" for words in (cell.first, cell.arguments) if words]
+            print(f"{cell.name} ({states[cell.name]}): {' && '.join(commands)}")
         print(f"{len(found)} cells")
         return
     if not options.tables_only:

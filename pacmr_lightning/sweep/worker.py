@@ -1,4 +1,4 @@
-"""A process that runs one command of ``pacmr``, forked from a server that has imported everything.
+"""A process that runs commands of ``pacmr``, forked from a server that has imported everything.
 
 Importing takes as long as a short run. Python's fork server imports once and forks for each cell; it runs no
 tensor operation, so neither threads nor a GPU's state are forked.
@@ -25,17 +25,17 @@ IMPORTED = [
 """Modules that the server imports."""
 
 
-def start(arguments: list[str], log: Path, devices: str | None) -> BaseProcess:
-    """Starts ``pacmr`` with these arguments.
+def start(commands: list[list[str]], log: Path, devices: str | None) -> BaseProcess:
+    """Starts ``pacmr`` with these arguments, once or several times one after the other.
 
     Args:
-        arguments: of ``pacmr``.
+        commands: arguments of ``pacmr``; the first failure ends the process.
         log: file that its output is added to.
         devices: ``CUDA_VISIBLE_DEVICES`` of a process that is no fork; None: a fork.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
-    process = context.Process(target=_run, args=(arguments, log, devices))
+    process = context.Process(target=_run, args=(commands, log, devices))
     process.start()
     return process
 
@@ -49,22 +49,24 @@ def kill(process: BaseProcess) -> None:
     process.join()
 
 
-def _run(arguments: list[str], log: Path, devices: str | None) -> None:
+def _run(commands: list[list[str]], log: Path, devices: str | None) -> None:
     os.setsid()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with open(log, "ab") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
     sys.stdout.reconfigure(line_buffering=True)
-    if devices is None:
-        from ..cli import main
+    for arguments in commands:
+        if devices is None:
+            from ..cli import main
 
-        main(arguments)
-    else:
-        # Over several GPUs, Lightning starts the command again for each, which it cannot do from a fork.
-        command = [sys.executable, "-m", "pacmr_lightning", *arguments]
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": devices}
-        sys.exit(subprocess.run(command, env=environment).returncode)
+            main(arguments)
+        else:
+            # Over several GPUs, Lightning starts the command again for each, which it cannot do from a fork.
+            command = [sys.executable, "-m", "pacmr_lightning", *arguments]
+            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": devices}
+            if status := subprocess.run(command, env=environment).returncode:
+                sys.exit(status)
 
 
 def _end_with_parent() -> None:

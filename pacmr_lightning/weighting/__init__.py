@@ -1,5 +1,6 @@
 """How much a pair counts: weightings, and how VNet is learned."""
 
+from .audited import AuditedWeights
 from .base import Weighting, Weights
 from .hypergradient import CentralDifference, Estimator, ExactCoefficients, GhostDotProduct
 from .learner import VNetWeighting
@@ -9,6 +10,7 @@ from .prior import SigmoidPrior, Unweighted
 from .vnet import VNet
 
 __all__ = [
+    "AuditedWeights",
     "CentralDifference",
     "CleanPreference",
     "DropFlipped",

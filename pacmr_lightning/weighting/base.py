@@ -59,6 +59,13 @@ class Weighting(ABC):
             uniform: whether it is also every pair's own probability of a flip.
         """
 
+    def check_pairs(self, pairs: Any) -> None:
+        """Called before training with the datamodule's ``train_pairs``.
+
+        Raises:
+            UserError: the weighting does not fit them.
+        """
+
     def check_sharded(self) -> None:
         """Called before training where ZeRO-3 keeps the policy's parameters in parts.
 

@@ -147,6 +147,9 @@ def test_a_run(base, capsys, tmp_path):
     again = ["--config", str(run / "config.yaml"), "--ckpt_path", last]
     cli.main(["fit", *again, "--trainer.max_steps", "3"])
     assert json.loads((run / "summary.json").read_text())["steps"] == 3
+    written = Path(last).stat().st_mtime_ns
+    cli.main(["fit", *again[:2], "--trainer.default_root_dir", "elsewhere", "--trainer.max_steps", "1"])
+    assert Path("elsewhere/checkpoints/last.ckpt").exists() and Path(last).stat().st_mtime_ns == written
     cli.main(["validate", *again])
     cli.main(["test", *again])
     assert "test/rewards/accuracies" in capsys.readouterr().out

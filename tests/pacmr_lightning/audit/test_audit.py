@@ -253,6 +253,7 @@ def test_as_trained_keeps_clean_pairs_out(run):
     [
         (["--threshold", "1.5"], "threshold is 1.5"),
         (["--top", "-1"], "top is -1"),
+        (["--share", "0.5"], "share is 0.5"),
         (["--cleaned", "a.jsonl"], "cleaned is given without action"),
         (["--action", "drop"], "action is given without cleaned"),
         (["--cleaned", "a.parquet", "--action", "drop"], "ending in"),

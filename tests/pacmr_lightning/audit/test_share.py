@@ -82,6 +82,18 @@ def test_a_policy_that_is_never_sure_identifies_nothing():
     assert not share.identified or share.high - share.low > 0.15
 
 
+def test_a_known_share():
+    """Scores that cannot tell the share still tell labels apart where it is given, and calibrated so."""
+    u, wrong, prompts = scores(12000, 0.3, slope=0.25, seed=1)
+    assert not expected_share(u, prompts, resamples=10).identified
+    share = expected_share(u, prompts, known=0.3, resamples=10)
+    assert share.identified and share.rate == share.low == share.high == 0.3 and share.stderr == 0
+    assert share.slope == pytest.approx(0.25, rel=0.2)
+    p = share.wrong(u)
+    for part in np.array_split(np.argsort(p), 8):
+        assert wrong[part].mean() == pytest.approx(p[part].mean(), abs=0.04)
+
+
 def test_the_interval_holds_the_truth():
     """In 25 worlds the 95% interval misses no more than 5 times (P below 0.2% if it keeps its promise)."""
     hits = 0

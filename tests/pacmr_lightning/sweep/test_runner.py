@@ -97,6 +97,26 @@ def test_a_sweep(write_sweep, tmp_path, capsys, tiny_tokenizer_folder):
     assert "holds a run with other arguments" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_a_cell_after_another(write_sweep, capsys):
+    """It waits for that cell, runs its own command first, and is left out where that cell failed."""
+    second = {"config": "dpo", "after": "dpo", "first": "audit {after} --top 3"}
+    second["options"] = {"model.learning_rate": 1e-4}
+    path = write_sweep(methods={"dpo": None, "second": second}, seeds=[0])
+    assert sweep(path) == 0
+    first, cell = Path("out/dpo-noise30-seed0"), Path("out/second-noise30-seed0")
+    assert (first / "audit/pairs.parquet").exists() and (cell / "summary.json").exists()
+    assert record(cell)["first"] == ["audit", str(first), "--top", "3"]
+    ended = [path.stat().st_mtime_ns for path in (first / "summary.json", first / "audit/report.html")]
+    assert ended == sorted(ended) and ended[1] < (cell / "summary.json").stat().st_mtime_ns
+
+    broken = {"options": {"model.policy.model": "nowhere"}}
+    assert sweep(write_sweep(methods={"dpo": broken, "second": second}, seeds=[1])) == 1
+    said = capsys.readouterr().out
+    assert "second-noise30-seed1 was not run: dpo-noise30-seed1 failed" in " ".join(said.split())
+    assert not Path("out/second-noise30-seed1").exists()
+
+
 def test_preparation(write_sweep, capsys):
     """What is there already is not made; what cannot be made stops the sweep before any cell."""
     Path("there").touch()
@@ -113,7 +133,7 @@ def test_devices(write_sweep, tmp_path, capsys):
     assert sweep(write_sweep(jobs=1, devices=wanted)) == 2
     assert f"1 jobs with {wanted} GPUs each need {wanted}, but there are" in capsys.readouterr().err
     assert not Path("out").exists()
-    process = worker.start(["fit", "--nonsense"], tmp_path / "log.txt", "3,5")
+    process = worker.start([["fit", "--nonsense"]], tmp_path / "log.txt", "3,5")
     wait_for(lambda: psutil.Process(process.pid).children())
     assert psutil.Process(process.pid).children()[0].environ()["CUDA_VISIBLE_DEVICES"] == "3,5"
     process.join()

@@ -10,7 +10,7 @@ from pacmr_lightning.sweep.spec import read_sweep
 
 ROOT = Path(__file__).parents[3]
 SWEEPS = sorted(set((ROOT / "configs/sweeps").glob("*.yaml")) - {ROOT / "configs/sweeps/world_base.yaml"})
-SIZES = {"world": 390, "world_tau": 210, "world_long": 90, "tldr": 21, "hh": 21, "tldr_tau": 12}
+SIZES = {"world": 450, "world_tau": 210, "world_long": 90, "tldr": 21, "hh": 21, "tldr_tau": 12}
 
 
 def fails(capsys, arguments: list[str]) -> str:
@@ -31,10 +31,11 @@ def test_cells(write_sweep, world):
             "dpo": None,
             "soft": {"config": "pacmr", "vary": {"a.tau": [0.5, 0.6], "b.outer": ["A", "B"]}},
             "own": {"config": "mine.yaml", "options": {"x": None, "y": [1, 2], "z": "s{seed}n{noise}"}},
+            "two": {"config": "dpo", "after": "dpo", "first": "audit {after}", "options": {"w": "{after}/a"}},
         },
     )
     found = cells(read_sweep(path))
-    assert len(found) == 2 * 2 * (1 + 4 + 1) and len({cell.name for cell in found}) == len(found)
+    assert len(found) == 2 * 2 * (1 + 4 + 1 + 1) and len({cell.name for cell in found}) == len(found)
     by_name = {cell.name: cell for cell in found}
     common = ["--seed_everything", "1", "--data.seed", "1", "--data.noise_seed", "1", "--data.noise_rate"]
     base = ["fit", "--config", str(world / "base.yaml"), "--config"]
@@ -49,6 +50,11 @@ def test_cells(write_sweep, world):
     own = by_name["own-noise20-seed1"].arguments
     assert own[:6] == [*base, "mine.yaml", "--model.method"]
     assert own[-8:-2] == ["--x", "null", "--y", "[1, 2]", "--z", "s1n0.2"]
+    two = by_name["two-noise20-seed1"]
+    assert two.after == by_name["dpo-noise20-seed1"].folder
+    assert two.first == ["audit", "out/dpo-noise20-seed1"]
+    assert two.arguments[-4:-2] == ["--w", "out/dpo-noise20-seed1/a"]
+    assert not cell.first and cell.after is None
 
 
 @pytest.mark.parametrize(
@@ -66,6 +72,7 @@ def test_cells(write_sweep, world):
         ({"comparisons": {"x": ["ipo"]}}, "x names ipo"),
         ({"methods": {"dpo": {"label": "pacmr"}, "pacmr": None}}, "but none may occur twice"),
         ({"methods": {"dpo": {"vary": {"a": []}}}}, "varies a over no values"),
+        ({"methods": {"dpo": {"after": "pacmr"}, "pacmr": None}}, "dpo comes after pacmr, which"),
         ({"options": {"data.noise_rate": "{noise}"}}, "would be the same run"),
         ({"methods": {"dpo": None, "dqo": None}}, "configs/methods/dqo.yaml"),
         ({"methods": {"dpo": {"options": {"model.objective.betta": 1}}}}, "no option betta"),
@@ -93,7 +100,7 @@ def test_shipped_sweeps(path, tmp_path, monkeypatch, capsys):
     cli.main(["sweep", str(path.relative_to(ROOT)), "--dry_run"])
     assert [file.name for file in tmp_path.iterdir()] == ["configs"]
     lines = capsys.readouterr().out.splitlines()
-    found = [line for line in lines if ": pacmr fit --config configs/" in line and "-seed" in line]
+    found = [line for line in lines if " pacmr fit --config configs/" in line and "-seed" in line]
     assert len(found) == SIZES.get(path.stem, len(found)) and lines[-1] == f"{len(found)} cells"
     assert any(line.startswith("pacmr-noise20") for line in found)
     assert all("{" not in line for line in found)
