@@ -32,7 +32,7 @@ Action = Literal["drop", "flip"]
 
 def audit(
     run: str,
-    scorer: Literal["vnet", "dpo"] | None = None,
+    scorer: Literal["vnet", "dpo", "policy"] | None = None,
     output: str | None = None,
     checkpoint: str = "last",
     top: int = 50,
@@ -51,7 +51,8 @@ def audit(
     Args:
         run: folder of a preference run.
         scorer: who judges: "vnet" is the run's own weights, "dpo" two DPO policies, trained for it on half of
-            the prompts each, about the half that they have not seen. None: the weights where they differ.
+            the prompts each, about the half that they have not seen, "policy" the run's own policy. None: the
+            weights where they differ, else "dpo".
         output: folder to write to; None is ``audit`` inside the run's folder.
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
         top: pairs in the report.
@@ -252,9 +253,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a preference run")
     parser.add_argument(
         "--scorer",
-        choices=("vnet", "dpo"),
+        choices=("vnet", "dpo", "policy"),
         help="vnet: the run's weights (default where they differ); dpo: two DPO policies, trained now on "
-        "half of the prompts each, judge the other half, which takes as long as a DPO run",
+        "half of the prompts each, judge the other half, which takes as long as a DPO run; policy: the run's "
+        "own policy, which has learned the labels that it judges",
     )
     parser.add_argument("--output", metavar="DIR", help="default audit/ inside the run")
     parser.add_argument("--checkpoint", default="last", metavar="NAME", help="default last")

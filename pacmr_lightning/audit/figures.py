@@ -13,7 +13,11 @@ from scipy.special import expit
 from .findings import SCORES, Findings
 
 RIGHT, WRONG, DARK = "#0072B2", "#D55E00", "0.25"
-_LABELS = {"weight": "Weight", "cross_fit_u": "Cross-fitted implicit reward difference $u$ (nats)"}
+_LABELS = {
+    "weight": "Weight",
+    "cross_fit_u": "Cross-fitted implicit reward difference $u$ (nats)",
+    "u": "Implicit reward difference $u$ (nats)",
+}
 
 
 def distribution(findings: Findings) -> str:

@@ -12,13 +12,13 @@ from sklearn.isotonic import IsotonicRegression
 from .share import Share, expected_share
 from .truth import Method, compare, confident_learning, same_number
 
-Scorer = Literal["vnet", "dpo"]
+Scorer = Literal["vnet", "dpo", "policy"]
 
-NAMES: dict[Scorer, str] = {"vnet": "weight", "dpo": "cross-fitted u"}
+NAMES: dict[Scorer, str] = {"vnet": "weight", "dpo": "cross-fitted u", "policy": "u"}
 """What tables call the scores."""
-SCORES: dict[Scorer, str] = {"vnet": "weight", "dpo": "cross_fit_u"}
+SCORES: dict[Scorer, str] = {"vnet": "weight", "dpo": "cross_fit_u", "policy": "u"}
 """Columns of the scores; a low value makes a label suspect."""
-_BASIS: dict[Scorer, str] = {"vnet": "u", "dpo": "cross_fit_u"}
+_BASIS: dict[Scorer, str] = {"vnet": "u", "dpo": "cross_fit_u", "policy": "u"}
 """Columns that change sign with the label, from which the share is estimated."""
 
 
@@ -62,7 +62,11 @@ def find(
         varies: whether the weights are an opinion at all.
         known: the share of wrong labels, where somebody knows it.
     """
-    computed: dict[Scorer, bool] = {"vnet": varies, "dpo": bool(pairs["cross_fit_u"].notna().all())}
+    computed: dict[Scorer, bool] = {
+        "vnet": varies,
+        "dpo": bool(pairs["cross_fit_u"].notna().all()),
+        "policy": scorer == "policy",
+    }
     order = sorted((name for name in computed if computed[name]), key=lambda name: name != scorer)
     prompts = pairs["prompt"].to_numpy()
     shares = {name: expected_share(pairs[_BASIS[name]].to_numpy(), prompts, known) for name in order}
@@ -78,10 +82,9 @@ def find(
         for name, share in shares.items()
     ]
     number = int(suspects[scorer].sum())
-    methods += [
-        same_number("loss", pairs["loss"].to_numpy(), number),
-        same_number("u", -pairs["u"].to_numpy(), number),
-    ]
+    methods.append(same_number("loss", pairs["loss"].to_numpy(), number))
+    if scorer != "policy":
+        methods.append(same_number("u", -pairs["u"].to_numpy(), number))
     basis = "cross_fit_u" if computed["dpo"] else "u"
     named = "cleanlab on cross-fitted u" if computed["dpo"] else "cleanlab on u"
     if learned := confident_learning(named, pairs[basis].to_numpy(), pairs["id"]):
@@ -96,7 +99,7 @@ def find(
 def _wrong(pairs: pd.DataFrame, scorer: Scorer, share: Share) -> np.ndarray:
     """(N,) probability that each label is wrong, which falls where the score rises."""
     wrong = share.wrong(pairs[_BASIS[scorer]].to_numpy())
-    if scorer == "dpo" or not share.identified:
+    if scorer != "vnet" or not share.identified:
         return wrong
     # A weight depends on more than u. The mean over pairs, which is the expected share, stays.
     return IsotonicRegression(increasing=False).fit_transform(pairs["weight"].to_numpy(), wrong)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .findings import NAMES, SCORES, Findings, Scorer
+from .findings import NAMES, Findings, Scorer
 from .share import Share
 
 _HELD_OUT = (
@@ -90,7 +90,7 @@ def sentences(findings: Findings) -> list[str]:
 
 
 def _score(scorer: Scorer) -> str:
-    return {"weight": "weight", "cross_fit_u": "u"}[SCORES[scorer]]
+    return "weight" if scorer == "vnet" else "u"
 
 
 def _percent(share: float) -> str:

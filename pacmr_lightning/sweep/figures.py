@@ -34,6 +34,8 @@ def draw_all(sweep: Sweep, frame: pd.DataFrame, folder: Path) -> None:
     """
     numbers = means(frame)
     _save(draw_noise(frame, numbers), folder / "noise-rates")
+    if frame["gold_reward"].notna().any():
+        _save(draw_both(frame, numbers), folder / "reward-and-accuracy")
     for name, method in sweep.methods.items():
         part = frame[frame["method"].eq(name)]
         options = [short_name(option) for option, values in method.vary.items() if len(values) > 1]
@@ -70,6 +72,39 @@ def draw_noise(frame: pd.DataFrame, numbers: pd.DataFrame) -> Figure:
     axes[0].set_yticks(places, rows)
     axes[0].set_ylim(len(rows) - 0.5, -0.5)
     _legend(figure, axes[0], LEGEND)
+    return figure
+
+
+def draw_both(frame: pd.DataFrame, numbers: pd.DataFrame) -> Figure:
+    """Gold reward against validation accuracy, a panel a noise rate: better is up and to the right."""
+    rows = frame.drop_duplicates("row").sort_values("bound", kind="stable")
+    rates = sorted(frame["noise"].unique())
+    figure, axes = _panels(len(rates), width=2.9, height=2.9, sharey=True)
+    for axis, rate in zip(axes, rates, strict=True):
+        table = numbers[numbers["noise"].eq(rate)].pivot(index="row", columns="measure")
+        for i, row in enumerate(rows.itertuples()):
+            if row.row not in table.index:
+                continue
+            x, y = (table.loc[row.row].unstack(0).loc[name] for name in ("val_accuracy", "gold_reward"))
+            color = "0.4" if row.bound else COLORS[i % len(COLORS)]
+            axis.errorbar(
+                x["mean"],
+                y["mean"],
+                xerr=x["stderr"],
+                yerr=y["stderr"],
+                fmt=MARKERS[i % len(MARKERS)],
+                color=color,
+                mfc="white" if row.bound else color,
+                ms=6,
+                elinewidth=0.8,
+                label=row.row,
+            )
+        axis.set(title=f"{rate:.0%} flipped", xlabel=MEASURES["val_accuracy"].heading)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel(MEASURES["gold_reward"].heading)
+    handles, labels = axes[0].get_legend_handles_labels()
+    title = "mean ± standard error over seeds"
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8, title=title)
     return figure
 
 

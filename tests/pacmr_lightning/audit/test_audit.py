@@ -195,6 +195,18 @@ def test_training_goes_on_after_a_kill(fitted, finished, tmp_path, monkeypatch):
     assert not list(tmp_path.glob("unfinished*"))
 
 
+def test_the_policy_itself_with_a_known_share(run):
+    table = audit(str(run), "policy", share=0.3)
+    assert table["u"].is_monotonic_increasing and table["p_wrong"].is_monotonic_decreasing
+    # P(wrong | u) = sigmoid(logit(eps) - k u) for one k.
+    k = (np.log(0.3 / 0.7) - np.log(table["p_wrong"] / (1 - table["p_wrong"]))) / table["u"]
+    assert k.min() > 0 and np.ptp(k) < 1e-6 * k.max()
+    methods = pd.read_csv(run / "audit/methods.csv")
+    assert methods["method"].tolist() == ["u", "weight", "loss", "cleanlab on u"]
+    assert methods["expected"][0] == 0.3
+    assert "30.0%, as given" in (run / "audit/report.html").read_text()
+
+
 def test_dpo_scorer_and_both_in_the_table(run):
     assert audit(str(run))["cross_fit_u"].isna().all()
     table = audit(str(run), "dpo")
