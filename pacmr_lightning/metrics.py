@@ -82,13 +82,13 @@ class WeightStatistics(Means):
     """Mean, spread, effective sample size and flipped-unflipped gap of weights."""
 
     def __init__(self) -> None:
-        super().__init__(("g", "from_half", "unflipped", "flipped", "slope", "offset"))
+        super().__init__(("from_half", "square", "unflipped", "flipped", "slope", "offset"))
 
     def add(self, weights: Weights, flipped: Tensor) -> None:
         """Adds N pairs' weights; ``flipped`` (N,) is 1, 0, or -1 where unknown."""
         g = weights.g
-        # Weights are near 1/2 at first: squares from there lose no digits when the mean's is taken off.
-        values = {"g": g, "from_half": (g - 0.5) ** 2}
+        # Weights are near 1/2 at first. Measured from there, their spread keeps its digits in fp32.
+        values = {"from_half": g - 0.5, "square": (g - 0.5) ** 2}
         values |= {"unflipped": g[flipped == 0], "flipped": g[flipped == 1]}
         if weights.a is not None:
             values |= {"slope": weights.a, "offset": weights.b}
@@ -97,11 +97,12 @@ class WeightStatistics(Means):
     def compute(self) -> dict[str, Tensor]:
         """Statistics since the last call; the effective sample size is a share of the pairs, in (0, 1]."""
         means = super().compute()
-        mean, square = means["g"], means["from_half"]
+        from_half, square = means["from_half"], means["square"]
+        mean = from_half + 0.5
         found = {
             "weights/mean": mean,
-            "weights/std": (square - (mean - 0.5) ** 2).clamp(min=0).sqrt(),
-            "weights/effective_sample_size": mean**2 / (square + mean - 0.25),
+            "weights/std": (square - from_half**2).clamp(min=0).sqrt(),
+            "weights/effective_sample_size": mean**2 / (square + from_half + 0.25),
         }
         found |= {f"weights/{name}": means[name] for name in ("slope", "offset") if name in means}
         if "unflipped" in means and "flipped" in means:

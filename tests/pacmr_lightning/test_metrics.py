@@ -11,7 +11,7 @@ from pacmr_lightning.weighting import Weights
 @pytest.mark.parametrize("spread", [1e-3, 0.02, 0.4])
 def test_weight_statistics(spread):
     """Over several batches; the standard deviation keeps its digits where weights hardly differ."""
-    g = (0.52 + spread * (torch.rand(90) - 0.5)).float()
+    g = (0.52 + spread * (torch.rand(90, generator=torch.Generator().manual_seed(0)) - 0.5)).float()
     flipped = torch.tensor([0, 1, -1] * 30)
     statistics = WeightStatistics()
     for part in (slice(0, 40), slice(40, 90)):
@@ -19,7 +19,7 @@ def test_weight_statistics(spread):
     found = statistics.compute()
     exact = g.double().numpy()
     assert float(found["weights/mean"]) == pytest.approx(exact.mean(), rel=1e-6)
-    assert float(found["weights/std"]) == pytest.approx(exact.std(), rel=5e-3)
+    assert float(found["weights/std"]) == pytest.approx(exact.std(), rel=1e-3)
     share = exact.sum() ** 2 / (len(exact) * (exact**2).sum())
     assert float(found["weights/effective_sample_size"]) == pytest.approx(share, rel=1e-6)
     gap = np.mean(exact[flipped == 0]) - np.mean(exact[flipped == 1])
