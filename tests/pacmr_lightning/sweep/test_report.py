@@ -151,7 +151,7 @@ def test_layouts(finished):
     expected = [0.9, mean([0.7, 0.6, 0.5]), *moments([0.2, 0.3, 0.4])]
     names = ["Mean weight (unflipped)", "Mean weight (flipped)", "Weight gap", "Weight gap, standard error"]
     assert row[names].tolist() == pytest.approx(expected)
-    for name in ("noise-rates", "pacmr-tau"):
+    for name in ("noise-rates", "reward-and-accuracy", "pacmr-tau"):
         assert Path(f"out/figures/{name}.png").read_bytes().startswith(b"\x89PNG")
         assert Path(f"out/figures/{name}.pdf").read_bytes().startswith(b"%PDF")
 
