@@ -21,12 +21,11 @@ import resource
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+
+from machine import in_fresh_process
 
 CORES = 2
 PAIRS_A_PROMPT = 5
@@ -154,12 +153,6 @@ def private_peak() -> Iterator[list[float]]:
     finally:
         done.set()
         watcher.join()
-
-
-def in_fresh_process(function: Callable, *arguments: Any) -> Any:
-    """What the function returns; this process stays small, or its memory would count as the other's."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()
 
 
 def main() -> None:

@@ -5,7 +5,8 @@
 Truth is a float64 copy of the same model differentiated pair by pair. The direction is the gradient of
 other pairs' loss, as d_meta is, scaled to each norm; the model is a random Llama (6 layers, width 256) with
 LoRA on all linear layers, B away from 0. Times are medians over repetitions, in units of one forward and
-backward pass of the same pairs in the same run.
+backward pass of the same pairs in the same run. Memory is what a call holds at most over what is held before
+it, each in a process of its own (``PeakMemory`` says how).
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
+from machine import PeakMemory, describe, in_fresh_process
+from rich.console import Console
+from rich.table import Table
+from runs import quiet
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning.batch import PairBatch
@@ -29,7 +34,7 @@ from pacmr_lightning.gradient import accumulated_gradient, norm
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.weighting import CentralDifference, Estimator, GhostDotProduct
+from pacmr_lightning.weighting import CentralDifference, Estimator, ExactCoefficients, GhostDotProduct
 
 BETA = 0.1
 NORMS = [10.0**k for k in (-4, -3, -2, -1, 0, 1)]
@@ -38,7 +43,9 @@ ESTIMATORS: dict[str, Estimator] = {
     "central difference, step 3e-3 / |d|": CentralDifference(3e-3, relative=True, clip=None),
     "central difference, step 0.1 / |d|": CentralDifference(0.1, relative=True, clip=None),
     "ghost dot-product": GhostDotProduct(clip=None),
+    "graph retained": ExactCoefficients(clip=None),
 }
+WHOLE = "forward and backward pass"
 
 
 def make_policy(folder: str, dtype: str) -> PolicyModel:
@@ -84,6 +91,39 @@ def exact(policy: PolicyModel, batch: PairBatch, direction: dict[str, torch.Tens
     return torch.stack(values)
 
 
+def prepare(
+    folder: str, dtype: str, device: str, pairs: int
+) -> tuple[PolicyModel, PairBatch, dict[str, torch.Tensor]]:
+    """A policy, a batch, and a direction of length 1: the gradient of other pairs' loss."""
+    policy = make_policy(folder, dtype).to(device)
+    batch, other = (make_batch(pairs, seed, device) for seed in (0, 1))
+    batch = batch.with_reference(policy.reference_log_probs(batch))
+    other = other.with_reference(policy.reference_log_probs(other))
+    unit = accumulated_gradient(policy.adapter(), [losses(policy, other).mean()])
+    length = norm(unit)
+    return policy, batch, {name: d / length for name, d in unit.items()}
+
+
+def call_of(
+    name: str, policy: PolicyModel, batch: PairBatch, direction: dict[str, torch.Tensor]
+) -> Callable[[], object]:
+    """What is timed under a name."""
+    if name == WHOLE:
+        parameters = list(policy.adapter().values())
+        return lambda: torch.autograd.grad(losses(policy, batch).sum(), parameters)
+    return lambda: ESTIMATORS[name].coefficients(policy, DPO(BETA), batch, direction, None)
+
+
+def peak_of(name: str, folder: str, dtype: str, device: str, pairs: int) -> float:
+    """MiB of a call."""
+    quiet()
+    call = call_of(name, *prepare(folder, dtype, device, pairs))
+    call()  # libraries set themselves up
+    memory = PeakMemory(device)
+    call()
+    return memory.over_start()
+
+
 def median_time(run: Callable[[], object], device: str, repetitions: int = 5) -> float:
     """Median seconds of a call, the first one left out."""
     found = []
@@ -97,47 +137,50 @@ def median_time(run: Callable[[], object], device: str, repetitions: int = 5) ->
 
 
 def main() -> None:
-    """Measures, prints a table and draws the figure."""
+    """Measures, prints the tables and draws the figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--figure", default="docs/estimators.png")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--pairs", type=int, default=8)
     options = parser.parse_args()
     config = LlamaConfig(
         vocab_size=4096, hidden_size=256, intermediate_size=688, num_hidden_layers=6, num_attention_heads=4
     )
+    quiet()
+    console = Console(width=120)
+    print(describe())
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         for axis, dtype in zip(axes, ("float32", "bfloat16"), strict=True):
-            policy = make_policy(folder, dtype).to(options.device)
-            batch, other = (make_batch(options.pairs, seed, options.device) for seed in (0, 1))
-            batch = batch.with_reference(policy.reference_log_probs(batch))
-            other = other.with_reference(policy.reference_log_probs(other))
-            unit = accumulated_gradient(policy.adapter(), [losses(policy, other).mean()])
-            length = norm(unit)
-            unit = {name: d / length for name, d in unit.items()}
+            policy, batch, unit = prepare(folder, dtype, options.device, options.pairs)
             truth = exact(policy, batch, unit)
-            parameters = list(policy.adapter().values())
-            whole = median_time(
-                lambda p=policy, b=batch, w=parameters: torch.autograd.grad(losses(p, b).sum(), w),
-                options.device,
+            whole = median_time(call_of(WHOLE, policy, batch, unit), options.device)
+            table = Table(
+                f"{dtype} base",
+                *(f"|d| {scale:.0e}" for scale in NORMS),
+                "time",
+                "MiB",
+                title="Relative error of c; time in forward and backward passes",
             )
-            print(f"{dtype} base: relative error of c over |d|; time, forward and backward = 1")
-            for name, estimator in ESTIMATORS.items():
+            for name in (*ESTIMATORS, WHOLE):
                 errors = []
-                for scale in NORMS:
-                    direction = {key: scale * d for key, d in unit.items()}
-                    found = estimator.coefficients(policy, DPO(BETA), batch, direction, None).double()
-                    errors.append(float((found / scale - truth).norm() / truth.norm()))
-                axis.loglog(NORMS, errors, marker="o", ms=4, label=name)
-                seconds = median_time(
-                    lambda e=estimator, p=policy, b=batch, d=unit: e.coefficients(p, DPO(BETA), b, d, None),
-                    options.device,
+                if name != WHOLE:
+                    for scale in NORMS:
+                        direction = {key: scale * d for key, d in unit.items()}
+                        found = call_of(name, policy, batch, direction)().double()
+                        errors.append(float((found / scale - truth).norm() / truth.norm()))
+                    axis.loglog(NORMS, errors, marker="o", ms=4, label=name)
+                seconds = (
+                    whole
+                    if name == WHOLE
+                    else median_time(call_of(name, policy, batch, unit), options.device)
                 )
-                shown = "  ".join(f"{error:.1e}" for error in errors)
-                print(f"  {name:<36} {shown}   {seconds / whole:.2f}")
+                peak = in_fresh_process(peak_of, name, folder, dtype, options.device, options.pairs)
+                cells = [f"{error:.1e}" for error in errors] or [""] * len(NORMS)
+                table.add_row(name, *cells, f"{seconds / whole:.2f}", f"{peak:,.0f}")
+            console.print(table)
             axis.axhline(1, color="gray", lw=0.8, ls="--")
             axis.set(title=f"{dtype} base, fp32 adapter", xlabel="norm of d_meta")
             axis.grid(alpha=0.3)

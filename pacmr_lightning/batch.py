@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -88,6 +89,11 @@ class PairBatch:
             augmented=None if self.augmented is None else self.augmented[rows],
         )
 
+    def longest_first(self) -> PairBatch:
+        """The same pairs by falling length, so that micro-batches of them need little padding."""
+        lengths = (self.segment_ids != Segment.PAD).sum(1)
+        return self[lengths.argsort(descending=True, stable=True)]
+
     def micro_batches(self, size: int | None) -> Iterator[PairBatch]:
         """Consecutive slices of at most ``size`` pairs; the whole batch at once where ``size`` is None."""
         size = size or max(len(self), 1)
@@ -127,16 +133,16 @@ class PairBatch:
             pad_id: token id that fills the rows up; it is never attended to.
         """
         parts = list(zip(prompts, chosen, rejected, strict=True))
-        length = max((len(p) + len(c) + len(r) for p, c, r in parts), default=0)
-        input_ids = torch.full((len(parts), length), pad_id, dtype=torch.long)
-        segment_ids = torch.full((len(parts), length), int(Segment.PAD), dtype=torch.long)
-        for row, triple in enumerate(parts):
-            tokens = [t for part in triple for t in part]
-            segments = [
-                int(segment) for segment, part in zip(list(Segment)[1:], triple, strict=True) for _ in part
-            ]
-            input_ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
-            segment_ids[row, : len(tokens)] = torch.tensor(segments, dtype=torch.long)
+        lengths = torch.tensor([[len(part) for part in t] for t in parts], dtype=torch.long).view(-1, 3)
+        ends = lengths.sum(1)
+        real = torch.arange(int(ends.max()) if parts else 0) < ends[:, None]
+        input_ids = torch.full(real.shape, pad_id, dtype=torch.long)
+        segment_ids = torch.full(real.shape, int(Segment.PAD), dtype=torch.long)
+        # Row by row and part by part, as the mask is filled: no loop over tokens.
+        tokens = chain.from_iterable(chain.from_iterable(parts))
+        input_ids[real] = torch.tensor(list(tokens), dtype=torch.long)
+        kinds = torch.tensor([Segment.PROMPT, Segment.CHOSEN, Segment.REJECTED]).repeat(len(parts))
+        segment_ids[real] = kinds.repeat_interleave(lengths.flatten())
         flags = [UNKNOWN if f is None else int(f) for f in (flipped or [None] * len(parts))]
         known = [math.nan if e is None else e for e in (eta or [None] * len(parts))]
         return cls(

@@ -179,7 +179,8 @@ def activation_bytes(
             states = model.base_model(**inputs, use_cache=False).last_hidden_state
             states = states[predicted, predicted]
             head = model.get_output_embeddings()
-            values = token_log_probs(states, head, predicted, logit_chunk, frozen=True)
+            pieces = -(-len(predicted) // logit_chunk)
+            values = token_log_probs(states, head, predicted, pieces, frozen=True)
             torch.autograd.grad(values.sum(), trained)
     return live.peak
 

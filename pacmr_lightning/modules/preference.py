@@ -18,6 +18,7 @@ from ..rewards import PairRecord
 from ..strategies import check_precision, check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting
 from ..weighting.inner import inner_step
+from ..weighting.pair_gradients import PairGradients, pair_gradients
 from .held_out import HeldOutSteps
 from .schedule import check_schedule, planned_updates, warmup_cosine
 
@@ -168,14 +169,21 @@ class PreferenceModule(HeldOutSteps):
     def training_step(self, batch: PairedBatch, batch_idx: int) -> dict[str, Any]:
         """One iteration of Algorithm 1: a VNet update where one is due, then one policy update."""
         train = batch.train
+        # What a step does is a sum over pairs, except where an objective groups them as they come.
+        if self.micro_batch_size is not None and not self.objective.grouped:
+            train = train.longest_first()
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
         train = train.with_reference(self._reference(train))
         log_now = (self.global_step + 1) % self.trainer.log_every_n_steps == 0
+        pairs = None
         if self.weighting.every and self.global_step % self.weighting.every == 0:
-            self.outer_values = self._update_weighting(batch.meta, train, optimizer.param_groups[0]["lr"])
+            # Its three uses of the train pairs (virtual step, coefficients, policy update) are all at omega.
+            pairs = pair_gradients(self.policy, self.objective, train, self.micro_batch_size)
+            lr = optimizer.param_groups[0]["lr"]
+            self.outer_values = self._update_weighting(batch.meta, train, lr, pairs)
 
         # Line 13: weights under the new Theta, then one weighted update of the policy.
-        record, gradient = self._weighted_gradient(train)
+        record, gradient = self._weighted_gradient(train, pairs)
         self.train_means.update({"grad_norm": norm(gradient)})
         if self.max_grad_norm is not None:
             clip(gradient, self.max_grad_norm)
@@ -189,7 +197,9 @@ class PreferenceModule(HeldOutSteps):
             self._log_training()
         return {"record": record}
 
-    def _update_weighting(self, meta: PairBatch | None, train: PairBatch, lr: float) -> dict[str, Tensor]:
+    def _update_weighting(
+        self, meta: PairBatch | None, train: PairBatch, lr: float, pairs: PairGradients | None
+    ) -> dict[str, Tensor]:
         if meta is None:
             raise UserError(
                 f"Policy update {self.global_step} is due for a VNet update (every {self.weighting.every}), "
@@ -202,11 +212,14 @@ class PreferenceModule(HeldOutSteps):
             meta,
             learning_rate=lr,
             micro_batch_size=self.micro_batch_size,
+            pairs=pairs,
         )
 
-    def _weighted_gradient(self, train: PairBatch) -> tuple[PairRecord, dict[str, Tensor]]:
+    def _weighted_gradient(
+        self, train: PairBatch, pairs: PairGradients | None = None
+    ) -> tuple[PairRecord, dict[str, Tensor]]:
         """Gradient of the weighted loss over the global batch, and what the step believed of each pair."""
-        inner = inner_step(self.policy, self.objective, self.weighting, train, self.micro_batch_size)
+        inner = inner_step(self.policy, self.objective, self.weighting, train, self.micro_batch_size, pairs)
         _check_finite(inner.losses, train.ids, inner.gradient)
         self.objective.observe(inner.rewards, train.ids)
         losses = inner.losses
@@ -226,6 +239,8 @@ class PreferenceModule(HeldOutSteps):
         return record, inner.gradient
 
     def _reference(self, batch: PairBatch) -> LogProbs:
+        if batch.reference is not None:
+            return batch.reference
         return LogProbs.cat(
             [self.policy.reference_log_probs(part) for part in batch.micro_batches(self.micro_batch_size)]
         )

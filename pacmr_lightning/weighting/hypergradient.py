@@ -7,12 +7,10 @@ the policy; VNet's own gradient is then -1/N sum_i c_i dV_i/dTheta.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..batch import PairBatch
@@ -21,6 +19,7 @@ from ..gradient import Direction, norm
 from ..objectives import Objective
 from ..policy import PolicyModel
 from .inner import pair_losses
+from .pair_gradients import each_gradient
 from .shift import shifted
 
 
@@ -131,10 +130,9 @@ class ExactCoefficients(Estimator):
 class GhostDotProduct(Estimator):
     """c_i exactly, for all pairs at once, in one ordinary backward pass.
 
-    A linear's weight gradient for one pair is the sum over tokens of g_t x_t^T, x the layer's input and g the
-    gradient at its output, so its product with D is the sum of g_t . (D x_t): hooks on the LoRA linears add
-    that up without any per-pair gradient. (The technique of ghost clipping, arXiv 2110.05679, and of in-run
-    data Shapley, arXiv 2406.11011.)
+    A pair's gradient of a LoRA linear is formed while backward is there, multiplied with D and dropped.
+    (Ghost clipping, arXiv 2110.05679, and in-run data Shapley, arXiv 2406.11011, avoid forming it; for
+    matrices as narrow as LoRA's that is no less arithmetic.)
     """
 
     def coefficients(
@@ -145,51 +143,18 @@ class GhostDotProduct(Estimator):
         direction: Direction,
         micro_batch_size: int | None,
     ) -> Tensor:
-        """(N,) unclipped coefficients."""
-        parameters = list(policy.adapter().values())
+        """(N,) unclipped coefficients.
+
+        Raises:
+            UserError: LoRA layers do not see whole rows.
+        """
+
+        def dot(dots: list[Tensor], name: str, gradients: Tensor) -> None:
+            dots.append(gradients.flatten(1) @ direction[name].flatten())
+
         parts = []
         for part in batch.micro_batches(micro_batch_size):
-            with torch.enable_grad(), ghost_hooks(policy, direction) as dots:
-                torch.autograd.grad(pair_losses(policy, objective, part).sum(), parameters)
-            if any(len(dot) % len(part) for dot in dots) or len({len(dot) for dot in dots}) != 1:
-                raise UserError(
-                    "GhostDotProduct needs LoRA layers that see whole rows, but this model mixes the tokens "
-                    "of several rows (mixture of experts?); use CentralDifference."
-                )
-            # One row a pair, or (one sequence a row) chosen rows before rejected ones.
-            parts.append(torch.stack(dots).sum(0).view(-1, len(part)).sum(0))
+            dots: list[Tensor] = []
+            each_gradient(policy, objective, part, partial(dot, dots))
+            parts.append(torch.stack(dots).sum(0))
         return torch.cat(parts)
-
-
-@contextmanager
-def ghost_hooks(policy: PolicyModel, direction: Direction) -> Iterator[list[Tensor]]:
-    """Inside, backward fills the list with (R,) tensors: each LoRA linear's share of the dot product by row.
-
-    Keeps rank-sized tensors only: D_A x for A, and the input of B for B. Backward must run inside. A forward
-    repeated by activation checkpointing registers hooks on outputs that no backward reaches, or (reentrant)
-    on the only outputs that have a gradient, so each layer counts once either way.
-    """
-    dots: list[Tensor] = []
-
-    def watch(weight: Tensor, is_b: bool, module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
-        if not output.requires_grad:
-            return
-        x = inputs[0].detach()
-        kept = x if is_b else x.to(weight.dtype) @ weight.T
-
-        def dot(gradient: Tensor) -> None:
-            # For B, g . (D h) = (g D) . h needs the (small) input only.
-            left = gradient.to(weight.dtype) @ weight if is_b else gradient
-            dots.append((left * kept).flatten(1).sum(1, dtype=torch.promote_types(left.dtype, kept.dtype)))
-
-        output.register_hook(dot)
-
-    handles = []
-    try:
-        for name, linear in policy.lora_linears().items():
-            hook = partial(watch, direction[name], ".lora_B." in name)
-            handles.append(linear.register_forward_hook(hook))
-        yield dots
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -14,6 +14,7 @@ from ..objectives import Objective
 from ..policy import PolicyModel
 from ..rewards import Rewards
 from .base import Weighting, Weights
+from .pair_gradients import PairGradients
 
 
 def pair_losses(policy: PolicyModel, objective: Objective, batch: PairBatch) -> Tensor:
@@ -44,12 +45,21 @@ def inner_step(
     weighting: Weighting,
     batch: PairBatch,
     micro_batch_size: int | None,
+    pairs: PairGradients | None = None,
 ) -> InnerStep:
-    """Runs the pairs, which bring their reference log-probabilities; weights carry no gradient.
+    """The step's gradient under the current weights, which carry no gradient themselves.
 
     Weights with mean one are g_i over the mean of all g: one factor for the whole gradient, which is applied
     when the last micro-batch is done. An objective that weighs the batch's pairs against each other (Dr.DPO)
     needs all losses first: with several micro-batches they are computed once more, without gradient.
+
+    Args:
+        policy: at omega.
+        objective: the per-pair loss.
+        weighting: gives the weights.
+        batch: this rank's pairs, which bring their reference log-probabilities.
+        micro_batch_size: pairs a forward pass may hold; None for all.
+        pairs: the same pairs' gradients at omega, where they were kept; nothing is run then.
     """
     rewards: list[Rewards] = []
     losses: list[Tensor] = []
@@ -62,27 +72,31 @@ def inner_step(
             parts = [pair_losses(policy, objective, p) for p in batch.micro_batches(micro_batch_size)]
         group = objective.group_weights(torch.cat(parts), micro_batch_size)
 
+    def factors(part: PairBatch, found: Rewards, loss: Tensor, rows: slice) -> Tensor:
+        """(n,) what the losses of the batch's ``rows`` count in the step's; keeps what they come from."""
+        rewards.append(found.detach())
+        losses.append(loss.detach())
+        weights.append(weighting.weights(rewards[-1], part))
+        if objective.grouped:
+            share = objective.group_weights(losses[-1]) if group is None else group[rows]
+        else:
+            share = weights[-1].g.detach() / total
+        kept = objective.pair_weights(part.ids)
+        return share if kept is None else share * kept.to(share)
+
     def weighted_losses() -> Iterator[Tensor]:
         done = 0
         for part in batch.micro_batches(micro_batch_size):
             found = Rewards.of(policy.log_probs(part), part, objective.beta)
             loss = objective(found)
-            rewards.append(found.detach())
-            losses.append(loss.detach())
-            weights.append(weighting.weights(rewards[-1], part))
-            if objective.grouped:
-                share = (
-                    objective.group_weights(losses[-1]) if group is None else group[done : done + len(part)]
-                )
-            else:
-                share = weights[-1].g.detach() / total
-            kept = objective.pair_weights(part.ids)
-            if kept is not None:
-                share = share * kept.to(share)
+            yield (factors(part, found, loss, slice(done, done + len(part))) * loss).sum()
             done += len(part)
-            yield (share * loss).sum()
 
-    gradient = accumulated_gradient(policy.adapter(), weighted_losses())
+    if pairs is None:
+        gradient = accumulated_gradient(policy.adapter(), weighted_losses())
+    else:
+        gradient = pairs.weighted(factors(batch, pairs.rewards, pairs.losses, slice(None)))
+        sum_over_ranks(gradient.values())
     joined = Weights.cat(weights)
     mean = joined.g.sum() / total
     sum_over_ranks([mean])

@@ -19,6 +19,7 @@ from .base import Weighting, Weights
 from .hypergradient import Estimator, ExactCoefficients, GhostDotProduct
 from .inner import InnerStep, inner_step
 from .outer import OuterObjective, PromptAugmentationConsistency
+from .pair_gradients import PairGradients
 from .prior import auto_offset
 from .shift import shifted
 from .vnet import VNet
@@ -128,23 +129,31 @@ class VNetWeighting(Weighting):
         *,
         learning_rate: float,
         micro_batch_size: int | None,
+        pairs: PairGradients | None = None,
     ) -> dict[str, Tensor]:
         """One VNet update; omega stays as it is. See ``Weighting.update``.
 
         Where no meta pair passes the threshold, or d_meta vanishes, VNet stays and the skip is counted.
+        With the train pairs' own gradients in ``pairs`` they are run by no estimator but one that has to.
         """
-        inner = inner_step(policy, objective, self, train, micro_batch_size)
+        inner = inner_step(policy, objective, self, train, micro_batch_size, pairs)
         step = learning_rate if self.virtual_lr is None else self.virtual_lr
         with shifted(policy, inner.gradient, -step):
-            outer = self.outer.gradient(policy, objective.beta, meta, micro_batch_size)
+            # No more at a time than of the train pairs, so that they need no more memory.
+            outer = self.outer.gradient(policy, objective.beta, meta, micro_batch_size or len(train))
 
         length = norm(outer.direction)
         metrics = {**outer.metrics, "meta/d_norm": length}
         if outer.retained and float(length) > NORM_FLOOR:
-            arguments = (policy, objective, train, outer.direction, micro_batch_size)
-            c = self.estimator.coefficients(*arguments)
+
+            def coefficients(estimator: Estimator) -> Tensor:
+                if pairs is not None and isinstance(estimator, GhostDotProduct):
+                    return pairs.along(outer.direction)
+                return estimator.coefficients(policy, objective, train, outer.direction, micro_batch_size)
+
+            c = coefficients(self.estimator)
             if self.check_every and self.updates % self.check_every == 0:
-                metrics["meta/estimator_error"] = self._estimator_error(c, arguments)
+                metrics["meta/estimator_error"] = self._estimator_error(c, coefficients(GhostDotProduct()))
             kept = objective.pair_weights(train.ids)
             if kept is not None:  # pairs that the objective dropped are not part of the virtual step
                 c = c * kept.to(c)
@@ -195,9 +204,8 @@ class VNetWeighting(Weighting):
                 "which the exchange of gradients or a device must have caused; resume from a checkpoint."
             )
 
-    def _estimator_error(self, coefficients: Tensor, arguments: tuple) -> Tensor:
-        """Relative distance of the coefficients from the ghost dot-product's, over all ranks."""
-        exact = GhostDotProduct().coefficients(*arguments)
+    def _estimator_error(self, coefficients: Tensor, exact: Tensor) -> Tensor:
+        """Relative distance of the coefficients from the exact ones, over all ranks."""
         squares = torch.stack([(coefficients - exact).square().sum(), exact.square().sum()])
         sum_over_ranks([squares])
         error = (squares[0] / squares[1]).sqrt()

@@ -69,6 +69,8 @@ class PromptConsistency(OuterObjective):
                 f"{type(self).__name__} compares a pair with its reworded view, but the meta pairs have "
                 "none; take clean_meta out of the datamodule."
             )
+        if micro_batch_size is not None:
+            meta = meta.longest_first()
         u = _u_without_gradient(policy, beta, meta, micro_batch_size)
         kept, targets = self.targets(u)
         flips, as_observed = meta.flipped[kept], targets >= 0.5
@@ -83,7 +85,7 @@ class PromptConsistency(OuterObjective):
         divisor = self.divisor(*sizes).clamp(min=1)
 
         def losses() -> Iterator[Tensor]:
-            parts, done = meta.augmented[kept].micro_batches(micro_batch_size), 0
+            parts, done = meta.augmented[kept].micro_batches(_even(len(kept), micro_batch_size)), 0
             for part, counted in policy.in_step(parts, meta.augmented[:1]):
                 view = Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta).u
                 if not counted:
@@ -174,12 +176,14 @@ class CleanPreference(OuterObjective):
                 "CleanPreference learns from clean pairs, but the meta pairs are noisy training pairs; give "
                 "the datamodule a source of clean ones as clean_meta."
             )
+        if micro_batch_size is not None:
+            meta = meta.longest_first()
         counts = torch.tensor([len(meta), 0.0, 0.0], device=meta.input_ids.device)
         total = counts[0].clone()
         sum_over_ranks([total])
 
         def losses() -> Iterator[Tensor]:
-            for part in meta.micro_batches(micro_batch_size):
+            for part in meta.micro_batches(_even(len(meta), micro_batch_size)):
                 u = Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta).u
                 loss = -F.logsigmoid(u)
                 counts[1] += loss.detach().sum()
@@ -192,6 +196,11 @@ class CleanPreference(OuterObjective):
         return OuterGradient(
             direction, int(pairs), {"meta/loss": loss / pairs, "meta/accuracy": right / pairs}
         )
+
+
+def _even(pairs: int, most: int | None) -> int | None:
+    """Size of the fewest micro-batches that ``most`` allows, about equal, since the largest sets the peak."""
+    return most if most is None or pairs <= most else math.ceil(pairs / math.ceil(pairs / most))
 
 
 @torch.no_grad()

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..gradient import Direction
@@ -17,7 +16,10 @@ from ..policy import PolicyModel
 def _add(weight: Tensor, scale: float, module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
     # In fp32 also under bf16 autocast, which would round a small shift away.
     with torch.autocast(output.device.type, enabled=False):
-        return output + scale * F.linear(inputs[0].to(weight.dtype), weight)
+        # One pass over the output, which is much wider than LoRA's matrix: no product of its own, scaled and
+        # added, is written.
+        x, y = inputs[0].to(weight.dtype), output.to(weight.dtype)
+        return torch.addmm(y.flatten(0, -2), x.flatten(0, -2), (scale * weight).T).view(y.shape)
 
 
 @contextmanager

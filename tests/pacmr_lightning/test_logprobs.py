@@ -4,10 +4,18 @@ import warnings
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig
 
+from pacmr_lightning.attention import Way
 from pacmr_lightning.batch import LogProbs, PairBatch, Segment
-from pacmr_lightning.logprobs import attention_mask, separate_rows, shared_rows
+from pacmr_lightning.logprobs import token_log_probs
+from pacmr_lightning.masks import shared_mask
+from pacmr_lightning.memory import LiveBytes
+from pacmr_lightning.rows import packed_rows, separate_rows, shared_rows
 
+LAYOUTS = ("shared", "separate", "packed", "plain")
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "qwen2-mixed", "mistral", "gpt2"]
 
 
@@ -32,8 +40,8 @@ def test_equal_to_plain_forwards(name, attention, make_policy, make_batch):
         warnings.simplefilter("error")  # the self-check must find nothing to warn about
         truth = plain_log_probs(policy.model, batch)
         found = policy.log_probs(batch)
-    assert policy._chosen_layout == "shared"
-    for layout in ("shared", "separate", "plain"):
+    assert policy._way == Way(attention, "shared")
+    for layout in LAYOUTS:
         with torch.no_grad():
             found = policy.log_probs_in(layout, batch)
         torch.testing.assert_close(found.chosen, truth.chosen, atol=1e-4, rtol=0)
@@ -49,7 +57,7 @@ def test_gradients_equal_to_plain_forwards(make_policy, make_batch):
         return torch.autograd.grad(loss, list(policy.adapter().values()))
 
     truth = gradient(plain_log_probs(policy.model, batch))
-    for layout in ("shared", "separate", "plain"):
+    for layout in LAYOUTS:
         for found, expected in zip(gradient(policy.log_probs_in(layout, batch)), truth, strict=True):
             torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-8)
 
@@ -67,7 +75,7 @@ def test_gradient_checkpointing_changes_nothing(make_policy, make_batch):
         torch.testing.assert_close(a, b)
 
 
-def test_rows_by_hand(make_batch):
+def test_rows_by_hand():
     """Pair: prompt 5 6 7, chosen 8 2, rejected 9 10 2, one column of padding."""
     batch = PairBatch.collate(
         ["x", "y"], [[5, 6, 7], [5, 6, 7, 4]], [[8, 2], [8, 2]], [[9, 10, 2], [9, 10, 2]]
@@ -78,7 +86,8 @@ def test_rows_by_hand(make_batch):
     assert rows.source[1][first].tolist() == [2, 3, 2, 5, 6]
     assert rows.targets[first].tolist() == [8, 2, 9, 10, 2]
     assert rows.owner[first].tolist() == [0, 0, 2, 2, 2]
-    visible = rows.visible[0].int().tolist()
+    assert rows.token_pair.tolist() == [[0] * 9, [1] * 9]
+    visible = shared_mask(rows, LlamaConfig(attn_implementation="sdpa"), torch.float32)[0, 0].int().tolist()
     assert visible[4] == [1, 1, 1, 1, 1, 0, 0, 0, 0]  # chosen sees prompt and itself
     assert visible[6] == [1, 1, 1, 0, 0, 1, 1, 0, 0]  # rejected does not see chosen
     assert visible[2] == [1, 1, 1, 0, 0, 0, 0, 0, 0]
@@ -90,6 +99,16 @@ def test_rows_by_hand(make_batch):
         [5, 6, 7, 9, 10, 2, 0],
         [5, 6, 7, 4, 9, 10, 2],
     ]
+    rows = packed_rows(batch)
+    assert rows.input_ids.tolist() == [
+        [*(5, 6, 7, 8, 2), *(5, 6, 7, 4, 8, 2), *(5, 6, 7, 9, 10, 2), *(5, 6, 7, 4, 9, 10, 2)]
+    ]
+    assert rows.position_ids.tolist() == [[*range(5), *range(6), *range(6), *range(7)]]
+    assert rows.lengths.tolist() == [5, 6, 6, 7]
+    assert rows.token_pair.tolist() == [[0] * 5 + [1] * 6 + [0] * 6 + [1] * 7]
+    assert rows.source[1].tolist() == [2, 3, 8, 9, 13, 14, 15, 20, 21, 22]
+    assert rows.targets.tolist() == [8, 2, 8, 2, 9, 10, 2, 9, 10, 2]
+    assert rows.owner.tolist() == [0, 0, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
 def test_slices_drop_needless_padding(make_batch):
@@ -116,7 +135,7 @@ def test_an_ignored_mask_is_found(make_policy, make_batch, monkeypatch):
     monkeypatch.setattr(decoder, "forward", deaf)
     with pytest.warns(UserWarning, match="one sequence a row"), torch.no_grad():
         found = policy.log_probs(batch)
-    assert policy._chosen_layout == "separate"
+    assert policy._way.layout == "separate"
     truth = plain_log_probs(policy.model, batch)
     torch.testing.assert_close(found.rejected, truth.rejected.detach(), atol=1e-4, rtol=0)
 
@@ -128,12 +147,12 @@ def test_an_ignored_window_is_found_on_a_short_pair(make_policy, make_batch, mon
     batch = make_batch(2, longest=5)
     assert batch.input_ids.shape[1] < 40
     monkeypatch.setattr(
-        "pacmr_lightning.policy.attention_mask",
-        lambda rows, config, dtype: attention_mask(rows, _WithoutWindow(config), dtype),
+        "pacmr_lightning.masks.shared_mask",
+        lambda rows, config, dtype: shared_mask(rows, _WithoutWindow(config), dtype),
     )
     with pytest.warns(UserWarning, match="one sequence a row"), torch.no_grad():
         policy.log_probs(batch)
-    assert policy._chosen_layout == "separate"
+    assert policy._way.layout == "separate"
 
 
 class _WithoutWindow:
@@ -156,7 +175,7 @@ def test_transformed_logits_are_found(make_policy, make_batch, monkeypatch):
     monkeypatch.setattr(policy.model, "forward", _scaled(policy.model.forward))
     with pytest.warns(UserWarning, match="whole logits"), torch.no_grad():
         found = policy.log_probs(batch)
-    assert policy._chosen_layout == "plain"
+    assert policy._way.layout == "plain"
     truth = plain_log_probs(policy.model, batch)
     torch.testing.assert_close(found.chosen, truth.chosen.detach(), atol=1e-4, rtol=0)
 
@@ -209,3 +228,34 @@ def test_token_kl_of_transformed_logits(make_policy, make_batch, monkeypatch):
         found = policy.judged(batch)[2]
     with torch.no_grad():
         torch.testing.assert_close(found, plain_kl(policy, batch))
+
+
+class MostRows(TorchDispatchMode):
+    """Inside, keeps the largest number of rows that a matrix with some number of columns has."""
+
+    def __init__(self, columns: int):
+        super().__init__()
+        self.columns, self.rows = columns, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor) and found.dim() and found.shape[-1] == self.columns:
+            self.rows = max(self.rows, found.numel() // self.columns)
+        return found
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_logits_of_a_large_vocabulary(frozen):
+    """4,000 response tokens of Qwen2's vocabulary, on tensors without contents: forward and backward make no
+    logits of more tokens than a chunk has, and hold but a few matrices of that size at a time."""
+    vocabulary, width, tokens, chunk = 151_936, 896, 4_000, 1_000
+    with FakeTensorMode():
+        head = torch.nn.Linear(width, vocabulary, bias=False, dtype=torch.bfloat16).requires_grad_(not frozen)
+        hidden = torch.zeros(tokens, width, dtype=torch.bfloat16, requires_grad=True)
+        targets = torch.zeros(tokens, dtype=torch.long)
+        with LiveBytes(head) as live, MostRows(vocabulary) as most:
+            values = token_log_probs(hidden, head, targets, -(-tokens // chunk), frozen)
+            values.sum().backward()
+    assert most.rows == chunk > width
+    # Logits in bf16 and fp32, their softmax and its gradient; the head's own gradient where it is trained.
+    assert live.peak < 17 * chunk * vocabulary + (0 if frozen else 3 * vocabulary * width)

@@ -1,0 +1,182 @@
+"""Time of a DPO step against TRL's DPOTrainer: same weights, same rows, whole updates, one process.
+
+    python benchmarks/dpo_step.py [--repetitions 5] [--device cuda]
+
+(with the extra ``bench``) trains each contestant on one batch of random tokens, in turns of three updates:
+TRL, ours with one sequence a row, ours with prompts shared by both responses. An update is what the trainer
+does between a batch and the next one: forward and backward pass, clipping, AdamW; the first of a turn is not
+counted. All have the reference's log-probabilities beforehand, the same adapter (B away from 0) and the same
+optimizer, and go on to be equal. A trial beforehand gives each its fastest micro-batch. What is reached on
+unique tokens is the arithmetic that the method needs (``flops.needed``: prompts once, logits of responses, no
+gradients of frozen weights) over the time, beside the fastest of the model's own matrix products.
+
+TRL at its best: reference precomputed, no gradient checkpointing, no logging. (Batches without padding are
+switched off in TRL 1.16; the Hub's kernels are for GPUs.) On a CPU its head computes logits of all positions,
+on a GPU those of the responses only. Nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import transformers
+from flops import fastest_product, needed
+from lightning.fabric.utilities import move_data_to_device
+from machine import describe, spread
+from rich.console import Console
+from rich.table import Table
+from runs import (
+    Shape,
+    add_shape,
+    make_data,
+    make_policy,
+    quiet,
+    random_rows,
+    shape_of,
+    train,
+    write_model,
+    write_rows,
+)
+from tqdm import tqdm
+from trl import DPOTrainer
+from trl_step import Clock, make_trl, trl_log_probs
+
+from pacmr_lightning.batch import LogProbs, PairBatch
+from pacmr_lightning.policy import Layout, PolicyModel
+
+TOLERANCE = 1e-4
+"""Nats between log-probabilities of a response of up to 50 tokens; longer sums are rounded more."""
+COUNTED = 2
+"""Updates of a turn, after one that is not counted."""
+TRL, SEPARATE, SHARED = "TRL DPOTrainer", "ours, one a row", "ours, shared"
+LAYOUTS: dict[str, Layout] = {SEPARATE: "separate", SHARED: "shared"}
+
+
+def trl_turn(trainer: DPOTrainer) -> list[float]:
+    """Seconds of each counted update."""
+    (clock,) = (callback for callback in trainer.callback_handler.callbacks if isinstance(callback, Clock))
+    trainer.train()
+    return clock.seconds[-COUNTED:]
+
+
+def largest_difference(one: LogProbs, other: LogProbs) -> float:
+    """Nats, over all responses."""
+    sides = ((one.chosen, other.chosen), (one.rejected, other.rejected))
+    return max(float((a.cpu() - b.cpu()).abs().max()) for a, b in sides)
+
+
+class Contestants:
+    """Makes contestants, and runs their turns."""
+
+    def __init__(self, folder: Path, shape: Shape, device: str):
+        self.folder = folder
+        self.device = device
+        self.rows = random_rows(shape.pairs, shape)
+        write_model(folder, shape)
+        write_rows(folder / "rows.jsonl", self.rows)
+        self.data = make_data(folder, shape)
+
+    def make(self, name: str, shape: Shape) -> DPOTrainer | PolicyModel:
+        """A new one, which is what is trained."""
+        if name == TRL:
+            adapter = make_policy(self.folder, shape).adapter()
+            trainer = make_trl(self.folder, self.rows, shape, adapter, self.device, 1 + COUNTED)
+            trainer.remove_callback(transformers.PrinterCallback)
+            trainer.add_callback(Clock(self.device))
+            return trainer
+        return make_policy(self.folder, shape, LAYOUTS[name], self.device)
+
+    def turn(self, contestant: DPOTrainer | PolicyModel, shape: Shape) -> list[float]:
+        """Seconds of each counted update."""
+        if isinstance(contestant, DPOTrainer):
+            return trl_turn(contestant)
+        return train(contestant, self.data, shape, 1 + COUNTED, device=self.device)[1:]
+
+    def fastest(self, name: str, shape: Shape) -> Shape:
+        """The shape with the micro-batch of all, two or one pairs that is fastest; the given one if any."""
+        if shape.micro_batch:
+            return shape
+        shapes = [replace(shape, micro_batch=size) for size in (shape.pairs, 2, 1) if shape.pairs % size == 0]
+        return min(shapes, key=lambda s: statistics.median(self.turn(self.make(name, s), s)))
+
+
+@torch.no_grad()
+def differences(trainer: DPOTrainer, policies: dict[str, PolicyModel], batch: PairBatch) -> dict[str, float]:
+    """Nats that our log-probabilities are off TRL's at most, by contestant."""
+    theirs = trl_log_probs(trainer)
+    return {name: largest_difference(policy.log_probs(batch), theirs) for name, policy in policies.items()}
+
+
+def main() -> None:
+    """Runs the turns and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repetitions", type=int, default=5, help="turns of each contestant")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    add_shape(parser, Shape(pairs=8))
+    options = parser.parse_args()
+    shape = shape_of(options)
+    quiet()
+    transformers.logging.set_verbosity_error()
+    print(describe())
+    names = (TRL, *LAYOUTS)
+    with tempfile.TemporaryDirectory() as temporary:
+        contestants = Contestants(Path(temporary), shape, options.device)
+        shapes = {name: contestants.fastest(name, shape) for name in tqdm(names, desc="micro-batches")}
+        made = {name: contestants.make(name, shapes[name]) for name in names}
+        trainer, policies = made[TRL], {name: made[name] for name in LAYOUTS}
+        batch = contestants.data.train_pairs.batch(range(shape.pairs))
+        batch = move_data_to_device(batch, options.device)
+        before, start = differences(trainer, policies, batch), trl_log_probs(trainer)
+        after: dict[str, float] = {}
+        seconds: dict[str, list[float]] = {name: [] for name in names}
+        rates = []
+        for _ in tqdm(range(options.repetitions), desc="turns"):
+            for name, contestant in made.items():
+                seconds[name] += contestants.turn(contestant, shapes[name])
+            rates.append(fastest_product(made[SHARED], batch))
+            if not after:  # later AdamW goes on in TRL's trainer, and begins anew in ours
+                after = differences(trainer, policies, batch)
+                moved = largest_difference(start, trl_log_probs(trainer))
+        work, peak = needed(made[SHARED], batch), statistics.median(rates)
+    print(
+        f"{shape.pairs} pairs, {batch.token_count:,} tokens (a prompt once), {shape}\n"
+        f"Needed: {work / 1e9:.1f} GFLOP a step; the fastest matrix product: {spread(rates, 1e9)} GFLOP/s"
+    )
+    heads = (
+        "pairs at once",
+        "s an update",
+        "TRL's over it",
+        "GFLOP/s",
+        "of the fastest",
+        "nats off",
+        "after 3",
+    )
+    table = Table("", *heads)
+    for name, times in seconds.items():
+        rate = work / statistics.median(times)
+        # Turn by turn, so that what else the machine does falls out.
+        ratios = [a / b for a, b in zip(seconds[TRL], times, strict=True)]
+        table.add_row(
+            name,
+            str(shapes[name].micro_batch),
+            spread(times),
+            spread(ratios),
+            f"{rate / 1e9:.1f}",
+            f"{rate / peak:.0%}",
+            *(f"{found[name]:.1e}" if name in found else "" for found in (before, after)),
+        )
+    Console(width=120).print(table)
+    print(f"In 1 + {COUNTED} updates TRL's own log-probabilities move by up to {moved:.1e} nats.")
+    tolerance = TOLERANCE * max(1, shape.response[1] / 50)
+    if shape.dtype == "float32" and max(before.values()) > tolerance:
+        sys.exit(f"Log-probabilities differ by more than {tolerance:.0e} nats, so this is no comparison.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""What a benchmark says of its machine, and how it measures time and memory there."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+MIB = 2**20
+BLOCK = 2**16
+"""Bytes from which a block has pages of its own while memory is measured."""
+MMAP_THRESHOLD = -3
+"""glibc's number of that option of mallopt."""
+
+
+def describe() -> str:
+    """One line: processor, cores, threads, memory, GPU if any, versions."""
+    import lightning
+    import peft
+    import torch
+    import transformers
+
+    information = Path("/proc/cpuinfo")
+    text = information.read_text() if information.exists() else ""
+    model = re.search(r"model name\s*: (.+)", text)
+    parts = [
+        model[1] if model else "unknown processor",
+        f"{len(os.sched_getaffinity(0))} cores, {torch.get_num_threads()} threads",
+        f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB",
+        f"load {os.getloadavg()[0]:.1f}",
+    ]
+    if torch.cuda.is_available():
+        parts.append(torch.cuda.get_device_name())
+    libraries = (torch, transformers, peft, lightning)
+    parts.append(", ".join(f"{library.__name__} {library.__version__}" for library in libraries))
+    return "; ".join(parts)
+
+
+def spread(values: Sequence[float], unit: float = 1) -> str:
+    """The median in ``unit``, and from where to where the values lie."""
+    found = (statistics.median(values), min(values), max(values))
+    return "{:.3g} ({:.3g}-{:.3g})".format(*(value / unit for value in found))
+
+
+def in_fresh_process(function: Callable, *arguments: Any) -> Any:
+    """What the function returns; this process stays small, or its memory would count as the other's."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+class PeakMemory:
+    """MiB that are in use at most from its making on, over those in use then.
+
+    On a GPU torch's allocator knows it. On the CPU it is resident memory, of which Linux keeps the peak. That
+    would also hold what was freed and kept for later; so from here on glibc gives larger blocks pages of
+    their own, which go back with them (that costs time: measure times before), and lets go of what it keeps.
+    """
+
+    def __init__(self, device: str):
+        self.device = device
+        if device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            library = ctypes.CDLL(None)
+            library.mallopt(MMAP_THRESHOLD, BLOCK)
+            library.malloc_trim(0)
+            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc(5)
+        self._start = self._most()
+
+    def over_start(self) -> float:
+        """MiB."""
+        return self._most() - self._start
+
+    def _most(self) -> float:
+        if self.device == "cuda":
+            import torch
+
+            return torch.cuda.max_memory_allocated() / MIB
+        return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024

@@ -1,0 +1,149 @@
+"""Time and memory of PACMR-DPO against DPO, over whole VNet periods, with the coverage pinned.
+
+    python benchmarks/pacmr_step.py [--repetitions 3] [--device cuda]
+
+trains PreferenceModule on random tokens, 32 pairs an update and 64 meta pairs a VNet update, every 10th; the
+reference is cached, as the configs recommend. How many meta pairs are confident decides what a VNet update
+costs, so it is pinned: none of them (VNet is not updated then), 70%, all. Each repetition trains every
+contestant for 11 updates, in turns; the first is not counted, so a period holds nine plain updates and one
+with VNet's.
+
+Memory is measured in a process of its own for each contestant: the most that two updates hold, of which the
+first has VNet's, over what is held when training starts (model, data). ``PeakMemory`` says how.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback
+from machine import describe, in_fresh_process, spread
+from rich.console import Console
+from rich.table import Table
+from runs import (
+    Memory,
+    Shape,
+    add_shape,
+    make_data,
+    make_policy,
+    quiet,
+    random_rows,
+    shape_of,
+    train,
+    write_model,
+    write_rows,
+)
+from torch import Tensor
+from tqdm import tqdm
+
+from pacmr_lightning.weighting import (
+    CentralDifference,
+    Estimator,
+    ExactCoefficients,
+    GhostDotProduct,
+    PromptAugmentationConsistency,
+    VNetWeighting,
+)
+
+EVERY = 10
+META_PAIRS = 64
+ESTIMATORS: dict[str, type[Estimator]] = {
+    "ghost": GhostDotProduct,
+    "central difference": CentralDifference,
+    "graph retained": ExactCoefficients,
+}
+Contestant = tuple[str, float] | None
+"""Estimator and coverage of PACMR-DPO, or None for DPO."""
+CONTESTANTS: list[Contestant] = [
+    None,
+    *(("ghost", share) for share in (0.0, 0.7, 1.0)),
+    ("central difference", 0.7),
+    ("graph retained", 0.7),
+]
+
+
+class PinnedCoverage(PromptAugmentationConsistency):
+    """The paper's outer objective with the first pairs of the meta batch as its confident ones."""
+
+    def __init__(self, share: float):
+        super().__init__()
+        self.share = share
+
+    def targets(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """A fixed share of the pairs, and which side u takes."""
+        kept = torch.arange(round(self.share * len(u)), device=u.device)
+        return kept, (u[kept] >= 0).to(u.dtype)
+
+
+def periods(
+    contestant: Contestant,
+    folder: Path,
+    shape: Shape,
+    steps: int,
+    device: str,
+    callbacks: Sequence[Callback] = (),
+) -> list[float]:
+    """Trains a new adapter and a new VNet; returns the seconds of each update."""
+    weighting = None
+    if contestant is not None:
+        name, share = contestant
+        weighting = VNetWeighting(PinnedCoverage(share), ESTIMATORS[name](), every=EVERY)
+    policy = make_policy(folder, shape, device=device)
+    data = make_data(folder, shape, None if weighting is None else EVERY, META_PAIRS)
+    return train(policy, data, shape, steps, weighting=weighting, device=device, callbacks=callbacks)
+
+
+def peak_of(contestant: Contestant, folder: Path, shape: Shape, device: str) -> float:
+    """MiB of an update with VNet's and of a plain one."""
+    quiet()
+    memory = Memory(device)
+    periods(contestant, folder, shape, 2, device, [memory])
+    return memory.peak
+
+
+def main() -> None:
+    """Runs the turns, measures memory and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repetitions", type=int, default=3, help="periods of each contestant")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    add_shape(parser, Shape(micro_batch=8))
+    options = parser.parse_args()
+    shape, device = shape_of(options), options.device
+    quiet()
+    print(describe())
+    print(shape)
+    seconds: dict[Contestant, list[list[float]]] = {contestant: [] for contestant in CONTESTANTS}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_model(folder, shape)
+        write_rows(folder / "rows.jsonl", random_rows(2 * max(shape.pairs, META_PAIRS), shape))
+        for contestant in tqdm(options.repetitions * CONTESTANTS, desc="periods"):
+            seconds[contestant].append(periods(contestant, folder, shape, 1 + EVERY, device)[1:])
+        peaks = {
+            contestant: in_fresh_process(peak_of, contestant, folder, shape, device)
+            for contestant in tqdm(CONTESTANTS, desc="memory")
+        }
+    table = Table("", "coverage", "s a plain update", "s with VNet's", "time over DPO's", "MiB", "over DPO's")
+    for contestant, found in seconds.items():
+        name, share = ("DPO", None) if contestant is None else contestant
+        # Repetition by repetition, so that what else the machine does falls out.
+        ratios = [sum(a) / sum(b) for a, b in zip(found, seconds[None], strict=True)]
+        table.add_row(
+            name,
+            "" if share is None else f"{share:.0%}",
+            spread([statistics.median(period[:-1]) for period in found]),
+            "" if share is None else spread([period[-1] for period in found]),
+            spread(ratios),
+            f"{peaks[contestant]:,.0f}",
+            f"{peaks[contestant] / peaks[None]:.2f}",
+        )
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

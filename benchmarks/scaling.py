@@ -1,0 +1,123 @@
+"""How a DPO step's time and memory grow with the sizes of its pairs and its model, one at a time.
+
+    python benchmarks/scaling.py [--figure docs/scaling-step.png] [--device cuda]
+
+trains PreferenceModule on random tokens, each setting in a process of its own: first the median time of an
+update, then what an update holds at most over what is held when training starts (``PeakMemory``). The rows of
+the dataset change neither; they change the time and the memory before the first step, which
+``benchmarks/data.py`` measures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from machine import describe, in_fresh_process, spread
+from rich.console import Console
+from rich.table import Table
+from runs import (
+    Memory,
+    Shape,
+    add_shape,
+    make_data,
+    make_policy,
+    quiet,
+    random_rows,
+    shape_of,
+    train,
+    write_model,
+    write_rows,
+)
+from tqdm import tqdm
+
+VARIED: dict[str, tuple[str, list[int]]] = {
+    "prompt": ("prompt tokens", [50, 100, 200, 400, 800]),
+    "response": ("response tokens", [10, 20, 40, 80, 160]),
+    "pairs": ("pairs", [2, 4, 8, 16, 32]),
+    "vocabulary": ("vocabulary", [4_000, 8_000, 16_000, 32_000, 128_000]),
+    "rank": ("LoRA rank", [4, 8, 16, 32, 64]),
+}
+"""Of each size, what the table calls it and its values."""
+
+
+def measure(shape: Shape, repetitions: int, device: str) -> tuple[list[float], float]:
+    """Seconds of each update after the first, and MiB of an update."""
+    quiet()
+    memory = Memory(device)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_model(folder, shape)
+        write_rows(folder / "rows.jsonl", random_rows(shape.pairs, shape))
+        policy, data = make_policy(folder, shape, device=device), make_data(folder, shape)
+        seconds = train(policy, data, shape, 1 + repetitions, device=device)[1:]
+        train(policy, data, shape, 1, device=device, callbacks=[memory])
+    return seconds, memory.peak
+
+
+def changed(shape: Shape, size: str, value: int) -> Shape:
+    """The shape with one size changed; a length becomes that of all prompts or responses."""
+    return replace(shape, **{size: (value, value) if size in ("prompt", "response") else value})
+
+
+def main() -> None:
+    """Measures, prints the table and draws the figure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--figure", type=Path, help="where the figure goes; none without it")
+    parser.add_argument("--only", nargs="+", choices=VARIED, default=list(VARIED))
+    parser.add_argument("--repetitions", type=int, default=5, help="timed updates of each setting")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    add_shape(parser, Shape(pairs=8, prompt=(300, 300), response=(40, 40)))
+    options = parser.parse_args()
+    shape = shape_of(options)
+    print(describe())
+    print(f"All other sizes: {shape}")
+    settings = [(size, value) for size in options.only for value in VARIED[size][1]]
+    found = {
+        setting: in_fresh_process(measure, changed(shape, *setting), options.repetitions, options.device)
+        for setting in tqdm(settings)
+    }
+    table = Table("", "", "s an update", "MiB of an update")
+    for (size, value), (seconds, peak) in found.items():
+        table.add_row(VARIED[size][0], f"{value:,}", spread(seconds), f"{peak:,.0f}")
+    Console(width=120).print(table)
+    if options.figure:
+        draw(options.figure, found)
+
+
+def draw(file: Path, found: dict[tuple[str, int], tuple[list[float], float]]) -> None:
+    """Time above memory, a column for each size; dashed is what is proportional to the size."""
+    sizes = list(dict.fromkeys(size for size, _ in found))
+    figure, axes = plt.subplots(
+        2, len(sizes), figsize=(2.4 * len(sizes), 4.2), sharex="col", sharey="row", squeeze=False
+    )
+    for column, size in enumerate(sizes):
+        values = [value for name, value in found if name == size]
+        seconds = [statistics.median(found[size, value][0]) for value in values]
+        peaks = [found[size, value][1] for value in values]
+        for axis, measured in zip(axes[:, column], (seconds, peaks), strict=True):
+            axis.loglog(values, measured, marker="o", ms=4)
+            proportional = [measured[-1] * value / values[-1] for value in values]
+            axis.loglog(values, proportional, color="gray", ls="--", lw=0.8)
+            axis.set_xticks(values, [f"{v // 1000}k" if v >= 1000 else str(v) for v in values], minor=False)
+            axis.minorticks_off()
+            axis.grid(alpha=0.3)
+        axes[1, column].set_xlabel(VARIED[size][0])
+    axes[0, 0].set_ylabel("s an update")
+    axes[1, 0].set_ylabel("MiB of an update")
+    lowest = min(min(found[setting][0]) for setting in found)
+    axes[0, 0].set_ylim(bottom=lowest / 2)
+    axes[1, 0].set_ylim(bottom=min(peak for _, peak in found.values()) / 2)
+    figure.tight_layout()
+    figure.savefig(file, dpi=150)
+
+
+if __name__ == "__main__":
+    main()

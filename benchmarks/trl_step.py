@@ -1,0 +1,105 @@
+"""TRL's DPOTrainer with the settings of ours, for comparison."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is on the Hub; TRL would report its use
+
+import datasets
+import torch
+from peft import LoraConfig
+from runs import BETAS, LEARNING_RATE, MAX_GRAD_NORM, Shape
+from transformers import AutoTokenizer, TrainerCallback
+from trl import DPOConfig, DPOTrainer
+
+from pacmr_lightning.batch import LogProbs
+
+
+class Clock(TrainerCallback):
+    """Seconds of each step of TRL's trainer, from its batch to the end of its update."""
+
+    def __init__(self, device: str):
+        self.device = device
+        self.seconds: list[float] = []
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """The batch is there."""
+        self._wait()
+        self._start = time.perf_counter()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """The update is done."""
+        self._wait()
+        self.seconds.append(time.perf_counter() - self._start)
+
+    def _wait(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+def make_trl(
+    folder: Path,
+    rows: list[dict[str, str]],
+    shape: Shape,
+    adapter: dict[str, torch.Tensor],
+    device: str,
+    steps: int = 1,
+) -> DPOTrainer:
+    """TRL's trainer at its best (``dpo_step`` says why), with the settings and the adapter of ours."""
+    args = DPOConfig(
+        output_dir=str(folder / "trl"),
+        precompute_ref_log_probs=True,
+        gradient_checkpointing=False,
+        bf16=False,
+        model_init_kwargs={"dtype": shape.dtype, "attn_implementation": "sdpa"},
+        max_length=None,
+        per_device_train_batch_size=shape.micro_batch or shape.pairs,
+        gradient_accumulation_steps=shape.pairs // (shape.micro_batch or shape.pairs),
+        max_steps=steps,
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant",
+        adam_beta1=BETAS[0],
+        adam_beta2=BETAS[1],
+        weight_decay=0.0,
+        max_grad_norm=MAX_GRAD_NORM,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        use_cpu=device == "cpu",
+    )
+    columns = ("prompt", "chosen", "rejected")
+    trainer = DPOTrainer(
+        model=str(folder),
+        args=args,
+        train_dataset=datasets.Dataset.from_list([{name: row[name] for name in columns} for row in rows]),
+        processing_class=AutoTokenizer.from_pretrained(folder),
+        peft_config=LoraConfig(
+            r=shape.rank,
+            lora_alpha=32,
+            target_modules="all-linear",
+            lora_dropout=0.0,
+            task_type="CAUSAL_LM",
+        ),
+    )
+    # After the reference's log-probabilities, which do not depend on it.
+    parameters = {f"peft.{name}": p for name, p in trainer.model.named_parameters() if p.requires_grad}
+    with torch.no_grad():
+        for name, value in adapter.items():
+            parameters[name].copy_(value)
+    return trainer
+
+
+@torch.no_grad()
+def trl_log_probs(trainer: DPOTrainer) -> LogProbs:
+    """What TRL's loss is made of."""
+    batch = trainer.data_collator(list(trainer.train_dataset))
+    inputs = {name: batch[name].to(trainer.model.device) for name in ("input_ids", "attention_mask")}
+    labels = batch["input_ids"].masked_fill(batch["completion_mask"] == 0, -100).to(trainer.model.device)
+    out = trainer.model(**inputs, labels=labels, fused_lm_head=True, use_cache=False)
+    return LogProbs(*out.log_probs.sum(1).cpu().chunk(2))

@@ -1,0 +1,198 @@
+"""The gradient of each pair's own loss, for all pairs from one forward and one backward pass.
+
+A linear's weight gradient for one row is the sum over its tokens of g_t x_t^T, x the layer's input and g the
+gradient at its output (arXiv 1510.01799). Keeping that sum by row costs no more arithmetic than adding the
+rows up, and LoRA's matrices are so small that all rows' sums take a few percent of what a forward pass holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..batch import PairBatch
+from ..errors import UserError
+from ..gradient import Direction
+from ..objectives import Objective
+from ..policy import PolicyModel
+from ..rewards import Rewards
+
+SHARE = 1 / 8
+"""Of the memory that a plain step holds anyway: what kept gradients may add."""
+SMALL = 2**26
+"""Bytes that they may take whatever else is held."""
+
+Take = Callable[[str, Tensor], None]
+"""Gets the name of an adapter parameter and its gradient for each of n pairs, (n, *shape)."""
+
+
+class MixedRowsError(UserError):
+    """A LoRA layer does not see whole rows, so its weight gradient cannot be told apart by pair."""
+
+
+@dataclass
+class PairGradients:
+    """What N pairs are at omega: all that a step needs of the policy, whatever weights it gives them."""
+
+    rewards: Rewards
+    """Of N pairs, detached."""
+    losses: Tensor
+    """(N,) unweighted losses, detached."""
+    parts: list[Direction]
+    """For each micro-batch of n pairs the gradients of their losses, (n, *shape) by parameter."""
+
+    def weighted(self, factors: Tensor) -> Direction:
+        """sum_i f_i grad l_i, from (N,) factors."""
+        total: Direction = {}
+        done = 0
+        for part in self.parts:
+            size = len(next(iter(part.values())))
+            rows = factors[done : done + size]
+            done += size
+            for name, gradients in part.items():
+                found = torch.tensordot(rows.to(gradients.dtype), gradients, 1)
+                total[name] = total[name].add_(found) if name in total else found
+        return total
+
+    def along(self, direction: Direction) -> Tensor:
+        """(N,) d . grad l_i."""
+        dots = [[g.flatten(1) @ direction[name].flatten() for name, g in p.items()] for p in self.parts]
+        return torch.cat([torch.stack(part).sum(0) for part in dots])
+
+
+def pair_gradients(
+    policy: PolicyModel, objective: Objective, batch: PairBatch, micro_batch_size: int | None
+) -> PairGradients | None:
+    """Runs N pairs, which bring their reference log-probabilities, once, and keeps the gradient of each.
+
+    Returns:
+        None where the gradients cannot be kept (a LoRA layer mixes rows), where they would take much of the
+        memory beside the base and one micro-batch's activations, and under ZeRO-3, which puts parameters away
+        to save memory.
+    """
+    if policy.is_sharded or not _affordable(policy, batch, micro_batch_size):
+        return None
+
+    def keep(kept: Direction, name: str, gradients: Tensor) -> None:
+        kept[name] = kept[name] + gradients if name in kept else gradients
+
+    rewards, losses, parts = [], [], []
+    for part in batch.micro_batches(micro_batch_size):
+        kept: Direction = {}
+        try:
+            found, loss = each_gradient(policy, objective, part, partial(keep, kept))
+        except MixedRowsError:
+            return None
+        rewards.append(found)
+        losses.append(loss)
+        parts.append({name: kept[name] for name in policy.adapter()})
+    return PairGradients(Rewards.cat(rewards), torch.cat(losses), parts)
+
+
+def _affordable(policy: PolicyModel, batch: PairBatch, micro_batch_size: int | None) -> bool:
+    """Whether the gradients are small beside the base and what LoRA layers keep of their inputs, in fp32."""
+    gradients = 4 * len(batch) * sum(p.numel() for p in policy.adapter().values())
+    held = sum(p.numel() * p.element_size() for p in policy.parameters())
+    if not policy.gradient_checkpointing:
+        tokens = batch.input_ids[:micro_batch_size].numel()
+        held += 4 * tokens * sum(linear.in_features for linear in policy.lora_linears().values())
+    return gradients <= max(SMALL, SHARE * held)
+
+
+def each_gradient(
+    policy: PolicyModel, objective: Objective, batch: PairBatch, take: Take
+) -> tuple[Rewards, Tensor]:
+    """One forward and one backward pass, which shows ``take`` every parameter's gradient by pair.
+
+    A layer that is used several times shows as many parts of its gradient.
+
+    Returns:
+        Rewards and (n,) losses of the pairs, detached.
+
+    Raises:
+        MixedRowsError: a LoRA layer sees no rows, or not one for each pair (or each response).
+    """
+    # Everything that depends on LoRA depends on it, so that backward reaches all layers and yet computes no
+    # weight gradient of its own.
+    anchor = torch.zeros((), device=batch.input_ids.device, requires_grad=True)
+    with torch.enable_grad(), _watched(policy, policy.token_pairs(batch), len(batch), anchor, take):
+        rewards = Rewards.of(policy.log_probs(batch), batch, objective.beta)
+        losses = objective(rewards)
+        torch.autograd.grad(losses.sum(), anchor, allow_unused=True)
+    return rewards.detach(), losses.detach()
+
+
+@contextmanager
+def _watched(policy: PolicyModel, owner: Tensor, pairs: int, anchor: Tensor, take: Take) -> Iterator[None]:
+    """Inside, backward shows ``take`` the gradients. It must run inside: checkpoints repeat the forward.
+
+    ``owner`` is the (R, T) number of the pair that each token belongs to.
+    """
+    # Rows are those of the pairs, or (one sequence a row) chosen ones before rejected ones, or all in one.
+    unpacked = _unpacking(owner[0], pairs) if len(owner) % pairs else None
+
+    def watch(name: str, module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
+        if not output.requires_grad:
+            return None
+        if output.shape[:-1] != owner.shape:
+            raise MixedRowsError(
+                "GhostDotProduct needs LoRA layers that see whole rows, but this model mixes the tokens "
+                "of several rows (mixture of experts?); use CentralDifference."
+            )
+
+        def see(x: Tensor, gradient: Tensor) -> None:
+            x, gradient = x.to(module.weight.dtype), gradient.to(module.weight.dtype)
+            if unpacked is not None:
+                x, gradient = unpacked(x), unpacked(gradient)
+            rows = gradient.transpose(1, 2) @ x
+            take(name, rows if len(rows) == pairs else rows.unflatten(0, (-1, pairs)).sum(0))
+
+        return _Watched.apply(output, inputs[0].detach(), anchor, see)
+
+    handles = []
+    try:
+        for name, linear in policy.lora_linears().items():
+            handles.append(linear.register_forward_hook(partial(watch, name)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _unpacking(owner: Tensor, pairs: int) -> Callable[[Tensor], Tensor]:
+    """A function that makes (pairs, longest, H) rows, filled up with zeros, of the one row's (1, T, H)."""
+    sorted_owner, order = owner.sort(stable=True)
+    counts = owner.bincount(minlength=pairs)
+    column = torch.arange(len(owner), device=owner.device) - (counts.cumsum(0) - counts)[sorted_owner]
+    longest = int(counts.max())
+
+    def unpacked(tokens: Tensor) -> Tensor:
+        rows = tokens.new_zeros(pairs, longest, tokens.shape[2])
+        rows[sorted_owner, column] = tokens[0, order]
+        return rows
+
+    return unpacked
+
+
+class _Watched(torch.autograd.Function):
+    """The identity of a layer's output; its backward shows the layer's input and its output's gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, output: Tensor, x: Tensor, anchor: Tensor, see: Callable[[Tensor, Tensor], None]
+    ) -> Tensor:
+        # Saved as autograd does it, so that a checkpoint drops it and finds it again. The layer keeps it too.
+        ctx.save_for_backward(x)
+        ctx.see = see
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.see(*ctx.saved_tensors, gradient)
+        return gradient, None, None, None

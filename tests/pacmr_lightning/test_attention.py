@@ -1,0 +1,292 @@
+"""FlexAttention and FlashAttention against SDPA, the choice between them, and what is refused.
+
+Both are for GPUs. FlexAttention runs here without its compiler, in the plain code that torch has for it, of
+which the same masks are asked; FlashAttention's kernel is stood in for by SDPA on one sequence at a time,
+behind transformers' own code for it.
+"""
+
+import collections
+import functools
+import logging
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import LlamaConfig, modeling_flash_attention_utils
+
+from pacmr_lightning import attention
+from pacmr_lightning.attention import Way, use_attention, ways
+from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.masks import attention_inputs, shared_mask
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.rows import packed_rows, shared_rows
+
+GPU = torch.device("cuda")
+
+
+@pytest.fixture
+def flex_on_cpu(monkeypatch):
+    """FlexAttention as plain code, with a gradient, which torch refuses on CPUs for its compiled one."""
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None)
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@pytest.fixture
+def flash_on_cpu(monkeypatch):
+    """A stand-in for flash_attn's kernels; yields the lengths of the sequences of each call."""
+    calls = []
+
+    def one(q, k, v, window, scale):
+        """Of one sequence, (T, heads, D)."""
+        distance = torch.arange(len(q))[:, None] - torch.arange(len(k))
+        mask = (distance >= 0) & (distance <= (window[0] if window[0] >= 0 else len(q)))
+        heads = (x.transpose(0, 1)[None] for x in (q, k, v))
+        found = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale, enable_gqa=True)
+        return found[0].transpose(0, 1)
+
+    def varlen(q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, causal, window_size=(-1, -1), **options):
+        assert causal and cu_seqlens_q is cu_seqlens_k and cu_seqlens_q.dtype == torch.int32
+        lengths = cu_seqlens_q.diff().tolist()
+        assert max_seqlen_q == max(lengths) and sum(lengths) == len(q)
+        calls.append(lengths)
+        parts = zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
+        return torch.cat([one(*part, window_size, options["softmax_scale"]) for part in parts])
+
+    def dense(q, k, v, *, window_size=(-1, -1), **options):
+        calls.append([q.shape[1]] * len(q))
+        parts = zip(q, k, v, strict=True)
+        return torch.stack([one(*part, window_size, options["softmax_scale"]) for part in parts])
+
+    module = modeling_flash_attention_utils
+    functions = (dense, varlen, None, module._pad_input, module._unpad_input)
+    supported = collections.defaultdict(lambda: True)
+    options = functools.partial(module._process_flash_attention_kwargs, supports_mapping=supported)
+    monkeypatch.setattr(
+        module, "lazy_import_flash_attention", lambda *name, **more: (functions, (options, None))
+    )
+    return calls
+
+
+def values_and_gradient(policy: PolicyModel, layout: str, batch: PairBatch) -> list[torch.Tensor]:
+    found = policy.log_probs_in(layout, batch)
+    loss = (found.chosen * torch.linspace(-1, 1, len(batch)) - found.rejected).sum()
+    gradient = torch.autograd.grad(loss, list(policy.adapter().values()))
+    return [found.chosen, found.rejected, *gradient]
+
+
+def check(policy: PolicyModel, batch: PairBatch, name: str, layouts: list[str]) -> None:
+    """The attention gives SDPA's values and gradient on plain sequences, in each layout."""
+    use_attention(policy.model, "sdpa")
+    truth = values_and_gradient(policy, "plain", batch)
+    policy.model.config._attn_implementation = name  # transformers would look for the package
+    for layout in layouts:
+        for found, expected in zip(values_and_gradient(policy, layout, batch), truth, strict=True):
+            torch.testing.assert_close(found, expected, atol=1e-4 * float(1 + expected.abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "qwen2-mixed", "mistral"])
+def test_flex_attention(name, flex_on_cpu, make_policy, make_batch):
+    check(make_policy(name), make_batch(), "flex_attention", ["shared", "separate", "packed", "plain"])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-mixed", "mistral", "gpt2"])
+def test_flash_attention(name, flash_on_cpu, make_policy, make_batch):
+    policy, batch = make_policy(name), make_batch()
+    check(policy, batch, "flash_attention_2", ["packed"])
+    lengths = packed_rows(batch).lengths.tolist()
+    assert flash_on_cpu == [lengths] * policy.model.config.num_hidden_layers  # without padding
+    check(policy, batch, "flash_attention_2", ["separate", "plain"])
+
+
+def test_blocks_between_the_responses_are_skipped():
+    """Prompt, chosen and rejected of a block each: the responses' blocks do not meet."""
+    tokens = [[list(range(128))]] * 3
+    rows = shared_rows(PairBatch.collate(["x"], *tokens))
+    mask = shared_mask(rows, LlamaConfig(attn_implementation="flex_attention"), torch.bfloat16)
+    assert mask.to_dense()[0, 0].tolist() == [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
+    assert mask.full_kv_num_blocks[0, 0].tolist() == [0, 1, 1]  # a response sees all of the prompt
+
+
+def test_gradient_of_flex_attention_is_checked(make_policy, make_batch):
+    """Nothing is patched here: torch has no gradient of FlexAttention on CPUs."""
+    policy = make_policy(attn_implementation="flex_attention")
+    with (
+        torch.compiler.set_stance("force_eager"),
+        pytest.warns(UserWarning, match="shared layout .*does not support backward on CPU"),
+        pytest.raises(
+            UserError, match=r"does not work with flex_attention here.*attn_implementation to auto"
+        ),
+    ):
+        policy.log_probs(make_batch())
+
+
+def test_a_wrong_gradient_is_found(flex_on_cpu, make_policy, make_batch, monkeypatch):
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    right = ALL_ATTENTION_FUNCTIONS["flex_attention"]
+
+    def wrong(module, query, key, value, *arguments, **options):
+        return right(module, query.detach(), key, value, *arguments, **options)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "flex_attention", wrong)
+    policy = make_policy(attn_implementation="flex_attention")
+    with (
+        pytest.warns(UserWarning, match="its gradient is .*% off"),
+        pytest.raises(UserError, match="does not work with flex_attention here"),
+    ):
+        policy.log_probs(make_batch())
+
+
+def test_a_wrong_block_mask_is_found(flex_on_cpu, make_policy, make_batch, monkeypatch):
+    """As of a model that takes prepared masks for no masks; plain sequences, packed or not, are its own."""
+
+    def causal(rows, config, dtype):
+        return torch.nn.attention.flex_attention.create_block_mask(
+            lambda row, head, query, key: query >= key, None, None, *[rows.input_ids.shape[1]] * 2, "cpu"
+        )
+
+    monkeypatch.setattr("pacmr_lightning.masks.shared_mask", causal)
+    policy, batch = make_policy(attn_implementation="flex_attention"), make_batch()
+    with pytest.warns(UserWarning, match="shared layout .* falling back to one sequence a row"):
+        policy.log_probs(batch)
+    assert policy._way == Way("flex_attention", "separate")
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_the_choice(backward, make_policy, make_batch, monkeypatch, caplog, request):
+    """On a GPU as far as the choice knows: FlexAttention if its backward pass works, else, with no
+    FlashAttention here, SDPA."""
+    if backward:
+        request.getfixturevalue("flex_on_cpu")
+    monkeypatch.setattr("pacmr_lightning.selfcheck.ways", _as_on_gpu)
+    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: True)
+    policy, batch = make_policy(dtype="bfloat16"), make_batch()
+    expected = policy.log_probs_in("plain", batch)
+    with warnings.catch_warnings(record=True) as caught, caplog.at_level(logging.INFO):
+        warnings.simplefilter("always")
+        with torch.compiler.set_stance("force_eager"):
+            found = policy.log_probs(batch)
+    warned = [str(w.message) for w in caught if "falling back" in str(w.message)]
+    if backward:
+        assert policy._way == Way("flex_attention", "shared") and not warned
+        assert "computed from a shared prompt with flex_attention attention" in caplog.text
+    else:
+        assert policy._way == Way("sdpa", "shared")
+        assert "sequences packed into one row with flash_attention_2" in warned[0]
+        assert "ImportError" in warned[1] and "a shared prompt with sdpa" in warned[1]
+        assert "computed from a shared prompt with sdpa attention" in caplog.text
+    torch.testing.assert_close(found.chosen, expected.chosen, atol=0.3, rtol=0)  # bf16
+    assert policy.log_prob_options(batch)["attention"] == policy.attention == policy._way.attention
+
+
+def _as_on_gpu(model, asked, layout, device):
+    return ways(model, asked, layout, GPU)
+
+
+def test_on_a_cpu_it_is_sdpa(make_policy, make_batch, caplog):
+    policy = make_policy()
+    with caplog.at_level(logging.INFO):
+        policy.log_probs(make_batch())
+    assert policy.attn_implementation == "auto" and policy._way == Way("sdpa", "shared")
+    assert "from a shared prompt with sdpa attention (the model is on the cpu)" in caplog.text
+
+
+FLEX, FLASH = Way("flex_attention", "shared"), Way("flash_attention_2", "packed")
+FLASH_SEPARATE = Way("flash_attention_2", "separate")
+SDPA = [Way("sdpa", "shared"), Way("sdpa", "separate"), Way("sdpa", "plain")]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "installed", "expected"),
+    [
+        ("llama", {"dtype": "bfloat16"}, True, [FLEX, FLASH, *SDPA]),
+        ("llama", {"dtype": "bfloat16"}, False, [FLEX, *SDPA]),
+        ("llama", {"dtype": "float32"}, True, [FLEX, *SDPA]),
+        ("gpt2", {"dtype": "bfloat16"}, True, [FLASH, *SDPA]),
+        ("gpt2", {"dtype": "float32"}, True, SDPA),
+        ("llama", {"dtype": "bfloat16", "layout": "shared"}, True, [FLEX, *SDPA]),
+        ("llama", {"dtype": "bfloat16", "layout": "separate"}, True, [FLASH_SEPARATE, *SDPA[1:]]),
+        ("llama", {"dtype": "bfloat16", "layout": "packed"}, True, [FLASH, Way("sdpa", "packed"), *SDPA[1:]]),
+        ("llama", {"dtype": "bfloat16", "attn_implementation": "sdpa"}, True, SDPA),
+        ("llama", {"attn_implementation": "sdpa", "layout": "separate"}, True, SDPA[1:]),
+    ],
+)  # fmt: skip
+def test_what_is_tried_on_a_gpu(name, options, installed, expected, make_policy, monkeypatch):
+    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: installed)
+    policy = make_policy(name, **options)
+    found, notes = ways(policy.model, policy.attn_implementation, policy.layout, GPU)
+    assert found == expected
+    if policy.attn_implementation == "auto" and policy.layout == "auto":
+        assert len(notes) == (FLEX not in found) + (FLASH not in found)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attn_implementation": "flash"}, "is flash, but it must be one of auto, eager, .*sdpa"),
+        ({"attn_implementation": "flash_attention_2"}, "base is float32; set dtype to bfloat16"),
+        (
+            {"attn_implementation": "flash_attention_2", "dtype": "bfloat16", "layout": "shared"},
+            "cannot honour the mask of the layout shared; set layout to packed",
+        ),
+    ],
+)
+def test_wrong_choices(options, message):
+    with pytest.raises(UserError, match=message):
+        PolicyModel("unused", **options)
+
+
+def test_a_model_without_flex_attention(make_policy):
+    message = "GPT2LMHeadModel does not support .*flex_attention; or set attn_implementation to sdpa or auto"
+    with pytest.raises(UserError, match=message):
+        make_policy("gpt2", attn_implementation="flex_attention")
+
+
+def test_packed_rows_tell_flash_attention_their_lengths(make_batch):
+    batch = make_batch()
+    rows = packed_rows(batch)
+    config = LlamaConfig(attn_implementation="sdpa")
+    assert attention_inputs(rows, config, torch.float32) == {"attention_mask": None}
+    config._attn_implementation = "flash_attention_2"
+    inputs = attention_inputs(rows, config, torch.bfloat16)
+    assert inputs["cu_seq_lens_q"].diff().tolist() == rows.lengths.tolist()
+    assert inputs["max_length_q"] == int(rows.lengths.max())
+
+
+@pytest.mark.parametrize("layout", ["shared", "separate", "packed"])
+def test_token_pairs(layout, make_policy, make_batch):
+    """Gradients of one pair's log-probabilities reach tokens that are said to be its own, and no other."""
+    policy, batch = make_policy(layout=layout), make_batch(3)
+    states = []
+    policy.model.get_input_embeddings().register_forward_hook(
+        lambda module, inputs, output: states.append(output.requires_grad_())
+    )
+    owner = policy.token_pairs(batch)
+    for pair in range(3):
+        states.clear()
+        found = policy.log_probs(batch)
+        (gradient,) = torch.autograd.grad((found.chosen + found.rejected)[pair], states[-1])
+        reached = gradient.abs().sum(-1) > 0
+        assert reached.any() and (owner[reached] == pair).all()
+
+
+def test_the_check_in_inference_mode(flex_on_cpu, make_policy, make_batch):
+    """Lightning validates in it."""
+    policy = make_policy(attn_implementation="flex_attention")
+    with torch.inference_mode():
+        policy.log_probs(make_batch())
+    assert policy._way == Way("flex_attention", "shared")
+
+
+def test_generation_leaves_flex_attention(flex_on_cpu, make_policy, make_batch):
+    policy, batch = make_policy(attn_implementation="flex_attention"), make_batch(1)
+    policy.log_probs(batch)
+    seen = []
+    policy.model.register_forward_pre_hook(lambda *_: seen.append(policy.attention))
+    prompt = batch.input_ids[:, :4]
+    found = policy.generate(input_ids=prompt, max_new_tokens=3, do_sample=False)
+    assert set(seen) == {"sdpa"} and policy.attention == "flex_attention"
+    assert found.shape[1] > prompt.shape[1]

@@ -1,0 +1,137 @@
+"""Compiled layers compute what plain ones do, and no hook on a LoRA linear is lost."""
+
+import shutil
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from pacmr_lightning.compiled import compile_layers
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.objectives import DPO
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.weighting import GhostDotProduct
+from pacmr_lightning.weighting.shift import shifted
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Counts what torch.compile traces, and runs it as it is traced; inductor would take minutes on a CPU."""
+    made = []
+
+    def backend(graph, inputs):
+        made.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=8):
+        yield made
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def plain_and_compiled(make_policy):
+    def make(**options):
+        policies = [make_policy(**options), make_policy(compile=True, **options)]
+        policies[1].load_state_dict(policies[0].state_dict())
+        return policies
+
+    return make
+
+
+def passes(policy: PolicyModel, batch) -> list[torch.Tensor]:
+    """Values of policy and reference and the gradient, as they are, shifted, and the ghost dot-product."""
+    adapter = policy.adapter()
+    direction = {name: torch.linspace(-0.1, 0.1, p.numel()).view_as(p) for name, p in adapter.items()}
+
+    def gradient():
+        found = policy.log_probs(batch)
+        return [found.chosen, *torch.autograd.grad((found.chosen - found.rejected).sum(), adapter.values())]
+
+    found = gradient()
+    reference = policy.reference_log_probs(batch)
+    with shifted(policy, direction, 0.5):
+        found += gradient()
+    assert not torch.equal(found[0], found[len(found) // 2])  # the shift matters
+    dots = GhostDotProduct().coefficients(
+        policy, DPO(0.5), batch.with_reference(reference), direction, micro_batch_size=None
+    )
+    return [*found, reference.chosen, reference.rejected, dots]
+
+
+# Numbers of pairs and seeds; the first again, after hooks were there.
+BATCHES = [(5, 0), (5, 0)]
+MORE_BATCHES = [(1, 0), (5, 1), (4, 2), (1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("gradient_checkpointing", "batches"),
+    [
+        (False, BATCHES),
+        pytest.param(False, MORE_BATCHES, marks=pytest.mark.slow),
+        pytest.param(True, MORE_BATCHES, marks=pytest.mark.slow),
+    ],
+)
+def test_equal_and_no_hook_is_lost(gradient_checkpointing, batches, graphs, plain_and_compiled, make_batch):
+    plain, compiled = plain_and_compiled(
+        gradient_checkpointing=gradient_checkpointing, changes={"num_hidden_layers": 1}
+    )
+    for n, seed in batches:
+        batch = make_batch(n, seed=seed)
+        before = len(graphs)
+        expected = passes(plain, batch)
+        assert len(graphs) == before
+        for found, truth in zip(passes(compiled, batch), expected, strict=True):
+            assert torch.equal(found, truth)
+    assert 0 < len(graphs) <= 12
+
+
+def test_torch_loses_hooks(graphs):
+    """Why layers with hooks are not compiled: if this fails, torch guards hooks and they could be."""
+    layer = nn.Sequential(nn.Linear(4, 4))
+    compiled, x = torch.compile(layer.forward), torch.ones(1, 4)
+    before = compiled(x)
+    layer[0].register_forward_hook(lambda module, inputs, output: output + 1)
+    assert torch.equal(compiled(x), before) and torch.equal(layer(x), before + 1)
+
+
+@pytest.mark.slow
+def test_layers_share_their_code(graphs, make_policy, make_batch):
+    counts = []
+    for layers in (2, 5):
+        torch._dynamo.reset()
+        graphs.clear()
+        policy = make_policy(compile=True, changes={"num_hidden_layers": layers})
+        policy.log_probs(make_batch())
+        counts.append(len(graphs))
+    assert counts[0] == counts[1] > 0
+
+
+def test_generation_is_not_compiled(graphs, plain_and_compiled, make_batch):
+    plain, compiled = plain_and_compiled()
+    options = {"input_ids": make_batch(1).input_ids[:, :4], "max_new_tokens": 5, "do_sample": False}
+    assert torch.equal(compiled.generate(**options), plain.generate(**options)) and not graphs
+
+
+def test_refused_at_zero3(make_policy, make_batch, monkeypatch):
+    policy = make_policy(compile=True)
+    monkeypatch.setattr(PolicyModel, "is_sharded", True)
+    with pytest.raises(UserError, match="set compile to false"):
+        policy.log_probs(make_batch())
+
+
+def test_a_model_without_layers():
+    with pytest.raises(UserError, match="no layers that can be compiled"):
+        compile_layers(nn.Linear(2, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a compiler")
+def test_inductor(plain_and_compiled, make_batch):
+    """The code that a run would get, on one layer."""
+    plain, compiled = plain_and_compiled(changes={"num_hidden_layers": 1})
+    batch = make_batch()
+    for found, truth in zip(passes(compiled, batch), passes(plain, batch), strict=True):
+        torch.testing.assert_close(found, truth, atol=1e-4 * float(1 + truth.abs().max()), rtol=0)
