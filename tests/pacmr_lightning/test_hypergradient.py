@@ -24,7 +24,6 @@ from pacmr_lightning.weighting import (
     SoftPromptConsistency,
     VNetWeighting,
 )
-from pacmr_lightning.weighting.hypergradient import ghost_hooks
 from pacmr_lightning.weighting.inner import inner_step
 from pacmr_lightning.weighting.shift import shifted
 
@@ -72,18 +71,6 @@ def test_ghost_is_exact(name, options, micro_batch_size, setting):
     torch.testing.assert_close(found, exact, rtol=1e-9, atol=1e-12)
     assert all(p.grad is None for p in policy.parameters())
     assert not any(linear._forward_hooks for linear in policy.lora_linears().values())
-
-
-def test_ghost_with_reentrant_checkpointing(setting):
-    """Its repeated forward is the one with gradients: each layer must count once."""
-    policy, batch, direction = setting(gradient_checkpointing=True)
-    exact = exact_coefficients(policy, batch, direction)
-    policy.model.gradient_checkpointing_enable({"use_reentrant": True})
-    policy.model.enable_input_require_grads()
-    with ghost_hooks(policy, direction) as dots:
-        DPO(BETA)(Rewards(policy.log_probs(batch), batch.reference, BETA)).sum().backward()
-    assert len(dots) == len(policy.lora_linears())
-    torch.testing.assert_close(torch.stack(dots).sum(0), exact, rtol=1e-9, atol=1e-12)
 
 
 def test_central_difference(setting):
@@ -320,6 +307,21 @@ def test_alpha_defaults_to_the_learning_rate(make_policy, make_batch):
         weighting.update(policy, DPO(BETA), train, meta, learning_rate=learning_rate, micro_batch_size=None)
         states.append(weighting.vnet_optimizer.state_dict()["state"][4]["exp_avg"])
     assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
+
+
+@pytest.mark.parametrize("outer", [PromptAugmentationConsistency(0.55), CleanPreference()])
+def test_micro_batches_do_not_change_the_outer_gradient(outer, make_policy, make_batch):
+    """Also though the pairs are sorted by length, and their targets with them."""
+    policy = make_policy(double=True)
+    meta = make_batch(9, seed=5, augmented=isinstance(outer, PromptAugmentationConsistency))
+    whole = outer.gradient(policy, BETA, meta, None)
+    for size in (1, 4, 9):
+        found = outer.gradient(policy, BETA, meta, size)
+        assert found.retained == whole.retained > 0
+        for name, value in whole.direction.items():
+            torch.testing.assert_close(found.direction[name], value, rtol=1e-9, atol=1e-12)
+        for name, value in whole.metrics.items():
+            torch.testing.assert_close(found.metrics[name], value)
 
 
 def test_pseudo_labels_are_stopped_and_ignore_observed_order(make_policy, make_batch):

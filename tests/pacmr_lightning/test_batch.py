@@ -1,0 +1,33 @@
+"""PairBatch: how pairs are laid out, sorted and cut."""
+
+import torch
+
+from pacmr_lightning.batch import PairBatch, Segment
+
+
+def test_collate():
+    batch = PairBatch.collate(["a", "b"], [[5], [6, 7, 8]], [[9, 2], [10, 2]], [[2], [11, 12, 2]], pad_id=4)
+    assert batch.input_ids.tolist() == [[5, 9, 2, 2, 4, 4, 4, 4], [6, 7, 8, 10, 2, 11, 12, 2]]
+    assert batch.segment_ids.tolist() == [[1, 2, 2, 3, 0, 0, 0, 0], [1, 1, 1, 2, 2, 3, 3, 3]]
+    assert batch.input_ids.dtype == batch.segment_ids.dtype == torch.long
+    assert batch.token_count == 12
+    nothing = PairBatch.collate([], [], [], [])
+    assert len(nothing) == 0 and nothing.input_ids.shape == nothing.segment_ids.shape == (0, 0)
+    assert nothing.input_ids.dtype == nothing.segment_ids.dtype == torch.long
+
+
+def test_longest_first(make_batch):
+    """The same pairs with all that belongs to them, and no more padding in a micro-batch than its own."""
+    batch = make_batch(9, augmented=True)
+    found = batch.longest_first()
+    assert sorted(found.ids) == sorted(batch.ids) and found.ids != batch.ids
+    lengths = (found.segment_ids != Segment.PAD).sum(1)
+    assert (lengths.diff() <= 0).all()
+    for row, name in enumerate(found.ids):
+        old = batch.ids.index(name)
+        for view, before in ((found, batch), (found.augmented, batch.augmented)):
+            assert view.ids[row] == name and view.flipped[row] == before.flipped[old]
+            for column in ("input_ids", "segment_ids"):
+                a, b = getattr(view[row : row + 1], column), getattr(before[old : old + 1], column)
+                assert torch.equal(a, b)
+    assert [part.input_ids.shape[1] for part in found.micro_batches(3)] == lengths[::3].tolist()
