@@ -90,7 +90,7 @@ CENTRAL = [*VNET, "--model.weighting.estimator", "CentralDifference"]
         ([*CENTRAL, "--model.weighting.estimator.epsilon", "0"], "epsilon is 0"),
         (["--model.objective", "DPO", "--model.objective.beta", "0"], "beta is 0"),
         (["--model.objective", "DOP"], "no class DOP; choose one of CDPO, DPO, DrDPO"),
-        (["--model.weighting", "VNetWeightin"], "no class VNetWeightin; choose one of DropFlipped"),
+        (["--model.weighting", "VNetWeightin"], "no class VNetWeightin; choose one of AuditedWeights"),
         ([*SOFT, "--model.weighting.outer.tau", "0.6"], "no option tau"),
         (["--model.objective", "RDPO", "--model.objective.label_noise", "0.5"], "label_noise is 0.5"),
         (["--model.objective", "DrDPO", *VNET], "VNetWeighting would have no effect"),
