@@ -21,7 +21,7 @@ def token_log_probs(
 
     Args:
         hidden: (K, H) hidden states that predict them.
-        head: maps (k, H) to logits (k, V).
+        head: maps (k, H) to logits (k, V), which it keeps no use for.
         targets: (K,) token ids.
         pieces: into how many the rows are cut; the logits of one exist at a time. Where ZeRO-3 gathers the
             head for each, all ranks need the same number.
@@ -44,7 +44,37 @@ def token_log_probs(
 
 def _log_probs(head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor) -> Tensor:
     logits = upcast(head(hidden))
-    return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(1)
+    if logits.requires_grad or logits is hidden:
+        return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(1)
+    return _softmax_in_place(logits, targets)[0]
+
+
+def _softmax_in_place(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """(k,) log-probabilities of the targets and (k,) factors that make probabilities of what is left.
+
+    (k, V) logits become exp(logits - max): a second tensor of this size would cost as much time as the sums.
+    """
+    picked = logits.gather(1, targets[:, None])[:, 0]
+    largest = logits.amax(1)
+    total = logits.sub_(largest[:, None]).exp_().sum(1)
+    return picked - largest - total.log(), 1 / total
+
+
+def _with_slopes(
+    head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(k,) log-probabilities and their (k, H) gradients; a linear's backward needs no output, so all that is
+    done with logits is done in their place."""
+    with torch.enable_grad():
+        hidden = hidden.detach().requires_grad_()
+        output = head(hidden)
+    logits = output.detach()
+    scores = upcast(logits)
+    values, factors = _softmax_in_place(scores, targets)
+    # d log p_t / d logits = e_t - p
+    scores.mul_(-factors[:, None])
+    scores[torch.arange(len(targets), device=targets.device), targets] += 1
+    return values, *torch.autograd.grad(output, hidden, logits.copy_(scores))
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -54,13 +84,8 @@ class _FrozenHead(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor], pieces: int
     ) -> Tensor:
-        values, slopes = [], []
-        for h, t in zip(hidden.tensor_split(pieces), targets.tensor_split(pieces), strict=True):
-            with torch.enable_grad():
-                h = h.detach().requires_grad_()
-                value = _log_probs(head, h, t)
-                slopes += torch.autograd.grad(value.sum(), h)
-            values.append(value.detach())
+        pieces_of = zip(hidden.tensor_split(pieces), targets.tensor_split(pieces), strict=True)
+        values, slopes = zip(*(_with_slopes(head, h, t) for h, t in pieces_of), strict=True)
         ctx.save_for_backward(hidden, targets, torch.cat(slopes))
         ctx.head = head
         return torch.cat(values)

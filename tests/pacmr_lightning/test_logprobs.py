@@ -257,5 +257,6 @@ def test_logits_of_a_large_vocabulary(frozen):
             values = token_log_probs(hidden, head, targets, -(-tokens // chunk), frozen)
             values.sum().backward()
     assert most.rows == chunk > width
-    # Logits in bf16 and fp32, their softmax and its gradient; the head's own gradient where it is trained.
-    assert live.peak < 17 * chunk * vocabulary + (0 if frozen else 3 * vocabulary * width)
+    # Logits in bf16 and fp32; where the head is trained, their softmax, its gradient and the head's own too.
+    bound = 6.5 * chunk * vocabulary if frozen else 17 * chunk * vocabulary + 3 * vocabulary * width
+    assert live.peak < bound
