@@ -1,6 +1,6 @@
 """Time of a DPO step against TRL's DPOTrainer: same weights, same rows, whole updates, one process.
 
-    python benchmarks/dpo_step.py [--repetitions 5] [--device cuda]
+    python benchmarks/dpo_step.py [--repetitions 5] [--figure docs/dpo-step.png] [--device cuda]
 
 (with the extra ``bench``) trains each contestant on one batch of random tokens, in turns of three updates:
 TRL, ours with one sequence a row, ours with prompts shared by both responses. An update is what the trainer
@@ -24,6 +24,10 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 import torch
 import transformers
 from flops import fastest_product, needed
@@ -117,6 +121,7 @@ def main() -> None:
     """Runs the turns and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=5, help="turns of each contestant")
+    parser.add_argument("--figure", type=Path, help="where the figure goes; none without it")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     add_shape(parser, Shape(pairs=8))
     options = parser.parse_args()
@@ -173,9 +178,36 @@ def main() -> None:
         )
     Console(width=120).print(table)
     print(f"In 1 + {COUNTED} updates TRL's own log-probabilities move by up to {moved:.1e} nats.")
+    if options.figure:
+        draw(options.figure, seconds, work / peak)
     tolerance = TOLERANCE * max(1, shape.response[1] / 50)
     if shape.dtype == "float32" and max(before.values()) > tolerance:
         sys.exit(f"Log-probabilities differ by more than {tolerance:.0e} nats, so this is no comparison.")
+
+
+def draw(file: Path, seconds: dict[str, list[float]], least: float) -> None:
+    """A bar for each contestant; dashed is the least time at the rate of the fastest product."""
+    figure, axis = plt.subplots(figsize=(6.4, 2), layout="constrained")
+    for row, (name, times) in enumerate(seconds.items()):
+        axis.barh(row, statistics.median(times), height=0.6, color="C7" if name == TRL else "C0")
+        axis.plot([min(times), max(times)], [row, row], color="black", lw=1.2)
+        axis.annotate(
+            f"{statistics.median(times):.2f} s",
+            (max(times), row),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+        )
+    axis.axvline(least, color="C1", ls="--", lw=1.2, label="needed arithmetic at the fastest product's rate")
+    axis.set_yticks(range(len(seconds)), list(seconds))
+    axis.invert_yaxis()
+    axis.margins(x=0.12)
+    axis.set_xlim(left=0)
+    axis.set_xlabel("s a DPO update (lines: range)")
+    axis.legend(frameon=False, fontsize=8, loc="lower right")
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    figure.savefig(file, dpi=150)
 
 
 if __name__ == "__main__":

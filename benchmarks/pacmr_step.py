@@ -1,6 +1,6 @@
 """Time and memory of PACMR-DPO against DPO, over whole VNet periods, with the coverage pinned.
 
-    python benchmarks/pacmr_step.py [--repetitions 3] [--device cuda]
+    python benchmarks/pacmr_step.py [--repetitions 3] [--figure docs/pacmr-step.png] [--device cuda]
 
 trains PreferenceModule on random tokens, 32 pairs an update and 64 meta pairs a VNet update, every 10th; the
 reference is cached, as the configs recommend. How many meta pairs are confident decides what a VNet update
@@ -20,6 +20,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 import torch
 from lightning.pytorch import Callback
 from machine import describe, in_fresh_process, spread
@@ -68,7 +72,7 @@ CONTESTANTS: list[Contestant] = [
 
 
 class PinnedCoverage(PromptAugmentationConsistency):
-    """The paper's outer objective with the first pairs of the meta batch as its confident ones."""
+    """The paper's outer objective with evenly spaced pairs of the meta batch as its confident ones."""
 
     def __init__(self, share: float):
         super().__init__()
@@ -76,7 +80,9 @@ class PinnedCoverage(PromptAugmentationConsistency):
 
     def targets(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """A fixed share of the pairs, and which side u takes."""
-        kept = torch.arange(round(self.share * len(u)), device=u.device)
+        # Not the first ones: the meta batch comes by falling length.
+        count = round(self.share * len(u))
+        kept = torch.arange(count, device=u.device) * len(u) // max(count, 1)
         return kept, (u[kept] >= 0).to(u.dtype)
 
 
@@ -110,6 +116,7 @@ def main() -> None:
     """Runs the turns, measures memory and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=3, help="periods of each contestant")
+    parser.add_argument("--figure", type=Path, help="where the figure goes; none without it")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     add_shape(parser, Shape(micro_batch=8))
     options = parser.parse_args()
@@ -129,20 +136,53 @@ def main() -> None:
             for contestant in tqdm(CONTESTANTS, desc="memory")
         }
     table = Table("", "coverage", "s a plain update", "s with VNet's", "time over DPO's", "MiB", "over DPO's")
+    # Repetition by repetition, so that what else the machine does falls out.
+    over = {
+        contestant: [sum(a) / sum(b) for a, b in zip(found, seconds[None], strict=True)]
+        for contestant, found in seconds.items()
+    }
     for contestant, found in seconds.items():
         name, share = ("DPO", None) if contestant is None else contestant
-        # Repetition by repetition, so that what else the machine does falls out.
-        ratios = [sum(a) / sum(b) for a, b in zip(found, seconds[None], strict=True)]
         table.add_row(
             name,
             "" if share is None else f"{share:.0%}",
             spread([statistics.median(period[:-1]) for period in found]),
             "" if share is None else spread([period[-1] for period in found]),
-            spread(ratios),
+            spread(over[contestant]),
             f"{peaks[contestant]:,.0f}",
             f"{peaks[contestant] / peaks[None]:.2f}",
         )
     Console(width=120).print(table)
+    if options.figure:
+        draw(options.figure, over, {contestant: peak / peaks[None] for contestant, peak in peaks.items()})
+
+
+def draw(file: Path, over: dict[Contestant, list[float]], peaks: dict[Contestant, float]) -> None:
+    """Time and peak memory over DPO's, a row for each contestant."""
+    figure, axes = plt.subplots(1, 2, figsize=(8.4, 2.6), sharey=True, layout="constrained")
+    contestants = [contestant for contestant in over if contestant is not None]
+    for row, contestant in enumerate(contestants):
+        color = "C7" if contestant[0] == "graph retained" else "C0"
+        ratios = over[contestant]
+        axes[0].barh(row, statistics.median(ratios), height=0.6, color=color)
+        axes[0].plot([min(ratios), max(ratios)], [row, row], color="black", lw=1.2)
+        axes[1].barh(row, peaks[contestant], height=0.6, color=color)
+        for axis, end, value in (
+            (axes[0], max(ratios), statistics.median(ratios)),
+            (axes[1], peaks[contestant], peaks[contestant]),
+        ):
+            axis.annotate(f"{value:.2f}", (end, row), xytext=(4, 0), textcoords="offset points", va="center")
+    axes[0].set_yticks(range(len(contestants)), [f"{name}, {share:.0%}" for name, share in contestants])
+    axes[0].invert_yaxis()
+    for axis, label in zip(axes, ("time over DPO's (lines: range)", "peak memory over DPO's"), strict=True):
+        axis.axvline(1, color="black", lw=0.8, ls="--")
+        axis.margins(x=0.15)
+        axis.set_xlim(left=0)
+        axis.set_xlabel(label)
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    axes[0].set_ylabel("estimator, confident\nmeta pairs")
+    figure.savefig(file, dpi=150)
 
 
 if __name__ == "__main__":

@@ -2,17 +2,19 @@
 
     python benchmarks/scaling.py [--figure docs/scaling-step.png] [--device cuda]
 
-trains PreferenceModule on random tokens, each setting in a process of its own: first the median time of an
-update, then what an update holds at most over what is held when training starts (``PeakMemory``). The rows of
-the dataset change neither; they change the time and the memory before the first step, which
+trains PreferenceModule on random tokens, each setting in two processes of its own: one for the median time
+of an update, one for what an update holds at most over what is held when training starts (``PeakMemory``).
+The rows of the dataset change neither; they change the time and the memory before the first step, which
 ``benchmarks/data.py`` measures.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +22,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from lightning.pytorch import Callback
 from machine import describe, in_fresh_process, spread
 from rich.console import Console
 from rich.table import Table
@@ -48,18 +51,22 @@ VARIED: dict[str, tuple[str, list[int]]] = {
 """Of each size, what the table calls it and its values."""
 
 
-def measure(shape: Shape, repetitions: int, device: str) -> tuple[list[float], float]:
-    """Seconds of each update after the first, and MiB of an update."""
+def run(shape: Shape, steps: int, device: str, callbacks: Sequence[Callback] = ()) -> list[float]:
+    """Seconds of each update."""
     quiet()
-    memory = Memory(device)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_model(folder, shape)
         write_rows(folder / "rows.jsonl", random_rows(shape.pairs, shape))
         policy, data = make_policy(folder, shape, device=device), make_data(folder, shape)
-        seconds = train(policy, data, shape, 1 + repetitions, device=device)[1:]
-        train(policy, data, shape, 1, device=device, callbacks=[memory])
-    return seconds, memory.peak
+        return train(policy, data, shape, steps, device=device, callbacks=callbacks)
+
+
+def peak_of(shape: Shape, device: str) -> float:
+    """MiB of an update."""
+    memory = Memory(device)
+    run(shape, 1, device, [memory])
+    return memory.peak
 
 
 def changed(shape: Shape, size: str, value: int) -> Shape:
@@ -80,10 +87,11 @@ def main() -> None:
     print(describe())
     print(f"All other sizes: {shape}")
     settings = [(size, value) for size in options.only for value in VARIED[size][1]]
-    found = {
-        setting: in_fresh_process(measure, changed(shape, *setting), options.repetitions, options.device)
-        for setting in tqdm(settings)
-    }
+    found = {}
+    for setting in tqdm(settings):
+        one = changed(shape, *setting)
+        seconds = in_fresh_process(run, one, 1 + options.repetitions, options.device)[1:]
+        found[setting] = seconds, in_fresh_process(peak_of, one, options.device)
     table = Table("", "", "s an update", "MiB of an update")
     for (size, value), (seconds, peak) in found.items():
         table.add_row(VARIED[size][0], f"{value:,}", spread(seconds), f"{peak:,.0f}")
@@ -112,9 +120,16 @@ def draw(file: Path, found: dict[tuple[str, int], tuple[list[float], float]]) ->
         axes[1, column].set_xlabel(VARIED[size][0])
     axes[0, 0].set_ylabel("s an update")
     axes[1, 0].set_ylabel("MiB of an update")
-    lowest = min(min(found[setting][0]) for setting in found)
-    axes[0, 0].set_ylim(bottom=lowest / 2)
-    axes[1, 0].set_ylim(bottom=min(peak for _, peak in found.values()) / 2)
+    shown = (
+        [statistics.median(seconds) for seconds, _ in found.values()],
+        [peak for _, peak in found.values()],
+    )
+    for axis, values in zip(axes[:, 0], shown, strict=True):
+        low, high = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)))
+        ticks = [2.0**k for k in range(low, high + 1)]
+        axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
+        axis.minorticks_off()
+        axis.set_ylim(ticks[0] / 1.2, ticks[-1] * 1.2)
     figure.tight_layout()
     figure.savefig(file, dpi=150)
 

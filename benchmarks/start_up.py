@@ -24,10 +24,10 @@ COMMANDS = {
         "import torch, transformers, peft, lightning.pytorch",
     ],
     "import pacmr_lightning": ["-c", "import pacmr_lightning"],
-    "import pacmr_lightning.cli": ["-c", "import pacmr_lightning.cli"],
     "pacmr --help": ["-m", "pacmr_lightning", "--help"],
-    "pacmr fit --help": ["-m", "pacmr_lightning", "fit", "--help"],
+    "pacmr compare --help": ["-m", "pacmr_lightning", "compare", "--help"],
     "pacmr memory --help": ["-m", "pacmr_lightning", "memory", "--help"],
+    "pacmr fit --help": ["-m", "pacmr_lightning", "fit", "--help"],
 }
 """Arguments of Python."""
 

@@ -1,38 +1,25 @@
-"""The ``pacmr`` command: LightningCLI's fit, validate, test and predict, and the tools around them."""
+"""The ``pacmr`` command: trainer runs, and the tools around them.
+
+Nothing is imported here that takes long; what a command needs is imported when it is called.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
 import signal
 import sys
 import time
 import warnings
 from importlib import import_module
-from pathlib import Path
-from types import ModuleType
-from typing import Any, NoReturn
 
-import lightning.pytorch.callbacks as lightning_callbacks
-from jsonargparse import Namespace
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.plugins import CheckpointIO
-from lightning.pytorch.utilities import rank_zero_only
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-
-# Importing the packages is what makes the short names of their classes work in YAML.
-from . import callbacks as callbacks_of_runs
-from . import datamodules, robust_objectives  # noqa: F401
-from .checkpoints import CheckpointFiles, to_resume_from
-from .errors import UserError
-from .loggers import ContinuedCSVLogger
-from .messages import full_disk, lost_process, no_compiler, other_model, short_message, stop, user_error
-from .modules import PreferenceModule, SFTModule  # noqa: F401
-from .run_folder import CONFIG, replacing
-from .strategies import check_strategy
+from .messages import (
+    full_disk,
+    lost_process,
+    misconfigured,
+    no_compiler,
+    other_model,
+    stop,
+    user_error,
+)
 
 RUNS = {
     "fit": "Trains: SFT, DPO, PACMR-DPO, as the configs say.",
@@ -41,24 +28,60 @@ RUNS = {
     "predict": "Responses of a checkpoint to evaluation prompts, greedy by default.",
 }
 TOOLS = {
-    "inspect": "datamodules.inspection.inspect_tool",
-    "augment": "datamodules.augmentation.augment",
-    "clean-meta": "datamodules.clean_meta",
-    "judge": "evaluation.judge_tool",
-    "analyze": "analysis.analyze",
-    "audit": "datamodules.audit_tool",
-    "compare": "compare",
-    "generate": "datamodules.generate",
-    "export": "export",
-    "surfaces": "analysis.surfaces_page",
-    "theory": "analysis.theory_check",
-    "memory": "memory_tool",
-    "sweep": "sweep.tool",
+    "inspect": (
+        "datamodules.inspection.inspect_tool",
+        "Looks at preference data: what is kept, lengths, repeats, contradictions, rows as models see them.",
+    ),
+    "augment": (
+        "datamodules.augmentation.augment",
+        "Writes second wordings of the training prompts: back-translations, paraphrases or rules.",
+    ),
+    "clean-meta": (
+        "datamodules.clean_meta",
+        "Makes a small set of pairs with clean labels: judges correct a sample of the training pairs.",
+    ),
+    "judge": (
+        "evaluation.judge_tool",
+        "Judges the responses of one model against those of another: win rate, win-score and intervals.",
+    ),
+    "analyze": (
+        "analysis.analyze",
+        "Whether other wordings of the prompts change what a policy believes, and which side it takes.",
+    ),
+    "audit": (
+        "datamodules.audit_tool",
+        "Names the labels of a run's training pairs that look wrong, and writes the pairs without them.",
+    ),
+    "compare": (
+        "compare",
+        "A table of finished runs side by side, and a figure of how they learned.",
+    ),
+    "generate": (
+        "datamodules.generate",
+        "Writes a model's responses to evaluation prompts, by asking an OpenAI-compatible endpoint.",
+    ),
+    "export": (
+        "export",
+        "Makes a folder of a finished run that plain transformers or PEFT loads, with a model card.",
+    ),
+    "surfaces": (
+        "analysis.surfaces_page",
+        "One page of what the VNets of several runs believe, and how far apart they are.",
+    ),
+    "theory": (
+        "analysis.theory_check",
+        "How close finished runs come to what the paper's theory says, where the truth is known.",
+    ),
+    "memory": (
+        "memory_tool",
+        "Estimates how much memory a run needs on each device, by strategy; no weights, no GPU.",
+    ),
+    "sweep": (
+        "sweep.tool",
+        "Runs methods x noise rates x options x seeds as a file says; makes their tables and figures.",
+    ),
 }
-"""Commands that are no trainer runs: modules with a one-line docstring and ``main(arguments)``.
-
-By name, so that a trainer run does not wait for what only they import.
-"""
+"""Commands that are no trainer runs: modules with ``main(arguments)``, and what each does."""
 
 
 NOISE = (
@@ -83,204 +106,17 @@ LET_SPEAK = 5
 """Seconds after which a process says what is wrong although it is not rank 0, which may be waiting for it."""
 
 
-class Parser(LightningArgumentParser):
-    """LightningCLI's parser, which says what is wrong in one sentence."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Prints one sentence and exits with status 2."""
-        stop(short_message(message))
-
-
-class SaveRunConfig(SaveConfigCallback):
-    """Writes ``config.yaml`` into the run's folder once training starts, so bad input leaves nothing."""
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Nothing yet."""
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the file on rank zero."""
-        if trainer.is_global_zero:
-            config = self.config.clone()
-            root = Path(config.trainer.default_root_dir)
-            config.ckpt_path = None  # where this fit goes on from is not the run's configuration
-            if config.checkpoint.dirpath == _checkpoints(root):  # a run of this config elsewhere has its own
-                config.checkpoint.dirpath = None
-            text = self.parser.dump(config, skip_none=False)
-            with replacing(root / CONFIG) as temporary:
-                temporary.write_text(text)
-
-
-class PacmrCLI(LightningCLI):
-    """LightningCLI whose runs live in ``runs/<name>/`` with their config, metrics and checkpoints.
-
-    Beside Lightning's own options it adds the ``checkpoint`` section (``RunCheckpoint``), links the
-    weighting's ``every`` to the datamodule's ``meta_every`` and the policy's ``model`` to its ``tokenizer``,
-    and logs to TensorBoard and ``metrics.csv`` unless ``trainer.logger`` says otherwise.
-    """
-
-    def __init__(self, args: list[str] | None = None):
-        super().__init__(
-            model_class=LightningModule,
-            datamodule_class=LightningDataModule,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            parser_class=Parser,
-            parser_kwargs={"prog": "pacmr"},
-            save_config_callback=SaveRunConfig,
-            seed_everything_default=42,
-            auto_configure_optimizers=False,
-            args=args,
-        )
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds the checkpoint section and the links between module and datamodule."""
-        parser.add_lightning_class_args(callbacks_of_runs.RunCheckpoint, "checkpoint")
-        parser.set_defaults({"checkpoint.save_last": True, "checkpoint.filename": "step-{step}"})
-        parser.set_defaults({"checkpoint.auto_insert_metric_name": False})
-        # A run's folder has one run, so a file of the same name is to be replaced.
-        parser.set_defaults({"checkpoint.enable_version_counter": False})
-        parser.link_arguments("model.init_args.weighting", "data.init_args.meta_every", compute_fn=_every)
-        parser.link_arguments("model.init_args.policy.init_args.model", "data.init_args.tokenizer")
-
-    def _prepare_subcommand_parser(
-        self, klass: type, subcommand: str, **kwargs: Any
-    ) -> LightningArgumentParser:
-        """Adds the section ``generation`` (``GenerationWriter``) to ``predict``."""
-        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
-        if subcommand == "predict":
-            parser.add_lightning_class_args(callbacks_of_runs.GenerationWriter, "generation")
-        return parser
-
-    def _parse_ckpt_path(self) -> None:
-        """Nothing: Lightning's own puts a checkpoint's options over those of the command line."""
-
-    def before_instantiate_classes(self) -> None:
-        """Names the run's folder, refuses to overwrite another run, and finds the checkpoint to go on from.
-
-        Raises:
-            UserError: the folder holds a run already and nothing says that it goes on; or the checkpoint
-                cannot be used.
-        """
-        config = self.config[self.subcommand]
-        if config.trainer.default_root_dir is None:
-            config.trainer.default_root_dir = _run_folder(config)
-        root = Path(config.trainer.default_root_dir)
-        self._new_folders = [folder for folder in (root, *root.parents) if not folder.exists()]
-        if config.checkpoint.dirpath is None:
-            config.checkpoint.dirpath = _checkpoints(root)
-        if self.subcommand == "fit" and (root / CONFIG).exists() and config.ckpt_path is None:
-            raise UserError(
-                f"The folder {root} holds a run already; continue it with --ckpt_path last, or name another "
-                "one with --trainer.default_root_dir."
-            )
-        config.ckpt_path, self._first_step = to_resume_from(
-            config.ckpt_path, Path(config.checkpoint.dirpath), training=self.subcommand == "fit"
-        )
-        if self.subcommand == "fit":
-            _remove_partial_files(root)
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        """Runs it; a run that fails before its first step leaves no folder, though loggers made one."""
-        try:
-            super()._run_subcommand(subcommand)
-        except Exception:
-            # What this process has said need not be said again by those that wait for it.
-            if self.trainer.strategy.launcher is not None:
-                self.trainer.strategy.launcher.kill(signal.SIGKILL)
-            root = Path(self.trainer.default_root_dir)
-            # Answers of predict are work that goes on from there.
-            kept = (root / CONFIG).exists() or any(root.glob("*.answers.sqlite"))
-            if root in self._new_folders and not kept:
-                shutil.rmtree(root, ignore_errors=True)
-                for folder in self._new_folders[1:]:
-                    with contextlib.suppress(OSError):  # not empty: other runs live there
-                        folder.rmdir()
-            raise
-
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Adds the loggers of a run's folder, the progress bar, and how checkpoints are written and read."""
-        settings = self._get(self.config_init, "trainer")
-        plugins = _listed(settings.plugins)
-        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
-            plugins.append(CheckpointFiles())
-        kwargs["plugins"] = plugins
-        callbacks = _listed(settings.callbacks)
-        if settings.enable_progress_bar is not False:
-            callbacks.append(lightning_callbacks.RichProgressBar(leave=True))
-        if self.subcommand == "fit":
-            callbacks.append(callbacks_of_runs.NoiseMask())
-        if settings.logger is None or settings.logger is True:
-            root = settings.default_root_dir
-            if self.subcommand == "fit":
-                kwargs["logger"] = [
-                    TensorBoardLogger(
-                        root,
-                        name="tensorboard",
-                        version="",
-                        default_hp_metric=False,
-                        # Hides what a killed run has logged after the checkpoint.
-                        purge_step=self._first_step,
-                    ),
-                    ContinuedCSVLogger(root, name="", version=""),
-                ]
-                callbacks.append(lightning_callbacks.LearningRateMonitor("step"))
-            else:
-                kwargs["logger"] = False
-        trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
-        if isinstance(self.model, PreferenceModule):
-            check_strategy(trainer.strategy)
-        return trainer
-
-
-def _listed(value: Any) -> list[Any]:
-    """One thing, several or none, as a list."""
-    return list(value or []) if isinstance(value, (list, tuple, type(None))) else [value]
-
-
-@rank_zero_only
-def _remove_partial_files(root: Path) -> None:
-    """Removes what a killed run was writing; at this time nobody writes."""
-    for left in root.rglob(".*.partial"):
-        left.unlink(missing_ok=True)
-
-
-def _every(weighting: Namespace | None) -> int | None:
-    """The weighting's ``every``; None for one that does not learn."""
-    return weighting.get("init_args", {}).get("every") if weighting is not None else None
-
-
-def _checkpoints(root: Path) -> str:
-    return str(root / "checkpoints")
-
-
-def _run_folder(config: Namespace) -> str:
-    """``runs/<task>-<method>-noise<percent>-seed<seed>``; ``runs/<task>-sft`` for SFT.
-
-    Noise of other kinds than one rate is named by both its rates, or by its kind.
-    """
-    data, model = config.data.init_args, config.model.init_args
-    if "method" not in model:
-        return os.path.join("runs", f"{data.task}-sft")
-    rates = data.get("noise_rates") or [data.noise_rate]
-    noise = "-".join(f"{100 * rate:g}" for rate in rates)
-    noise = "mask" if data.get("noise_mask") else noise
-    noise = "categories" if data.get("category_noise_rates") else noise
-    return os.path.join("runs", f"{data.task}-{model.method}-noise{noise}-seed{config.seed_everything}")
-
-
 def _let_rank_0_speak() -> None:
     """Waits on other ranks: what all of them find wrong is said by rank 0, whose end is that of all."""
+    from lightning.pytorch.utilities import rank_zero_only
+
     if rank_zero_only.rank:
         time.sleep(LET_SPEAK)
 
 
-def _tool(name: str) -> ModuleType:
-    return import_module(f".{TOOLS[name]}", __package__)
-
-
 def _help() -> str:
     """What ``pacmr --help`` prints: the trainer's commands and the tools."""
-    commands = {**RUNS, **{name: _tool(name).__doc__.splitlines()[0] for name in TOOLS}}
+    commands = {**RUNS, **{name: text for name, (_, text) in TOOLS.items()}}
     lines = [f"  {name:<12}{text}" for name, text in commands.items()]
     return "\n".join(
         [
@@ -309,16 +145,16 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(0)
     try:
         if words and words[0] in TOOLS:
-            _tool(words[0]).main(words[1:])
+            import_module(f".{TOOLS[words[0]][0]}", __package__).main(words[1:])
         else:
+            from .trainer_cli import PacmrCLI
+
             # None and not sys.argv, which the processes of DDP are started with once more.
             PacmrCLI(arguments)
-    except MisconfigurationException as error:
-        stop(str(error))
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
-        known = (user_error, full_disk, other_model, no_compiler, lost_process)
+        known = (user_error, misconfigured, full_disk, other_model, no_compiler, lost_process)
         cause = next(filter(None, (look(error) for look in known)), None)
         if cause is None:
             raise

@@ -60,9 +60,7 @@ def _softmax_in_place(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return picked - largest - total.log(), 1 / total
 
 
-def _with_slopes(
-    head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor
-) -> tuple[Tensor, Tensor]:
+def _with_slopes(head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """(k,) log-probabilities and their (k, H) gradients; a linear's backward needs no output, so all that is
     done with logits is done in their place."""
     with torch.enable_grad():

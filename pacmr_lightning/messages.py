@@ -54,6 +54,12 @@ def user_error(error: BaseException | None) -> UserError | None:
     return error
 
 
+def misconfigured(error: BaseException) -> UserError | None:
+    """What Lightning says of a trainer that cannot be."""
+    # By name, since importing it takes longer than most tools.
+    return UserError(str(error)) if type(error).__name__ == "MisconfigurationException" else None
+
+
 def full_disk(error: BaseException | None) -> UserError | None:
     """What to say where an exception comes from a disk, or a quota, that is full."""
     while error is not None:

@@ -28,11 +28,14 @@ class Means(nn.Module):
 
     Args:
         names: which means there are.
+        checked: NaN raises RuntimeError, for which ``update`` waits for a GPU. Leave it out where somebody
+            has looked at the values.
     """
 
-    def __init__(self, names: tuple[str, ...]):
+    def __init__(self, names: tuple[str, ...], checked: bool = True):
         super().__init__()
-        self.means = nn.ModuleDict({name: MeanMetric(nan_strategy="error") for name in names})
+        strategy = "error" if checked else "disable"
+        self.means = nn.ModuleDict({name: MeanMetric(nan_strategy=strategy) for name in names})
         for metric in self.means.values():
             metric.persistent(True)  # so that a window that a checkpoint interrupts goes on
 
@@ -79,17 +82,20 @@ def reward_values(rewards: Rewards, losses: Tensor) -> dict[str, Tensor]:
 
 
 class WeightStatistics(Means):
-    """Mean, spread, effective sample size and flipped-unflipped gap of weights."""
+    """Mean, spread, effective sample size and flipped-unflipped gap of weights, none of which is NaN."""
 
     def __init__(self) -> None:
-        super().__init__(("from_half", "square", "unflipped", "flipped", "slope", "offset"))
+        names = ("from_half", "square", "unflipped", "of_unflipped", "flipped", "of_flipped")
+        super().__init__((*names, "slope", "offset"), checked=False)
 
     def add(self, weights: Weights, flipped: Tensor) -> None:
         """Adds N pairs' weights; ``flipped`` (N,) is 1, 0, or -1 where unknown."""
         g = weights.g
         # Weights are near 1/2 at first. Measured from there, their spread keeps its digits in fp32.
         values = {"from_half": g - 0.5, "square": (g - 0.5) ** 2}
-        values |= {"unflipped": g[flipped == 0], "flipped": g[flipped == 1]}
+        # Shares and products instead of a choice of rows, for which a GPU would have to be waited for.
+        for name, is_it in (("unflipped", flipped == 0), ("flipped", flipped == 1)):
+            values |= {name: is_it, f"of_{name}": is_it * g}
         if weights.a is not None:
             values |= {"slope": weights.a, "offset": weights.b}
         self.update(values)
@@ -105,8 +111,8 @@ class WeightStatistics(Means):
             "weights/effective_sample_size": mean**2 / (square + from_half + 0.25),
         }
         found |= {f"weights/{name}": means[name] for name in ("slope", "offset") if name in means}
-        if "unflipped" in means and "flipped" in means:
-            unflipped, flipped = means["unflipped"], means["flipped"]
+        if means["unflipped"] > 0 and means["flipped"] > 0:
+            unflipped, flipped = (means[f"of_{name}"] / means[name] for name in ("unflipped", "flipped"))
             found |= {
                 "weights/unflipped": unflipped,
                 "weights/flipped": flipped,

@@ -93,7 +93,8 @@ class PreferenceModule(HeldOutSteps):
         # Checkpoints hold the trainable parameters only; on_load_checkpoint checks that all are there.
         self.strict_loading = False
 
-        self.train_means = Means((*REWARDS, "grad_norm"))
+        # _check_finite looks at what they are given.
+        self.train_means = Means((*REWARDS, "grad_norm"), checked=False)
         self.weight_statistics = WeightStatistics()
         # Of the last VNet update, until they are logged.
         self.outer_values: dict[str, Tensor] = {}

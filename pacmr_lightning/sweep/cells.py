@@ -145,7 +145,7 @@ def check_options(found: list[Cell]) -> None:
     Raises:
         UserError: an option does not exist, or its value is wrong.
     """
-    from ..cli import PacmrCLI
+    from ..trainer_cli import PacmrCLI
 
     class Done(Exception):
         pass

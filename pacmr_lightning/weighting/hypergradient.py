@@ -113,12 +113,21 @@ class ExactCoefficients(Estimator):
         direction: Direction,
         micro_batch_size: int | None,
     ) -> Tensor:
-        """(N,) unclipped coefficients."""
+        """(N,) unclipped coefficients.
+
+        Raises:
+            UserError: the policy's attention cannot be differentiated twice.
+        """
         parameters = list(policy.adapter().values())
         parts = []
         for part in batch.micro_batches(micro_batch_size):
             with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
                 losses = pair_losses(policy, objective, part)
+                if policy.attention not in ("sdpa", "eager"):
+                    raise UserError(
+                        f"ExactCoefficients differentiates twice, which {policy.attention} attention cannot; "
+                        "set attn_implementation to sdpa, or use GhostDotProduct, which is exact too."
+                    )
                 w = torch.ones_like(losses, requires_grad=True)
                 gradients = torch.autograd.grad((w * losses).sum(), parameters, create_graph=True)
                 pairs = zip(gradients, direction.values(), strict=True)

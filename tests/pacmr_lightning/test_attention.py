@@ -20,8 +20,10 @@ from pacmr_lightning.attention import Way, use_attention, ways
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.masks import attention_inputs, shared_mask
+from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rows import packed_rows, shared_rows
+from pacmr_lightning.weighting import ExactCoefficients
 
 GPU = torch.device("cuda")
 
@@ -153,6 +155,14 @@ def test_a_wrong_block_mask_is_found(flex_on_cpu, make_policy, make_batch, monke
     with pytest.warns(UserWarning, match="shared layout .* falling back to one sequence a row"):
         policy.log_probs(batch)
     assert policy._way == Way("flex_attention", "separate")
+
+
+def test_flex_attention_is_not_differentiated_twice(flex_on_cpu, make_policy, make_batch):
+    policy, batch = make_policy(attn_implementation="flex_attention"), make_batch()
+    batch = batch.with_reference(policy.reference_log_probs(batch))
+    direction = {name: torch.ones_like(parameter) for name, parameter in policy.adapter().items()}
+    with pytest.raises(UserError, match="flex_attention attention cannot; set attn_implementation to sdpa"):
+        ExactCoefficients().coefficients(policy, DPO(), batch, direction, None)
 
 
 @pytest.mark.parametrize("backward", [True, False])

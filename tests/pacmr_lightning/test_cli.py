@@ -188,6 +188,17 @@ def test_help(arguments, capsys):
         assert all(name in text for name in ("fit", "validate", "test", "predict", "compare"))
 
 
+@pytest.mark.parametrize("command", ["--help", "compare --help"])
+def test_what_needs_no_trainer_does_not_wait_for_it(command):
+    code = (
+        "import sys; from pacmr_lightning.cli import main\n"
+        f"try: main({command.split()})\n"
+        "finally: assert not {'lightning', 'transformers'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_as_a_module(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "pacmr_lightning", "fit", "--foo"],
