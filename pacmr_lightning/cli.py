@@ -143,6 +143,8 @@ def main(arguments: list[str] | None = None) -> None:
     if words in (["--help"], ["-h"]):
         print(_help())
         sys.exit(0)
+    if words and not words[0].startswith("-") and words[0] not in (*RUNS, *TOOLS):
+        stop(f"There is no command {words[0]}; choose one of {', '.join((*RUNS, *TOOLS))}.")
     try:
         if words and words[0] in TOOLS:
             import_module(f".{TOOLS[words[0]][0]}", __package__).main(words[1:])

@@ -56,8 +56,15 @@ def user_error(error: BaseException | None) -> UserError | None:
 
 def misconfigured(error: BaseException) -> UserError | None:
     """What Lightning says of a trainer that cannot be."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    place = "" if last is None else last.tb_frame.f_globals.get("__name__", "")
+    of_trainer = isinstance(error, ValueError) and place.startswith("lightning.pytorch.trainer.connectors")
     # By name, since importing it takes longer than most tools.
-    return UserError(str(error)) if type(error).__name__ == "MisconfigurationException" else None
+    if type(error).__name__ == "MisconfigurationException" or of_trainer:
+        return UserError(str(error))
+    return None
 
 
 def full_disk(error: BaseException | None) -> UserError | None:

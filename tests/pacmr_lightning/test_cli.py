@@ -106,6 +106,9 @@ CENTRAL = [*VNET, "--model.weighting.estimator", "CentralDifference"]
         (["--data.max_length", "3"], "max_length"),
         (["--ckpt_path", "nowhere.ckpt"], "nowhere.ckpt does not exist"),
         (["--trainer.gradient_clip_val", "1"], "gradient"),
+        (["--trainer.accelerator", "nothing"], "invalid accelerator name"),
+        (["--trainer.strategy", "nothing"], "invalid strategy name"),
+        (["--trainer.devices", "0"], "devices"),
     ],
 )
 def test_bad_options(arguments, message, base, capsys):
@@ -197,6 +200,10 @@ def test_what_needs_no_trainer_does_not_wait_for_it(command):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_unknown_command(capsys):
+    assert "There is no command fitt; choose one of fit, validate," in fails(capsys, ["fitt"])
 
 
 def test_as_a_module(tmp_path):
