@@ -20,11 +20,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
+from figures import bars
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from machine import describe, spread
@@ -225,20 +223,15 @@ def main() -> None:
 def draw(file: Path, predicted: dict[str, float], measured: dict[str, list[float]]) -> None:
     """A row for each saving: time without it over time with it."""
     figure, axis = plt.subplots(figsize=(7.2, 3), layout="constrained")
-    for row, (name, ratios) in enumerate(measured.items()):
-        axis.barh(row, statistics.median(ratios) - 1, left=1, height=0.55, color="C0", alpha=0.85)
-        axis.plot([min(ratios), max(ratios)], [row, row], color="black", lw=1.2)
+    bars(axis, measured, ["C0"] * len(measured), start=1)
+    for row, name in enumerate(measured):
         axis.plot(predicted[name], row, "D", color="C1", ms=6, mec="white")
-    axis.set_yticks(range(len(measured)), list(measured))
-    axis.invert_yaxis()
     axis.axvline(1, color="gray", lw=0.8)
     axis.set_xlabel("time of an update without it, over that with it")
     axis.plot([], [], "D", color="C1", ms=6, mec="white", label="predicted from the arithmetic")
     axis.plot([], [], "s", color="C0", ms=8, label="measured (range of turns: line)")
     axis.legend(frameon=False, fontsize=8, loc="lower right")
     axis.grid(axis="x", alpha=0.3)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
     figure.savefig(file, dpi=150)
 
 

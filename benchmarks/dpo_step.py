@@ -24,12 +24,10 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
 import transformers
+from figures import bars
 from flops import fastest_product, needed
 from lightning.fabric.utilities import move_data_to_device
 from machine import describe, spread
@@ -52,7 +50,8 @@ from trl import DPOTrainer
 from trl_step import Clock, make_trl, trl_log_probs
 
 from pacmr_lightning.batch import LogProbs, PairBatch
-from pacmr_lightning.policy import Layout, PolicyModel
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.rows import Layout
 
 TOLERANCE = 1e-4
 """Nats between log-probabilities of a response of up to 50 tokens; longer sums are rounded more."""
@@ -188,25 +187,12 @@ def main() -> None:
 def draw(file: Path, seconds: dict[str, list[float]], least: float) -> None:
     """A bar for each contestant; dashed is the least time at the rate of the fastest product."""
     figure, axis = plt.subplots(figsize=(6.4, 2), layout="constrained")
-    for row, (name, times) in enumerate(seconds.items()):
-        axis.barh(row, statistics.median(times), height=0.6, color="C7" if name == TRL else "C0")
-        axis.plot([min(times), max(times)], [row, row], color="black", lw=1.2)
-        axis.annotate(
-            f"{statistics.median(times):.2f} s",
-            (max(times), row),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-        )
+    bars(axis, seconds, ["C7" if name == TRL else "C0" for name in seconds], text="{:.2f} s")
     axis.axvline(least, color="C1", ls="--", lw=1.2, label="needed arithmetic at the fastest product's rate")
-    axis.set_yticks(range(len(seconds)), list(seconds))
-    axis.invert_yaxis()
     axis.margins(x=0.12)
     axis.set_xlim(left=0)
     axis.set_xlabel("s a DPO update (lines: range)")
     axis.legend(frameon=False, fontsize=8, loc="lower right")
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
     figure.savefig(file, dpi=150)
 
 

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 
 import matplotlib
@@ -23,7 +21,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
-from machine import PeakMemory, describe, in_fresh_process
+from machine import PeakMemory, describe, in_fresh_process, median_time
 from rich.console import Console
 from rich.table import Table
 from runs import quiet
@@ -122,18 +120,6 @@ def peak_of(name: str, folder: str, dtype: str, device: str, pairs: int) -> floa
     memory = PeakMemory(device)
     call()
     return memory.over_start()
-
-
-def median_time(run: Callable[[], object], device: str, repetitions: int = 5) -> float:
-    """Median seconds of a call, the first one left out."""
-    found = []
-    for _ in range(repetitions + 1):
-        start = time.perf_counter()
-        run()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        found.append(time.perf_counter() - start)
-    return statistics.median(found[1:])
 
 
 def main() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
-import time
+from functools import partial
 
 import torch
 import torch.nn.functional as F
+from machine import median_time
 from peft.tuners.lora import LoraLayer
 
 from pacmr_lightning.batch import PairBatch, Segment
@@ -51,12 +51,6 @@ def fastest_product(policy: PolicyModel, batch: PairBatch, repetitions: int = 5)
     rates = []
     for (_, rows), weight in products.items():
         x = torch.randn(rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
-        found = []
-        for _ in range(repetitions + 1):
-            start = time.perf_counter()
-            F.linear(x, weight)
-            if weight.is_cuda:
-                torch.cuda.synchronize()
-            found.append(time.perf_counter() - start)
-        rates.append(2 * rows * weight.numel() / statistics.median(found[1:]))
+        seconds = median_time(partial(F.linear, x, weight), weight.device.type, repetitions)
+        rates.append(2 * rows * weight.numel() / seconds)
     return max(rates)

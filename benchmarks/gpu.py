@@ -21,7 +21,6 @@ import json
 import os
 import statistics
 import tempfile
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,12 +31,11 @@ import torch
 import transformers
 from flops import needed
 from lightning.fabric.utilities import move_data_to_device
-from machine import describe, in_fresh_process, spread
+from machine import describe, in_fresh_process, median_time, spread
 from pacmr_step import PinnedCoverage
-from runs import SPECIAL, Shape, make_data, quiet, random_rows, train, write_rows
-from tokenizers import Tokenizer, models, pre_tokenizers
+from runs import Shape, make_data, quiet, random_rows, train, write_rows, write_tokenizer
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.weighting import GhostDotProduct, VNetWeighting
@@ -85,25 +83,14 @@ def write_model(folder: Path, size: str, dtype: str, device: str) -> None:
     torch.manual_seed(0)
     with torch.device(device):
         AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).save_pretrained(folder)
-    words = [*SPECIAL, *(f"w{i}" for i in range(len(SPECIAL), vocabulary))]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    pad, eos = SPECIAL
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad, eos_token=eos).save_pretrained(folder)
+    write_tokenizer(folder, vocabulary)
 
 
 def fastest_product(device: str, dtype: str) -> float:
     """Floating-point operations a second of one large matrix product."""
     n = 8192 if device == "cuda" else 512
     a, b = (torch.randn(n, n, device=device, dtype=getattr(torch, dtype)) for _ in range(2))
-    found = []
-    for _ in range(20):
-        start = time.perf_counter()
-        a @ b
-        if device == "cuda":
-            torch.cuda.synchronize()
-        found.append(time.perf_counter() - start)
-    return 2 * n**3 / statistics.median(found[5:])
+    return 2 * n**3 / median_time(lambda: a @ b, device, repetitions=15, warm_up=5)
 
 
 def reset_peak(device: str) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -46,6 +47,20 @@ def spread(values: Sequence[float], unit: float = 1) -> str:
     """The median in ``unit``, and from where to where the values lie."""
     found = (statistics.median(values), min(values), max(values))
     return "{:.3g} ({:.3g}-{:.3g})".format(*(value / unit for value in found))
+
+
+def median_time(run: Callable[[], object], device: str, repetitions: int = 5, warm_up: int = 1) -> float:
+    """Median seconds of a call, the first ones left out."""
+    import torch
+
+    found = []
+    for _ in range(warm_up + repetitions):
+        start = time.perf_counter()
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - start)
+    return statistics.median(found[warm_up:])
 
 
 def in_fresh_process(function: Callable, *arguments: Any) -> Any:

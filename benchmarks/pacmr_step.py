@@ -20,11 +20,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
+from figures import bars
 from lightning.pytorch import Callback
 from machine import describe, in_fresh_process, spread
 from rich.console import Console
@@ -160,27 +158,15 @@ def main() -> None:
 def draw(file: Path, over: dict[Contestant, list[float]], peaks: dict[Contestant, float]) -> None:
     """Time and peak memory over DPO's, a row for each contestant."""
     figure, axes = plt.subplots(1, 2, figsize=(8.4, 2.6), sharey=True, layout="constrained")
-    contestants = [contestant for contestant in over if contestant is not None]
-    for row, contestant in enumerate(contestants):
-        color = "C7" if contestant[0] == "graph retained" else "C0"
-        ratios = over[contestant]
-        axes[0].barh(row, statistics.median(ratios), height=0.6, color=color)
-        axes[0].plot([min(ratios), max(ratios)], [row, row], color="black", lw=1.2)
-        axes[1].barh(row, peaks[contestant], height=0.6, color=color)
-        for axis, end, value in (
-            (axes[0], max(ratios), statistics.median(ratios)),
-            (axes[1], peaks[contestant], peaks[contestant]),
-        ):
-            axis.annotate(f"{value:.2f}", (end, row), xytext=(4, 0), textcoords="offset points", va="center")
-    axes[0].set_yticks(range(len(contestants)), [f"{name}, {share:.0%}" for name, share in contestants])
-    axes[0].invert_yaxis()
+    names = {c: f"{c[0]}, {c[1]:.0%}" for c in over if c is not None}
+    colors = ["C7" if c[0] == "graph retained" else "C0" for c in names]
+    bars(axes[0], {name: over[c] for c, name in names.items()}, colors, text="{:.2f}")
+    bars(axes[1], {name: [peaks[c]] for c, name in names.items()}, colors, text="{:.2f}")
     for axis, label in zip(axes, ("time over DPO's (lines: range)", "peak memory over DPO's"), strict=True):
         axis.axvline(1, color="black", lw=0.8, ls="--")
         axis.margins(x=0.15)
         axis.set_xlim(left=0)
         axis.set_xlabel(label)
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
     axes[0].set_ylabel("estimator, confident\nmeta pairs")
     figure.savefig(file, dpi=150)
 

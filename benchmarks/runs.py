@@ -22,7 +22,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.policy import Layout, PolicyModel
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.rows import Layout
 from pacmr_lightning.weighting import Weighting
 
 SPECIAL = ("<pad>", "<eos>")
@@ -94,7 +95,12 @@ def write_model(folder: Path, shape: Shape) -> None:
     )
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    words = [*SPECIAL, *(f"w{i}" for i in range(len(SPECIAL), shape.vocabulary))]
+    write_tokenizer(folder, shape.vocabulary)
+
+
+def write_tokenizer(folder: Path, vocabulary: int) -> None:
+    """Words <pad>, <eos>, w2, w3 and so on, a token each."""
+    words = [*SPECIAL, *(f"w{i}" for i in range(len(SPECIAL), vocabulary))]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     pad, eos = SPECIAL

@@ -17,6 +17,8 @@ from .rows import Layout
 AskedLayout = Literal["auto", "shared", "separate", "packed"]
 
 FLEX, FLASH = "flex_attention", "flash_attention_2"
+PLAIN = ("sdpa", "eager")
+"""Made of torch's own operations: on any device, with a gradient that can be differentiated again."""
 IN_WORDS = {
     "shared": "a shared prompt",
     "packed": "sequences packed into one row",

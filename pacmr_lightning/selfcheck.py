@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
-from .attention import FLEX, Way, plain_attention, use_attention, ways
+from .attention import FLEX, PLAIN, Way, plain_attention, use_attention, ways
 from .batch import PairBatch, Segment
 from .errors import UserError
 from .gradient import max_over_ranks
@@ -60,7 +60,7 @@ def choose_way(policy: PolicyModel, batch: PairBatch) -> Way:
     pair = check_pair(batch, window, device)
     candidates, notes = ways(policy.model, policy.attn_implementation, policy.layout, device)
     own = policy.attention
-    trusted = own if own in ("sdpa", "eager") else plain_attention(policy.model)
+    trusted = own if own in PLAIN else plain_attention(policy.model)
     use_attention(policy.model, trusted)
     truth = _computed(policy, "plain", pair, any(way.attention != trusted for way in candidates))
     for way, following in zip(candidates, [*candidates[1:], None], strict=True):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..attention import PLAIN
 from ..batch import PairBatch
 from ..errors import UserError
 from ..gradient import Direction, norm
@@ -123,7 +124,7 @@ class ExactCoefficients(Estimator):
         for part in batch.micro_batches(micro_batch_size):
             with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
                 losses = pair_losses(policy, objective, part)
-                if policy.attention not in ("sdpa", "eager"):
+                if policy.attention not in PLAIN:
                     raise UserError(
                         f"ExactCoefficients differentiates twice, which {policy.attention} attention cannot; "
                         "set attn_implementation to sdpa, or use GhostDotProduct, which is exact too."

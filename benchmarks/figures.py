@@ -1,0 +1,40 @@
+"""Bars of measurements, for the benchmarks' figures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib.axes import Axes
+
+
+def bars(
+    axis: Axes,
+    values: Mapping[str, Sequence[float]],
+    colors: Sequence[str],
+    start: float = 0,
+    text: str | None = None,
+) -> None:
+    """A row for each name, the first on top: a bar from ``start`` to the median, and a line over the range.
+
+    Args:
+        axis: to draw on.
+        values: one or more by name.
+        colors: of the bars.
+        start: where bars begin.
+        text: format of the median, which is written beside the row; None for nothing.
+    """
+    for row, (found, color) in enumerate(zip(values.values(), colors, strict=True)):
+        median = statistics.median(found)
+        axis.barh(row, median - start, left=start, height=0.6, color=color)
+        if len(found) > 1:
+            axis.plot([min(found), max(found)], [row, row], color="black", lw=1.2)
+        if text is not None:
+            place = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
+            axis.annotate(text.format(median), (max(found), row), **place)
+    axis.set_yticks(range(len(values)), list(values))
+    axis.set_ylim(len(values) - 0.5, -0.5)
+    axis.spines[["top", "right"]].set_visible(False)
