@@ -22,14 +22,14 @@ from unittest.mock import patch
 
 import matplotlib.pyplot as plt
 import torch
-from figures import bars
+from bars import bars
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from machine import describe, spread
 from pacmr_step import PinnedCoverage
 from rich.console import Console
 from rich.table import Table
-from runs import (
+from timed_runs import (
     Shape,
     add_shape,
     make_data,

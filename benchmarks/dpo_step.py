@@ -27,13 +27,13 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 import transformers
-from figures import bars
+from bars import bars
 from flops import fastest_product, needed
 from lightning.fabric.utilities import move_data_to_device
 from machine import describe, spread
 from rich.console import Console
 from rich.table import Table
-from runs import (
+from timed_runs import (
     Shape,
     add_shape,
     make_data,

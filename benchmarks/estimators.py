@@ -24,7 +24,7 @@ import torch
 from machine import PeakMemory, describe, in_fresh_process, median_time
 from rich.console import Console
 from rich.table import Table
-from runs import quiet
+from timed_runs import quiet
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning.batch import PairBatch

@@ -33,7 +33,7 @@ from flops import needed
 from lightning.fabric.utilities import move_data_to_device
 from machine import describe, in_fresh_process, median_time, spread
 from pacmr_step import PinnedCoverage
-from runs import Shape, make_data, quiet, random_rows, train, write_rows, write_tokenizer
+from timed_runs import Shape, make_data, quiet, random_rows, train, write_rows, write_tokenizer
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, LlamaConfig
 

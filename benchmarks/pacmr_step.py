@@ -22,12 +22,12 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
-from figures import bars
+from bars import bars
 from lightning.pytorch import Callback
 from machine import describe, in_fresh_process, spread
 from rich.console import Console
 from rich.table import Table
-from runs import (
+from timed_runs import (
     Memory,
     Shape,
     add_shape,

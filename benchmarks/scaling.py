@@ -26,7 +26,7 @@ from lightning.pytorch import Callback
 from machine import describe, in_fresh_process, spread
 from rich.console import Console
 from rich.table import Table
-from runs import (
+from timed_runs import (
     Memory,
     Shape,
     add_shape,

@@ -12,7 +12,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is on the Hub; TRL 
 import datasets
 import torch
 from peft import LoraConfig
-from runs import BETAS, LEARNING_RATE, MAX_GRAD_NORM, Shape
+from timed_runs import BETAS, LEARNING_RATE, MAX_GRAD_NORM, Shape
 from transformers import AutoTokenizer, TrainerCallback
 from trl import DPOConfig, DPOTrainer
 
