@@ -51,7 +51,7 @@ from trl_step import Clock, make_trl, trl_log_probs
 
 from pacmr_lightning.batch import LogProbs, PairBatch
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.rows import Layout
+from pacmr_lightning.policy.rows import Layout
 
 TOLERANCE = 1e-4
 """Nats between log-probabilities of a response of up to 50 tokens; longer sums are rounded more."""

@@ -1,10 +1,10 @@
 """Lightning callbacks: what a run shows and writes down."""
 
 from .checkpoint import RunCheckpoint
-from .distributions import WeightDistributions
-from .gap import WeightGap
+from .weight_distributions import WeightDistributions
+from .weight_gap import WeightGap
 from .generations import GenerationWriter
-from .gold import GoldReward
+from .gold_reward import GoldReward
 from .health import Health
 from .noise_mask import NoiseMask
 from .samples import SampleResponses

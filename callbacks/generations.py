@@ -21,7 +21,7 @@ from pacmr_lightning.evaluation.generation_file import (
     write_generations,
 )
 from pacmr_lightning.evaluation.store import AnswerStore, content_key
-from pacmr_lightning.prompt_batch import PromptBatch, Response
+from pacmr_lightning.evaluation.prompt_batch import PromptBatch, Response
 
 GENERATIONS = "generations.jsonl"
 """File of generated responses inside a run's folder."""

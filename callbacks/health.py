@@ -16,7 +16,7 @@ from pacmr_lightning.gradient import sum_over_ranks
 
 from .records import record_of
 from .self_confirmation import SelfConfirmation, Thresholds
-from .vitals import dead_adapters, outer_values
+from .health_values import dead_adapters, outer_values
 
 SATURATED_U = math.log(0.999 / 0.001)
 """u from which sigmoid(u) > 0.999, and DPO's loss is under 1e-3."""

@@ -13,8 +13,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import move_data_to_device
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.prompt_batch import PromptBatch
-from pacmr_lightning.run_folder import RESPONSES, replacing
+from pacmr_lightning.evaluation.prompt_batch import PromptBatch
+from pacmr_lightning.runs.folder import RESPONSES, replacing
 
 
 class SampleResponses(Callback):

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.flip_metrics import flip_metrics
-from pacmr_lightning.run_folder import SUMMARY, replacing
+from pacmr_lightning.weight_gap import flip_metrics
+from pacmr_lightning.runs.folder import SUMMARY, replacing
 
 from .records import gathered, record_of, to_host
 

@@ -19,7 +19,7 @@ from pacmr_lightning.analysis.surface import (
 )
 from pacmr_lightning.errors import UserError
 
-from .recent import RecentVisits, publish
+from .last_visits import RecentVisits, publish
 
 
 class VNetSurfaces(RecentVisits):

@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 from pacmr_lightning.batch import PairBatch, PairedBatch
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.prompt_batch import PromptBatch
+from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 
 
 def pairs_in(batch: PairedBatch | PairBatch | PromptBatch) -> int:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.conversation import Messages
-from pacmr_lightning.prompt_batch import PromptBatch
+from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 
 from .augmentation.files import prompt_hash
 from .chat import decode_messages, render

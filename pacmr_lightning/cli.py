@@ -11,15 +11,7 @@ import time
 import warnings
 from importlib import import_module
 
-from .messages import (
-    full_disk,
-    lost_process,
-    misconfigured,
-    no_compiler,
-    other_model,
-    stop,
-    user_error,
-)
+from .error_messages import full_disk, lost_process, misconfigured, no_compiler, other_model, stop, user_error
 
 RUNS = {
     "fit": "Trains: SFT, DPO, PACMR-DPO, as the configs say.",
@@ -149,7 +141,7 @@ def main(arguments: list[str] | None = None) -> None:
         if words and words[0] in TOOLS:
             import_module(f".{TOOLS[words[0]][0]}", __package__).main(words[1:])
         else:
-            from .trainer_cli import PacmrCLI
+            from .commands.fit import PacmrCLI
 
             # None and not sys.argv, which the processes of DDP are started with once more.
             PacmrCLI(arguments)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from .sharding import shape
+from .strategies.sharding import shape
 
 Direction = dict[str, Tensor]
 """A point of LoRA space: a tensor for each adapter parameter, by name."""

@@ -9,7 +9,8 @@ import pytest
 import yaml
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from pacmr_lightning import cli, memory_tool
+from pacmr_lightning import cli
+from pacmr_lightning.commands import memory as memory_tool
 from pacmr_lightning.world import World
 
 ROOT = Path(__file__).parents[1]

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning import cli
-from pacmr_lightning.run_folder import read_weights
+from pacmr_lightning.runs.folder import read_weights
 
 
 @pytest.fixture

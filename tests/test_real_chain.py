@@ -12,7 +12,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
 from pacmr_lightning import cli
-from pacmr_lightning.run_folder import NOISE_MASK, SUMMARY, read_weights
+from pacmr_lightning.runs.folder import NOISE_MASK, SUMMARY, read_weights
 
 sys.path.append(str(Path(__file__).parent / "pacmr_lightning" / "evaluation"))
 from faulty_server import FaultyServer, prefer_longer

@@ -13,7 +13,7 @@ import torch
 from scipy.special import expit
 
 from ..errors import UserError
-from ..run_folder import ANALYSIS, replacing
+from ..runs.folder import ANALYSIS, replacing
 from ..weighting.vnet import VNet
 
 TAILS = (0.005, 0.995)

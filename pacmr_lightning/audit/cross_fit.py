@@ -15,13 +15,13 @@ import torch
 from lightning.pytorch import LightningDataModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 
-from ..analysis.finished_run import Run
+from ..runs.finished_run import Run
 from ..errors import UserError
 from ..evaluation.store import content_key
 from ..modules import PreferenceModule
 from ..objectives import DPO
 from ..policy import PolicyModel
-from ..run_folder import replacing
+from ..runs.folder import replacing
 from ..weighting import Unweighted
 from .scores import last_pass
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..policy import PolicyModel
-from ..prompt_batch import PromptBatch, Response
+from .prompt_batch import PromptBatch, Response
 from .store import content_key
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..prompt_batch import Response
-from ..run_folder import replacing
+from .prompt_batch import Response
+from ..runs.folder import replacing
 from .conversation import Messages
 
 

@@ -9,7 +9,7 @@ from ..evaluation.generation import Decoding, respond
 from ..metrics import REWARDS, Means, reward_values
 from ..objectives import Objective
 from ..policy import PolicyModel
-from ..prompt_batch import PromptBatch, Response
+from ..evaluation.prompt_batch import PromptBatch, Response
 from ..rewards import Rewards
 
 

@@ -16,7 +16,7 @@ from torchmetrics import MeanMetric
 from transformers import LlamaConfig, PreTrainedModel
 
 from ..errors import UserError
-from ..logprobs import upcast
+from ..policy.logprobs import upcast
 from .schedule import check_schedule, planned_updates, warmup_cosine
 from .sft_model import OWN_KEYS, add_lora, check_keys, load_pretrained, new_llama, save_model
 

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from ..errors import UserError
-from ..messages import user_error
+from ..error_messages import user_error
 from .spec import Method, Sweep
 
 
@@ -145,7 +145,7 @@ def check_options(found: list[Cell]) -> None:
     Raises:
         UserError: an option does not exist, or its value is wrong.
     """
-    from ..trainer_cli import PacmrCLI
+    from ..commands.fit import PacmrCLI
 
     class Done(Exception):
         pass

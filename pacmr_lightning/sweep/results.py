@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..compare import read_summary
-from ..run_folder import SAMPLES
+from ..commands.compare import read_summary
+from ..runs.folder import SAMPLES
 from .cells import Cell, short_name
 from .spec import Sweep
 

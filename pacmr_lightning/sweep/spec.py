@@ -10,7 +10,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from ..errors import UserError
-from ..messages import short_message
+from ..error_messages import short_message
 
 
 @dataclass

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError
-from ..run_folder import CONFIG, SUMMARY, replacing
+from ..runs.folder import CONFIG, SUMMARY, replacing
 from .cells import Cell, config_contents
 
 RECORD = "cell.json"

@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 IMPORTED = [
-    "pacmr_lightning.trainer_cli",
+    "pacmr_lightning.commands.fit",
     # What a run imports when it comes to it.
     "torch.utils.tensorboard",
     "transformers.models.llama.modeling_llama",

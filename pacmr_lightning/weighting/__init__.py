@@ -2,7 +2,7 @@
 
 from .audited import AuditedWeights
 from .base import Weighting, Weights
-from .hypergradient import CentralDifference, Estimator, ExactCoefficients, GhostDotProduct
+from .estimators import CentralDifference, Estimator, ExactCoefficients, GhostDotProduct
 from .learner import VNetWeighting
 from .oracle import DropFlipped, OracleWeights
 from .outer import CleanPreference, OuterObjective, PromptAugmentationConsistency, SoftPromptConsistency

@@ -16,7 +16,7 @@ from ..objectives import Objective
 from ..policy import PolicyModel
 from ..rewards import Rewards
 from .base import Weighting, Weights
-from .hypergradient import Estimator, ExactCoefficients, GhostDotProduct
+from .estimators import Estimator, ExactCoefficients, GhostDotProduct
 from .inner import InnerStep, inner_step
 from .outer import OuterObjective, PromptAugmentationConsistency
 from .pair_gradients import PairGradients

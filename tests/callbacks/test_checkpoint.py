@@ -7,7 +7,7 @@ import torch
 
 from pacmr_lightning.callbacks import RunCheckpoint, Snapshots
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.loggers import ContinuedCSVLogger
+from pacmr_lightning.runs.loggers import ContinuedCSVLogger
 
 
 def step_of(path):

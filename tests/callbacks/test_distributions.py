@@ -8,9 +8,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pacmr_lightning.analysis.distribution_figure import BINS, GROUPS, draw, gap, split
 from pacmr_lightning.callbacks import WeightRecorder
-from pacmr_lightning.callbacks.distributions import WeightDistributions
+from pacmr_lightning.callbacks.weight_distributions import WeightDistributions
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.run_folder import read_weights
+from pacmr_lightning.runs.folder import read_weights
 
 
 def histograms(folder):

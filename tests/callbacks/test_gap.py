@@ -14,10 +14,10 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning import cli
-from pacmr_lightning.callbacks.gap import WeightGap, gap_rows
+from pacmr_lightning.callbacks.weight_gap import WeightGap, gap_rows
 from pacmr_lightning.callbacks.probe_set import probe_indices
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.run_folder import read_weights
+from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.world import World
 
 CATEGORIES = ("sea", "rain", None)
@@ -78,7 +78,7 @@ def config(tmp_path, tiny_tokenizer_folder):
             "enable_model_summary": False,
             "callbacks": [
                 {"class_path": "WeightRecorder"},
-                {"class_path": "pacmr_lightning.callbacks.gap.WeightGap", "init_args": gap},
+                {"class_path": "pacmr_lightning.callbacks.weight_gap.WeightGap", "init_args": gap},
             ],
         },
         "checkpoint": {"every_n_train_steps": 2, "save_top_k": -1},

@@ -15,7 +15,7 @@ from pacmr_lightning import cli
 from pacmr_lightning.callbacks.health import SATURATED_U, Health
 from pacmr_lightning.callbacks.self_confirmation import SelfConfirmation, Thresholds
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.run_folder import read_weights
+from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.weighting import VNetWeighting
 from pacmr_lightning.world import World
 
@@ -102,7 +102,7 @@ def config(tmp_path, tiny_tokenizer_folder):
         callbacks = [
             {"class_path": "WeightRecorder"},
             {"class_path": "pacmr_lightning.callbacks.health.Health", "init_args": health},
-            {"class_path": "pacmr_lightning.callbacks.gap.WeightGap", "init_args": {"probe_pairs": 8}},
+            {"class_path": "pacmr_lightning.callbacks.weight_gap.WeightGap", "init_args": {"probe_pairs": 8}},
         ]
         content = {
             "model": {

@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pacmr_lightning.callbacks import RunSummary, WeightRecorder
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.run_folder import read_weights
+from pacmr_lightning.runs.folder import read_weights
 
 PROMISED = [
     *("method", "task", "noise_rate", "seed", "steps", "val_accuracy", "val_margin", "metrics", "counts"),

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
-from pacmr_lightning.datamodules.clean_meta import clean_meta, main
+from pacmr_lightning.commands.clean_meta import clean_meta, main
 from pacmr_lightning.datamodules.prompts import split_row
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.sampling import stratified_sample
@@ -158,7 +158,7 @@ def test_answers_that_did_not_come_are_asked_for_by_the_next_run(pairs, server, 
 KILLED = """
 import sys
 from pacmr_lightning.datamodules import Files
-from pacmr_lightning.datamodules.clean_meta import clean_meta
+from pacmr_lightning.commands.clean_meta import clean_meta
 from pacmr_lightning.evaluation.judging import EndpointJudge
 
 data, url, output = sys.argv[1:]

@@ -16,7 +16,7 @@ from pacmr_lightning.datamodules.prompt_loader import draw_prompts
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.prompt_batch import PromptBatch
+from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 
 
 class Killed(Exception):

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 from tensorboard.util.tensor_util import make_ndarray
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from pacmr_lightning.run_folder import read_weights
+from pacmr_lightning.runs.folder import read_weights
 
 UPDATES, SAVED_EVERY, BATCH = 40, 4, 8
 ZERO = "pacmr_lightning.strategies.LoraDeepSpeedStrategy"

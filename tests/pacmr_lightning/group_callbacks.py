@@ -7,8 +7,8 @@ import torch
 from lightning.pytorch import Callback
 
 from pacmr_lightning.batch import LogProbs
-from pacmr_lightning.callbacks.vitals import dead_adapters
-from pacmr_lightning.sharding import is_sharded
+from pacmr_lightning.callbacks.health_values import dead_adapters
+from pacmr_lightning.strategies.sharding import is_sharded
 
 
 class Poison(Callback):

@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaConfig, modeling_flash_attention_utils
 
-from pacmr_lightning import attention
-from pacmr_lightning.attention import Way, use_attention, ways
+from pacmr_lightning.policy import attention
+from pacmr_lightning.policy.attention import Way, use_attention, ways
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.masks import attention_inputs, shared_mask
+from pacmr_lightning.policy.masks import attention_inputs, shared_mask
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.rows import packed_rows, shared_rows
+from pacmr_lightning.policy.rows import packed_rows, shared_rows
 from pacmr_lightning.weighting import ExactCoefficients
 
 GPU = torch.device("cuda")
@@ -150,7 +150,7 @@ def test_a_wrong_block_mask_is_found(flex_on_cpu, make_policy, make_batch, monke
             lambda row, head, query, key: query >= key, None, None, *[rows.input_ids.shape[1]] * 2, "cpu"
         )
 
-    monkeypatch.setattr("pacmr_lightning.masks.shared_mask", causal)
+    monkeypatch.setattr("pacmr_lightning.policy.masks.shared_mask", causal)
     policy, batch = make_policy(attn_implementation="flex_attention"), make_batch()
     with pytest.warns(UserWarning, match="shared layout .* falling back to one sequence a row"):
         policy.log_probs(batch)
@@ -171,7 +171,7 @@ def test_the_choice(backward, make_policy, make_batch, monkeypatch, caplog, requ
     FlashAttention here, SDPA."""
     if backward:
         request.getfixturevalue("flex_on_cpu")
-    monkeypatch.setattr("pacmr_lightning.selfcheck.ways", _as_on_gpu)
+    monkeypatch.setattr("pacmr_lightning.policy.selfcheck.ways", _as_on_gpu)
     monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: True)
     policy, batch = make_policy(dtype="bfloat16"), make_batch()
     expected = policy.log_probs_in("plain", batch)

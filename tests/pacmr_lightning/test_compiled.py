@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from pacmr_lightning.compiled import compile_layers
+from pacmr_lightning.policy.compiled import compile_layers
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from pacmr_lightning.flip_metrics import FLIP_METRICS, FlipMetrics, flip_metrics
+from pacmr_lightning.weight_gap import FLIP_METRICS, FlipMetrics, flip_metrics
 
 
 def make(count=400, seed=0, unknown=0.2, scale=0.2):

@@ -8,12 +8,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig
 
-from pacmr_lightning.attention import Way
+from pacmr_lightning.policy.attention import Way
 from pacmr_lightning.batch import LogProbs, PairBatch, Segment
-from pacmr_lightning.logprobs import token_log_probs
-from pacmr_lightning.masks import shared_mask
-from pacmr_lightning.memory import LiveBytes
-from pacmr_lightning.rows import packed_rows, separate_rows, shared_rows
+from pacmr_lightning.policy.logprobs import token_log_probs
+from pacmr_lightning.policy.masks import shared_mask
+from pacmr_lightning.runs.memory_estimate import LiveBytes
+from pacmr_lightning.policy.rows import packed_rows, separate_rows, shared_rows
 
 LAYOUTS = ("shared", "separate", "packed", "plain")
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "qwen2-mixed", "mistral", "gpt2"]
@@ -147,7 +147,7 @@ def test_an_ignored_window_is_found_on_a_short_pair(make_policy, make_batch, mon
     batch = make_batch(2, longest=5)
     assert batch.input_ids.shape[1] < 40
     monkeypatch.setattr(
-        "pacmr_lightning.masks.shared_mask",
+        "pacmr_lightning.policy.masks.shared_mask",
         lambda rows, config, dtype: shared_mask(rows, _WithoutWindow(config), dtype),
     )
     with pytest.warns(UserWarning, match="one sequence a row"), torch.no_grad():

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning import cli
 from pacmr_lightning.batch import PairBatch
-from pacmr_lightning.memory import activation_bytes, build, held
+from pacmr_lightning.runs.memory_estimate import activation_bytes, build, held
 from pacmr_lightning.policy import PolicyModel
 
 CONFIG = {

@@ -19,7 +19,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.gradient import accumulated_gradient
 from pacmr_lightning.objectives import CDPO, DPO, IPO, R3M, RDPO, Objective
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.robust_objectives import ROPO, RPOEM, DrDPO
+from pacmr_lightning.objectives import ROPO, RPOEM, DrDPO
 
 # No database and no fixed deadline: reproducible on a busy machine, and nothing is left in the folder.
 PROPERTY = settings(max_examples=60, deadline=None, database=None, derandomize=True)
@@ -529,7 +529,7 @@ import json, sys, torch
 import torch.distributed as dist
 from pacmr_lightning.batch import LogProbs
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.robust_objectives import ROPO, RPOEM, DrDPO
+from pacmr_lightning.objectives import ROPO, RPOEM, DrDPO
 
 rank, store = int(sys.argv[1]), sys.argv[2]
 h = torch.tensor([3.0, -2.0, 0.5, -0.1, 4.0, -6.0, 1.0], dtype=torch.float64)

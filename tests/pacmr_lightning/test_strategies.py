@@ -13,7 +13,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.weighting import VNetWeighting
-from pacmr_lightning.weighting.hypergradient import ExactCoefficients
+from pacmr_lightning.weighting.estimators import ExactCoefficients
 
 ALONE = (
     *("single", "single-central", "single-few", "single-cached"),

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from torchmetrics.text import CHRFScore
 
-from pacmr_lightning.datamodules.augmentation.augment import augment, main, training_prompts
+from pacmr_lightning.commands.augment import augment, main, training_prompts
 from pacmr_lightning.datamodules.augmentation.files import METADATA, read_augmentations
 from pacmr_lightning.datamodules.augmentation.rewriter import Rules
 from pacmr_lightning.datamodules.augmentation.structure import cut
@@ -26,7 +26,7 @@ from pacmr_lightning.datamodules.sampling import stratified_sample
 from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files
 from pacmr_lightning.errors import UserError
 
-from .marian import back_and_forth, random_words, sentence, translators  # noqa: F401
+from pacmr_lightning.tests_.marian import back_and_forth, random_words, sentence, translators  # noqa: F401
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +229,7 @@ def test_killed_and_started_again(translators, write_rows, tmp_path, capsys):  #
     answers = tmp_path / "killed.parquet.answers.sqlite"
 
     script = (
-        "import sys; from pacmr_lightning.datamodules.augmentation.augment import main; main(sys.argv[1:])"
+        "import sys; from pacmr_lightning.commands.augment import main; main(sys.argv[1:])"
     )
     arguments = ["--source", "Files", "--source.train", train, "--output", str(output)]
     for option, value in zip(("forward", "backward"), translators, strict=True):

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pyarrow.parquet as pq
 import pytest
 
-from pacmr_lightning.datamodules.augmentation.augment import augment, main
+from pacmr_lightning.commands.augment import augment, main
 from pacmr_lightning.datamodules.augmentation.paraphrase import CUT, INSTRUCTION, Paraphrase
 from pacmr_lightning.datamodules.sources import Files
 from pacmr_lightning.evaluation.endpoint import Endpoint

@@ -8,7 +8,7 @@ from scipy.special import expit
 
 from pacmr_lightning.analysis.surface import Surface, Visits, density, grid, load, save
 from pacmr_lightning.analysis.surface_figure import draw_heat_maps, draw_page, draw_surfaces, limits
-from pacmr_lightning.analysis.surfaces_page import distance, headings, main, surfaces_page
+from pacmr_lightning.commands.surfaces import distance, headings, main, surfaces_page
 from pacmr_lightning.errors import UserError
 
 

@@ -15,7 +15,7 @@ from sklearn.calibration import calibration_curve
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning import cli
-from pacmr_lightning.analysis.theory_check import theory_check
+from pacmr_lightning.commands.theory import theory_check
 from pacmr_lightning.analysis.theory_measures import (
     agreement,
     calibration_error,

@@ -8,17 +8,17 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from pacmr_lightning.analysis.finished_run import find_run, load
+from pacmr_lightning.runs.finished_run import find_run, load
 from pacmr_lightning.audit import cross_fit
 from pacmr_lightning.audit.cross_fit import CrossFit
 from pacmr_lightning.audit.scores import last_pass
 from pacmr_lightning.batch import PairBatch
-from pacmr_lightning.datamodules.audit_tool import audit, main
+from pacmr_lightning.commands.audit import audit, main
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 
-from .conftest import PAIRS, world_rows
+from pacmr_lightning.tests_.conftest import PAIRS, world_rows
 
 
 def as_trained(run):

@@ -12,7 +12,7 @@ from pacmr_lightning.evaluation.generation import (
     is_reference,
     respond,
 )
-from pacmr_lightning.prompt_batch import PromptBatch, Response
+from pacmr_lightning.evaluation.prompt_batch import PromptBatch, Response
 
 PROMPTS = [[1, 5], [1, *range(7, 40)], [1, 9, 9, 3], [1, *range(50, 30, -1)], [1]]
 TOKENS = 9

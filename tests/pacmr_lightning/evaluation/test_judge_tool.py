@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassificat
 from pacmr_lightning import cli
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation import chat_request
-from pacmr_lightning.evaluation.judge_tool import judge_files, main
+from pacmr_lightning.commands.judge import judge_files, main
 from pacmr_lightning.evaluation.judging import EndpointJudge
 from pacmr_lightning.world import ATTRIBUTES, World
 
@@ -274,7 +274,7 @@ def test_from_the_command_line(files, server, tmp_path, capsys):
     assert stop.value.code == 0 and "EndpointJudge" in capsys.readouterr().out
 
 
-KILLED = "import sys; from pacmr_lightning.evaluation.judge_tool import main; main(sys.argv[1:])"
+KILLED = "import sys; from pacmr_lightning.commands.judge import main; main(sys.argv[1:])"
 
 
 @pytest.mark.slow

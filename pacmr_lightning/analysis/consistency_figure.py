@@ -1,0 +1,60 @@
+"""Quality of confident pseudo-labels against the share of pairs that they cover, in one figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from ..runs.folder import replacing
+
+LEAST = 30
+"""Retained pairs under which a curve ends: shares of fewer, and their standard errors, mean little."""
+PANELS = {"clean_accuracy": "Clean accuracy (%)", "direction_agreement": "Direction agreement (%)"}
+MARKERS = "osD^vP*X"
+
+
+def draw(curves: dict[str, pd.DataFrame], taus: Sequence[float], paths: Sequence[Path]) -> None:
+    """Draws accuracy and agreement over coverage as the confidence threshold rises, from right to left.
+
+    Args:
+        curves: rows of ``analyze.measure`` over rising thresholds, by the run's label.
+        taus: thresholds to mark, among those of the curves.
+        paths: files to write, ending in .png or .pdf.
+    """
+    figure, axes = plt.subplots(1, len(PANELS), figsize=(7.2, 3.4), layout="constrained")
+    marked = dict(zip(taus, cycle(MARKERS), strict=False))
+    for axis, (name, heading) in zip(axes, PANELS.items(), strict=True):
+        for i, curve in enumerate(curves.values()):
+            color = f"C{i}"
+            shown = curve[curve["retained"] >= LEAST]
+            x, y = 100 * shown["coverage"], 100 * shown[name]
+            error = 100 * shown[f"{name}_stderr"]
+            low, high = ((y + sign * error).clip(0, 100) for sign in (-1, 1))
+            axis.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+            axis.plot(x, y, color=color, linewidth=1.4)
+            for tau, marker in marked.items():
+                point = shown["tau"].eq(tau)
+                axis.plot(x[point], y[point], marker, color=color, markersize=5.5, mec="white", zorder=3)
+        axis.set(xlabel="Coverage (%)", ylabel=heading, xlim=(0, 101))
+        axis.grid(alpha=0.3)
+    runs = [Line2D([], [], color=f"C{i}", label=label) for i, label in enumerate(curves)]
+    marks = [
+        Line2D([], [], marker=marker, color="0.35", linestyle="none", label=f"τ = {tau:g}")
+        for tau, marker in marked.items()
+    ]
+    band = Patch(color="0.35", alpha=0.2, linewidth=0, label="± 1 standard error")
+    figure.legend(handles=runs, loc="outside upper center", ncols=min(len(runs), 3), frameon=False)
+    figure.legend(handles=[*marks, band], loc="outside lower center", ncols=5, frameon=False)
+    for path in paths:
+        with replacing(path) as temporary:
+            figure.savefig(temporary, dpi=200, format=path.suffix[1:])
+    plt.close(figure)

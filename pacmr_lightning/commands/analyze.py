@@ -1,0 +1,250 @@
+"""Whether other wordings of the prompts change what a policy believes, and which side it takes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pandas as pd
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import UserError
+from ..runs.folder import ANALYSIS, replacing
+from ..analysis.consistency import PromptConsistencyMetrics, check_taus, clustered_standard_error, judge, passes
+from ..runs.finished_run import Run, find_run, load
+from ..analysis.probe import Split, judged_pairs
+
+TAUS = (0.55, 0.6, 0.7)
+"""The thresholds of the paper's table."""
+CURVE = tuple(np.round(np.arange(0.5, 0.951, 0.01), 2).tolist())
+"""Thresholds of the figure's curves."""
+
+COLUMNS: dict[str, Callable[[pd.Series], str]] = {
+    "Task": lambda row: row["task"],
+    "N": lambda row: f"{row['pairs']:,}",
+    "Binary l1": lambda row: f"{row['l1']:.4f}",
+    "tau": lambda row: f"{row['tau']:g}",
+    "Coverage (%)": lambda row: _percent(row["coverage"]),
+    "Clean accuracy (%)": lambda row: _percent(row["clean_accuracy"]),
+    "Direction agreement (%)": lambda row: _percent(row["direction_agreement"]),
+}
+"""Heading and cell of each column of the paper's table, over the rows of ``measure``."""
+BY_RUN = ("Task", "N", "Binary l1")
+"""Columns that say the same at every threshold."""
+
+
+def measure(pairs: pd.DataFrame, taus: Sequence[float]) -> pd.DataFrame:
+    """The quantities of the paper's appendix for one run's pairs.
+
+    Args:
+        pairs: as ``probe.judged_pairs`` makes them.
+        taus: confidence thresholds, each at least 0.5 and below 1.
+
+    Returns:
+        One row a threshold: ``tau``, ``pairs`` (N), ``prompts`` (distinct ones), ``l1``, ``retained``
+        (count), ``coverage``, ``clean_accuracy`` and ``direction_agreement`` (shares; NaN where nothing is
+        retained), and the standard error of each mean as ``..._stderr``, which allows for pairs that share a
+        prompt.
+    """
+    u, augmented_u, clean = (torch.tensor(pairs[name].to_numpy()) for name in ("u", "augmented_u", "clean"))
+    metrics = PromptConsistencyMetrics(taus)
+    metrics.update(u, augmented_u, clean)
+    found = {name: value.tolist() for name, value in metrics.compute().items()}
+    found.pop("known")  # every label of a run's data is taken for clean, or for wrong
+    l1, right, same = (value.numpy() for value in judge(u, augmented_u, clean))
+    prompts = pairs["prompt"].to_numpy()
+    errors: dict[str, list[float]] = {"coverage": [], "clean_accuracy": [], "direction_agreement": []}
+    for kept in passes(u, taus).T.numpy():
+        values = {"clean_accuracy": right[kept], "direction_agreement": same[kept]}
+        errors["coverage"].append(clustered_standard_error(kept.astype(float), prompts))
+        for name, value in values.items():
+            errors[name].append(clustered_standard_error(value, prompts[kept]))
+    table = pd.DataFrame({"tau": list(taus), **found})
+    table.insert(2, "prompts", len(np.unique(prompts)))
+    table.insert(table.columns.get_loc("l1") + 1, "l1_stderr", clustered_standard_error(l1, prompts))
+    for name, column in errors.items():
+        table.insert(table.columns.get_loc(name) + 1, f"{name}_stderr", column)
+    return table
+
+
+def analyze(
+    runs: Sequence[str],
+    split: Split = "train",
+    taus: Sequence[float] = TAUS,
+    output: str | None = None,
+    checkpoint: str = "last",
+    pairs: int | None = None,
+    seed: int = 42,
+    micro_batch_size: int | None = None,
+    augmentations: str | None = None,
+) -> pd.DataFrame:
+    """Repeats the paper's analysis of prompt-augmentation consistency with the policies of finished runs.
+
+    Each run's policy is the probe and its base the reference. The labels are those found in its data; the
+    noise that the run was trained with is switched off. Writes ``consistency-SPLIT.csv`` (with standard
+    errors), ``.md``, ``.png`` and ``.pdf``, and ``pairs-SPLIT.parquet`` with the values of every pair. What
+    was computed stays in ``answers.sqlite``, so that a second call goes on where the first was killed.
+
+    Args:
+        runs: folders of preference runs.
+        split: train or validation pairs; the probe has learned the labels of the former.
+        taus: confidence thresholds of the table, each at least 0.5 and below 1.
+        output: folder to write to; None is ``analysis`` inside the first run's folder.
+        checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
+        pairs: analyze so many at random; None for all.
+        seed: which pairs, where ``pairs`` is given.
+        micro_batch_size: pairs in one forward pass; None is that of training, or 32 where that has none.
+        augmentations: file of ``pacmr augment`` with the second wordings of the training prompts; None for
+            what each run's configuration names, or else the rows' own, or those of rules.
+
+    Returns:
+        The rows of ``measure`` with the run's ``task``, its folder ``run``, ``step`` (policy updates behind
+        the checkpoint) and ``split``.
+
+    Raises:
+        UserError: an option is out of range, a run's files are missing or do not fit, or none of its pairs
+            has a second view.
+    """
+    check_taus(taus)
+    if not runs:
+        raise UserError("runs is empty, but at least one folder of a preference run is needed.")
+    if seed < 0:
+        raise UserError(f"seed is {seed}, but it must be 0 or more.")
+    if micro_batch_size is not None and micro_batch_size < 1:
+        raise UserError(f"micro_batch_size is {micro_batch_size}, but it must be at least 1.")
+    if augmentations is not None and split != "train":
+        raise UserError(
+            f"augmentations is {augmentations}, but the datamodule reads it for training pairs only; give "
+            "the validation rows an augmented_prompt, or leave it out."
+        )
+    # All of them before the first is computed, which may take hours.
+    probes = [find_run(run, checkpoint) for run in dict.fromkeys(runs)]
+    folder = Path(output) if output else Path(probes[0].folder) / ANALYSIS
+    judged: dict[str, pd.DataFrame] = {}
+    parts, notes = [], []
+    for label, run in zip(_labels(probes), probes, strict=True):
+        module, data, step = load(run, augmentations)
+        frame = judged_pairs(
+            module,
+            data,
+            split,
+            folder / "answers.sqlite",
+            pairs=pairs,
+            seed=seed,
+            micro_batch_size=micro_batch_size,
+        )
+        rows = measure(frame, taus)
+        names = {"task": label, "run": run.folder, "step": step, "split": split}
+        parts.append(pd.DataFrame(names, index=rows.index).join(rows))
+        notes.append(_note(label, run, step, split, frame))
+        judged[label] = frame
+    table = pd.concat(parts, ignore_index=True)
+    notes.append("Standard errors, in the CSV and the figure, allow for pairs that share a prompt.")
+    _write(folder, split, table, judged, notes)
+    _show(folder, table, notes)
+    return table
+
+
+def _labels(probes: Sequence[Run]) -> list[str]:
+    """Names of the runs in table and figure: their tasks, or their folders where two have one task."""
+    tasks = [run.data["init_args"].get("task", "preferences") for run in probes]
+    return tasks if len(set(tasks)) == len(tasks) else [run.folder for run in probes]
+
+
+def _note(label: str, run: Run, step: int, split: Split, pairs: pd.DataFrame) -> str:
+    """What a reader has to know of the probe and the pairs to judge a run's numbers."""
+    everything = measure(pairs, [0.5]).iloc[0]
+    accuracy = f"{_percent(everything['clean_accuracy'])} ± {_percent(everything['clean_accuracy_stderr'])}%"
+    given = int(pairs["given_view"].sum())
+    parts = [
+        f"after {step:,} updates the probe's accuracy on all {len(pairs):,} {split} pairs is {accuracy}"
+        + (", on which it was trained" if split == "train" else ""),
+        f"second wordings: {given:,} given with the data, {len(pairs) - given:,} by rules that change the "
+        "surface only",
+    ]
+    if pairs.attrs["no_second_view"]:
+        parts.append(f"left out, without a second wording: {pairs.attrs['no_second_view']:,} pairs")
+    if run.noise:
+        parts.append(f"the probe was trained on flipped labels ({run.noise}), the paper's on clean ones")
+    return f"{label}: {'; '.join(parts)}."
+
+
+def _percent(share: float) -> str:
+    return "-" if np.isnan(share) else f"{100 * share:.2f}"
+
+
+def cells(table: pd.DataFrame) -> list[list[str]]:
+    """The rows of the paper's table; what belongs to a whole run stands in the run's first row only."""
+    new_run = table["run"].ne(table["run"].shift())
+    return [
+        ["" if name in BY_RUN and not first else cell(row) for name, cell in COLUMNS.items()]
+        for (_, row), first in zip(table.iterrows(), new_run, strict=True)
+    ]
+
+
+def _write(
+    folder: Path, split: Split, table: pd.DataFrame, judged: dict[str, pd.DataFrame], notes: list[str]
+) -> None:
+    from ..analysis.consistency_figure import draw
+
+    name = f"consistency-{split}"
+    everything = pd.concat([frame.assign(task=label) for label, frame in judged.items()], ignore_index=True)
+    with replacing(folder / f"pairs-{split}.parquet") as temporary:
+        everything.to_parquet(temporary, index=False)
+    with replacing(folder / f"{name}.csv") as temporary:
+        table.to_csv(temporary, index=False)
+    lines = ["| " + " | ".join(row) + " |" for row in (COLUMNS, ["---"] * len(COLUMNS), *cells(table))]
+    lines += ["", *(f"- {note}" for note in notes)]
+    with replacing(folder / f"{name}.md") as temporary:
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    taus = sorted(set(table["tau"]))
+    curves = {label: measure(frame, sorted({*CURVE, *taus})) for label, frame in judged.items()}
+    draw(curves, taus, [folder / f"{name}.png", folder / f"{name}.pdf"])
+
+
+def _show(folder: Path, table: pd.DataFrame, notes: list[str]) -> None:
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in COLUMNS:
+        shown.add_column(heading, justify="left" if heading == "Task" else "right")
+    for row in cells(table):
+        shown.add_row(*row)
+    console = Console()
+    console.print(shown)
+    for note in notes:
+        console.print(f"  {note}", highlight=False, style="dim")
+    console.print(f"Table, figure and every pair's values: {folder}", highlight=False)
+
+
+def main(arguments: list[str]) -> None:
+    """``pacmr analyze RUN [RUN ...]`` and the options of ``analyze``."""
+    parser = argparse.ArgumentParser(
+        prog="pacmr analyze",
+        description="Repeats the paper's analysis of prompt-augmentation consistency: how far two wordings "
+        "of a prompt lead a run's policy apart (binary l1, 0 to 2), and of the pairs that it is sure of "
+        "(sigma(u) or 1 - sigma(u) at least tau), how often it takes the right side (clean accuracy) and the "
+        "same side under both wordings (direction agreement). The paper's probe is a DPO run on clean "
+        "labels.",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a preference run (the probe)")
+    parser.add_argument("--split", choices=get_args(Split), default="train", help="default train")
+    parser.add_argument(
+        "--taus", nargs="+", type=float, default=TAUS, metavar="TAU", help="thresholds, default 0.55 0.6 0.7"
+    )
+    parser.add_argument("--output", metavar="FOLDER", help="default analysis/ inside the first run")
+    parser.add_argument("--checkpoint", default="last", metavar="NAME", help="default last")
+    parser.add_argument("--pairs", type=int, metavar="N", help="analyze N pairs at random, default all")
+    parser.add_argument("--seed", type=int, default=42, metavar="N", help="which pairs, default 42")
+    parser.add_argument(
+        "--micro_batch_size", type=int, metavar="N", help="pairs in one forward pass, default as in training"
+    )
+    parser.add_argument(
+        "--augmentations", metavar="FILE", help="second wordings of training prompts, from pacmr augment"
+    )
+    options = parser.parse_args(arguments)
+    analyze(**vars(options))

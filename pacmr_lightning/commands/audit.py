@@ -1,0 +1,287 @@
+"""Names the labels of a run's training pairs that look wrong, and writes the pairs without them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+import pandas as pd
+from lightning.pytorch import LightningDataModule
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from ..runs.finished_run import find_run, load
+from ..errors import UserError
+from ..modules import PreferenceModule
+from ..runs.folder import replacing
+from ..weighting import AuditedWeights, DropFlipped, OracleWeights
+
+from ..datamodules.chat import decode_messages
+from ..datamodules.cleaned import check_output, write_cleaned
+from ..datamodules.prompts import split_row
+
+if TYPE_CHECKING:
+    from ..audit.findings import Findings
+    from ..audit.report import Texts
+
+Action = Literal["drop", "flip"]
+
+
+def audit(
+    run: str,
+    scorer: Literal["vnet", "dpo", "policy"] | None = None,
+    output: str | None = None,
+    checkpoint: str = "last",
+    top: int = 50,
+    threshold: float = 0.5,
+    share: float | None = None,
+    cleaned: str | None = None,
+    action: Action | None = None,
+    micro_batch_size: int | None = None,
+) -> pd.DataFrame:
+    """Looks at all training pairs of a finished run once more, labels as trained.
+
+    Writes ``pairs.parquet`` and ``pairs.csv`` (one row a pair, the most suspect first), ``methods.csv`` (what
+    each score found) and ``report.html``. What a model computed or learned stays in ``audit`` inside the
+    run's folder, so that a second call goes on where the first was killed.
+
+    Args:
+        run: folder of a preference run.
+        scorer: who judges: "vnet" is the run's own weights, "dpo" two DPO policies, trained for it on half of
+            the prompts each, about the half that they have not seen, "policy" the run's own policy. None: the
+            weights where they differ, else "dpo".
+        output: folder to write to; None is ``audit`` inside the run's folder.
+        checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
+        top: pairs in the report.
+        threshold: a label is suspect where it is wrong with a probability above this.
+        share: of wrong labels, where it is known; None to estimate it. Probabilities need one of the two.
+        cleaned: file to write the training pairs to, in the format of the run's data.
+        action: what is done there with suspects: "drop" them, or "flip" their label.
+        micro_batch_size: pairs in one forward pass; None is that of training, or 32 where that has none.
+
+    Returns:
+        The rows of ``pairs.parquet``.
+
+    Raises:
+        UserError: an option is out of range, the run's files are missing or do not fit, or the run has no
+            scorer of the kind.
+    """
+    _check(top, threshold, share, cleaned, action, micro_batch_size)
+    # scikit-learn and matplotlib are loaded here so that pacmr --help stays quick.
+    from ..audit.cross_fit import FOLDER, CrossFit
+    from ..audit.findings import find
+    from ..audit.report import report
+    from ..audit.scores import last_pass
+
+    found = find_run(run, checkpoint)
+    module, data, updates = load(found, as_trained=True)
+    data.setup("fit")
+    if cleaned is not None:
+        check_output(data.source, cleaned)
+    kept = Path(run) / "audit"
+    pairs = last_pass(module, data.train_pairs, kept / "answers.sqlite", micro_batch_size=micro_batch_size)
+    varies = _varies(module, pairs)
+    if scorer == "vnet" and not varies:
+        raise UserError(
+            f"scorer is vnet, but the weights of {type(module.weighting).__name__} say nothing that it has "
+            "found out of labels; use --scorer dpo."
+        )
+    beta = module.objective.beta
+    del module  # the other policies need its memory
+    cross_fit = CrossFit(found, data, updates, beta, kept / FOLDER, micro_batch_size)
+    scorer = scorer or ("vnet" if varies else "dpo")
+    u = cross_fit.u() if scorer == "dpo" else cross_fit.kept()
+    pairs.insert(pairs.columns.get_loc("loss"), "cross_fit_u", np.nan if u is None else u.to_numpy())
+    findings = find(pairs, scorer, threshold, varies, share)
+    columns = ["rank", "id", "category", "observed", "suggested", "p_wrong", "weight", "u", "delta", "a", "b"]
+    table = findings.pairs[[*columns, "loss", "cross_fit_u", "flipped"]]
+    notes = _notes(found.noise, data)
+    folder = Path(output) if output else kept
+    page = report(findings, run, _texts(data, table.head(top)), notes)
+    _write(folder, table, findings.methods, page)
+    console = Console()
+    _show(console, findings, folder, notes)
+    if cleaned is not None:
+        suspects = set(table["id"][table["suggested"] == "flip"])
+        _write_cleaned(console, data, cleaned, action, suspects)
+    return table
+
+
+def _check(
+    top: int,
+    threshold: float,
+    share: float | None,
+    cleaned: str | None,
+    action: Action | None,
+    micro_batch_size: int | None,
+) -> None:
+    if top < 0:
+        raise UserError(f"top is {top}, but it is a number of pairs, at least 0.")
+    if not 0 < threshold < 1:
+        raise UserError(f"threshold is {threshold}, but it is a probability, above 0 and below 1.")
+    if share is not None and not 0 < share < 0.5:
+        raise UserError(f"share is {share}, but the share of wrong labels is above 0 and below 0.5.")
+    if (cleaned is None) != (action is None):
+        given, other = ("cleaned", "action") if action is None else ("action", "cleaned")
+        fix = "drop or flip" if action is None else "the file to write"
+        raise UserError(f"{given} is given without {other}; say with --{other} {fix}.")
+    if micro_batch_size is not None and micro_batch_size < 1:
+        raise UserError(f"micro_batch_size is {micro_batch_size}, but it must be at least 1.")
+
+
+def _varies(module: PreferenceModule, pairs: pd.DataFrame) -> bool:
+    """Whether the weights are an opinion of labels; those that a weighting is told beforehand are none."""
+    told = isinstance(module.weighting, (AuditedWeights, DropFlipped, OracleWeights))
+    return not told and bool(np.ptp(pairs["weight"]) > 1e-6)
+
+
+def _notes(noise: str, data: LightningDataModule) -> list[str]:
+    """What a reader has to know of the pairs."""
+    notes = []
+    if noise:
+        notes.append(
+            f"The run flipped labels on purpose ({noise}). Labels are those it was trained on: where the "
+            "noise was at work, the suggestion to flip undoes it."
+        )
+    counts = data.counts["train"]
+    if out := counts["rows"] - len(data.train_pairs):
+        notes.append(
+            f"{out:,} of {counts['rows']:,} rows were not trained on (dropped, or held out) and not audited."
+        )
+    return notes
+
+
+def _texts(data: LightningDataModule, table: pd.DataFrame) -> list[Texts]:
+    """Prompts and responses of the pairs of a table, labels as trained."""
+    from ..audit.report import Texts
+
+    rows = data.source.load("train")
+    places = {name: i for i, name in enumerate(rows["id"])}
+    texts = []
+    for pair in table.itertuples():
+        row = rows[places[pair.id]]
+        split = split_row(row["prompt"], row["chosen"], row["rejected"], row["chat"])
+        prompt = split.prompt
+        if row["chat"]:
+            prompt = "\n\n".join(f"{m['role']}: {m['content']}" for m in decode_messages(prompt))
+        responses = (split.chosen, split.rejected)
+        texts.append(Texts(prompt, *(responses if pair.observed == "chosen" else responses[::-1])))
+    return texts
+
+
+def _write(folder: Path, table: pd.DataFrame, methods: pd.DataFrame, page: str) -> None:
+    with replacing(folder / "pairs.parquet") as temporary:
+        table.to_parquet(temporary, index=False)
+    for name, frame in (("pairs", table), ("methods", methods)):
+        with replacing(folder / f"{name}.csv") as temporary:
+            frame.to_csv(temporary, index=False)
+    with replacing(folder / "report.html") as temporary:
+        temporary.write_text(page, encoding="utf-8")
+
+
+def _show(console: Console, findings: Findings, folder: Path, notes: list[str]) -> None:
+    from ..audit.findings import NAMES
+    from ..audit.words import share_in_words
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("score")
+    forms = {
+        "suspects": "{:,}",
+        "expected": "{:.1%}",
+        "precision": "{:.2f}",
+        "recall": "{:.2f}",
+        "auroc": "{:.2f}",
+        "average_precision": "{:.2f}",
+    }
+    forms = {name: form for name, form in forms.items() if findings.methods[name].notna().any()}
+    headings = {"auroc": "AUROC", "average_precision": "AP"}
+    for name in forms:
+        table.add_column(headings.get(name, name), justify="right")
+    for row in findings.methods.to_dict("records"):
+        cells = ("-" if pd.isna(row[name]) else form.format(row[name]) for name, form in forms.items())
+        table.add_row(row["method"], *cells)
+    console.print(table)
+    for name, share in findings.shares.items():
+        console.print(
+            f"Expected share of wrong labels by {NAMES[name]}: {share_in_words(share)}.", highlight=False
+        )
+    for note in notes:
+        console.print(f"  {note}", highlight=False, markup=False, style="dim")
+    console.print(
+        f"How that came about, and the most suspect pairs: {folder / 'report.html'}; every pair, by rank: "
+        f"{folder / 'pairs.csv'} and .parquet",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _write_cleaned(
+    console: Console, data: LightningDataModule, output: str, action: Action, suspects: set[str]
+) -> None:
+    """The cleaned pairs, which start from the labels as trained."""
+    swapped = {name for name, flip in (data.noise_flips or {}).items() if flip}
+    drop = suspects if action == "drop" else set()
+    flip = swapped - drop if action == "drop" else swapped ^ suspects
+    rows = write_cleaned(data.source, output, drop, flip)
+    done = "dropped" if action == "drop" else "exchanged"
+    trained = (
+        " Its labels are those that the run was trained on, its noise included, before these were "
+        f"{done}; train on it without noise options."
+        if data.noise_flips is not None
+        else ""
+    )
+    console.print(
+        f"{output}: {rows:,} rows, {len(suspects):,} suspect labels {done}.{trained}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def main(arguments: list[str]) -> None:
+    """``pacmr audit RUN`` and the options of ``audit``."""
+    parser = argparse.ArgumentParser(
+        prog="pacmr audit",
+        description="Names the labels of a run's training pairs that look wrong: a rank and a probability "
+        "for each pair, the expected share of wrong labels with its uncertainty, an HTML report of the most "
+        "suspect pairs, and the pairs without them, ready to train on.",
+    )
+    parser.add_argument("run", metavar="RUN", help="folder of a preference run")
+    parser.add_argument(
+        "--scorer",
+        choices=("vnet", "dpo", "policy"),
+        help="vnet: the run's weights (default where they differ); dpo: two DPO policies, trained now on "
+        "half of the prompts each, judge the other half, which takes as long as a DPO run; policy: the run's "
+        "own policy, which has learned the labels that it judges",
+    )
+    parser.add_argument("--output", metavar="DIR", help="default audit/ inside the run")
+    parser.add_argument("--checkpoint", default="last", metavar="NAME", help="default last")
+    parser.add_argument("--top", type=int, default=50, metavar="N", help="pairs in the report, default 50")
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        default=0.5,
+        metavar="P",
+        help="a label is suspect where P(wrong) is above it, default 0.5",
+    )
+    parser.add_argument(
+        "--share",
+        type=float,
+        metavar="S",
+        help="share of wrong labels, if you know it, say from a sample read by hand; default: estimated, "
+        "which fails where the policy has learned too little",
+    )
+    parser.add_argument(
+        "--cleaned", metavar="FILE", help="also write the training pairs, in their own format"
+    )
+    parser.add_argument(
+        "--action", choices=get_args(Action), help="what to do with suspects in the file of --cleaned"
+    )
+    parser.add_argument(
+        "--micro_batch_size", type=int, metavar="N", help="pairs in one forward pass, default as in training"
+    )
+    audit(**vars(parser.parse_args(arguments)))

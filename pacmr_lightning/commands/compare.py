@@ -1,0 +1,92 @@
+"""A table of finished runs side by side, and a figure of how they learned."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import UserError
+from ..runs.folder import SUMMARY
+
+COLUMNS = {
+    "noise": "{noise_rate:.0%}",
+    "accuracy": "{val_accuracy:.3f}",
+    "margin": "{val_margin:.2f}",
+    "gold reward": "{val/gold_reward:.2f} ± {val/gold_reward_stderr:.2f}",
+    "gap": "{weight_gap:.2f}",
+    "AUROC g": "{flip_auroc:.2f}",
+    "AUROC u": "{flip_auroc_u:.2f}",
+    "time": "{seconds:.0f} s",
+}
+"""Heading and format of each column, over the keys of the summary and of its ``metrics``."""
+
+NOTES = (
+    "accuracy, margin: reward difference u on validation pairs, labels as given",
+    "gold reward: of sampled responses, mean ± standard error (embedded world)",
+    "gap: mean weight of unflipped minus flipped pairs, last training pairs",
+    "AUROC g, u: how well a low weight, or a low u, finds flipped labels",
+)
+
+
+def read_summary(run: str | Path) -> dict[str, Any]:
+    """The numbers of a finished run.
+
+    Raises:
+        UserError: the folder holds no readable summary.
+    """
+    path = Path(run) / SUMMARY
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} does not exist; name the folder of a run that has finished with the RunSummary callback."
+        ) from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not JSON ({error}); train again.") from None
+
+
+def table(runs: list[str]) -> Table:
+    """One row a run; columns that no run knows are left out."""
+    summaries = [read_summary(run) for run in runs]
+    rows = [[_cell(form, summary) for form in COLUMNS.values()] for summary in summaries]
+    result = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    result.add_column("method", no_wrap=True)
+    known = [any(cells) for cells in zip(*rows, strict=True)]
+    for heading in compress(COLUMNS, known):
+        result.add_column(heading, justify="right", no_wrap=True)
+    for summary, row in zip(summaries, rows, strict=True):
+        result.add_row(summary["method"], *(cell or "-" for cell in compress(row, known)))
+    return result
+
+
+def _cell(form: str, summary: dict[str, Any]) -> str:
+    """The formatted numbers; empty where the run does not know one of them."""
+    known = {key: value for key, value in {**summary["metrics"], **summary}.items() if value is not None}
+    try:
+        return form.format_map(known)
+    except KeyError:
+        return ""
+
+
+def main(arguments: list[str]) -> None:
+    """``pacmr compare RUN [RUN ...] [--figure FILE]``."""
+    parser = argparse.ArgumentParser(prog="pacmr compare", description=__doc__)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a finished run")
+    parser.add_argument("--figure", metavar="FILE", help="also draw learning curves and weights (.png, .pdf)")
+    options = parser.parse_args(arguments)
+    console = Console()
+    console.print(table(options.runs))
+    for note in NOTES:
+        console.print(f"  {note}", highlight=False, style="dim")
+    if options.figure:
+        from ..analysis.learning_curves import draw
+
+        draw(options.runs, options.figure)
+        console.print(f"Figure: {options.figure}", highlight=False)

@@ -1,0 +1,197 @@
+"""Makes a folder of a finished run that plain transformers or PEFT loads, with a model card."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+import yaml
+from peft import PeftConfig
+from peft.tuners.lora import LoraLayer
+from rich.console import Console
+from torch import nn
+from transformers import AutoConfig, PreTrainedModel
+
+from ..runs.finished_run import Run, find_run, load
+from .compare import read_summary
+from ..errors import UserError
+from ..error_messages import full_disk
+from ..runs.model_card import model_card, on_hub, weighting_settings
+from ..modules import PreferenceModule
+from ..policy import PolicyModel
+from ..runs.folder import CONFIG, SUMMARY
+from ..weighting.vnet_folder import save_vnet
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+def export(
+    run: str, out: str, merged: bool = False, checkpoint: str = "last", dtype: Dtype | None = None
+) -> None:
+    """Writes the policy of a finished preference run, its tokenizer and a model card into a new folder.
+
+    Where the run's weighting has a VNet, that is written beside them (``vnet_folder.load_vnet`` reads it).
+
+    Args:
+        run: folder of a preference run.
+        out: folder to write, which must not exist or be empty. It appears when it is complete.
+        merged: write a whole model with the adapter merged into the base, not a PEFT adapter.
+        checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
+        dtype: of the merged weights, which are added up in float32 and rounded once; None is the base's in
+            the run. Adapters are float32 always.
+
+    Raises:
+        UserError: ``out`` is taken, the run's files are missing or do not fit, the policy is not finite, or
+            an adapter is asked for whose base does not exist as one model.
+    """
+    if dtype is not None and not merged:
+        raise UserError(
+            f"dtype is {dtype}, but an adapter is float32 always; give --merged too, or leave it out."
+        )
+    _refuse_sft(run)
+    found = find_run(run, checkpoint)
+    bottom = _bottom(found.base)
+    if bottom != found.base and not merged:
+        raise UserError(
+            f"The run's base {found.base} is an adapter itself, which was merged into {bottom} for the run, "
+            "so there is no model on disk that an exported adapter would fit; give --merged."
+        )
+    hub_base = bottom if on_hub(bottom) else None
+    console = Console()
+    say = {"highlight": False, "markup": False, "soft_wrap": True}
+    with _new_folder(out) as folder:
+        console.print(f"Loading {found.base} and {found.checkpoint}", **say)
+        module, data, step = load(found)
+        _check_finite(module, found)
+        console.print(f"Writing {'a merged model' if merged else 'an adapter'} after {step:,} updates", **say)
+        summary = read_summary(run) if (Path(run) / SUMMARY).is_file() else None
+        card = model_card(found, module, step, summary, name=out, hub_base=hub_base, merged=merged)
+        data.tokenizer.save_pretrained(folder)
+        if module.vnet is not None:
+            settings = {"beta": module.objective.beta, "step": step, "method": module.method}
+            save_vnet(folder, module.vnet, settings | {"weighting": weighting_settings(found, module)})
+        if merged:
+            model = merge(module.policy, bottom, getattr(torch, dtype) if dtype else module.policy.dtype)
+            model.save_pretrained(folder)
+        else:
+            # PEFT would look at the Hub for whether the vocabulary was changed, which it never is.
+            module.policy.peft.save_pretrained(folder, save_embedding_layers=False)
+        # Last, for PEFT writes a card of its own.
+        (folder / "README.md").write_text(card, encoding="utf-8")
+    loader = "AutoModelForCausalLM" if merged else "AutoPeftModelForCausalLM"
+    console.print(f'{out} is complete; load it with {loader}.from_pretrained("{out}").', **say)
+    if not merged and hub_base is None:
+        console.print(
+            f"The adapter finds its base, {found.base}, by base_model_name_or_path in adapter_config.json; "
+            "--merged writes a model that needs no other.",
+            **say,
+        )
+
+
+def _check_finite(module: PreferenceModule, run: Run) -> None:
+    learned = [*module.policy.adapter().values(), *(module.vnet.parameters() if module.vnet else ())]
+    if not all(torch.isfinite(value).all() for value in learned):
+        raise UserError(
+            f"{run.checkpoint} holds weights that are no finite numbers, for the run diverged; name an "
+            "earlier one with --checkpoint."
+        )
+
+
+def merge(policy: PolicyModel, bottom: str, dtype: torch.dtype) -> PreTrainedModel:
+    """The policy as one plain model; the policy itself is used up.
+
+    Args:
+        policy: built.
+        bottom: folder or Hub id of the plain model under it.
+        dtype: of the merged weights.
+
+    Raises:
+        UserError: a merged weight is too large for ``dtype``.
+    """
+    head = policy.model.get_output_embeddings()
+    if isinstance(head, LoraLayer) and policy.model.config.tie_word_embeddings:
+        # The adapter moves the head alone, so the merged model's embeddings are not its head any more.
+        head.get_base_layer().weight = nn.Parameter(head.get_base_layer().weight.detach().clone())
+        policy.model.config.tie_word_embeddings = False
+    if dtype != policy.dtype:
+        policy.model.float()
+    model = policy.peft.merge_and_unload().to(dtype)
+    for name, value in model.state_dict().items():
+        if not torch.isfinite(value).all():
+            raise UserError(f"The merged weight {name} is too large for {dtype}; choose another --dtype.")
+    # What training switched off stands in the config: the cache, and dropout.
+    original = AutoConfig.from_pretrained(bottom).to_dict()
+    for key in model.config.to_dict():
+        if key in original and (key == "use_cache" or "dropout" in key or key.endswith("pdrop")):
+            setattr(model.config, key, original[key])
+    return model
+
+
+def _bottom(base: str) -> str:
+    """The plain model under a base: itself, or what it is an adapter for."""
+    if not (Path(base) / "adapter_config.json").is_file():
+        return base
+    return PeftConfig.from_pretrained(base).base_model_name_or_path
+
+
+def _refuse_sft(run: str) -> None:
+    """Says where the model of an SFT run lies."""
+    path = Path(run) / CONFIG
+    try:
+        model = yaml.safe_load(path.read_text(encoding="utf-8"))["model"]
+        is_sft = model["class_path"].rpartition(".")[2] == "SFTModule"
+        folder = (model["init_args"]["save_to"] or path.parent / "model") if is_sft else None
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+        return  # find_run says what is wrong
+    if folder is not None:
+        raise UserError(
+            f"{run} is an SFT run, which writes a plain Hugging Face model itself when it ends; take the "
+            f"folder {folder}."
+        )
+
+
+@contextmanager
+def _new_folder(out: str) -> Iterator[Path]:
+    """Yields a temporary folder beside ``out`` that takes its name when the block ends without an error."""
+    path = Path(os.path.realpath(out))
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    new_parents = [parent for parent in path.parents if not os.path.lexists(parent)]
+    try:
+        if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
+            raise UserError(f"{out} is there already and is no empty folder; name another one.")
+        partial.mkdir(parents=True)
+        yield partial
+        os.replace(partial, path)
+    except OSError as error:
+        if error.strerror is None or full_disk(error):
+            raise
+        raise UserError(f"{out} cannot be written ({error.strerror}); name another folder.") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        for parent in new_parents:
+            with suppress(OSError):  # not empty: the folder is there
+                parent.rmdir()
+
+
+def main(arguments: list[str]) -> None:
+    """``pacmr export RUN OUT`` and the options of ``export``."""
+    parser = argparse.ArgumentParser(
+        prog="pacmr export",
+        description="Writes the policy of a finished preference run as a folder that plain PEFT loads (an "
+        "adapter), or plain transformers (--merged: the adapter merged into the base), with tokenizer and "
+        "model card, and with the run's VNet where it has one.",
+    )
+    parser.add_argument("run", metavar="RUN", help="folder of a preference run")
+    parser.add_argument("out", metavar="OUT", help="folder to write; it must not exist, or be empty")
+    parser.add_argument("--merged", action="store_true", help="write a whole model, not an adapter")
+    parser.add_argument("--checkpoint", default="last", metavar="NAME", help="default last")
+    parser.add_argument(
+        "--dtype", choices=get_args(Dtype), help="of the merged weights, default the base's in the run"
+    )
+    export(**vars(parser.parse_args(arguments)))

@@ -1,0 +1,214 @@
+"""LightningCLI's fit, validate, test and predict: runs that live in a folder each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any, NoReturn
+
+import lightning.pytorch.callbacks as lightning_callbacks
+from jsonargparse import Namespace
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.plugins import CheckpointIO
+from lightning.pytorch.utilities import rank_zero_only
+
+# Importing the packages is what makes the short names of their classes work in YAML.
+from .. import callbacks as callbacks_of_runs
+from .. import datamodules, objectives as robust_objectives  # noqa: F401
+from ..runs.checkpoints import CheckpointFiles, to_resume_from
+from ..errors import UserError
+from ..runs.loggers import ContinuedCSVLogger
+from ..error_messages import short_message, stop
+from ..modules import PreferenceModule, SFTModule  # noqa: F401
+from ..runs.folder import CONFIG, replacing
+from ..strategies import check_strategy
+
+
+class Parser(LightningArgumentParser):
+    """LightningCLI's parser, which says what is wrong in one sentence."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Prints one sentence and exits with status 2."""
+        stop(short_message(message))
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Writes ``config.yaml`` into the run's folder once training starts, so bad input leaves nothing."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Nothing yet."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the file on rank zero."""
+        if trainer.is_global_zero:
+            config = self.config.clone()
+            root = Path(config.trainer.default_root_dir)
+            config.ckpt_path = None  # where this fit goes on from is not the run's configuration
+            if config.checkpoint.dirpath == _checkpoints(root):  # a run of this config elsewhere has its own
+                config.checkpoint.dirpath = None
+            text = self.parser.dump(config, skip_none=False)
+            with replacing(root / CONFIG) as temporary:
+                temporary.write_text(text)
+
+
+class PacmrCLI(LightningCLI):
+    """LightningCLI whose runs live in ``runs/<name>/`` with their config, metrics and checkpoints.
+
+    Beside Lightning's own options it adds the ``checkpoint`` section (``RunCheckpoint``), links the
+    weighting's ``every`` to the datamodule's ``meta_every`` and the policy's ``model`` to its ``tokenizer``,
+    and logs to TensorBoard and ``metrics.csv`` unless ``trainer.logger`` says otherwise.
+    """
+
+    def __init__(self, args: list[str] | None = None):
+        super().__init__(
+            model_class=LightningModule,
+            datamodule_class=LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            parser_class=Parser,
+            parser_kwargs={"prog": "pacmr"},
+            save_config_callback=SaveRunConfig,
+            seed_everything_default=42,
+            auto_configure_optimizers=False,
+            args=args,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds the checkpoint section and the links between module and datamodule."""
+        parser.add_lightning_class_args(callbacks_of_runs.RunCheckpoint, "checkpoint")
+        parser.set_defaults({"checkpoint.save_last": True, "checkpoint.filename": "step-{step}"})
+        parser.set_defaults({"checkpoint.auto_insert_metric_name": False})
+        # A run's folder has one run, so a file of the same name is to be replaced.
+        parser.set_defaults({"checkpoint.enable_version_counter": False})
+        parser.link_arguments("model.init_args.weighting", "data.init_args.meta_every", compute_fn=_every)
+        parser.link_arguments("model.init_args.policy.init_args.model", "data.init_args.tokenizer")
+
+    def _prepare_subcommand_parser(
+        self, klass: type, subcommand: str, **kwargs: Any
+    ) -> LightningArgumentParser:
+        """Adds the section ``generation`` (``GenerationWriter``) to ``predict``."""
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "predict":
+            parser.add_lightning_class_args(callbacks_of_runs.GenerationWriter, "generation")
+        return parser
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: Lightning's own puts a checkpoint's options over those of the command line."""
+
+    def before_instantiate_classes(self) -> None:
+        """Names the run's folder, refuses to overwrite another run, and finds the checkpoint to go on from.
+
+        Raises:
+            UserError: the folder holds a run already and nothing says that it goes on; or the checkpoint
+                cannot be used.
+        """
+        config = self.config[self.subcommand]
+        if config.trainer.default_root_dir is None:
+            config.trainer.default_root_dir = _run_folder(config)
+        root = Path(config.trainer.default_root_dir)
+        self._new_folders = [folder for folder in (root, *root.parents) if not folder.exists()]
+        if config.checkpoint.dirpath is None:
+            config.checkpoint.dirpath = _checkpoints(root)
+        if self.subcommand == "fit" and (root / CONFIG).exists() and config.ckpt_path is None:
+            raise UserError(
+                f"The folder {root} holds a run already; continue it with --ckpt_path last, or name another "
+                "one with --trainer.default_root_dir."
+            )
+        config.ckpt_path, self._first_step = to_resume_from(
+            config.ckpt_path, Path(config.checkpoint.dirpath), training=self.subcommand == "fit"
+        )
+        if self.subcommand == "fit":
+            _remove_partial_files(root)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Runs it; a run that fails before its first step leaves no folder, though loggers made one."""
+        try:
+            super()._run_subcommand(subcommand)
+        except Exception:
+            # What this process has said need not be said again by those that wait for it.
+            if self.trainer.strategy.launcher is not None:
+                self.trainer.strategy.launcher.kill(signal.SIGKILL)
+            root = Path(self.trainer.default_root_dir)
+            # Answers of predict are work that goes on from there.
+            kept = (root / CONFIG).exists() or any(root.glob("*.answers.sqlite"))
+            if root in self._new_folders and not kept:
+                shutil.rmtree(root, ignore_errors=True)
+                for folder in self._new_folders[1:]:
+                    with contextlib.suppress(OSError):  # not empty: other runs live there
+                        folder.rmdir()
+            raise
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Adds the loggers of a run's folder, the progress bar, and how checkpoints are written and read."""
+        settings = self._get(self.config_init, "trainer")
+        plugins = _listed(settings.plugins)
+        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            plugins.append(CheckpointFiles())
+        kwargs["plugins"] = plugins
+        callbacks = _listed(settings.callbacks)
+        if settings.enable_progress_bar is not False:
+            callbacks.append(lightning_callbacks.RichProgressBar(leave=True))
+        if self.subcommand == "fit":
+            callbacks.append(callbacks_of_runs.NoiseMask())
+        if settings.logger is None or settings.logger is True:
+            root = settings.default_root_dir
+            if self.subcommand == "fit":
+                kwargs["logger"] = [
+                    TensorBoardLogger(
+                        root,
+                        name="tensorboard",
+                        version="",
+                        default_hp_metric=False,
+                        # Hides what a killed run has logged after the checkpoint.
+                        purge_step=self._first_step,
+                    ),
+                    ContinuedCSVLogger(root, name="", version=""),
+                ]
+                callbacks.append(lightning_callbacks.LearningRateMonitor("step"))
+            else:
+                kwargs["logger"] = False
+        trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
+        if isinstance(self.model, PreferenceModule):
+            check_strategy(trainer.strategy)
+        return trainer
+
+
+def _listed(value: Any) -> list[Any]:
+    """One thing, several or none, as a list."""
+    return list(value or []) if isinstance(value, (list, tuple, type(None))) else [value]
+
+
+@rank_zero_only
+def _remove_partial_files(root: Path) -> None:
+    """Removes what a killed run was writing; at this time nobody writes."""
+    for left in root.rglob(".*.partial"):
+        left.unlink(missing_ok=True)
+
+
+def _every(weighting: Namespace | None) -> int | None:
+    """The weighting's ``every``; None for one that does not learn."""
+    return weighting.get("init_args", {}).get("every") if weighting is not None else None
+
+
+def _checkpoints(root: Path) -> str:
+    return str(root / "checkpoints")
+
+
+def _run_folder(config: Namespace) -> str:
+    """``runs/<task>-<method>-noise<percent>-seed<seed>``; ``runs/<task>-sft`` for SFT.
+
+    Noise of other kinds than one rate is named by both its rates, or by its kind.
+    """
+    data, model = config.data.init_args, config.model.init_args
+    if "method" not in model:
+        return os.path.join("runs", f"{data.task}-sft")
+    rates = data.get("noise_rates") or [data.noise_rate]
+    noise = "-".join(f"{100 * rate:g}" for rate in rates)
+    noise = "mask" if data.get("noise_mask") else noise
+    noise = "categories" if data.get("category_noise_rates") else noise
+    return os.path.join("runs", f"{data.task}-{model.method}-noise{noise}-seed{config.seed_everything}")

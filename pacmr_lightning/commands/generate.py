@@ -1,0 +1,81 @@
+"""Writes a model's responses to evaluation prompts, by asking an OpenAI-compatible endpoint."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from jsonargparse import lazy_instance
+from rich.console import Console
+
+from ..errors import UserError
+from ..evaluation.chat_request import Answer
+from ..evaluation.conversation import as_messages
+from ..evaluation.endpoint import Endpoint
+from ..evaluation.generation_file import answers_path, generation, output_path, write_generations
+from ..evaluation.store import AnswerStore
+from ..evaluation.prompt_batch import Response
+from .options import run_tool
+
+from ..datamodules.prompt_loader import draw_prompts
+from ..datamodules.sources import Source
+
+_ENDPOINT = lazy_instance(Endpoint, max_tokens=128)
+
+
+def generate(
+    source: Source, output: str, endpoint: Endpoint = _ENDPOINT, n: int | None = 800, seed: int = 42
+) -> None:
+    """Writes the responses of a model behind an endpoint, in the format of pacmr predict.
+
+    The same n and seed give the prompts that pacmr predict answers, with the same ids (predict_prompts and
+    predict_seed of its data), so that pacmr judge can compare the two. Chat messages are sent as they are,
+    transcripts of Human and Assistant turn by turn, other texts as one turn of the user. Answers are in
+    OUTPUT.answers.sqlite as they come: run the same command again after a kill and it goes on.
+
+    Args:
+        source: where the prompts come from.
+        output: file to write, ending in .jsonl.
+        endpoint: the model; its max_tokens are 128 (paper: 128 for TL;DR, 256 for Anthropic HH).
+        n: prompts to answer, drawn from those of the source; null for all. All if there are fewer.
+        seed: which prompts are drawn.
+
+    Raises:
+        UserError: n is below 1, the output cannot be written, the source has no prompts, or nothing was
+            answered.
+    """
+    if n is not None and n < 1:
+        raise UserError(f"n is {n}, but it must be at least 1, or null for all prompts.")
+    prompts = draw_prompts(source, n, seed)
+    path = output_path(output)
+    conversations = [as_messages(prompt.asked) for prompt in prompts]
+    with AnswerStore(answers_path(path)) as store:
+        answers = endpoint.ask(conversations, store, f"Asking {endpoint.model}")
+    pairs = zip(prompts, answers, strict=True)
+    rows = [generation(p.id, p.asked, _response(answer, endpoint)) for p, answer in pairs if answer.text]
+    missing = Counter(answer.problem for answer in answers if not answer.text)
+    failed = (
+        f"{missing.total()} prompts got no answer (mostly: {missing.most_common(1)[0][0]})" if missing else ""
+    )
+    if not rows:
+        raise UserError(f"{failed}, so there is nothing to write; look at the server and its model.")
+    write_generations(path, rows)
+    cut = sum(row["finish_reason"] == "length" for row in rows)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    if failed:
+        console.print(f"{failed} and are not in the file; a new run asks for them again.")
+    console.print(f"{path}: {len(rows)} responses of {endpoint.model}, {cut} of them cut.")
+
+
+def _response(answer: Answer, endpoint: Endpoint) -> Response:
+    """The answer as a row's response; servers that give no reason are judged by their count of tokens."""
+    limit = endpoint.max_tokens
+    is_cut = answer.finish_reason == "length"
+    if answer.finish_reason is None:
+        is_cut = limit is not None and answer.completion_tokens >= limit
+    reason = "length" if is_cut else "stop"
+    return Response(answer.text, reason, answer.prompt_tokens, answer.completion_tokens)
+
+
+def main(arguments: list[str]) -> None:
+    """``pacmr generate --source CLASS --output FILE --endpoint.model NAME [--endpoint.base_url URL]``."""
+    run_tool("generate", generate, arguments)

@@ -1,0 +1,67 @@
+"""Runs methods x noise rates x options x seeds as a sweep file says, and makes their tables and figures."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from ..sweep.cells import cells, check_options
+from ..sweep.spec import read_sweep
+from ..sweep.state import reason, state
+
+
+def main(arguments: list[str]) -> None:
+    """``pacmr sweep FILE [--jobs N] [--dry_run] [--tables_only] [--retry_failed]``."""
+    parser = argparse.ArgumentParser(prog="pacmr sweep", description=DESCRIPTION)
+    parser.add_argument("file", metavar="FILE", help="sweep file, such as configs/sweeps/world.yaml")
+    parser.add_argument("--jobs", type=int, metavar="N", help="cells at once, instead of the file's")
+    parser.add_argument("--dry_run", action="store_true", help="check it, and print the cells' commands")
+    parser.add_argument("--tables_only", action="store_true", help="tables and figures of the finished cells")
+    parser.add_argument("--retry_failed", action="store_true", help="also run the cells that have failed")
+    options = parser.parse_args(arguments)
+    console = Console()
+    sweep = read_sweep(options.file, options.jobs)
+    found = cells(sweep)
+    states = {cell.name: state(cell) for cell in found}
+    if options.dry_run:
+        check_options(found)
+        for preparation in sweep.prepare:
+            there = " (is there)" if Path(preparation.output).exists() else ""
+            print(f"{preparation.output}{there}: pacmr {preparation.command}")
+        for cell in found:
+            commands = [f"pacmr {shlex.join(words)}" for words in (cell.first, cell.arguments) if words]
+            print(f"{cell.name} ({states[cell.name]}): {' && '.join(commands)}")
+        print(f"{len(found)} cells")
+        return
+    if not options.tables_only:
+        wanted = ("waiting", "failed") if options.retry_failed else ("waiting",)
+        left = [cell for cell in found if states[cell.name] in wanted]
+        if left:
+            check_options(left)
+            from ..sweep.runner import run
+
+            try:
+                run(sweep, left, sum(s == "done" for s in states.values()), console)
+            except KeyboardInterrupt:
+                console.print("Stopped; the same command goes on.")
+                sys.exit(130)
+    states = {cell.name: state(cell) for cell in found}
+    done = [cell for cell in found if states[cell.name] == "done"]
+    failed = [cell for cell in found if states[cell.name] == "failed"]
+    if done:
+        from ..sweep.report import report
+
+        console.print(f"Tables and figures of {len(done)} cells: {report(sweep, done)}", highlight=False)
+    for cell in failed:
+        console.print(f"{cell.name} failed: {reason(cell)} ({cell.folder})", highlight=False, markup=False)
+    if failed:
+        console.print(f"{len(failed)} of {len(found)} cells failed; --retry_failed runs them again.")
+        sys.exit(1)
+
+
+DESCRIPTION = """Each cell is one run of pacmr fit in its own folder. Cells that are finished are skipped, and
+those that were interrupted go on from their last checkpoint: the same command continues a sweep."""

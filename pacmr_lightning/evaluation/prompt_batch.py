@@ -1,0 +1,84 @@
+"""The containers for prompts that a policy is to answer, and for its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .conversation import Messages
+
+
+@dataclass
+class Response:
+    """What a model answered to a prompt."""
+
+    text: str
+    """Without what ended it, and without special tokens."""
+    finish_reason: Literal["stop", "length"]
+    """Whether the model ended it, or it was cut at the limit of tokens."""
+    prompt_tokens: int
+    response_tokens: int
+    """Generated tokens, with the one that ended the response."""
+
+
+@dataclass
+class PromptBatch:
+    """N prompts, padded on the left to L tokens, so that every answer begins at position L."""
+
+    ids: list[str]
+    """N prompt ids."""
+    prompts: list[str]
+    """N prompts as the model reads them, for gold rewards."""
+    input_ids: Tensor
+    """(N, L) int64 token ids: padding, then the prompt."""
+    attention_mask: Tensor
+    """(N, L) int64: 0 for padding, 1 for the prompt."""
+    asked: list[str | Messages]
+    """N prompts for judges: chat messages where the data holds such, else the same texts."""
+    places: list[int]
+    """N places in the order of the data, in which files are written; batches may be in another one."""
+    answers: list[Response] | None = None
+    """N answers of an earlier run, so that nothing has to be generated."""
+
+    def __len__(self) -> int:
+        return self.input_ids.shape[0]
+
+    @classmethod
+    def collate(
+        cls,
+        ids: Sequence[str],
+        prompts: Sequence[str],
+        tokens: Sequence[Sequence[int]],
+        *,
+        pad_id: int,
+        asked: Sequence[str | Messages] | None = None,
+        places: Sequence[int] | None = None,
+    ) -> PromptBatch:
+        """Lays N tokenized prompts out as rows.
+
+        Args:
+            ids: N prompt ids.
+            prompts: N prompts as text.
+            tokens: N token lists, at least one token each.
+            pad_id: token id that fills the rows up; it is never attended to.
+            asked: N prompts for judges; None for the texts.
+            places: N places in the order of the data; None for that of the batch.
+        """
+        length = max((len(t) for t in tokens), default=0)
+        input_ids = torch.full((len(tokens), length), pad_id, dtype=torch.long)
+        attention_mask = torch.zeros((len(tokens), length), dtype=torch.long)
+        for row, t in enumerate(tokens):
+            input_ids[row, length - len(t) :] = torch.tensor(t, dtype=torch.long)
+            attention_mask[row, length - len(t) :] = 1
+        return cls(
+            list(ids),
+            list(prompts),
+            input_ids,
+            attention_mask,
+            list(prompts if asked is None else asked),
+            list(range(len(tokens)) if places is None else places),
+        )

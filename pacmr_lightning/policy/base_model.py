@@ -1,0 +1,63 @@
+"""The frozen base that a policy and its reference share."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from ..errors import UserError
+from ..strategies.sharding import whole
+
+
+def load_base(name: str, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
+    """Loads a model without dropout; a PEFT adapter folder is merged into its base.
+
+    Args:
+        name: folder or Hub id.
+        dtype: of its weights.
+        attention: as in transformers, whose own choice None is.
+
+    Raises:
+        UserError: the model cannot be loaded, or does not support the attention.
+    """
+    folder = Path(name)
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
+    if looks_local and not folder.is_dir():
+        raise UserError(f"The model folder {name} does not exist; run SFT first or name another.")
+    options = {"dtype": dtype, "attn_implementation": attention}
+    try:
+        if (folder / "adapter_config.json").exists():
+            rank_zero_info(f"Merging the adapter {name} into its base to get the reference.")
+            return AutoPeftModelForCausalLM.from_pretrained(name, **options).merge_and_unload()
+        config = AutoConfig.from_pretrained(name)
+        for key, value in config.to_dict().items():
+            if isinstance(value, float) and ("dropout" in key or key.endswith("pdrop")):
+                setattr(config, key, 0.0)
+        return AutoModelForCausalLM.from_pretrained(name, config=config, **options)
+    except (OSError, ImportError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        about_attention = isinstance(error, ImportError) or "attention" in first_line.lower()
+        if attention not in (None, "sdpa") and about_attention:
+            sentence = first_line.split(". ")[0].rstrip(".")
+            first_line = f"{sentence}; or set attn_implementation to sdpa or auto."
+        elif isinstance(error, ValueError):
+            raise
+        raise UserError(f"The model {name} cannot be loaded: {first_line}") from None
+
+
+def weights_digest(model: PreTrainedModel) -> str:
+    """A hash of the model's weights, by name and byte; a LoRA adapter is no part of it."""
+    digest = hashlib.sha256()
+    with torch.no_grad():
+        for name, value in model.state_dict(keep_vars=True).items():
+            if "lora_" in name:
+                continue
+            with whole([value]):
+                digest.update(name.encode() + str(value.dtype).encode() + str(tuple(value.shape)).encode())
+                digest.update(value.contiguous().cpu().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()

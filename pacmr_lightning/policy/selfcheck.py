@@ -1,0 +1,136 @@
+"""Finds out, on one real pair, which attention and token layout a model computes correctly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor, nn
+
+from .attention import FLEX, PLAIN, Way, plain_attention, use_attention, ways
+from ..batch import PairBatch, Segment
+from ..errors import UserError
+from ..gradient import max_over_ranks
+from .rows import Layout
+
+if TYPE_CHECKING:
+    from . import PolicyModel
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2}
+"""Accepted difference of a response's mean token log-probability, in nats, by the base's dtype."""
+GRADIENT_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.3}
+"""Accepted relative error of the gradient at the embeddings, by the base's dtype."""
+
+
+def check_pair(batch: PairBatch, window: int | None, device: torch.device) -> PairBatch:
+    """The batch's longest pair, its prompt repeated until a response lies further from it than the window."""
+    longest = int((batch.segment_ids != Segment.PAD).sum(1).argmax())
+    pair = batch[longest : longest + 1]
+    segments, tokens = pair.segment_ids[0], pair.input_ids[0]
+    prompt, chosen, rejected = (tokens[segments == s] for s in list(Segment)[1:])
+    if window is not None:
+        prompt = prompt.repeat(max(1, -(-(window + 1) // len(prompt))))
+    parts = [[part.tolist()] for part in (prompt, chosen, rejected)]
+    checked = PairBatch.collate(pair.ids, *parts)
+    return PairBatch(
+        checked.ids, checked.input_ids.to(device), checked.segment_ids.to(device), pair.flipped.to(device)
+    )
+
+
+# Lightning validates in inference mode, in which no gradient can be checked.
+@torch.inference_mode(False)
+@torch.no_grad()
+def choose_way(policy: PolicyModel, batch: PairBatch) -> Way:
+    """The first of the possible ways that computes what the model's own forward does on plain sequences.
+
+    The policy uses its attention from then on. Attention other than torch's SDPA and transformers' eager one
+    runs on kernels made for the machine: its gradient is checked too, since a shape or a device may have a
+    forward pass only. Warns of what was tried and cannot be used.
+
+    Raises:
+        UserError: no way works with the attention that was asked for.
+    """
+    config = policy.model.config.get_text_config().to_dict()
+    window, longest = config.get("sliding_window"), config.get("max_position_embeddings")
+    # A window that no sequence can outgrow is no window.
+    if window is not None and longest is not None and window >= longest:
+        window = None
+    device = next(iter(policy.adapter().values())).device
+    pair = check_pair(batch, window, device)
+    candidates, notes = ways(policy.model, policy.attn_implementation, policy.layout, device)
+    own = policy.attention
+    trusted = own if own in PLAIN else plain_attention(policy.model)
+    use_attention(policy.model, trusted)
+    truth = _computed(policy, "plain", pair, any(way.attention != trusted for way in candidates))
+    for way, following in zip(candidates, [*candidates[1:], None], strict=True):
+        fault = None if way == Way(trusted, "plain") else _fault(policy, way, pair, truth, trusted)
+        if policy.is_sharded:  # a way that only some ranks take would leave the others waiting
+            agreed = max_over_ranks(int(fault is not None), device)
+            fault = (fault or "it fails in another process") if agreed else None
+        if fault is None:
+            if policy.attn_implementation == "auto":
+                why = f" ({'; '.join(notes)})" if notes and way.attention != FLEX else ""
+                rank_zero_info(f"Log-probabilities are computed from {way}{why}.")
+            use_attention(policy.model, way.attention)
+            return way
+        if following is not None:
+            rank_zero_warn(
+                f"{type(policy.model).__name__} with {way.attention} attention cannot use the {way.layout} "
+                f"layout ({fault}); falling back to {following}."
+            )
+    raise UserError(
+        f"{type(policy.model).__name__} does not work with {way.attention} here ({fault}); set "
+        "attn_implementation to auto or sdpa."
+    )
+
+
+def _fault(
+    policy: PolicyModel, way: Way, pair: PairBatch, truth: tuple[Tensor, Tensor | None], trusted: str
+) -> str | None:
+    """What is wrong with a way, if anything."""
+    dtype = policy.model.dtype
+    try:
+        use_attention(policy.model, way.attention)
+        values, gradient = _computed(policy, way.layout, pair, way.attention != trusted)
+    except Exception as failure:  # kernels and compilers have exceptions of their own
+        lines = str(failure).strip().splitlines() or [""]
+        return f"it fails with {type(failure).__name__}: {lines[0]}"
+    tokens = min(int((pair.segment_ids == s).sum()) for s in (Segment.CHOSEN, Segment.REJECTED))
+    error = float((values - truth[0]).abs().max()) / tokens
+    if not error <= TOLERANCE[dtype]:
+        return f"its log-probabilities differ by {error:.1e} nats a token"
+    if gradient is not None:
+        error = float((gradient - truth[1]).norm() / truth[1].norm())
+        if not error <= GRADIENT_TOLERANCE[dtype]:
+            return f"its gradient is {error:.0%} off"
+    return None
+
+
+def _computed(
+    policy: PolicyModel, layout: Layout, pair: PairBatch, with_gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    """(2,) log-probabilities, and the gradient of a combination of them by token id, (V', H)."""
+    if not with_gradient:
+        found = policy.log_probs_in(layout, pair)
+        return torch.cat([found.chosen, found.rejected]), None
+    embedded: list[tuple[Tensor, Tensor]] = []
+
+    def watch(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        embedded.append((inputs[0], output.requires_grad_()))
+
+    # At the embeddings, since an adapter that is off, or has not learned yet, has no gradient.
+    handle = policy.model.get_input_embeddings().register_forward_hook(watch)
+    try:
+        with torch.enable_grad():
+            found = policy.log_probs_in(layout, pair)
+            tokens, states = embedded[0]
+            (gradient,) = torch.autograd.grad((found.chosen - 0.5 * found.rejected).sum(), states)
+    finally:
+        handle.remove()
+    # Tokens of a prompt occur once or twice by layout, and padding has no gradient.
+    known = pair.input_ids.unique()
+    place = torch.searchsorted(known, tokens.flatten()).clamp(max=len(known) - 1)
+    rows = gradient.flatten(0, 1).double()
+    sums = rows.new_zeros(len(known), rows.shape[1]).index_add(0, place, rows)
+    return torch.cat([found.chosen, found.rejected]).detach(), sums

@@ -1,0 +1,153 @@
+"""Checkpoint files: on disk whole or not at all, read without running code, and the newest good one found."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from ..errors import UserError
+from .folder import replacing
+
+LAST = "last.ckpt"
+"""File of a run's newest checkpoint in the folder of its checkpoints."""
+CONTENT = {"global_step", "state_dict", "loops"}
+"""Keys of any checkpoint."""
+TRAINING = {"optimizer_states", "lr_schedulers", "callbacks"}
+"""Keys of one from which training can go on."""
+
+
+class CheckpointFiles(TorchCheckpointIO):
+    """Lightning's plugin for checkpoint files, which survive kills and power cuts.
+
+    Lightning's own writes to the system's temporary folder and moves the file from there, which is a copy
+    where that is another disk, and leaves it to the system when the bytes reach the disk.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: None = None
+    ) -> None:
+        """Writes the file under a temporary name beside it, waits for the disk, and renames it.
+
+        What a killed run has left of such files is removed: a run's folder has one writer.
+        """
+        path = Path(path)
+        for left in path.parent.glob(".*.ckpt.*.partial"):
+            left.unlink(missing_ok=True)
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        if os.name == "posix":  # elsewhere folders cannot be opened
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """What the file holds: tensors and plain values. A pickle in it, which could run code, is refused."""
+        return super().load_checkpoint(path, map_location, weights_only=True)
+
+
+def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple[str | None, int]:
+    """The checkpoint that ``--ckpt_path`` means, and its step.
+
+    Args:
+        ckpt_path: a file, or "last" for the newest good one in ``folder``, or None.
+        folder: of the run's checkpoints.
+        training: it is for going on with training, not for looking at the policy.
+
+    Returns:
+        Its path and policy updates; None and 0 for none.
+
+    Raises:
+        UserError: the file, or all of those in the folder, cannot be used; or there is none for ``last`` and
+            it is not for training.
+    """
+    if ckpt_path is None:
+        return None, 0
+    if ckpt_path != "last":
+        path = Path(ckpt_path)
+        if not path.is_file():
+            raise UserError(f"The checkpoint {path} does not exist; name another, or last for the newest.")
+        try:
+            step = _step(path, training)
+            _check_sums(path)
+        except _Damaged as error:
+            raise UserError(
+                f"The checkpoint {path} cannot be used: {error}; name another, or last for the newest good "
+                "one of the run."
+            ) from None
+        return str(path), step
+    found = sorted(folder.glob("*.ckpt"))
+    path, step = _newest(found, training)
+    if path is not None:
+        return str(path), step
+    if found:
+        raise UserError(
+            f"None of the {len(found)} checkpoints in {folder} can be used; put a good copy of one there, or "
+            "delete them to train from the beginning."
+        )
+    if not training:
+        raise UserError(f"There is no checkpoint in {folder}; train first, or name a checkpoint's file.")
+    rank_zero_info(f"There is no checkpoint in {folder} yet; training starts from the beginning.")
+    return None, 0
+
+
+class _Damaged(Exception):
+    """A file that is no checkpoint; the message says in what way."""
+
+
+def _newest(paths: list[Path], training: bool) -> tuple[Path | None, int]:
+    """The file with the most updates that is whole, and these; a warning names those that are not."""
+    steps = {}
+    for path in paths:
+        try:
+            steps[path] = _step(path, training)
+        except _Damaged as error:
+            _warn(path, error)
+    # Of equals last.ckpt, since Lightning never deletes the other kinds once a run goes on from them.
+    for path in sorted(steps, key=lambda path: (steps[path], path.name == LAST), reverse=True):
+        try:
+            _check_sums(path)
+        except _Damaged as error:
+            _warn(path, error)
+            continue
+        return path, steps[path]
+    return None, 0
+
+
+def _warn(path: Path, error: _Damaged) -> None:
+    rank_zero_warn(f"The checkpoint {path} is passed over: {error}.")
+
+
+def _step(path: Path, training: bool) -> int:
+    """Policy updates of a checkpoint; tensors are left on disk."""
+    try:
+        content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception:  # of many kinds, depending on where a file is damaged
+        raise _Damaged("it is empty" if path.stat().st_size == 0 else "it is damaged") from None
+    if not isinstance(content, dict) or not content.keys() >= CONTENT:
+        raise _Damaged("it is no checkpoint of a run")
+    if training and not content.keys() >= TRAINING:
+        raise _Damaged("it holds weights only, from which training cannot go on")
+    return int(content["global_step"])
+
+
+def _check_sums(path: Path) -> None:
+    """Compares the whole file with its checksums, which torch writes and does not look at."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            bad = file.testzip()
+    except Exception:
+        bad = path.name
+    if bad is not None:
+        raise _Damaged("it is damaged")

@@ -1,0 +1,140 @@
+"""A finished run, loaded for an analysis: the policy of a checkpoint, and its data."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser
+from lightning.pytorch import LightningDataModule, LightningModule
+
+from ..errors import UserError
+from ..error_messages import short_message
+from ..modules import PreferenceModule
+from .folder import CONFIG
+
+NO_NOISE = {"noise_rate": 0.0, "noise_rates": None, "category_noise_rates": None, "noise_mask": None}
+"""Options of the datamodule under which labels stay as found in the data."""
+
+
+@dataclass
+class Run:
+    """A finished run's files, none of them loaded yet."""
+
+    folder: str
+    model: dict[str, Any]
+    """The section ``model`` of its ``config.yaml``."""
+    data: dict[str, Any]
+    """The section ``data``."""
+    trainer: dict[str, Any]
+    """The section ``trainer``."""
+    base: str
+    """Folder or Hub id of the base model, which has the tokenizer."""
+    checkpoint: Path
+
+    @property
+    def noise(self) -> str:
+        """The options that flipped labels in training; empty where none did."""
+        options = self.data["init_args"]
+        return ", ".join(f"{name} {options[name]}" for name in NO_NOISE if options.get(name))
+
+
+def find_run(folder: str, checkpoint: str) -> Run:
+    """Looks for a run's configuration and the named checkpoint in its folder.
+
+    Raises:
+        UserError: one of them is not there, or they are not those of a preference run.
+    """
+    path = Path(folder) / CONFIG
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; name the folder of a run that pacmr fit has trained.")
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        model, data, trainer = (config[section] for section in ("model", "data", "trainer"))
+        preference = "policy" in model["init_args"] and "source" in data["init_args"]
+        base = model["init_args"]["policy"]["init_args"]["model"] if preference else ""
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
+        raise UserError(
+            f"{path} is not the configuration of a run; name the folder of a run that pacmr fit has trained."
+        ) from None
+    if not preference:
+        raise UserError(f"{folder} is no preference run by its {CONFIG}; name one, such as a DPO run.")
+    checkpoints = path.parent / "checkpoints"
+    found = checkpoints / f"{checkpoint}.ckpt"
+    if not found.exists():
+        names = sorted(file.stem for file in checkpoints.glob("*.ckpt"))
+        fix = f"choose one of {', '.join(names)}" if names else "train it until it has one"
+        raise UserError(f"The run {folder} has no checkpoint {checkpoint}; {fix}.")
+    if found.is_dir():
+        raise UserError(
+            f"{found} is a folder, as sharding strategies write it; train with trainer.strategy ddp or auto "
+            "to get a single file."
+        )
+    return Run(folder, model, data, trainer, base, found)
+
+
+def load(
+    run: Run, augmentations: str | None = None, *, as_trained: bool = False
+) -> tuple[PreferenceModule, LightningDataModule, int]:
+    """The run's module with the checkpoint's adapter, its datamodule, and the policy's step.
+
+    Args:
+        run: what to load.
+        augmentations: file with second wordings of the training prompts; None for the run's own.
+        as_trained: whether the training pairs are those of the run, with the labels that its noise left and
+            without clean meta pairs that were held out. Otherwise all pairs are there, with labels as found
+            in the data, and with second wordings.
+
+    Raises:
+        UserError: the configuration cannot be used, or the checkpoint is broken or does not fit it.
+    """
+    parser = ArgumentParser(exit_on_error=False)
+    for kind, section in ((LightningModule, "model"), (LightningDataModule, "data")):
+        parser.add_subclass_arguments(kind, section, fail_untyped=False)
+    # config.yaml does not repeat the tokenizer, which follows from the model.
+    options = run.data["init_args"] | {"tokenizer": run.base}
+    if as_trained:
+        # A datamodule reads clean meta pairs, which may be held out, only where there are meta batches.
+        options["meta_every"] = 1 if options.get("clean_meta") else None
+    else:
+        options = {name: value for name, value in options.items() if not name.endswith("clean_meta")}
+        options |= {name: value for name, value in NO_NOISE.items() if name in options}
+        # Meta batches of reworded training pairs are what makes the datamodule read second wordings,
+        # whatever the run's method.
+        options["meta_every"] = 1
+    if augmentations is not None:
+        options["augmentations"] = augmentations
+    try:
+        config = parser.parse_object({"model": run.model, "data": run.data | {"init_args": options}})
+    except ArgumentError as error:
+        reason = short_message(str(error))
+        raise UserError(f"The {CONFIG} of {run.folder} cannot be used: {reason}") from None
+    objects = parser.instantiate_classes(config)
+    return objects.model, objects.data, _restore(objects.model, run.checkpoint)
+
+
+def _restore(module: PreferenceModule, path: Path) -> int:
+    """Gives the module the checkpoint's adapter; returns the policy updates behind it."""
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        if "unsupported global" in str(error).lower():
+            raise UserError(
+                f"{path} holds more than tensors and plain values, which is not loaded because it could run "
+                "code; name another with --checkpoint."
+            ) from None
+        raise UserError(f"{path} cannot be read as a checkpoint; name another with --checkpoint.") from None
+    module.configure_model()
+    try:
+        module.on_load_checkpoint(checkpoint)
+        module.load_state_dict(checkpoint["state_dict"], strict=False)
+        return checkpoint["global_step"]
+    except (KeyError, TypeError, RuntimeError):
+        raise UserError(
+            f"{path} does not fit the model of the run's {CONFIG}; name the checkpoint of another step, or "
+            "restore the file that the run was trained with."
+        ) from None

@@ -1,0 +1,86 @@
+"""What a run leaves in its folder: how to read it, and how to write there without half-written files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..errors import UserError
+
+NOISE_MASK = "noise_mask.parquet"
+"""File that says which labels a run's noise flipped inside its folder."""
+WEIGHTS = "weights"
+"""Folder of the per-pair weights inside a run's folder."""
+ANALYSIS = "analysis"
+"""Folder of figures, and of what they show, inside a run's folder."""
+CONFIG = "config.yaml"
+"""File of a run's configuration inside its folder."""
+METRICS = "metrics.csv"
+"""File of a run's curves inside its folder."""
+SUMMARY = "summary.json"
+"""File of a run's numbers inside a run's folder."""
+RESPONSES = "responses.jsonl"
+"""File of the responses to a few fixed prompts along the way inside a run's folder."""
+SAMPLES = "samples.jsonl"
+"""File of the responses that were sampled from a run's policy inside a run's folder."""
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Yields a temporary path beside ``path`` that takes its place when the block ends.
+
+    Readers see the old file or the new one, never a part of it; an exception leaves the old one in place.
+    The folder is made where it does not exist. Two processes may write the same file at once: the later
+    one's stays.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def weight_parts(run_folder: str | Path) -> list[Path]:
+    """The files of a run's per-pair weights, by rank and number; empty where there are none."""
+    return sorted((Path(run_folder) / WEIGHTS).glob("part-*.parquet"))
+
+
+def read_weights(run_folder: str | Path) -> pd.DataFrame:
+    """What a run believed of every pair at every visit.
+
+    Args:
+        run_folder: a run's folder, with ``weights/part-*.parquet`` inside.
+
+    Returns:
+        One row a pair and a visit, by step: ``id``, ``step`` (policy updates before the visit), ``u`` and
+        ``delta`` (implicit reward difference and sum before the update), ``a`` and ``b`` (NaN where the
+        weighting has none), ``weight``, and ``flipped`` (pandas' ``boolean``, NA where unknown).
+
+    Raises:
+        UserError: the folder holds no weights, or a part of them cannot be read.
+    """
+    parts = weight_parts(run_folder)
+    if not parts:
+        raise UserError(
+            f"There are no weights in {Path(run_folder) / WEIGHTS}; name the folder of a run that was "
+            "trained with the WeightRecorder callback."
+        )
+    tables = []
+    for part in parts:
+        try:
+            tables.append(pq.read_table(part))
+        except (OSError, pa.ArrowInvalid):
+            raise UserError(
+                f"{part} is not a readable Parquet file; train again, or delete it to do without."
+            ) from None
+    frame = pa.concat_tables(tables).to_pandas(types_mapper={pa.bool_(): pd.BooleanDtype()}.get)
+    return frame.sort_values("step", kind="stable", ignore_index=True)

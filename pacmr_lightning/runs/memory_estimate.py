@@ -1,0 +1,238 @@
+"""What a run holds on a device: counted from the architecture, without its weights.
+
+The model is built without data (torch's meta device) with PEFT's own adapter, so that counts are exact. Its
+forward and backward pass run on fake tensors, which have shapes and no contents, while every storage that
+they make is counted as long as it lives: transformers' own code says what is kept, for any architecture.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from ..policy.logprobs import token_log_probs
+
+Stage = Literal[0, 1, 2, 3]
+
+FP32 = 4
+"""Bytes of a number of the adapter, of its gradients and of AdamW's state."""
+LIVE = 10**9
+"""Parameters that DeepSpeed keeps gathered at ZeRO-3 (stage3_max_live_parameters, its default)."""
+
+
+@dataclass
+class Held:
+    """Bytes of one process at the peak of a step, by what they are for."""
+
+    base: float
+    gathered: float
+    """Of other processes' parameters, at ZeRO-3."""
+    adapter: float
+    """Whole, with ZeRO's own copy of a part of it."""
+    optimizer: float
+    """AdamW's two moments."""
+    gradients: float
+    """Points of LoRA space: gradients, the virtual step's and VNet's directions."""
+    buffers: float
+    """In which gradients are exchanged."""
+    activations: float
+    """With the logits, and what backward needs for itself."""
+    host: float = 0.0
+    """In the host's memory, where ZeRO puts something there."""
+
+    @property
+    def device(self) -> float:
+        """All on the device."""
+        return sum(value for name, value in vars(self).items() if name != "host")
+
+
+def build(
+    config: PretrainedConfig, rank: int, target_modules: str | list[str], dtype: torch.dtype
+) -> PeftModel:
+    """The policy as ``PolicyModel`` makes it, on the meta device: no memory, no weights."""
+    with torch.device("meta"):
+        base = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        base.requires_grad_(False)
+        base.config.use_cache = False
+        lora = LoraConfig(r=rank, target_modules=target_modules, lora_dropout=0.0, task_type="CAUSAL_LM")
+        return get_peft_model(base, lora)
+
+
+def held(
+    policy: PeftModel,
+    stage: Stage,
+    devices: int,
+    activations: float,
+    *,
+    vnet: bool = True,
+    offload_optimizer: bool = False,
+    offload_parameters: bool = False,
+    bucket: int = 50_000_000,
+) -> Held:
+    """What each of ``devices`` processes holds.
+
+    Args:
+        policy: of ``build``.
+        stage: of ZeRO; 0 is DDP, or a single process.
+        devices: number of processes.
+        activations: bytes of a micro-batch's forward and backward pass, see ``activation_bytes``.
+        vnet: whether a step also holds what VNet's update needs.
+        offload_optimizer: AdamW's state and ZeRO's copy of the adapter are in the host's memory.
+        offload_parameters: so are the parts of the base; at stage 3.
+        bucket: the strategy's ``reduce_bucket_size``.
+    """
+    frozen = [p for p in policy.parameters() if not p.requires_grad]
+    base = float(sum(p.numel() * p.element_size() for p in frozen))
+    adapter = float(FP32 * sum(p.numel() for p in policy.parameters() if p.requires_grad))
+    part = 1 / devices
+    # A micro-batch's gradient, the one before it, and their sum; beside them the virtual step's direction.
+    points = (4 if vnet else 3) * adapter
+    if stage == 0:
+        return Held(
+            base=base,
+            gathered=0,
+            adapter=adapter,
+            optimizer=2 * adapter,
+            gradients=points,
+            buffers=adapter if devices > 1 else 0,
+            activations=activations,
+        )
+    found = Held(
+        base=base * part if stage == 3 else base,
+        gathered=0,
+        # All of it is in use, and each process has an fp32 copy of its part, which AdamW steps.
+        adapter=adapter + part * adapter,
+        optimizer=2 * part * adapter,
+        gradients=points + (adapter if stage == 1 else part * adapter),
+        # Below stage 3 a second one is filled while the first is sent.
+        buffers=FP32 * bucket * (1 if stage == 3 else 2),
+        activations=activations,
+    )
+    if stage == 3:
+        elements, largest = sum(p.numel() for p in frozen), max(p.numel() for p in frozen)
+        alive = min(elements, LIVE + largest) / elements
+        found.gathered = base * (alive if offload_parameters else max(0.0, alive - alive * part))
+        found.adapter += part * adapter
+    if offload_optimizer:
+        found.host += devices * (found.optimizer + 2 * part * adapter)
+        found.adapter -= part * adapter
+        found.gradients -= part * adapter
+        found.optimizer = 0
+    if offload_parameters:
+        found.host += devices * (found.base + part * adapter)
+        found.adapter -= part * adapter
+        found.base = 0
+    return found
+
+
+def activation_bytes(
+    policy: PeftModel,
+    *,
+    pairs: int,
+    prompt_tokens: int,
+    response_tokens: int,
+    shared: bool,
+    gradient_checkpointing: bool,
+    logit_chunk: int,
+) -> int:
+    """Peak of what a forward and backward pass of one micro-batch make, its gradient included.
+
+    Counted are storages as torch makes them, each until it is freed; allocators round up and keep some more.
+    Attention counts as a kernel that keeps its inputs, its output and its mask (FlashAttention and others),
+    and not the matrix of scores.
+
+    Args:
+        policy: of ``build``; its parameters and buffers do not count.
+        pairs: of a micro-batch.
+        prompt_tokens: of each prompt.
+        response_tokens: of each response.
+        shared: one row a pair, prompt + chosen + rejected; else two rows, each with the prompt.
+        gradient_checkpointing: activations inside of a layer are computed again in backward.
+        logit_chunk: response tokens whose logits exist at a time.
+    """
+    model = policy.get_base_model()
+    rows, length = (pairs, prompt_tokens + 2 * response_tokens)
+    if not shared:
+        rows, length = 2 * pairs, prompt_tokens + response_tokens
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    else:
+        model.gradient_checkpointing_disable()
+    policy.train()
+    with FakeTensorMode():
+        _replace_by_fake(policy)
+        tokens = torch.zeros(rows, length, dtype=torch.long)
+        mask = torch.ones((rows, 1, length, length), dtype=torch.bool) if shared else torch.ones_like(tokens)
+        predicted = torch.zeros(2 * pairs * response_tokens, dtype=torch.long)
+        trained = [p for p in policy.parameters() if p.requires_grad]
+        with LiveBytes(policy) as live:
+            inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": tokens}
+            states = model.base_model(**inputs, use_cache=False).last_hidden_state
+            states = states[predicted, predicted]
+            head = model.get_output_embeddings()
+            pieces = -(-len(predicted) // logit_chunk)
+            values = token_log_probs(states, head, predicted, pieces, frozen=True)
+            torch.autograd.grad(values.sum(), trained)
+    return live.peak
+
+
+class LiveBytes(TorchDispatchMode):
+    """Inside, counts the bytes of all storages that operations make, until each is freed.
+
+    Attributes:
+        now: bytes alive.
+        peak: the most there have been.
+    """
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.now = self.peak = 0
+        kept = [*module.parameters(), *module.buffers()]
+        self._known: dict[int, Any] = {t.untyped_storage()._cdata: t for t in kept}
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs the operation and looks at what it returns."""
+        found = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, torch.Tensor):
+                self._add(tensor.untyped_storage())
+        return found
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+
+        def freed(_: Any) -> None:
+            self.now -= size
+            del self._known[key]
+
+        self._known[key] = weakref.ref(storage, freed)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+
+def _replace_by_fake(module: nn.Module) -> None:
+    """Puts fake CPU tensors in the place of meta ones, for which attention has only a wasteful kernel."""
+    made: dict[int, nn.Parameter] = {}  # tied ones stay tied
+    for part in module.modules():
+        for name, p in part._parameters.items():
+            if p is None:
+                continue
+            if id(p) not in made:
+                made[id(p)] = nn.Parameter(torch.empty(p.shape, dtype=p.dtype), p.requires_grad)
+            part._parameters[name] = made[id(p)]
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)

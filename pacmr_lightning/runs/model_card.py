@@ -1,0 +1,220 @@
+"""The model card of an exported policy: only what the run's own files say, and no path of this machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import yaml
+from huggingface_hub import ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from .finished_run import NO_NOISE, Run
+from ..modules import PreferenceModule
+from ..weighting import CleanPreference, VNetWeighting
+
+_USE = """\
+```python
+from {library} import {loader}
+from transformers import AutoTokenizer
+
+name = {name}  # this folder, or its id on the Hub
+tokenizer = AutoTokenizer.from_pretrained(name)
+model = {loader}.from_pretrained(name{options})
+inputs = tokenizer("Your prompt", return_tensors="pt", return_token_type_ids=False)
+output = model.generate(**inputs, max_new_tokens=64)
+print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+```"""
+
+_LOCAL = """\
+The base `{base}` is a local model: `base_model_name_or_path` in `adapter_config.json` says where it lay."""
+
+_VNET = """\
+## VNet
+
+`vnet.safetensors` and `vnet_config.json` hold the network that weighed the training pairs; generation does
+not need it. It maps Delta and u, the sum and the difference of a pair's implicit rewards, to the weight
+g = sigmoid(a u + b):
+
+```python
+import torch
+from pacmr_lightning.weighting.vnet_folder import load_vnet
+
+g, a, b = load_vnet({name})(delta=torch.tensor([-3.0]), u=torch.tensor([1.5]))
+```"""
+
+_WEIGHTS = ("weight_mean_unflipped", "weight_mean_flipped", "weight_gap", "flip_auroc", "flip_auroc_u")
+"""Numbers of ``summary.json`` that stand beside its ``metrics``."""
+
+
+def public(value: Any) -> Any:
+    """A configuration's value as a card may show it: absolute paths by their last part, classes by name.
+
+    Nulls are left out of dicts, which then say only what was set.
+    """
+    if isinstance(value, dict) and "class_path" in value:
+        return {"class": value["class_path"].rpartition(".")[2], **public(value.get("init_args") or {})}
+    if isinstance(value, dict):
+        return {key: public(item) for key, item in value.items() if item is not None}
+    if isinstance(value, (list, tuple)):
+        return [public(item) for item in value]
+    for kind in (PurePosixPath, PureWindowsPath):
+        if isinstance(value, str) and (kind(value).is_absolute() or value.startswith("~")):
+            return kind(value).name
+    return value
+
+
+def on_hub(name: str) -> bool:
+    """Whether a model or dataset that a run has used is one of the Hub, not a local folder."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return not Path(name).exists()
+
+
+def model_card(
+    run: Run,
+    module: PreferenceModule,
+    step: int,
+    summary: dict[str, Any] | None,
+    *,
+    name: str,
+    hub_base: str | None,
+    merged: bool,
+) -> str:
+    """The text of ``README.md``, with the front matter that the Hub reads.
+
+    Args:
+        run: the run's configuration.
+        module: the run's module, loaded.
+        step: policy updates behind the exported weights.
+        summary: the run's ``summary.json``; None where it has none.
+        name: folder that the card lies in, as the user wrote it.
+        hub_base: Hub id of the plain model at the bottom; None where that is a local folder.
+        merged: whether the folder holds a whole model, not an adapter.
+    """
+    name, base = public(name), public(run.base)
+    quoted = json.dumps(name, ensure_ascii=False)
+    kind = f"`{base}` with a LoRA adapter merged into it" if merged else f"A LoRA adapter for `{base}`"
+    use = {"library": "transformers", "loader": "AutoModelForCausalLM", "options": ""}
+    if not merged:
+        dtype = str(module.policy.dtype).removeprefix("torch.")
+        use = {"library": "peft", "loader": "AutoPeftModelForCausalLM", "options": f', dtype="{dtype}"'}
+    settings = yaml.safe_dump(
+        _settings(run, module), sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
+    )
+    sections = [
+        f"---\n{_front_matter(run, module, hub_base, merged)}\n---",
+        f"# {Path(name).resolve().name}",
+        f"{kind}, trained on preference pairs with pacmr-lightning. The weights are those after {step:,} "
+        f"policy updates; the reference of the training was `{base}`.",
+        "## How to use it",
+        _USE.format(name=quoted, **use),
+        *([_LOCAL.format(base=base)] if hub_base is None and not merged else []),
+        "## What it was trained on",
+        *_data(run, summary),
+        "## How it was trained",
+        f"```yaml\n{settings}```",
+        "## Metrics",
+        _metrics(summary, step),
+    ]
+    if module.vnet is not None:
+        sections.append(_VNET.format(name=quoted))
+    return "\n\n".join([*sections, "## Versions", _versions(summary)]) + "\n"
+
+
+def _front_matter(run: Run, module: PreferenceModule, hub_base: str | None, merged: bool) -> str:
+    tags = ["lora", type(module.objective).__name__.lower()]
+    if isinstance(module.weighting, VNetWeighting):
+        tags.append("mwn-dpo" if isinstance(module.weighting.outer, CleanPreference) else "pacmr-dpo")
+    path = (run.data["init_args"]["source"].get("init_args") or {}).get("path")
+    return ModelCardData(
+        base_model=hub_base,
+        library_name="transformers" if merged else "peft",
+        pipeline_tag="text-generation",
+        datasets=[path] if path and on_hub(path) else None,
+        tags=tags,
+    ).to_yaml()
+
+
+def _data(run: Run, summary: dict[str, Any] | None) -> list[str]:
+    """Paragraphs on the pairs and their labels."""
+    options = run.data["init_args"]
+    found = ["Preference pairs of the source\n\n" + _listed(public(options["source"]))]
+    for split, counts in ((summary or {}).get("counts") or {}).items():
+        known = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+        found.append(f"Rows ({split}): {known}.")
+    if noise := {key: options[key] for key in NO_NOISE if options.get(key)}:
+        seed = {} if "noise_mask" in noise else {"noise_seed": options.get("noise_seed")}
+        found.append(
+            "Labels of the training pairs were flipped on purpose:\n\n" + _listed(public(noise | seed))
+        )
+    else:
+        found.append("No noise was injected: the labels are those found in the data.")
+    return found
+
+
+def _listed(values: dict[str, Any]) -> str:
+    return "\n".join(f"- {key}: `{value}`" for key, value in values.items())
+
+
+def weighting_settings(run: Run, module: PreferenceModule) -> dict[str, Any]:
+    """The weighting in the configuration's own words, with the classes that are there by default."""
+    parts = {name: getattr(module.weighting, name, None) for name in ("outer", "estimator")}
+    classes = {name: {"class": type(part).__name__} for name, part in parts.items() if part is not None}
+    given = public(run.model["init_args"].get("weighting") or {})
+    return {"class": type(module.weighting).__name__, **classes, **given}
+
+
+def _settings(run: Run, module: PreferenceModule) -> dict[str, Any]:
+    """What decides what a run learns."""
+    left_out = ("policy", "max_new_tokens", "micro_batch_size", "objective", "weighting", "method")
+    model = {key: value for key, value in run.model["init_args"].items() if key not in left_out}
+    lora = ("rank", "alpha", "target_modules", "lora_options", "dtype")
+    data = ("max_length", "global_batch_size", "meta_batch_size", "augmentations", "clean_meta", "seed")
+    policy = run.model["init_args"]["policy"]["init_args"]
+    return public(
+        {
+            "method": module.method,
+            "objective": {"class": type(module.objective).__name__, "beta": module.objective.beta}
+            | public(run.model["init_args"].get("objective") or {}),
+            "weighting": weighting_settings(run, module),
+            **model,
+            "policy": {key: policy.get(key) for key in lora},
+            "data": {key: run.data["init_args"].get(key) for key in data},
+        }
+    )
+
+
+def _metrics(summary: dict[str, Any] | None, step: int) -> str:
+    if summary is None:
+        return "The run wrote no summary."
+    if summary["steps"] != step:
+        return f"The run's summary is of its end, after {summary['steps']:,} updates, not of these weights."
+    values = {**summary["metrics"], **{key: summary.get(key) for key in _WEIGHTS}}
+    rows = [f"| {key} | {value:.4g} |" for key, value in values.items() if value is not None]
+    if not rows:
+        return "The run's summary holds none."
+    return "\n".join(
+        [
+            "Those that the run logged last: `val/` on its validation pairs, the others on the weights of "
+            "its last training pairs.\n",
+            "| metric | value |",
+            "| --- | --- |",
+            *rows,
+        ]
+    )
+
+
+def _versions(summary: dict[str, Any] | None) -> str:
+    lines = []
+    if summary is not None:
+        trained = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+        lines.append(f"- Trained with {trained}")
+    names = ("pacmr-lightning", "torch", "transformers", "peft")
+    exported = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+    return "\n".join([*lines, f"- Exported with {exported}"])

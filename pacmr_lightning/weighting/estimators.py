@@ -1,0 +1,170 @@
+"""Estimators of c_i = d . grad l_i(omega), what VNet's gradient needs of each training pair.
+
+(Paper, section 5.4 and appendix A.) d is d_meta, l_i the unweighted loss of pair i. Only c_i costs passes of
+the policy; VNet's own gradient is then -1/N sum_i c_i dV_i/dTheta.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..policy.attention import PLAIN
+from ..batch import PairBatch
+from ..errors import UserError
+from ..gradient import Direction, norm
+from ..objectives import Objective
+from ..policy import PolicyModel
+from .inner import pair_losses
+from .pair_gradients import each_gradient
+from .shift import shifted
+
+
+class Estimator(ABC):
+    """Estimates c_i for N pairs.
+
+    Args:
+        clip: coefficients are clipped to [-clip, clip] (the paper's constant is 10); None for no clipping.
+    """
+
+    def __init__(self, clip: float | None = 10.0):
+        if clip is not None and not clip > 0:
+            raise UserError(f"clip is {clip}, but it must be above 0 (the paper uses 10) or null for none.")
+        self.clip = clip
+
+    @abstractmethod
+    def coefficients(
+        self,
+        policy: PolicyModel,
+        objective: Objective,
+        batch: PairBatch,
+        direction: Direction,
+        micro_batch_size: int | None,
+    ) -> Tensor:
+        """(N,) unclipped coefficients of pairs that bring their reference log-probabilities."""
+
+    def clipped(self, coefficients: Tensor) -> Tensor:
+        """The coefficients within the clipping bounds."""
+        return coefficients if self.clip is None else coefficients.clamp(-self.clip, self.clip)
+
+
+class CentralDifference(Estimator):
+    """[l_i(omega + eps d) - l_i(omega - eps d)] / (2 eps): the paper's estimator, two forward passes.
+
+    Args:
+        epsilon: the paper's eps, 3e-3.
+        relative: the step is epsilon / norm(d), so that its length does not depend on how long d is. Under a
+            bf16 base a raw step along a short d drowns in rounding; 0.03 to 0.1 relative survives it.
+        clip: see ``Estimator``.
+    """
+
+    def __init__(self, epsilon: float = 3e-3, relative: bool = False, clip: float | None = 10.0):
+        super().__init__(clip)
+        if not epsilon > 0:
+            raise UserError(f"epsilon is {epsilon}, but it must be above 0 (the paper uses 0.003).")
+        self.epsilon = epsilon
+        self.relative = relative
+
+    @torch.no_grad()
+    def coefficients(
+        self,
+        policy: PolicyModel,
+        objective: Objective,
+        batch: PairBatch,
+        direction: Direction,
+        micro_batch_size: int | None,
+    ) -> Tensor:
+        """(N,) unclipped coefficients.
+
+        Raises:
+            UserError: the objective's gradient is not that of its values.
+        """
+        if objective.holds_factors:
+            raise UserError(
+                f"CentralDifference takes differences of the loss, but {type(objective).__name__} holds "
+                "factors of it fixed; use GhostDotProduct."
+            )
+        step = self.epsilon / float(norm(direction)) if self.relative else self.epsilon
+        sides = []
+        for sign in (1, -1):
+            with shifted(policy, direction, sign * step):
+                parts = [
+                    pair_losses(policy, objective, part) for part in batch.micro_batches(micro_batch_size)
+                ]
+            sides.append(torch.cat(parts))
+        return (sides[0] - sides[1]) / (2 * step)
+
+
+class ExactCoefficients(Estimator):
+    """c_i by differentiating through the gradient with its graph retained (paper, appendix A.3).
+
+    The derivative of d . grad (sum_i w_i l_i) with respect to w_i is c_i. It takes the memory that the other
+    estimators avoid, and attention that can be differentiated twice; it is there for tests and benchmarks.
+    """
+
+    def coefficients(
+        self,
+        policy: PolicyModel,
+        objective: Objective,
+        batch: PairBatch,
+        direction: Direction,
+        micro_batch_size: int | None,
+    ) -> Tensor:
+        """(N,) unclipped coefficients.
+
+        Raises:
+            UserError: the policy's attention cannot be differentiated twice.
+        """
+        parameters = list(policy.adapter().values())
+        parts = []
+        for part in batch.micro_batches(micro_batch_size):
+            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+                losses = pair_losses(policy, objective, part)
+                if policy.attention not in PLAIN:
+                    raise UserError(
+                        f"ExactCoefficients differentiates twice, which {policy.attention} attention cannot; "
+                        "set attn_implementation to sdpa, or use GhostDotProduct, which is exact too."
+                    )
+                w = torch.ones_like(losses, requires_grad=True)
+                gradients = torch.autograd.grad((w * losses).sum(), parameters, create_graph=True)
+                pairs = zip(gradients, direction.values(), strict=True)
+                along = sum((gradient * d).sum() for gradient, d in pairs)
+                parts.append(torch.autograd.grad(along, w)[0])
+        return torch.cat(parts)
+
+
+class GhostDotProduct(Estimator):
+    """c_i exactly, for all pairs at once, in one ordinary backward pass.
+
+    A pair's gradient of a LoRA linear is formed while backward is there, multiplied with D and dropped.
+    (Ghost clipping, arXiv 2110.05679, and in-run data Shapley, arXiv 2406.11011, avoid forming it; for
+    matrices as narrow as LoRA's that is no less arithmetic.)
+    """
+
+    def coefficients(
+        self,
+        policy: PolicyModel,
+        objective: Objective,
+        batch: PairBatch,
+        direction: Direction,
+        micro_batch_size: int | None,
+    ) -> Tensor:
+        """(N,) unclipped coefficients.
+
+        Raises:
+            UserError: LoRA layers do not see whole rows.
+        """
+
+        def dot(dots: list[Tensor], name: str, gradients: Tensor) -> None:
+            dots.append(gradients.flatten(1) @ direction[name].flatten())
+
+        parts = []
+        for part in batch.micro_batches(micro_batch_size):
+            dots: list[Tensor] = []
+            each_gradient(policy, objective, part, partial(dot, dots))
+            parts.append(torch.stack(dots).sum(0))
+        return torch.cat(parts)
