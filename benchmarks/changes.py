@@ -45,11 +45,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from tqdm import tqdm
 
-from pacmr_lightning.policy import scoring
 from pacmr_lightning.batch import LogProbs, PairBatch
-from pacmr_lightning.policy.logprobs import token_log_probs
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy import PolicyModel, scoring
+from pacmr_lightning.policy.logprobs import token_log_probs
 from pacmr_lightning.policy.rows import rows_of
 from pacmr_lightning.weighting import VNetWeighting
 

@@ -24,7 +24,7 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from pacmr_lightning.runs.folder import replacing
+from pacmr_lightning.files import replacing
 
 ROOT = Path(__file__).parents[1]
 FALL = 0.05

@@ -39,9 +39,9 @@ from pacmr_lightning.callbacks import (
     WeightRecorder,
 )
 from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
-from pacmr_lightning.runs.loggers import ContinuedCSVLogger
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.runs.loggers import ContinuedCSVLogger
 from pacmr_lightning.weighting import CentralDifference, VNetWeighting
 
 MIB = 2**20

@@ -1,8 +1,6 @@
 """Lightning callbacks: what a run shows and writes down."""
 
 from .checkpoint import RunCheckpoint
-from .weight_distributions import WeightDistributions
-from .weight_gap import WeightGap
 from .generations import GenerationWriter
 from .gold_reward import GoldReward
 from .health import Health
@@ -12,6 +10,8 @@ from .snapshots import Snapshots
 from .summary import RunSummary
 from .surfaces import VNetSurfaces
 from .throughput import Throughput, pairs_in, tokens_in
+from .weight_distributions import WeightDistributions
+from .weight_gap import WeightGap
 from .weights import WeightRecorder
 
 __all__ = [

@@ -20,8 +20,8 @@ from pacmr_lightning.evaluation.generation_file import (
     output_path,
     write_generations,
 )
-from pacmr_lightning.evaluation.store import AnswerStore, content_key
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch, Response
+from pacmr_lightning.evaluation.store import AnswerStore, content_key
 
 GENERATIONS = "generations.jsonl"
 """File of generated responses inside a run's folder."""

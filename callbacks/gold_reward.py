@@ -9,7 +9,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.runs.folder import SAMPLES, replacing
+from pacmr_lightning.files import replacing
+from pacmr_lightning.runs.folder import SAMPLES
 
 
 class GoldReward(Callback):

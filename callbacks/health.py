@@ -14,9 +14,9 @@ from torch import Tensor
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.gradient import sum_over_ranks
 
+from .health_values import dead_adapters, outer_values
 from .records import record_of
 from .self_confirmation import SelfConfirmation, Thresholds
-from .health_values import dead_adapters, outer_values
 
 SATURATED_U = math.log(0.999 / 0.001)
 """u from which sigmoid(u) > 0.999, and DPO's loss is under 1e-3."""

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from pacmr_lightning.analysis.surface import Visits
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.runs.folder import ANALYSIS, replacing
+from pacmr_lightning.files import replacing
+from pacmr_lightning.runs.folder import ANALYSIS
 
 from .records import gathered, record_of
 

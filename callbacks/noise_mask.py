@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from pacmr_lightning.runs.folder import NOISE_MASK, replacing
+from pacmr_lightning.files import replacing
+from pacmr_lightning.runs.folder import NOISE_MASK
 
 
 class NoiseMask(Callback):

@@ -14,7 +14,8 @@ from lightning.pytorch.utilities import move_data_to_device
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
-from pacmr_lightning.runs.folder import RESPONSES, replacing
+from pacmr_lightning.files import replacing
+from pacmr_lightning.runs.folder import RESPONSES
 
 
 class SampleResponses(Callback):

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.files import replacing
+from pacmr_lightning.runs.folder import SUMMARY
 from pacmr_lightning.weight_gap import flip_metrics
-from pacmr_lightning.runs.folder import SUMMARY, replacing
 
 from .records import gathered, record_of, to_host
 

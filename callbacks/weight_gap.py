@@ -13,8 +13,9 @@ from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.files import replacing
+from pacmr_lightning.runs.folder import ANALYSIS
 from pacmr_lightning.weight_gap import FLIP_METRICS, flip_metrics
-from pacmr_lightning.runs.folder import ANALYSIS, replacing
 
 from .probe_set import probe, probe_indices
 from .records import gathered, record_of

@@ -13,7 +13,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.runs.folder import WEIGHTS, replacing, weight_parts
+from pacmr_lightning.files import replacing
+from pacmr_lightning.runs.folder import WEIGHTS, weight_parts
 
 from .records import record_of, to_host
 

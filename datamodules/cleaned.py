@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.runs.folder import replacing
+from pacmr_lightning.files import replacing
 
 from .chat import decode_messages
 from .columns import PREFERENCES, checked

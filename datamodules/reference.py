@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.files import replacing
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.runs.folder import replacing
 
 from .pairs import Pairs
 

@@ -20,60 +20,21 @@ RUNS = {
     "predict": "Responses of a checkpoint to evaluation prompts, greedy by default.",
 }
 TOOLS = {
-    "inspect": (
-        "datamodules.inspection.inspect_tool",
-        "Looks at preference data: what is kept, lengths, repeats, contradictions, rows as models see them.",
-    ),
-    "augment": (
-        "datamodules.augmentation.augment",
-        "Writes second wordings of the training prompts: back-translations, paraphrases or rules.",
-    ),
-    "clean-meta": (
-        "datamodules.clean_meta",
-        "Makes a small set of pairs with clean labels: judges correct a sample of the training pairs.",
-    ),
-    "judge": (
-        "evaluation.judge_tool",
-        "Judges the responses of one model against those of another: win rate, win-score and intervals.",
-    ),
-    "analyze": (
-        "analysis.analyze",
-        "Whether other wordings of the prompts change what a policy believes, and which side it takes.",
-    ),
-    "audit": (
-        "datamodules.audit_tool",
-        "Names the labels of a run's training pairs that look wrong, and writes the pairs without them.",
-    ),
-    "compare": (
-        "compare",
-        "A table of finished runs side by side, and a figure of how they learned.",
-    ),
-    "generate": (
-        "datamodules.generate",
-        "Writes a model's responses to evaluation prompts, by asking an OpenAI-compatible endpoint.",
-    ),
-    "export": (
-        "export",
-        "Makes a folder of a finished run that plain transformers or PEFT loads, with a model card.",
-    ),
-    "surfaces": (
-        "analysis.surfaces_page",
-        "One page of what the VNets of several runs believe, and how far apart they are.",
-    ),
-    "theory": (
-        "analysis.theory_check",
-        "How close finished runs come to what the paper's theory says, where the truth is known.",
-    ),
-    "memory": (
-        "memory_tool",
-        "Estimates how much memory a run needs on each device, by strategy; no weights, no GPU.",
-    ),
-    "sweep": (
-        "sweep.tool",
-        "Runs methods x noise rates x options x seeds as a file says; makes their tables and figures.",
-    ),
+    "inspect": "Looks at preference data: what is kept, lengths, repeats, contradictions, rows.",
+    "augment": "Writes second wordings of the training prompts: back-translations, paraphrases or rules.",
+    "clean-meta": "Makes a small set of pairs with clean labels: judges correct a sample of training pairs.",
+    "judge": "Judges the responses of one model against those of another: win rate, win-score and intervals.",
+    "analyze": "Whether other wordings of prompts change what a policy believes, and which side it takes.",
+    "audit": "Names the labels of a run's training pairs that look wrong, and writes the pairs without them.",
+    "compare": "A table of finished runs side by side, and a figure of how they learned.",
+    "generate": "Writes a model's responses to evaluation prompts, by asking an OpenAI-compatible endpoint.",
+    "export": "Makes a folder of a finished run that plain transformers or PEFT loads, with a model card.",
+    "surfaces": "One page of what the VNets of several runs believe, and how far apart they are.",
+    "theory": "How close finished runs come to what the paper's theory says, where the truth is known.",
+    "memory": "Estimates how much memory a run needs on each device, by strategy; no weights, no GPU.",
+    "sweep": "Runs methods x noise rates x options x seeds as a file says; makes their tables and figures.",
 }
-"""Commands that are no trainer runs: modules with ``main(arguments)``, and what each does."""
+"""Commands that are no trainer runs, and what each does: ``commands/<name>.py`` has its ``main``."""
 
 
 NOISE = (
@@ -108,7 +69,7 @@ def _let_rank_0_speak() -> None:
 
 def _help() -> str:
     """What ``pacmr --help`` prints: the trainer's commands and the tools."""
-    commands = {**RUNS, **{name: text for name, (_, text) in TOOLS.items()}}
+    commands = {**RUNS, **TOOLS}
     lines = [f"  {name:<12}{text}" for name, text in commands.items()]
     return "\n".join(
         [
@@ -139,7 +100,7 @@ def main(arguments: list[str] | None = None) -> None:
         stop(f"There is no command {words[0]}; choose one of {', '.join((*RUNS, *TOOLS))}.")
     try:
         if words and words[0] in TOOLS:
-            import_module(f".{TOOLS[words[0]][0]}", __package__).main(words[1:])
+            import_module(f".commands.{words[0].replace('-', '_')}", __package__).main(words[1:])
         else:
             from .commands.fit import PacmrCLI
 

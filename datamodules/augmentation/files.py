@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.runs.folder import replacing
+from pacmr_lightning.files import replacing
 
 METADATA = b"pacmr_augment"
 """Key of the settings in the file's own metadata."""

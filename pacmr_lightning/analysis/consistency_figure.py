@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from ..runs.folder import replacing
+from ..files import replacing
 
 LEAST = 30
 """Retained pairs under which a curve ends: shares of fewer, and their standard errors, mean little."""

@@ -11,9 +11,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from ..commands.compare import read_summary
 from ..errors import UserError
-from ..runs.folder import METRICS, read_weights, replacing
+from ..files import replacing
+from ..runs.folder import METRICS, read_summary, read_weights
 
 LAST = 2000
 """Visits at the end of a run whose weights are drawn."""

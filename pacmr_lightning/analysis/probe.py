@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-import torch
-from lightning.fabric import Fabric
-from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningDataModule
-from torch import Tensor
-from tqdm import tqdm
 
-from ..batch import PairBatch
+from ..batch import LogProbs
 from ..errors import UserError
-from ..evaluation.store import AnswerStore, content_key
 from ..modules import PreferenceModule
-from ..policy import PolicyModel
 from ..rewards import Rewards
+from .pair_log_probs import pair_log_probs
 
 Split = Literal["train", "validation"]
-
-_PART = 1000
-"""Rows that are read at a time."""
 
 
 def judged_pairs(
@@ -74,14 +64,17 @@ def judged_pairs(
                 f"must have 1 to {len(eligible)}."
             )
         indices = sorted(np.random.default_rng(seed).choice(eligible, pairs, replace=False).tolist())
-    size = micro_batch_size or module.micro_batch_size or 32
-    with AnswerStore(answers) as store:
-        u = np.array(_ask(module, known, indices, store, size, f"{data.task}, {split}"))
-    if not np.isfinite(u).all():
-        raise UserError(
-            f"u is not finite for {(~np.isfinite(u)).any(1).sum()} of {len(u)} pairs, so the policy has "
-            "diverged; name an earlier checkpoint, or train again with a lower learning rate."
-        )
+    found = pair_log_probs(
+        module,
+        known,
+        indices,
+        answers,
+        name=f"{data.task}, {split}",
+        augmented=True,
+        micro_batch_size=micro_batch_size,
+    )
+    policy, reference = found.unbind(2)[:2], found.unbind(2)[2:]
+    u = Rewards(LogProbs(*policy), LogProbs(*reference), module.objective.beta).u.double().numpy()
     frame = _frame(known, indices, u)
     if split == "train" and data.augmentations:
         frame["given_view"] = True
@@ -91,59 +84,6 @@ def judged_pairs(
         frame["given_view"] = [name in given for name in frame["id"]]
     frame.attrs["no_second_view"] = len(known) - len(eligible)
     return frame
-
-
-def _ask(
-    module: PreferenceModule, known: Any, indices: list[int], store: AnswerStore, size: int, name: str
-) -> list[list[float]]:
-    """u of both views of each of the pairs at ``indices``, from the store or computed now."""
-    beta = module.objective.beta
-    policy = Fabric(accelerator="auto", devices=1).to_device(module.policy).eval()
-    device = next(iter(policy.adapter().values())).device
-    tokens, lengths = _tokens(known.rows, indices)
-    # Equal lengths together save padding; the longest first, so that too little memory shows at once.
-    order = sorted(range(len(indices)), key=lambda i: -lengths[i])
-    first = move_data_to_device(known.batch([indices[order[0]]]), device)
-    adapter = [policy.lora, _digest(policy.adapter())]
-    judge = content_key(policy.reference_digest(), policy.log_prob_options(first), adapter, beta)
-    keys = [content_key(judge, pair) for pair in tokens]
-    answered = store.get(keys)
-    order = [i for i in order if keys[i] not in answered]
-    with tqdm(total=len(keys), initial=len(keys) - len(order), desc=name, unit="pair") as bar:
-        for start in range(0, len(order), size):
-            rows = order[start : start + size]
-            batch = move_data_to_device(known.batch([indices[i] for i in rows], augmented=True), device)
-            values = [_u(policy, beta, view).tolist() for view in (batch, batch.augmented)]
-            part = {keys[i]: both for i, both in zip(rows, zip(*values, strict=True), strict=True)}
-            store.put(part)
-            answered |= part
-            bar.update(len(rows))
-    return [answered[key] for key in keys]
-
-
-@torch.no_grad()
-def _u(policy: PolicyModel, beta: float, batch: PairBatch) -> Tensor:
-    """(N,) implicit reward differences."""
-    return Rewards(policy.log_probs(batch), policy.reference_log_probs(batch), beta).u
-
-
-def _digest(adapter: dict[str, torch.nn.Parameter]) -> str:
-    digest = hashlib.sha256()
-    for name, value in adapter.items():
-        digest.update(name.encode() + value.detach().cpu().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _tokens(rows: Any, indices: list[int]) -> tuple[list[str], list[int]]:
-    """For each pair a hash of its tokens, of both prompts and both responses, and their number."""
-    hashes, lengths = [], []
-    for start in range(0, len(indices), _PART):
-        part = rows[indices[start : start + _PART]]
-        columns = (part[f"{name}_ids"] for name in ("prompt", "augmented", "chosen", "rejected"))
-        for tokens in zip(*columns, strict=True):
-            hashes.append(content_key(*tokens))
-            lengths.append(sum(map(len, tokens)))
-    return hashes, lengths
 
 
 def _frame(known: Any, indices: list[int], u: np.ndarray) -> pd.DataFrame:

@@ -13,7 +13,8 @@ import torch
 from scipy.special import expit
 
 from ..errors import UserError
-from ..runs.folder import ANALYSIS, replacing
+from ..files import replacing
+from ..runs.folder import ANALYSIS
 from ..weighting.vnet import VNet
 
 TAILS = (0.005, 0.995)

@@ -20,13 +20,13 @@ from scipy.special import expit
 from scipy.stats import rankdata
 from torch import Tensor
 
-from ..audit.scores import last_pass
 from ..batch import LogProbs, PairBatch
 from ..errors import UserError
 from ..modules import PreferenceModule
 from ..rewards import Rewards
 from ..theory import noisy_posterior, two_rate_log_ratio
 from ..weighting import DropFlipped, OracleWeights, Unweighted, Weighting
+from .last_pass import last_pass
 
 RESAMPLES = 1000
 """Of the bootstrap over prompts."""

@@ -15,15 +15,15 @@ import torch
 from lightning.pytorch import LightningDataModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 
-from ..runs.finished_run import Run
+from ..analysis.last_pass import last_pass
 from ..errors import UserError
 from ..evaluation.store import content_key
+from ..files import replacing
 from ..modules import PreferenceModule
 from ..objectives import DPO
 from ..policy import PolicyModel
-from ..runs.folder import replacing
+from ..runs.finished_run import Run
 from ..weighting import Unweighted
-from .scores import last_pass
 
 FOLDER = "cross-fit"
 """Folder of the two policies and of what they found inside an audit's own."""

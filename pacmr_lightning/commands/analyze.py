@@ -14,11 +14,18 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..errors import UserError
-from ..runs.folder import ANALYSIS, replacing
-from ..analysis.consistency import PromptConsistencyMetrics, check_taus, clustered_standard_error, judge, passes
-from ..runs.finished_run import Run, find_run, load
+from ..analysis.consistency import (
+    PromptConsistencyMetrics,
+    check_taus,
+    clustered_standard_error,
+    judge,
+    passes,
+)
 from ..analysis.probe import Split, judged_pairs
+from ..errors import UserError
+from ..files import replacing
+from ..runs.finished_run import Run, find_run, load
+from ..runs.folder import ANALYSIS
 
 TAUS = (0.55, 0.6, 0.7)
 """The thresholds of the paper's table."""

@@ -13,15 +13,14 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..runs.finished_run import find_run, load
-from ..errors import UserError
-from ..modules import PreferenceModule
-from ..runs.folder import replacing
-from ..weighting import AuditedWeights, DropFlipped, OracleWeights
-
 from ..datamodules.chat import decode_messages
 from ..datamodules.cleaned import check_output, write_cleaned
 from ..datamodules.prompts import split_row
+from ..errors import UserError
+from ..files import replacing
+from ..modules import PreferenceModule
+from ..runs.finished_run import find_run, load
+from ..weighting import AuditedWeights, DropFlipped, OracleWeights
 
 if TYPE_CHECKING:
     from ..audit.findings import Findings
@@ -71,10 +70,10 @@ def audit(
     """
     _check(top, threshold, share, cleaned, action, micro_batch_size)
     # scikit-learn and matplotlib are loaded here so that pacmr --help stays quick.
+    from ..analysis.last_pass import last_pass
     from ..audit.cross_fit import FOLDER, CrossFit
     from ..audit.findings import find
     from ..audit.report import report
-    from ..audit.scores import last_pass
 
     found = find_run(run, checkpoint)
     module, data, updates = load(found, as_trained=True)

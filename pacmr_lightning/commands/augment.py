@@ -12,20 +12,19 @@ from jsonargparse import lazy_instance
 from rich.console import Console
 from tqdm import tqdm
 
-from ..errors import UserError
-from ..runs.folder import replacing
-from .options import run_tool
-
-from ..datamodules.prompts import split_row
-from ..datamodules.rows import values_of
-from ..datamodules.sampling import stratified_sample
-from ..datamodules.sources import Source
 from ..datamodules.augmentation.files import AugmentedPrompt, prompt_hash, write_augmentations
 from ..datamodules.augmentation.paraphrase import Paraphrase  # noqa: F401 - for its short name on the command line
 from ..datamodules.augmentation.report import examples, summary
 from ..datamodules.augmentation.rewriter import Rewriter, Rewriting
 from ..datamodules.augmentation.structure import Part, texts_of, with_texts
 from ..datamodules.augmentation.translation import BackTranslation
+from ..datamodules.prompts import split_row
+from ..datamodules.rows import values_of
+from ..datamodules.sampling import stratified_sample
+from ..datamodules.sources import Source
+from ..errors import UserError
+from ..files import replacing
+from .options import run_tool
 
 _BACK_TRANSLATION = lazy_instance(BackTranslation)
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 from itertools import compress
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..errors import UserError
-from ..runs.folder import SUMMARY
+from ..runs.folder import read_summary
 
 COLUMNS = {
     "noise": "{noise_rate:.0%}",
@@ -33,23 +30,6 @@ NOTES = (
     "gap: mean weight of unflipped minus flipped pairs, last training pairs",
     "AUROC g, u: how well a low weight, or a low u, finds flipped labels",
 )
-
-
-def read_summary(run: str | Path) -> dict[str, Any]:
-    """The numbers of a finished run.
-
-    Raises:
-        UserError: the folder holds no readable summary.
-    """
-    path = Path(run) / SUMMARY
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(
-            f"{path} does not exist; name the folder of a run that has finished with the RunSummary callback."
-        ) from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not JSON ({error}); train again.") from None
 
 
 def table(runs: list[str]) -> Table:

@@ -18,14 +18,13 @@ from rich.console import Console
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
-from ..runs.finished_run import Run, find_run, load
-from .compare import read_summary
-from ..errors import UserError
 from ..error_messages import full_disk
-from ..runs.model_card import model_card, on_hub, weighting_settings
+from ..errors import UserError
 from ..modules import PreferenceModule
 from ..policy import PolicyModel
-from ..runs.folder import CONFIG, SUMMARY
+from ..runs.finished_run import Run, find_run, load
+from ..runs.folder import CONFIG, SUMMARY, read_summary
+from ..runs.model_card import model_card, on_hub, weighting_settings
 from ..weighting.vnet_folder import save_vnet
 
 Dtype = Literal["float32", "bfloat16", "float16"]

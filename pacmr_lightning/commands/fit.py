@@ -19,13 +19,14 @@ from lightning.pytorch.utilities import rank_zero_only
 
 # Importing the packages is what makes the short names of their classes work in YAML.
 from .. import callbacks as callbacks_of_runs
-from .. import datamodules, objectives as robust_objectives  # noqa: F401
-from ..runs.checkpoints import CheckpointFiles, to_resume_from
-from ..errors import UserError
-from ..runs.loggers import ContinuedCSVLogger
+from .. import datamodules  # noqa: F401
 from ..error_messages import short_message, stop
+from ..errors import UserError
+from ..files import replacing
 from ..modules import PreferenceModule, SFTModule  # noqa: F401
-from ..runs.folder import CONFIG, replacing
+from ..runs.checkpoints import CheckpointFiles, to_resume_from
+from ..runs.folder import CONFIG
+from ..runs.loggers import ContinuedCSVLogger
 from ..strategies import check_strategy
 
 

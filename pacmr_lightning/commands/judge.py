@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import UserError
-from ..runs.folder import replacing
-from .options import ToolParser
 from ..evaluation.gold_judge import GoldJudge
 from ..evaluation.judging import EndpointJudge, Opinion, PairJudge
 from ..evaluation.response_pairs import pair_rows, read_rows
 from ..evaluation.reward_model import RewardModelJudge
 from ..evaluation.store import AnswerStore, content_key
 from ..evaluation.win_rate import Estimate, Judged, WinRate, judge_pairs, summarize
+from ..files import replacing
+from .options import ToolParser
 
 # The judges are imported for their short names on the command line.
 __all__ = ["EndpointJudge", "GoldJudge", "RewardModelJudge", "judge_files", "main"]

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from scipy.interpolate import RegularGridInterpolator
 
-from ..errors import UserError
-from ..runs.folder import replacing
 from ..analysis.surface import Surface, load
+from ..errors import UserError
+from ..files import replacing
 
 ENDINGS = (".png", ".pdf")
 NOTES = (

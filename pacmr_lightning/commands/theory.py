@@ -13,11 +13,19 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..errors import UserError
-from ..runs.folder import replacing
-from ..runs.finished_run import Run, find_run, load
 from ..analysis.probe import Split
-from ..analysis.theory_measures import agreement, calibration_error, judged_pairs, reliability, slope, weighs, with_intervals
+from ..analysis.theory_measures import (
+    agreement,
+    calibration_error,
+    judged_pairs,
+    reliability,
+    slope,
+    weighs,
+    with_intervals,
+)
+from ..errors import UserError
+from ..files import replacing
+from ..runs.finished_run import Run, find_run, load
 
 RATIOS, CALIBRATION, RELIABILITY, PAIRS = "weight-ratios", "calibration", "reliability", "pairs.parquet"
 """Files of the output folder, the first two as .csv, .png and .pdf."""

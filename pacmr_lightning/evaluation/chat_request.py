@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import UserError
+from .chat_server import OPENAI_URL, ChatServer
 
 if TYPE_CHECKING:
     from openai import APIError, APIStatusError, AsyncOpenAI
 
-    from .endpoint import Endpoint
 
 Messages = list[dict[str, str]]
-OPENAI_URL = "https://api.openai.com/v1"
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0
 """Seconds before a broken answer is asked for again: doubled each time, as the openai client does it."""
@@ -79,21 +78,21 @@ class ChatRequests:
 
     Args:
         client: the openai client, open.
-        endpoint: where to ask what.
+        server: where to ask what.
         key: the API key, which no message may repeat; None where there is none.
     """
 
-    def __init__(self, client: AsyncOpenAI, endpoint: Endpoint, key: str | None):
+    def __init__(self, client: AsyncOpenAI, server: ChatServer, key: str | None):
         self.client = client
-        self.endpoint = endpoint
+        self.server = server
         self.key = key
         # OpenAI's newer models refuse the old name, and other servers often do not know the new one.
-        self.tokens_as = _TOKEN_PARAMETERS[endpoint.base_url == OPENAI_URL]
+        self.tokens_as = _TOKEN_PARAMETERS[server.base_url == OPENAI_URL]
         self.tokens_switched = False
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, endpoint: Endpoint, key: str | None) -> AsyncIterator[ChatRequests]:
+    async def open(cls, server: ChatServer, key: str | None) -> AsyncIterator[ChatRequests]:
         """Yields requests that work until the block ends.
 
         Raises:
@@ -107,9 +106,9 @@ class ChatRequests:
                 "pip install 'pacmr-lightning[judge]'."
             ) from None
         async with AsyncOpenAI(
-            api_key=key or _NO_KEY, base_url=endpoint.base_url, timeout=endpoint.timeout
+            api_key=key or _NO_KEY, base_url=server.base_url, timeout=server.timeout
         ) as client:
-            yield cls(client, endpoint, key)
+            yield cls(client, server, key)
 
     async def answer(self, messages: Messages, valid: Callable[[str], bool] | None) -> Answer | Failure:
         """The model's answer, after as many retries as it takes and the endpoint allows.
@@ -119,7 +118,7 @@ class ChatRequests:
         """
         from openai import APIError
 
-        left = self.endpoint.retries
+        left = self.server.retries
         pause = _FIRST_PAUSE
         while True:
             try:
@@ -174,7 +173,7 @@ class ChatRequests:
             if choice.get("finish_reason") == "content_filter":
                 return Failure("the server's content filter took the answer away", "filtered", "request")
             if choice.get("finish_reason") == "length":
-                problem = f"no text within max_tokens {self.endpoint.max_tokens}; the model may need more"
+                problem = f"no text within max_tokens {self.server.max_tokens}; the model may need more"
                 return Failure(problem, "too few tokens", "unknown")
             return Failure("the answer is empty", "empty answer", "unknown")
         if valid is not None and not valid(text):
@@ -192,12 +191,12 @@ class ChatRequests:
         from openai import APIConnectionError, APIStatusError, APITimeoutError
 
         if isinstance(error, APITimeoutError):
-            return Failure(f"no answer within {self.endpoint.timeout:g} s", "time-out", "server")
+            return Failure(f"no answer within {self.server.timeout:g} s", "time-out", "server")
         if isinstance(error, APIConnectionError):
             # By name, for the exception belongs to whichever HTTP library the client uses.
             if type(error.__cause__).__name__ == "ConnectError":
                 raise UserError(
-                    f"{self.endpoint.where} cannot be reached ({error.__cause__}); start the server or check "
+                    f"{self.server.where} cannot be reached ({error.__cause__}); start the server or check "
                     "base_url."
                 )
             return Failure("the connection was cut", "connection cut", "server")
@@ -208,13 +207,13 @@ class ChatRequests:
     def _refusal(self, error: APIStatusError) -> Failure:
         status, said = error.status_code, self._said(error)
         cause, problem = f"status {status}", f"status {status}: {said}"
-        where = self.endpoint.where
+        where = self.server.where
         if status in (400, 403, 413, 422) and _OWN_FAULT.search(f"{error.code} {said}"):
             return Failure(problem, cause, "request")
         if status in (401, 403):
             raise UserError(
                 f"{where} refuses the API key ({problem}); put a valid one into the environment variable "
-                f"{self.endpoint.key_variable}, or name another one with key_variable."
+                f"{self.server.key_variable}, or name another one with key_variable."
             )
         if status == 404:
             raise UserError(
@@ -235,9 +234,9 @@ class ChatRequests:
     def _parameters(self) -> dict[str, Any]:
         """What a request says beside its messages."""
         asked = {
-            "model": self.endpoint.model,
-            self.tokens_as: self.endpoint.max_tokens,
-            "temperature": self.endpoint.temperature,
+            "model": self.server.model,
+            self.tokens_as: self.server.max_tokens,
+            "temperature": self.server.temperature,
         }
         return {name: value for name, value in asked.items() if value is not None}
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .prompt_batch import Response
-from ..runs.folder import replacing
+from ..files import replacing
 from .conversation import Messages
+from .prompt_batch import Response
 
 
 def output_path(output: str | Path) -> Path:

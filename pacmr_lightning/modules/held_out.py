@@ -6,10 +6,10 @@ from lightning.pytorch import LightningModule
 
 from ..batch import PairBatch
 from ..evaluation.generation import Decoding, respond
+from ..evaluation.prompt_batch import PromptBatch, Response
 from ..metrics import REWARDS, Means, reward_values
 from ..objectives import Objective
 from ..policy import PolicyModel
-from ..evaluation.prompt_batch import PromptBatch, Response
 from ..rewards import Rewards
 
 

@@ -18,7 +18,7 @@ from ..rewards import PairRecord
 from ..strategies import check_precision, check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting
 from ..weighting.inner import inner_step
-from ..weighting.pair_gradients import PairGradients, pair_gradients
+from ..weighting.train_pairs import TrainPairs, train_pairs
 from .held_out import HeldOutSteps
 from .schedule import check_schedule, planned_updates, warmup_cosine
 
@@ -176,15 +176,19 @@ class PreferenceModule(HeldOutSteps):
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
         train = train.with_reference(self._reference(train))
         log_now = (self.global_step + 1) % self.trainer.log_every_n_steps == 0
-        pairs = None
-        if self.weighting.every and self.global_step % self.weighting.every == 0:
-            # Its three uses of the train pairs (virtual step, coefficients, policy update) are all at omega.
-            pairs = pair_gradients(self.policy, self.objective, train, self.micro_batch_size)
-            lr = optimizer.param_groups[0]["lr"]
-            self.outer_values = self._update_weighting(batch.meta, train, lr, pairs)
+        learns = bool(self.weighting.every) and self.global_step % self.weighting.every == 0
+        pairs = train_pairs(self.policy, self.objective, train, self.micro_batch_size, often=learns)
+        if learns:
+            if batch.meta is None:
+                raise UserError(
+                    f"Policy update {self.global_step} is due for a VNet update (every "
+                    f"{self.weighting.every}), but its batch has no meta pairs; set the datamodule's "
+                    "meta_every to the weighting's every."
+                )
+            self.outer_values = self.weighting.update(pairs, batch.meta, optimizer.param_groups[0]["lr"])
 
         # Line 13: weights under the new Theta, then one weighted update of the policy.
-        record, gradient = self._weighted_gradient(train, pairs)
+        record, gradient = self._weighted_gradient(pairs)
         self.train_means.update({"grad_norm": norm(gradient)})
         if self.max_grad_norm is not None:
             clip(gradient, self.max_grad_norm)
@@ -198,40 +202,20 @@ class PreferenceModule(HeldOutSteps):
             self._log_training()
         return {"record": record}
 
-    def _update_weighting(
-        self, meta: PairBatch | None, train: PairBatch, lr: float, pairs: PairGradients | None
-    ) -> dict[str, Tensor]:
-        if meta is None:
-            raise UserError(
-                f"Policy update {self.global_step} is due for a VNet update (every {self.weighting.every}), "
-                "but its batch has no meta pairs; set the datamodule's meta_every to the weighting's every."
-            )
-        return self.weighting.update(
-            self.policy,
-            self.objective,
-            train,
-            meta,
-            learning_rate=lr,
-            micro_batch_size=self.micro_batch_size,
-            pairs=pairs,
-        )
-
-    def _weighted_gradient(
-        self, train: PairBatch, pairs: PairGradients | None = None
-    ) -> tuple[PairRecord, dict[str, Tensor]]:
+    def _weighted_gradient(self, pairs: TrainPairs) -> tuple[PairRecord, dict[str, Tensor]]:
         """Gradient of the weighted loss over the global batch, and what the step believed of each pair."""
-        inner = inner_step(self.policy, self.objective, self.weighting, train, self.micro_batch_size, pairs)
-        _check_finite(inner.losses, train.ids, inner.gradient)
-        self.objective.observe(inner.rewards, train.ids)
-        losses = inner.losses
+        inner = inner_step(pairs, self.weighting)
+        train, rewards, losses = pairs.batch, pairs.rewards, pairs.losses
+        _check_finite(losses, train.ids, inner.gradient)
+        self.objective.observe(rewards, train.ids)
         if self.objective.grouped:
             losses = self.objective.group_value(losses, self.micro_batch_size).expand_as(losses)
-        self.train_means.update(reward_values(inner.rewards, losses))
+        self.train_means.update(reward_values(rewards, losses))
         self.weight_statistics.add(inner.weights, train.flipped)
         record = PairRecord(
             ids=train.ids,
-            u=inner.rewards.u,
-            delta=inner.rewards.delta,
+            u=rewards.u,
+            delta=rewards.delta,
             weight=inner.weights.g,
             a=inner.weights.a,
             b=inner.weights.b,

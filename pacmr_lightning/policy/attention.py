@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import is_flash_attn_2_available, is_kernels_available
 
-from .compiled import allow_recompilations
 from ..errors import UserError
+from .compiled import allow_recompilations
 from .rows import Layout
 
 AskedLayout = Literal["auto", "shared", "separate", "packed"]

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import PretrainedConfig
 
-from .attention import FLEX, is_flash
 from ..batch import Segment
+from .attention import FLEX, is_flash
 from .rows import Rows
 
 Mask = Tensor | BlockMask

@@ -13,17 +13,17 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
+from ..batch import LogProbs, PairBatch
+from ..errors import UserError
+from ..gradient import max_over_ranks
+from ..strategies.sharding import is_sharded
 from . import scoring
 from .attention import FLEX, AskedLayout, Way, check_attention, plain_attention, use_attention
 from .base_model import load_base, weights_digest
-from ..batch import LogProbs, PairBatch
 from .compiled import compile_layers
-from ..errors import UserError
-from ..gradient import max_over_ranks
 from .lora import check_lora, lora_linears
 from .rows import Layout, rows_of
 from .selfcheck import choose_way
-from ..strategies.sharding import is_sharded
 
 
 class PolicyModel(nn.Module):

@@ -15,7 +15,7 @@ from .masks import attention_inputs
 from .rows import Rows
 
 if TYPE_CHECKING:
-    from . import PolicyModel
+    from .model import PolicyModel
 
 
 def log_probs(policy: PolicyModel, rows: Rows, whole_logits: bool) -> LogProbs:

@@ -8,14 +8,14 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
-from .attention import FLEX, PLAIN, Way, plain_attention, use_attention, ways
 from ..batch import PairBatch, Segment
 from ..errors import UserError
 from ..gradient import max_over_ranks
+from .attention import FLEX, PLAIN, Way, plain_attention, use_attention, ways
 from .rows import Layout
 
 if TYPE_CHECKING:
-    from . import PolicyModel
+    from .model import PolicyModel
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2}
 """Accepted difference of a response's mean token log-probability, in nats, by the base's dtype."""

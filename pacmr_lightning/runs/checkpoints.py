@@ -12,7 +12,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from ..errors import UserError
-from .folder import replacing
+from ..files import replacing
 
 LAST = "last.ckpt"
 """File of a run's newest checkpoint in the folder of its checkpoints."""

@@ -12,8 +12,8 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch import LightningDataModule, LightningModule
 
-from ..errors import UserError
 from ..error_messages import short_message
+from ..errors import UserError
 from ..modules import PreferenceModule
 from .folder import CONFIG
 

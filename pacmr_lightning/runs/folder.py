@@ -1,11 +1,10 @@
-"""What a run leaves in its folder: how to read it, and how to write there without half-written files."""
+"""What a run leaves in its folder: the names of its files, and how to read its numbers."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -29,24 +28,6 @@ RESPONSES = "responses.jsonl"
 """File of the responses to a few fixed prompts along the way inside a run's folder."""
 SAMPLES = "samples.jsonl"
 """File of the responses that were sampled from a run's policy inside a run's folder."""
-
-
-@contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
-    """Yields a temporary path beside ``path`` that takes its place when the block ends.
-
-    Readers see the old file or the new one, never a part of it; an exception leaves the old one in place.
-    The folder is made where it does not exist. Two processes may write the same file at once: the later
-    one's stays.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def weight_parts(run_folder: str | Path) -> list[Path]:
@@ -84,3 +65,20 @@ def read_weights(run_folder: str | Path) -> pd.DataFrame:
             ) from None
     frame = pa.concat_tables(tables).to_pandas(types_mapper={pa.bool_(): pd.BooleanDtype()}.get)
     return frame.sort_values("step", kind="stable", ignore_index=True)
+
+
+def read_summary(run: str | Path) -> dict[str, Any]:
+    """The numbers of a finished run.
+
+    Raises:
+        UserError: the folder holds no readable summary.
+    """
+    path = Path(run) / SUMMARY
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} does not exist; name the folder of a run that has finished with the RunSummary callback."
+        ) from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not JSON ({error}); train again.") from None

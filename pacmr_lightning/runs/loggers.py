@@ -11,7 +11,7 @@ from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
-from .folder import replacing
+from ..files import replacing
 
 
 class ContinuedWriter(ExperimentWriter):

@@ -12,9 +12,9 @@ from huggingface_hub import ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from .finished_run import NO_NOISE, Run
 from ..modules import PreferenceModule
 from ..weighting import CleanPreference, VNetWeighting
+from .finished_run import NO_NOISE, Run
 
 _USE = """\
 ```python

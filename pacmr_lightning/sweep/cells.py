@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from ..errors import UserError
 from ..error_messages import user_error
+from ..errors import UserError
 from .spec import Method, Sweep
 
 

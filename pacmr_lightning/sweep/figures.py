@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..runs.folder import replacing
+from ..files import replacing
 from .cells import short_name
 from .results import GREEK, MEASURES, means
 from .spec import Sweep

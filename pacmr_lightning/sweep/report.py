@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..runs.folder import replacing
+from ..files import replacing
 from .cells import Cell
 from .layouts import tables
 from .results import differences, results

@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
-from ..errors import UserError
 from ..error_messages import short_message
+from ..errors import UserError
 
 
 @dataclass

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError
-from ..runs.folder import CONFIG, SUMMARY, replacing
+from ..files import replacing
+from ..runs.folder import CONFIG, SUMMARY
 from .cells import Cell, config_contents
 
 RECORD = "cell.json"

@@ -7,6 +7,7 @@ from .learner import VNetWeighting
 from .oracle import DropFlipped, OracleWeights
 from .outer import CleanPreference, OuterObjective, PromptAugmentationConsistency, SoftPromptConsistency
 from .prior import SigmoidPrior, Unweighted
+from .train_pairs import TrainPairs
 from .vnet import VNet
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "PromptAugmentationConsistency",
     "SigmoidPrior",
     "SoftPromptConsistency",
+    "TrainPairs",
     "Unweighted",
     "VNet",
     "VNetWeighting",

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import PairBatch
-from ..objectives import Objective
-from ..policy import PolicyModel
 from ..rewards import Rewards
+from .train_pairs import TrainPairs
 
 
 @dataclass
@@ -73,25 +72,16 @@ class Weighting(ABC):
             UserError: ``update`` does not work with them.
         """
 
-    def update(
-        self,
-        policy: PolicyModel,
-        objective: Objective,
-        train: PairBatch,
-        meta: PairBatch,
-        *,
-        learning_rate: float,
-        micro_batch_size: int | None,
-    ) -> dict[str, Tensor]:
-        """Learns from one train and one meta batch; returns scalars to log. Called where ``every`` is set.
+    def update(self, pairs: TrainPairs, meta: PairBatch, learning_rate: float) -> dict[str, Tensor]:
+        """Learns from one train and one meta batch; returns 0-dim values to log, by name.
+
+        The module calls it where ``every`` is set, before it asks for the weights of the same policy update.
 
         Args:
-            policy: at omega, which must be left as it is.
-            objective: the per-pair training loss.
-            train: this rank's train pairs with their reference log-probabilities.
+            pairs: this rank's train pairs at omega, with the policy, which must be left as it is, and the
+                objective: their rewards, losses, weighted gradients, and products with a direction.
             meta: this rank's meta pairs.
             learning_rate: the policy's current learning rate.
-            micro_batch_size: pairs a forward pass may hold; None for all.
         """
         raise NotImplementedError(f"{type(self).__name__} does not learn")
 

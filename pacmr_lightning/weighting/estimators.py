@@ -7,21 +7,17 @@ the policy; VNet's own gradient is then -1/N sum_i c_i dV_i/dTheta.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..policy.attention import PLAIN
-from ..batch import PairBatch
 from ..errors import UserError
 from ..gradient import Direction, norm
-from ..objectives import Objective
-from ..policy import PolicyModel
-from .inner import pair_losses
-from .pair_gradients import each_gradient
+from ..policy.attention import PLAIN
+from .pair_gradients import pair_losses
 from .shift import shifted
+from .train_pairs import TrainPairs
 
 
 class Estimator(ABC):
@@ -37,14 +33,7 @@ class Estimator(ABC):
         self.clip = clip
 
     @abstractmethod
-    def coefficients(
-        self,
-        policy: PolicyModel,
-        objective: Objective,
-        batch: PairBatch,
-        direction: Direction,
-        micro_batch_size: int | None,
-    ) -> Tensor:
+    def coefficients(self, pairs: TrainPairs, direction: Direction) -> Tensor:
         """(N,) unclipped coefficients of pairs that bring their reference log-probabilities."""
 
     def clipped(self, coefficients: Tensor) -> Tensor:
@@ -70,30 +59,24 @@ class CentralDifference(Estimator):
         self.relative = relative
 
     @torch.no_grad()
-    def coefficients(
-        self,
-        policy: PolicyModel,
-        objective: Objective,
-        batch: PairBatch,
-        direction: Direction,
-        micro_batch_size: int | None,
-    ) -> Tensor:
+    def coefficients(self, pairs: TrainPairs, direction: Direction) -> Tensor:
         """(N,) unclipped coefficients.
 
         Raises:
             UserError: the objective's gradient is not that of its values.
         """
-        if objective.holds_factors:
+        if pairs.objective.holds_factors:
+            name = type(pairs.objective).__name__
             raise UserError(
-                f"CentralDifference takes differences of the loss, but {type(objective).__name__} holds "
-                "factors of it fixed; use GhostDotProduct."
+                f"CentralDifference takes differences of the loss, but {name} holds factors of it fixed; use "
+                "GhostDotProduct."
             )
         step = self.epsilon / float(norm(direction)) if self.relative else self.epsilon
         sides = []
         for sign in (1, -1):
-            with shifted(policy, direction, sign * step):
+            with shifted(pairs.policy, direction, sign * step):
                 parts = [
-                    pair_losses(policy, objective, part) for part in batch.micro_batches(micro_batch_size)
+                    pair_losses(pairs.policy, pairs.objective, part)[1] for part in pairs.micro_batches()
                 ]
             sides.append(torch.cat(parts))
         return (sides[0] - sides[1]) / (2 * step)
@@ -106,24 +89,18 @@ class ExactCoefficients(Estimator):
     estimators avoid, and attention that can be differentiated twice; it is there for tests and benchmarks.
     """
 
-    def coefficients(
-        self,
-        policy: PolicyModel,
-        objective: Objective,
-        batch: PairBatch,
-        direction: Direction,
-        micro_batch_size: int | None,
-    ) -> Tensor:
+    def coefficients(self, pairs: TrainPairs, direction: Direction) -> Tensor:
         """(N,) unclipped coefficients.
 
         Raises:
             UserError: the policy's attention cannot be differentiated twice.
         """
+        policy = pairs.policy
         parameters = list(policy.adapter().values())
         parts = []
-        for part in batch.micro_batches(micro_batch_size):
+        for part in pairs.micro_batches():
             with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-                losses = pair_losses(policy, objective, part)
+                _, losses = pair_losses(policy, pairs.objective, part)
                 if policy.attention not in PLAIN:
                     raise UserError(
                         f"ExactCoefficients differentiates twice, which {policy.attention} attention cannot; "
@@ -131,40 +108,22 @@ class ExactCoefficients(Estimator):
                     )
                 w = torch.ones_like(losses, requires_grad=True)
                 gradients = torch.autograd.grad((w * losses).sum(), parameters, create_graph=True)
-                pairs = zip(gradients, direction.values(), strict=True)
-                along = sum((gradient * d).sum() for gradient, d in pairs)
+                products = zip(gradients, direction.values(), strict=True)
+                along = sum((gradient * d).sum() for gradient, d in products)
                 parts.append(torch.autograd.grad(along, w)[0])
         return torch.cat(parts)
 
 
 class GhostDotProduct(Estimator):
-    """c_i exactly, for all pairs at once, in one ordinary backward pass.
+    """c_i exactly, for all pairs at once, in at most one ordinary backward pass (``TrainPairs.along``).
 
-    A pair's gradient of a LoRA linear is formed while backward is there, multiplied with D and dropped.
-    (Ghost clipping, arXiv 2110.05679, and in-run data Shapley, arXiv 2406.11011, avoid forming it; for
-    matrices as narrow as LoRA's that is no less arithmetic.)
+    A pair's gradient of a LoRA linear is formed while backward is there, and multiplied with d.
     """
 
-    def coefficients(
-        self,
-        policy: PolicyModel,
-        objective: Objective,
-        batch: PairBatch,
-        direction: Direction,
-        micro_batch_size: int | None,
-    ) -> Tensor:
+    def coefficients(self, pairs: TrainPairs, direction: Direction) -> Tensor:
         """(N,) unclipped coefficients.
 
         Raises:
             UserError: LoRA layers do not see whole rows.
         """
-
-        def dot(dots: list[Tensor], name: str, gradients: Tensor) -> None:
-            dots.append(gradients.flatten(1) @ direction[name].flatten())
-
-        parts = []
-        for part in batch.micro_batches(micro_batch_size):
-            dots: list[Tensor] = []
-            each_gradient(policy, objective, part, partial(dot, dots))
-            parts.append(torch.stack(dots).sum(0))
-        return torch.cat(parts)
+        return pairs.along(direction)

@@ -12,16 +12,14 @@ from torch import Tensor
 from ..batch import PairBatch
 from ..errors import UserError
 from ..gradient import norm, spread_over_ranks, sum_over_ranks
-from ..objectives import Objective
-from ..policy import PolicyModel
 from ..rewards import Rewards
 from .base import Weighting, Weights
 from .estimators import Estimator, ExactCoefficients, GhostDotProduct
 from .inner import InnerStep, inner_step
 from .outer import OuterObjective, PromptAugmentationConsistency
-from .pair_gradients import PairGradients
 from .prior import auto_offset
 from .shift import shifted
+from .train_pairs import TrainPairs
 from .vnet import VNet
 
 NORM_FLOOR = 1e-10
@@ -120,51 +118,33 @@ class VNetWeighting(Weighting):
         """Weights of N pairs under the current Theta."""
         return Weights(*self.vnet(rewards.delta, rewards.u))
 
-    def update(
-        self,
-        policy: PolicyModel,
-        objective: Objective,
-        train: PairBatch,
-        meta: PairBatch,
-        *,
-        learning_rate: float,
-        micro_batch_size: int | None,
-        pairs: PairGradients | None = None,
-    ) -> dict[str, Tensor]:
+    def update(self, pairs: TrainPairs, meta: PairBatch, learning_rate: float) -> dict[str, Tensor]:
         """One VNet update; omega stays as it is. See ``Weighting.update``.
 
         Where no meta pair passes the threshold, or d_meta vanishes, VNet stays and the skip is counted.
-        With the train pairs' own gradients in ``pairs`` they are run by no estimator but one that has to.
         """
-        inner = inner_step(policy, objective, self, train, micro_batch_size, pairs)
+        policy = pairs.policy
+        inner = inner_step(pairs, self)
         step = learning_rate if self.virtual_lr is None else self.virtual_lr
         with shifted(policy, inner.gradient, -step):
             # No more at a time than of the train pairs, so that they need no more memory.
-            outer = self.outer.gradient(policy, objective.beta, meta, micro_batch_size or len(train))
+            size = pairs.micro_batch_size or len(pairs.batch)
+            outer = self.outer.gradient(policy, pairs.objective.beta, meta, size)
 
         length = norm(outer.direction)
         metrics = {**outer.metrics, "meta/d_norm": length}
         if outer.retained and float(length) > NORM_FLOOR:
-
-            def coefficients(estimator: Estimator) -> Tensor:
-                if pairs is not None and isinstance(estimator, GhostDotProduct):
-                    return pairs.along(outer.direction)
-                return estimator.coefficients(policy, objective, train, outer.direction, micro_batch_size)
-
-            c = coefficients(self.estimator)
+            c = self.estimator.coefficients(pairs, outer.direction)
             if self.check_every and self.updates % self.check_every == 0:
-                metrics["meta/estimator_error"] = self._estimator_error(c, coefficients(GhostDotProduct()))
-            kept = objective.pair_weights(train.ids)
-            if kept is not None:  # pairs that the objective dropped are not part of the virtual step
-                c = c * kept.to(c)
-            metrics |= self._step(inner, c)
+                metrics["meta/estimator_error"] = self._estimator_error(c, pairs.along(outer.direction))
+            metrics |= self._step(inner, pairs.rewards, c)
             self.updates += 1
         else:
             self.skipped += 1
         metrics["meta/skipped_updates"] = torch.tensor(float(self.skipped))
         return {name: value for name, value in metrics.items() if torch.isfinite(value)}
 
-    def _step(self, inner: InnerStep, coefficients: Tensor) -> dict[str, Tensor]:
+    def _step(self, inner: InnerStep, rewards: Rewards, coefficients: Tensor) -> dict[str, Tensor]:
         """Adam step along -1/N sum_i c_i dV_i/dTheta; returns statistics of c over all ranks."""
         c = self.estimator.clipped(coefficients)
         g, total = inner.weights.g, inner.total
@@ -179,7 +159,7 @@ class VNetWeighting(Weighting):
             c = (c - weighted / inner.mean_weight) / inner.mean_weight
         self.vnet_optimizer.zero_grad()
         with torch.enable_grad():
-            g, _, _ = self.vnet(inner.rewards.delta, inner.rewards.u)
+            g, _, _ = self.vnet(rewards.delta, rewards.u)
             (-(c.to(g.dtype) * g).sum() / total.to(g.dtype)).backward()
         sum_over_ranks([p.grad for p in self.vnet.parameters()])
         self.vnet_optimizer.step()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,15 +17,9 @@ from torch import Tensor, nn
 
 from ..batch import PairBatch
 from ..errors import UserError
-from ..gradient import Direction
 from ..objectives import Objective
 from ..policy import PolicyModel
 from ..rewards import Rewards
-
-SHARE = 1 / 8
-"""Of the memory that a plain step holds anyway: what kept gradients may add."""
-SMALL = 2**26
-"""Bytes that they may take whatever else is held."""
 
 Take = Callable[[str, Tensor], None]
 """Gets the name of an adapter parameter and its gradient for each of n pairs, (n, *shape)."""
@@ -36,73 +29,15 @@ class MixedRowsError(UserError):
     """A LoRA layer does not see whole rows, so its weight gradient cannot be told apart by pair."""
 
 
-@dataclass
-class PairGradients:
-    """What N pairs are at omega: all that a step needs of the policy, whatever weights it gives them."""
+def pair_losses(policy: PolicyModel, objective: Objective, batch: PairBatch) -> tuple[Rewards, Tensor]:
+    """Rewards and (N,) losses of pairs that bring their reference log-probabilities.
 
-    rewards: Rewards
-    """Of N pairs, detached."""
-    losses: Tensor
-    """(N,) unweighted losses, detached."""
-    parts: list[Direction]
-    """For each micro-batch of n pairs the gradients of their losses, (n, *shape) by parameter."""
-
-    def weighted(self, factors: Tensor) -> Direction:
-        """sum_i f_i grad l_i, from (N,) factors."""
-        total: Direction = {}
-        done = 0
-        for part in self.parts:
-            size = len(next(iter(part.values())))
-            rows = factors[done : done + size]
-            done += size
-            for name, gradients in part.items():
-                found = torch.tensordot(rows.to(gradients.dtype), gradients, 1)
-                total[name] = total[name].add_(found) if name in total else found
-        return total
-
-    def along(self, direction: Direction) -> Tensor:
-        """(N,) d . grad l_i."""
-        dots = [[g.flatten(1) @ direction[name].flatten() for name, g in p.items()] for p in self.parts]
-        return torch.cat([torch.stack(part).sum(0) for part in dots])
-
-
-def pair_gradients(
-    policy: PolicyModel, objective: Objective, batch: PairBatch, micro_batch_size: int | None
-) -> PairGradients | None:
-    """Runs N pairs, which bring their reference log-probabilities, once, and keeps the gradient of each.
-
-    Returns:
-        None where the gradients cannot be kept (a LoRA layer mixes rows), where they would take much of the
-        memory beside the base and one micro-batch's activations, and under ZeRO-3, which puts parameters away
-        to save memory.
+    A pair that the objective has dropped has loss 0, so that it pulls nowhere, whoever asks.
     """
-    if policy.is_sharded or not _affordable(policy, batch, micro_batch_size):
-        return None
-
-    def keep(kept: Direction, name: str, gradients: Tensor) -> None:
-        kept[name] = kept[name] + gradients if name in kept else gradients
-
-    rewards, losses, parts = [], [], []
-    for part in batch.micro_batches(micro_batch_size):
-        kept: Direction = {}
-        try:
-            found, loss = each_gradient(policy, objective, part, partial(keep, kept))
-        except MixedRowsError:
-            return None
-        rewards.append(found)
-        losses.append(loss)
-        parts.append({name: kept[name] for name in policy.adapter()})
-    return PairGradients(Rewards.cat(rewards), torch.cat(losses), parts)
-
-
-def _affordable(policy: PolicyModel, batch: PairBatch, micro_batch_size: int | None) -> bool:
-    """Whether the gradients are small beside the base and what LoRA layers keep of their inputs, in fp32."""
-    gradients = 4 * len(batch) * sum(p.numel() for p in policy.adapter().values())
-    held = sum(p.numel() * p.element_size() for p in policy.parameters())
-    if not policy.gradient_checkpointing:
-        tokens = batch.input_ids[:micro_batch_size].numel()
-        held += 4 * tokens * sum(linear.in_features for linear in policy.lora_linears().values())
-    return gradients <= max(SMALL, SHARE * held)
+    rewards = Rewards.of(policy.log_probs(batch), batch, objective.beta)
+    losses = objective(rewards)
+    kept = objective.pair_weights(batch.ids)
+    return rewards, losses if kept is None else losses * kept.to(losses)
 
 
 def each_gradient(
@@ -122,8 +57,7 @@ def each_gradient(
     # weight gradient of its own.
     anchor = torch.zeros((), device=batch.input_ids.device, requires_grad=True)
     with torch.enable_grad(), _watched(policy, policy.token_pairs(batch), len(batch), anchor, take):
-        rewards = Rewards.of(policy.log_probs(batch), batch, objective.beta)
-        losses = objective(rewards)
+        rewards, losses = pair_losses(policy, objective, batch)
         torch.autograd.grad(losses.sum(), anchor, allow_unused=True)
     return rewards.detach(), losses.detach()
 

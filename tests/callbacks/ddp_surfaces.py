@@ -10,8 +10,8 @@ from conftest import BATCH, Data, collate, run
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, DistributedSampler
 
-from pacmr_lightning.callbacks.weight_distributions import WeightDistributions
 from pacmr_lightning.callbacks.surfaces import VNetSurfaces
+from pacmr_lightning.callbacks.weight_distributions import WeightDistributions
 
 
 class Ordered(Data):

@@ -8,7 +8,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from pacmr_lightning.callbacks import WeightRecorder
 from pacmr_lightning.callbacks.weights import SCHEMA
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.runs.folder import read_weights, replacing, weight_parts
+from pacmr_lightning.files import replacing
+from pacmr_lightning.runs.folder import read_weights, weight_parts
 
 
 def test_one_row_a_pair_and_a_visit(fit, tmp_path):

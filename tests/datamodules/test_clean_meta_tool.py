@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
 from pacmr_lightning.commands.clean_meta import clean_meta, main
+from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
 from pacmr_lightning.datamodules.prompts import split_row
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.sampling import stratified_sample

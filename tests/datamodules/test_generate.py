@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pacmr_lightning import cli
-from pacmr_lightning.datamodules import EmbeddedWorld, Files
 from pacmr_lightning.commands.generate import generate
+from pacmr_lightning.datamodules import EmbeddedWorld, Files
 from pacmr_lightning.datamodules.prompt_loader import draw_prompts
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation import chat_request

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from pacmr_lightning.batch import Segment
+from pacmr_lightning.commands.inspect import main
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
 from pacmr_lightning.datamodules.inspection.advice import advice
-from pacmr_lightning.commands.inspect import main
 from pacmr_lightning.datamodules.inspection.repeats import repeats
 from pacmr_lightning.datamodules.inspection.report import inspect_pairs
 from pacmr_lightning.datamodules.inspection.token_rows import SHOWN, show_rows, token_text

@@ -15,13 +15,12 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaConfig, modeling_flash_attention_utils
 
-from pacmr_lightning.policy import attention
-from pacmr_lightning.policy.attention import Way, use_attention, ways
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.policy.masks import attention_inputs, shared_mask
 from pacmr_lightning.objectives import DPO
-from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy import PolicyModel, attention
+from pacmr_lightning.policy.attention import Way, use_attention, ways
+from pacmr_lightning.policy.masks import attention_inputs, shared_mask
 from pacmr_lightning.policy.rows import packed_rows, shared_rows
 from pacmr_lightning.weighting import ExactCoefficients
 

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning import cli
-from pacmr_lightning.runs.checkpoints import CheckpointFiles, to_resume_from
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.runs.checkpoints import CheckpointFiles, to_resume_from
 
 
 def checkpoint(step: int) -> dict:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from pacmr_lightning.policy.compiled import compile_layers
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy.compiled import compile_layers
 from pacmr_lightning.weighting import GhostDotProduct
 from pacmr_lightning.weighting.shift import shifted
 

@@ -8,12 +8,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig
 
-from pacmr_lightning.policy.attention import Way
 from pacmr_lightning.batch import LogProbs, PairBatch, Segment
+from pacmr_lightning.policy.attention import Way
 from pacmr_lightning.policy.logprobs import token_log_probs
 from pacmr_lightning.policy.masks import shared_mask
-from pacmr_lightning.runs.memory_estimate import LiveBytes
 from pacmr_lightning.policy.rows import packed_rows, separate_rows, shared_rows
+from pacmr_lightning.runs.memory_estimate import LiveBytes
 
 LAYOUTS = ("shared", "separate", "packed", "plain")
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "qwen2-mixed", "mistral", "gpt2"]

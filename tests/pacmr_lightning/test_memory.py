@@ -7,8 +7,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning import cli
 from pacmr_lightning.batch import PairBatch
-from pacmr_lightning.runs.memory_estimate import activation_bytes, build, held
 from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.runs.memory_estimate import activation_bytes, build, held
 
 CONFIG = {
     "vocab_size": 1024,

@@ -17,9 +17,8 @@ from pacmr_lightning import objectives, robust_objectives
 from pacmr_lightning.batch import LogProbs
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.gradient import accumulated_gradient
-from pacmr_lightning.objectives import CDPO, DPO, IPO, R3M, RDPO, Objective
+from pacmr_lightning.objectives import CDPO, DPO, IPO, R3M, RDPO, ROPO, RPOEM, DrDPO, Objective
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.objectives import ROPO, RPOEM, DrDPO
 
 # No database and no fixed deadline: reproducible on a busy machine, and nothing is left in the folder.
 PROPERTY = settings(max_examples=60, deadline=None, database=None, derandomize=True)

@@ -14,13 +14,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from pacmr_lightning.callbacks import RunSummary, Throughput, WeightRecorder
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.runs.loggers import ContinuedCSVLogger
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.objectives import DPO, RDPO
+from pacmr_lightning.objectives import DPO, RDPO, ROPO, RPOEM, DrDPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.objectives import ROPO, RPOEM, DrDPO
 from pacmr_lightning.runs.folder import read_weights
+from pacmr_lightning.runs.loggers import ContinuedCSVLogger
 from pacmr_lightning.weighting import (
     CentralDifference,
     GhostDotProduct,

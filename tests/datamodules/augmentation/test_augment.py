@@ -25,7 +25,6 @@ from pacmr_lightning.datamodules.rewording import VERSION, reword
 from pacmr_lightning.datamodules.sampling import stratified_sample
 from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files
 from pacmr_lightning.errors import UserError
-
 from pacmr_lightning.tests_.marian import back_and_forth, random_words, sentence, translators  # noqa: F401
 
 
@@ -228,9 +227,7 @@ def test_killed_and_started_again(translators, write_rows, tmp_path, capsys):  #
     output = tmp_path / "killed.parquet"
     answers = tmp_path / "killed.parquet.answers.sqlite"
 
-    script = (
-        "import sys; from pacmr_lightning.commands.augment import main; main(sys.argv[1:])"
-    )
+    script = "import sys; from pacmr_lightning.commands.augment import main; main(sys.argv[1:])"
     arguments = ["--source", "Files", "--source.train", train, "--output", str(output)]
     for option, value in zip(("forward", "backward"), translators, strict=True):
         arguments += [f"--rewriter.{option}", value]

@@ -15,7 +15,6 @@ from sklearn.calibration import calibration_curve
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning import cli
-from pacmr_lightning.commands.theory import theory_check
 from pacmr_lightning.analysis.theory_measures import (
     agreement,
     calibration_error,
@@ -24,6 +23,7 @@ from pacmr_lightning.analysis.theory_measures import (
     with_intervals,
 )
 from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.commands.theory import theory_check
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.weighting import DropFlipped, OracleWeights, SigmoidPrior, Unweighted, VNetWeighting

@@ -8,16 +8,15 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from pacmr_lightning.runs.finished_run import find_run, load
 from pacmr_lightning.audit import cross_fit
 from pacmr_lightning.audit.cross_fit import CrossFit
-from pacmr_lightning.audit.scores import last_pass
+from pacmr_lightning.analysis.last_pass import last_pass
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.commands.audit import audit, main
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
-
+from pacmr_lightning.runs.finished_run import find_run, load
 from pacmr_lightning.tests_.conftest import PAIRS, world_rows
 
 

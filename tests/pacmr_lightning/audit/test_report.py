@@ -11,7 +11,6 @@ import pytest
 
 from pacmr_lightning.audit.findings import find
 from pacmr_lightning.audit.report import FOLD, Texts, as_text, report
-
 from pacmr_lightning.tests_.conftest import HOSTILE
 from pacmr_lightning.tests_.test_truth import frame
 

@@ -14,9 +14,9 @@ from PIL import Image
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
 from pacmr_lightning import cli
+from pacmr_lightning.commands.judge import judge_files, main
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation import chat_request
-from pacmr_lightning.commands.judge import judge_files, main
 from pacmr_lightning.evaluation.judging import EndpointJudge
 from pacmr_lightning.world import ATTRIBUTES, World
 

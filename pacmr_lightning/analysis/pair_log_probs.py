@@ -1,0 +1,111 @@
+"""Log-probabilities of many pairs under a policy and its reference, on disk as soon as they are there."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.utilities import move_data_to_device
+from torch import Tensor
+from tqdm import tqdm
+
+from ..batch import PairBatch
+from ..errors import UserError
+from ..evaluation.store import AnswerStore, content_key
+from ..modules import PreferenceModule
+from ..policy import PolicyModel
+
+_PART = 1000
+"""Rows that are read at a time."""
+
+
+@torch.no_grad()
+def pair_log_probs(
+    module: PreferenceModule,
+    pairs: Any,
+    indices: list[int],
+    answers: Path,
+    *,
+    name: str,
+    augmented: bool = False,
+    micro_batch_size: int | None = None,
+) -> Tensor:
+    """Asks policy and reference about N pairs as labelled; what is on disk is not asked again.
+
+    Args:
+        module: with the policy, on the CPU, or where it is to run.
+        pairs: a datamodule's ``train_pairs`` or ``validation_pairs``.
+        indices: of the N pairs among them.
+        answers: file where values go as soon as they are there.
+        name: of the progress bar.
+        augmented: also under the second wording of each prompt, which all of the pairs must have.
+        micro_batch_size: pairs in one forward pass; None is that of training, or 32 where that has none.
+
+    Returns:
+        (N, V, 4) summed response log-probabilities in nats for V = 1 wording or 2: the policy's of chosen and
+        rejected, then the reference's.
+
+    Raises:
+        UserError: a value is not finite.
+    """
+    size = micro_batch_size or module.micro_batch_size or 32
+    policy = Fabric(accelerator="auto", devices=1).to_device(module.policy).eval()
+    device = next(iter(policy.adapter().values())).device
+    tokens, lengths = _tokens(pairs, indices, augmented)
+    # Equal lengths together save padding; the longest first, so that too little memory shows at once.
+    order = sorted(range(len(indices)), key=lambda i: -lengths[i])
+    first = move_data_to_device(pairs.batch([indices[order[0]]]), device)
+    judge = content_key(
+        policy.reference_digest(), policy.log_prob_options(first), policy.lora, _digest(policy)
+    )
+    keys = [content_key(judge, pair) for pair in tokens]
+    with AnswerStore(answers) as store:
+        answered = store.get(keys)
+        order = [i for i in order if keys[i] not in answered]
+        with tqdm(total=len(keys), initial=len(keys) - len(order), desc=name, unit="pair") as bar:
+            for start in range(0, len(order), size):
+                rows = order[start : start + size]
+                batch = move_data_to_device(pairs.batch([indices[i] for i in rows], augmented), device)
+                views = [batch, batch.augmented] if augmented else [batch]
+                values = torch.stack([_four(policy, view) for view in views], dim=1).tolist()
+                part = {keys[i]: found for i, found in zip(rows, values, strict=True)}
+                store.put(part)
+                answered |= part
+                bar.update(len(rows))
+    found = torch.tensor([answered[key] for key in keys])
+    bad = ~torch.isfinite(found).flatten(1).all(1)
+    if bad.any():
+        raise UserError(
+            f"A log-probability is not finite for {int(bad.sum())} of {len(found)} pairs, so the policy has "
+            "diverged; name an earlier checkpoint, or train again with a lower learning rate."
+        )
+    return found
+
+
+def _four(policy: PolicyModel, batch: PairBatch) -> Tensor:
+    """(n, 4) the policy's log-probabilities of chosen and rejected, then the reference's."""
+    now, reference = policy.log_probs(batch), policy.reference_log_probs(batch)
+    return torch.stack([now.chosen, now.rejected, reference.chosen, reference.rejected], dim=1)
+
+
+def _digest(policy: PolicyModel) -> str:
+    digest = hashlib.sha256()
+    for name, value in policy.adapter().items():
+        digest.update(name.encode() + value.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _tokens(pairs: Any, indices: list[int], augmented: bool) -> tuple[list[str], list[int]]:
+    """For each pair a hash of its tokens, in the order of its label, and their number."""
+    names = ["prompt", "chosen", "rejected", *(["augmented"] if augmented else [])]
+    hashes, lengths = [], []
+    for start in range(0, len(indices), _PART):
+        some = indices[start : start + _PART]
+        part = pairs.rows[some]
+        for i, *tokens in zip(some, *(part[f"{name}_ids"] for name in names), strict=True):
+            hashes.append(content_key(*tokens, bool(pairs.swapped[i])))
+            lengths.append(sum(map(len, tokens)))
+    return hashes, lengths

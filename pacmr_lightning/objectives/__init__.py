@@ -1,0 +1,9 @@
+"""Preference objectives: the loss of a pair, by what it looks at."""
+
+from .base import Objective
+from .flip_rate import CDPO, RDPO, RPOEM, LabelNoiseObjective
+from .grouped import DrDPO
+from .per_pair import DPO, IPO, R3M
+from .ropo import ROPO
+
+__all__ = ["CDPO", "DPO", "IPO", "R3M", "RDPO", "ROPO", "RPOEM", "DrDPO", "LabelNoiseObjective", "Objective"]

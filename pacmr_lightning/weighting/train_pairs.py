@@ -1,0 +1,241 @@
+"""The train pairs of an optimizer step at omega: their rewards and losses, and sums of their gradients.
+
+A VNet update and the policy update that follows it need the same pairs at the same omega for three things:
+the virtual step, the coefficients c_i, and the policy's own gradient. Where memory allows, each pair's
+gradient is kept from one pass and serves all three; else the pairs are run again for each.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..batch import PairBatch
+from ..gradient import Direction, accumulated_gradient, sum_over_ranks
+from ..objectives import Objective
+from ..policy import PolicyModel
+from ..rewards import Rewards
+from .pair_gradients import MixedRowsError, each_gradient, pair_losses
+
+SHARE = 1 / 8
+"""Of the memory that a plain step holds anyway: what kept gradients may add."""
+SMALL = 2**26
+"""Bytes that they may take whatever else is held."""
+
+
+@dataclass
+class SeenPairs:
+    """n consecutive pairs of the batch, as a forward pass at omega found them. No gradient."""
+
+    batch: PairBatch
+    rewards: Rewards
+    losses: Tensor
+    """(n,) losses before any weight."""
+    place: slice
+    """Of the n pairs in the batch."""
+
+
+Factors = Callable[[SeenPairs], Tensor]
+"""(n,) factors of n pairs' losses: a pure function, called for all pairs at once or for some at a time."""
+
+
+class TrainPairs(ABC):
+    """This rank's N pairs of an optimizer step, while the policy's parameters stay at omega.
+
+    Args:
+        policy: at omega; nothing here changes it.
+        objective: the per-pair loss.
+        batch: N pairs, which bring their reference log-probabilities.
+        micro_batch_size: pairs a forward pass may hold; None for all.
+    """
+
+    def __init__(
+        self, policy: PolicyModel, objective: Objective, batch: PairBatch, micro_batch_size: int | None
+    ):
+        self.policy = policy
+        self.objective = objective
+        self.batch = batch
+        self.micro_batch_size = micro_batch_size
+
+    @property
+    @abstractmethod
+    def rewards(self) -> Rewards:
+        """Of N pairs, detached."""
+
+    @property
+    @abstractmethod
+    def losses(self) -> Tensor:
+        """(N,) losses before any weight, detached."""
+
+    @abstractmethod
+    def weighted(self, factors: Factors) -> Direction:
+        """sum_i f_i grad l_i over the pairs of all ranks, which call it together."""
+
+    @abstractmethod
+    def along(self, direction: Direction) -> Tensor:
+        """(N,) direction . grad l_i, exactly.
+
+        Raises:
+            UserError: a LoRA layer does not see whole rows.
+        """
+
+    def micro_batches(self) -> list[PairBatch]:
+        """The pairs in the parts that one forward pass holds."""
+        return self.batch.micro_batches(self.micro_batch_size)
+
+
+class RecomputedPairs(TrainPairs):
+    """Runs the pairs anew for each question; of a pass it keeps rewards and losses only."""
+
+    _seen: list[SeenPairs] | None = None
+
+    @property
+    def rewards(self) -> Rewards:
+        """Of the first pass; where none was made yet, of one without gradient."""
+        return Rewards.cat([seen.rewards for seen in self._first_pass()])
+
+    @property
+    def losses(self) -> Tensor:
+        """See ``rewards``."""
+        return torch.cat([seen.losses for seen in self._first_pass()])
+
+    @torch.no_grad()
+    def _first_pass(self) -> list[SeenPairs]:
+        if self._seen is None:
+            self._seen = [seen for seen, _ in self._passes()]
+        return self._seen
+
+    def _passes(self) -> Iterator[tuple[SeenPairs, Tensor]]:
+        """For each micro-batch what is seen of it, and its losses with their graph."""
+        done = 0
+        for part in self.micro_batches():
+            rewards, losses = pair_losses(self.policy, self.objective, part)
+            place = slice(done, done + len(part))
+            done = place.stop
+            yield SeenPairs(part, rewards.detach(), losses.detach(), place), losses
+
+    def weighted(self, factors: Factors) -> Direction:
+        """One forward and one backward pass of each micro-batch."""
+        found = []
+
+        def sums() -> Iterator[Tensor]:
+            for seen, losses in self._passes():
+                found.append(seen)
+                yield (factors(seen) * losses).sum()
+
+        gradient = accumulated_gradient(self.policy.adapter(), sums())
+        self._seen = self._seen or found
+        return gradient
+
+    def along(self, direction: Direction) -> Tensor:
+        """One forward and one backward pass; a pair's gradient is multiplied with the direction and dropped.
+
+        (Ghost clipping, arXiv 2110.05679, and in-run data Shapley, arXiv 2406.11011, avoid forming it; for
+        matrices as narrow as LoRA's that is no less arithmetic.)
+        """
+
+        def dot(dots: list[Tensor], name: str, gradients: Tensor) -> None:
+            dots.append(gradients.flatten(1) @ direction[name].flatten())
+
+        parts = []
+        for part in self.micro_batches():
+            dots: list[Tensor] = []
+            each_gradient(self.policy, self.objective, part, partial(dot, dots))
+            parts.append(torch.stack(dots).sum(0))
+        return torch.cat(parts)
+
+
+class KeptGradients(TrainPairs):
+    """Each pair's own gradient from one forward and one backward pass: whatever is asked then runs nothing.
+
+    Raises:
+        MixedRowsError: a LoRA layer does not see whole rows.
+    """
+
+    def __init__(
+        self, policy: PolicyModel, objective: Objective, batch: PairBatch, micro_batch_size: int | None
+    ):
+        super().__init__(policy, objective, batch, micro_batch_size)
+
+        def keep(kept: Direction, name: str, gradients: Tensor) -> None:
+            kept[name] = kept[name] + gradients if name in kept else gradients
+
+        rewards, losses = [], []
+        self.parts: list[Direction] = []
+        """For each micro-batch of n pairs the gradients of their losses, (n, *shape) by parameter."""
+        for part in self.micro_batches():
+            kept: Direction = {}
+            found, loss = each_gradient(policy, objective, part, partial(keep, kept))
+            rewards.append(found)
+            losses.append(loss)
+            self.parts.append({name: kept[name] for name in policy.adapter()})
+        self._rewards, self._losses = Rewards.cat(rewards), torch.cat(losses)
+
+    @property
+    def rewards(self) -> Rewards:
+        """Of N pairs, detached."""
+        return self._rewards
+
+    @property
+    def losses(self) -> Tensor:
+        """(N,) losses before any weight, detached."""
+        return self._losses
+
+    def weighted(self, factors: Factors) -> Direction:
+        """A product with the kept gradients."""
+        all_of_them = slice(0, len(self.batch))
+        f = factors(SeenPairs(self.batch, self._rewards, self._losses, all_of_them))
+        total: Direction = {}
+        done = 0
+        for part in self.parts:
+            size = len(next(iter(part.values())))
+            rows = f[done : done + size]
+            done += size
+            for name, gradients in part.items():
+                found = torch.tensordot(rows.to(gradients.dtype), gradients, 1)
+                total[name] = total[name].add_(found) if name in total else found
+        sum_over_ranks(total.values())
+        return total
+
+    def along(self, direction: Direction) -> Tensor:
+        """A product with the kept gradients."""
+        dots = [[g.flatten(1) @ direction[name].flatten() for name, g in p.items()] for p in self.parts]
+        return torch.cat([torch.stack(part).sum(0) for part in dots])
+
+
+def train_pairs(
+    policy: PolicyModel, objective: Objective, batch: PairBatch, micro_batch_size: int | None, *, often: bool
+) -> TrainPairs:
+    """The pairs in the form that suits what a step does with them.
+
+    Args:
+        policy: see ``TrainPairs``.
+        objective: see ``TrainPairs``.
+        batch: see ``TrainPairs``.
+        micro_batch_size: see ``TrainPairs``.
+        often: the step needs them for more than its own gradient, so that keeping each pair's gradient pays.
+            They are not kept all the same where a LoRA layer mixes rows, where they would take much of the
+            memory beside the base and one micro-batch's activations, and under ZeRO-3, which puts parameters
+            away to save memory.
+    """
+    if often and not policy.is_sharded and _affordable(policy, batch, micro_batch_size):
+        try:
+            return KeptGradients(policy, objective, batch, micro_batch_size)
+        except MixedRowsError:
+            pass
+    return RecomputedPairs(policy, objective, batch, micro_batch_size)
+
+
+def _affordable(policy: PolicyModel, batch: PairBatch, micro_batch_size: int | None) -> bool:
+    """Whether the gradients are small beside the base and what LoRA layers keep of their inputs, in fp32."""
+    gradients = 4 * len(batch) * sum(p.numel() for p in policy.adapter().values())
+    held = sum(p.numel() * p.element_size() for p in policy.parameters())
+    if not policy.gradient_checkpointing:
+        tokens = batch.input_ids[:micro_batch_size].numel()
+        held += 4 * tokens * sum(linear.in_features for linear in policy.lora_linears().values())
+    return gradients <= max(SMALL, SHARE * held)
