@@ -51,9 +51,15 @@ from pacmr_lightning.policy import PolicyModel, scoring
 from pacmr_lightning.policy.logprobs import token_log_probs
 from pacmr_lightning.policy.rows import rows_of
 from pacmr_lightning.weighting import VNetWeighting
+from pacmr_lightning.weighting.train_pairs import RecomputedPairs
 
 COUNTED = 2
 """Updates of a turn, after one that is not counted."""
+
+
+def run_again(*arguments: Any, often: bool) -> RecomputedPairs:
+    """The train pairs in the form that keeps no gradients."""
+    return RecomputedPairs(*arguments)
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,9 @@ SAVINGS = (
     ),
     Saving(
         "train pairs run once for virtual step, c and update",
-        lambda: patch("pacmr_lightning.modules.preference.pair_gradients", lambda *_: None),
+        lambda: patch(
+            "pacmr_lightning.modules.preference.train_pairs", lambda *pairs, often: RecomputedPairs(*pairs)
+        ),
         vnet=True,
     ),
     Saving("unsure meta pairs without gradient", nullcontext, vnet=True, coverage=1),

@@ -33,6 +33,7 @@ from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import CentralDifference, Estimator, ExactCoefficients, GhostDotProduct
+from pacmr_lightning.weighting.train_pairs import RecomputedPairs
 
 BETA = 0.1
 NORMS = [10.0**k for k in (-4, -3, -2, -1, 0, 1)]
@@ -109,7 +110,8 @@ def call_of(
     if name == WHOLE:
         parameters = list(policy.adapter().values())
         return lambda: torch.autograd.grad(losses(policy, batch).sum(), parameters)
-    return lambda: ESTIMATORS[name].coefficients(policy, DPO(BETA), batch, direction, None)
+    pairs = RecomputedPairs(policy, DPO(BETA), batch, None)
+    return lambda: ESTIMATORS[name].coefficients(pairs, direction)
 
 
 def peak_of(name: str, folder: str, dtype: str, device: str, pairs: int) -> float:

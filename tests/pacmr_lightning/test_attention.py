@@ -23,6 +23,7 @@ from pacmr_lightning.policy.attention import Way, use_attention, ways
 from pacmr_lightning.policy.masks import attention_inputs, shared_mask
 from pacmr_lightning.policy.rows import packed_rows, shared_rows
 from pacmr_lightning.weighting import ExactCoefficients
+from pacmr_lightning.weighting.train_pairs import RecomputedPairs
 
 GPU = torch.device("cuda")
 
@@ -161,7 +162,7 @@ def test_flex_attention_is_not_differentiated_twice(flex_on_cpu, make_policy, ma
     batch = batch.with_reference(policy.reference_log_probs(batch))
     direction = {name: torch.ones_like(parameter) for name, parameter in policy.adapter().items()}
     with pytest.raises(UserError, match="flex_attention attention cannot; set attn_implementation to sdpa"):
-        ExactCoefficients().coefficients(policy, DPO(), batch, direction, None)
+        ExactCoefficients().coefficients(RecomputedPairs(policy, DPO(), batch, None), direction)
 
 
 @pytest.mark.parametrize("backward", [True, False])

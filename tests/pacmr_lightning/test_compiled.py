@@ -13,6 +13,7 @@ from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.compiled import compile_layers
 from pacmr_lightning.weighting import GhostDotProduct
 from pacmr_lightning.weighting.shift import shifted
+from pacmr_lightning.weighting.train_pairs import RecomputedPairs
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def passes(policy: PolicyModel, batch) -> list[torch.Tensor]:
         found += gradient()
     assert not torch.equal(found[0], found[len(found) // 2])  # the shift matters
     dots = GhostDotProduct().coefficients(
-        policy, DPO(0.5), batch.with_reference(reference), direction, micro_batch_size=None
+        RecomputedPairs(policy, DPO(0.5), batch.with_reference(reference), None), direction
     )
     return [*found, reference.chosen, reference.rejected, dots]
 

@@ -26,6 +26,7 @@ from pacmr_lightning.weighting import (
 )
 from pacmr_lightning.weighting.inner import inner_step
 from pacmr_lightning.weighting.shift import shifted
+from pacmr_lightning.weighting.train_pairs import RecomputedPairs
 
 BETA = 0.7
 
@@ -66,7 +67,9 @@ def setting(make_policy, make_batch):
 def test_ghost_is_exact(name, options, micro_batch_size, setting):
     policy, batch, direction = setting(name, **options)
     exact = exact_coefficients(policy, batch, direction)
-    found = GhostDotProduct().coefficients(policy, DPO(BETA), batch, direction, micro_batch_size)
+    found = GhostDotProduct().coefficients(
+        RecomputedPairs(policy, DPO(BETA), batch, micro_batch_size), direction
+    )
     assert exact.abs().min() > 1e-4  # something to be right about
     torch.testing.assert_close(found, exact, rtol=1e-9, atol=1e-12)
     assert all(p.grad is None for p in policy.parameters())
@@ -78,13 +81,18 @@ def test_central_difference(setting):
     policy, batch, direction = setting()
     exact = exact_coefficients(policy, batch, direction)
     relative = CentralDifference(epsilon=1e-4, relative=True)
-    found = relative.coefficients(policy, DPO(BETA), batch, direction, 2)
+    found = relative.coefficients(RecomputedPairs(policy, DPO(BETA), batch, 2), direction)
     torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-8)
     longer = {k: 1000 * d for k, d in direction.items()}
-    scaled = relative.coefficients(policy, DPO(BETA), batch, longer, None)
+    scaled = relative.coefficients(RecomputedPairs(policy, DPO(BETA), batch, None), longer)
     torch.testing.assert_close(scaled / 1000, found, rtol=1e-9, atol=1e-12)
     errors = [
-        (CentralDifference(epsilon).coefficients(policy, DPO(BETA), batch, direction, None) - exact).norm()
+        (
+            CentralDifference(epsilon).coefficients(
+                RecomputedPairs(policy, DPO(BETA), batch, None), direction
+            )
+            - exact
+        ).norm()
         for epsilon in (4e-3, 2e-3, 1e-3)
     ]
     assert 3.5 < errors[0] / errors[1] < 4.5 and 3.5 < errors[1] / errors[2] < 4.5
@@ -177,8 +185,8 @@ def gradient_of_update(weighting, policy, train, meta, micro_batch_size, monkeyp
         "step",
         lambda: (caught.extend(p.grad.clone() for p in weighting.vnet.parameters()), step()),
     )
-    options = {"learning_rate": 99.0, "micro_batch_size": micro_batch_size}
-    return caught, weighting.update(policy, DPO(BETA), train, meta, **options)
+    pairs = RecomputedPairs(policy, DPO(BETA), train, micro_batch_size)
+    return caught, weighting.update(pairs, meta, 99.0)
 
 
 @pytest.mark.parametrize("mean_one", [False, True])
@@ -231,7 +239,7 @@ def test_vnet_inputs_are_frozen(make_policy, make_batch, monkeypatch):
     weighting = moved_weighting(outer, GhostDotProduct(clip=None), 0.05)
     start = copy.deepcopy(weighting.vnet)
     caught, _ = gradient_of_update(weighting, policy, train, meta, None, monkeypatch)
-    inner = inner_step(policy, DPO(BETA), moved_weighting(outer, None, 0.05), train, None)
+    inner = inner_step(RecomputedPairs(policy, DPO(BETA), train, None), moved_weighting(outer, None, 0.05))
     with shifted(policy, inner.gradient, -0.05):
         direction = outer.gradient(policy, BETA, meta, None).direction
 
@@ -251,7 +259,7 @@ def test_exact_coefficients(setting, monkeypatch):
     monkeypatch.setattr("pacmr_lightning.policy.logprobs.checkpoint", lambda f, *args, **options: f(*args))
     policy, batch, direction = setting()
     exact = exact_coefficients(policy, batch, direction)
-    found = ExactCoefficients().coefficients(policy, DPO(BETA), batch, direction, 4)
+    found = ExactCoefficients().coefficients(RecomputedPairs(policy, DPO(BETA), batch, 4), direction)
     torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-13)
 
 
@@ -259,17 +267,17 @@ def test_a_noisy_estimator_is_reported(make_policy, make_batch):
     """A step of 1e-9 in fp32 is all rounding: the run says so; a sensible one stays silent."""
     policy = make_policy()
     train, meta = with_reference(policy, make_batch(6)), make_batch(7, seed=5, augmented=True)
-    step = {"learning_rate": 0.05, "micro_batch_size": None}
+    pairs = RecomputedPairs(policy, DPO(BETA), train, None)
     noisy = VNetWeighting(PromptAugmentationConsistency(0.55), CentralDifference(1e-9), check_every=1)
     with pytest.warns(UserWarning, match="off the exact coefficients"):
-        assert noisy.update(policy, DPO(BETA), train, meta, **step)["meta/estimator_error"] > 0.5
+        assert noisy.update(pairs, meta, 0.05)["meta/estimator_error"] > 0.5
     fine = VNetWeighting(
         PromptAugmentationConsistency(0.55), CentralDifference(1e-2, relative=True), check_every=2
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert fine.update(policy, DPO(BETA), train, meta, **step)["meta/estimator_error"] < 0.02
-        assert "meta/estimator_error" not in fine.update(policy, DPO(BETA), train, meta, **step)
+        assert fine.update(pairs, meta, 0.05)["meta/estimator_error"] < 0.02
+        assert "meta/estimator_error" not in fine.update(pairs, meta, 0.05)
 
 
 def test_starts():
@@ -304,7 +312,7 @@ def test_alpha_defaults_to_the_learning_rate(make_policy, make_batch):
     for virtual_lr, learning_rate in ((0.05, 9.0), (None, 0.05), (None, 0.5)):
         torch.manual_seed(0)
         weighting = VNetWeighting(PromptAugmentationConsistency(0.55), virtual_lr=virtual_lr)
-        weighting.update(policy, DPO(BETA), train, meta, learning_rate=learning_rate, micro_batch_size=None)
+        weighting.update(RecomputedPairs(policy, DPO(BETA), train, None), meta, learning_rate)
         states.append(weighting.vnet_optimizer.state_dict()["state"][4]["exp_avg"])
     assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
 
@@ -352,7 +360,7 @@ def test_a_fresh_policy_retains_nothing_and_skips(make_policy, make_batch):
     assert Rewards(policy.log_probs(train), train.reference, BETA).u.abs().max() == 0
     weighting = VNetWeighting()
     before = copy.deepcopy(weighting.state_dict())
-    metrics = weighting.update(policy, DPO(BETA), train, meta, learning_rate=0.0, micro_batch_size=None)
+    metrics = weighting.update(RecomputedPairs(policy, DPO(BETA), train, None), meta, 0.0)
     assert metrics["meta/coverage"] == 0 and metrics["meta/skipped_updates"] == 1
     assert weighting.skipped == 1 and weighting.updates == 0
     for key, value in before["vnet"].items():
@@ -377,13 +385,13 @@ def _rewards(u: torch.Tensor, delta: torch.Tensor) -> Rewards:
 def test_state_dict_round_trip(make_policy, make_batch):
     policy = make_policy()
     train, meta = with_reference(policy, make_batch(6)), make_batch(7, seed=5, augmented=True)
-    step = {"learning_rate": 0.05, "micro_batch_size": None}
+    pairs = RecomputedPairs(policy, DPO(BETA), train, None)
     one = VNetWeighting(PromptAugmentationConsistency(0.55))
-    one.update(policy, DPO(BETA), train, meta, **step)
+    one.update(pairs, meta, 0.05)
     other = VNetWeighting(PromptAugmentationConsistency(0.55))
     other.load_state_dict(copy.deepcopy(one.state_dict()))
     for weighting in (one, other):
-        weighting.update(policy, DPO(BETA), train, meta, **step)
+        weighting.update(pairs, meta, 0.05)
     assert one.updates == other.updates == 2
     for a, b in zip(one.vnet.parameters(), other.vnet.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -429,12 +437,13 @@ def test_pairs_that_the_objective_drops_do_not_teach_vnet(make_policy, make_batc
         lambda: caught.extend(p.grad.clone() for p in weighting.vnet.parameters()),
     )
     objective = Dropping(BETA)
-    weighting.update(policy, objective, train, meta, learning_rate=0.0, micro_batch_size=None)
-    inner = inner_step(policy, objective, weighting, train, None)
+    pairs = RecomputedPairs(policy, objective, train, None)
+    weighting.update(pairs, meta, 0.0)
+    inner = inner_step(pairs, weighting)
     with shifted(policy, inner.gradient, -0.05):
         direction = weighting.outer.gradient(policy, BETA, meta, None).direction
     c = exact_coefficients(policy, train, direction) * objective.pair_weights(train.ids)
-    g, _, _ = before(inner.rewards.delta, inner.rewards.u)
+    g, _, _ = before(pairs.rewards.delta, pairs.rewards.u)
     expected = torch.autograd.grad(-(c * g).sum() / 6, list(before.parameters()))
     for found, right in zip(caught, expected, strict=True):
         torch.testing.assert_close(found, right, rtol=1e-8, atol=1e-12)

@@ -16,9 +16,9 @@ from pacmr_lightning.weighting import (
     PromptAugmentationConsistency,
     VNetWeighting,
 )
-from pacmr_lightning.weighting import pair_gradients as module
+from pacmr_lightning.weighting import train_pairs as module
 from pacmr_lightning.weighting.inner import inner_step
-from pacmr_lightning.weighting.pair_gradients import pair_gradients
+from pacmr_lightning.weighting.train_pairs import KeptGradients, RecomputedPairs, train_pairs
 
 BETA = 0.7
 
@@ -53,10 +53,10 @@ def alone(policy: PolicyModel, batch, i: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("micro_batch_size", [None, 4])
 def test_equal_to_a_pass_a_pair(name, options, micro_batch_size, setting):
     policy, batch = setting(name, **options)
-    found = pair_gradients(policy, DPO(BETA), batch, micro_batch_size)
+    found = KeptGradients(policy, DPO(BETA), batch, micro_batch_size)
     factors = torch.linspace(-1, 2, 6, dtype=torch.float64)
     direction = {key: torch.ones_like(p) for key, p in policy.adapter().items()}
-    weighted, along = found.weighted(factors), found.along(direction)
+    weighted, along = found.weighted(lambda seen: factors[seen.place]), found.along(direction)
     expected = [torch.zeros_like(p) for p in policy.adapter().values()]
     for i in range(6):
         one = alone(policy, batch, i)
@@ -82,17 +82,15 @@ def test_a_shared_step_is_the_same_step(estimator, mean_one, setting, make_batch
     one = VNetWeighting(PromptAugmentationConsistency(0.55), estimator, learning_rate=0.1, mean_one=mean_one)
     one.vnet.double()
     other = copy.deepcopy(one)
-    step = {"learning_rate": 0.05, "micro_batch_size": 3}
-    pairs = pair_gradients(policy, DPO(BETA), train, 3)
-    shared = one.update(policy, DPO(BETA), train, meta, **step, pairs=pairs)
-    apart = other.update(policy, DPO(BETA), train, meta, **step)
+    keeping, running = (form(policy, DPO(BETA), train, 3) for form in (KeptGradients, RecomputedPairs))
+    shared = one.update(keeping, meta, 0.05)
+    apart = other.update(running, meta, 0.05)
     assert one.updates == other.updates == 1
     for name, value in apart.items():
         torch.testing.assert_close(shared[name], value, rtol=1e-7, atol=1e-12)
     for a, b in zip(one.vnet.parameters(), other.vnet.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
-    kept = inner_step(policy, DPO(BETA), one, train, 3, pairs)
-    run = inner_step(policy, DPO(BETA), one, train, 3)
+    kept, run = inner_step(keeping, one), inner_step(running, one)
     for name, value in run.gradient.items():
         torch.testing.assert_close(kept.gradient[name], value, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(kept.weights.g, run.weights.g)
@@ -101,7 +99,7 @@ def test_a_shared_step_is_the_same_step(estimator, mean_one, setting, make_batch
 
 def test_not_kept_where_they_are_large(setting, without_room):
     policy, batch = setting()
-    assert pair_gradients(policy, DPO(BETA), batch, None) is None
+    assert isinstance(train_pairs(policy, DPO(BETA), batch, None, often=True), RecomputedPairs)
 
 
 def test_what_is_affordable(setting, monkeypatch):
@@ -127,11 +125,12 @@ def test_what_is_affordable(setting, monkeypatch):
 def test_layers_that_mix_rows(setting, make_batch):
     """The head sees response tokens only: nothing is kept, ghost says so, central difference goes on."""
     policy, batch = setting(target_modules=["q_proj", "lm_head"])
-    assert pair_gradients(policy, DPO(BETA), batch, None) is None
+    pairs = train_pairs(policy, DPO(BETA), batch, None, often=True)
+    assert isinstance(pairs, RecomputedPairs)
     direction = {key: torch.ones_like(p) for key, p in policy.adapter().items()}
     with pytest.raises(UserError, match="whole rows"):
-        GhostDotProduct().coefficients(policy, DPO(BETA), batch, direction, None)
-    central = CentralDifference(1e-4, relative=True).coefficients(policy, DPO(BETA), batch, direction, None)
+        GhostDotProduct().coefficients(pairs, direction)
+    central = CentralDifference(1e-4, relative=True).coefficients(pairs, direction)
     exact = [sum(g.sum() for g in alone(policy, batch, i)) for i in range(6)]
     torch.testing.assert_close(central, torch.stack(exact), rtol=1e-5, atol=1e-7)
     assert not any(linear._forward_hooks for linear in policy.lora_linears().values())

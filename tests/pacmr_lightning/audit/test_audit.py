@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from pacmr_lightning.analysis.last_pass import last_pass
 from pacmr_lightning.audit import cross_fit
 from pacmr_lightning.audit.cross_fit import CrossFit
-from pacmr_lightning.analysis.last_pass import last_pass
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.commands.audit import audit, main
 from pacmr_lightning.errors import UserError
