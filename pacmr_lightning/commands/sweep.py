@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import json
 import shlex
 import sys
 from pathlib import Path
 
 from rich.console import Console
 
-from ..sweep.cells import cells, check_options
+from ..error_messages import user_error
+from ..errors import UserError
+from ..sweep.cells import Cell, cells, config_contents
 from ..sweep.spec import read_sweep
 from ..sweep.state import reason, state
 
@@ -65,3 +70,41 @@ def main(arguments: list[str]) -> None:
 
 DESCRIPTION = """Each cell is one run of pacmr fit in its own folder. Cells that are finished are skipped, and
 those that were interrupted go on from their last checkpoint: the same command continues a sweep."""
+
+
+def check_options(found: list[Cell]) -> None:
+    """Parses the cells' arguments as ``pacmr fit`` would, and makes the objects that they name.
+
+    Cells that differ in noise rate and seed only are tried once.
+
+    Raises:
+        UserError: an option does not exist, or its value is wrong.
+    """
+    from .fit import PacmrCLI
+
+    class Done(Exception):
+        pass
+
+    class Parsing(PacmrCLI):
+        def parse_arguments(self, parser, args) -> None:
+            super().parse_arguments(parser, args)
+            self.parser.instantiate_classes(self.config)
+            raise Done
+
+    variants = {json.dumps([cell.method, cell.variation]): cell for cell in found}
+    for cell in variants.values():
+        config_contents(cell)
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(said):
+                Parsing(cell.arguments)
+        except Done:
+            continue
+        except SystemExit:
+            reason = said.getvalue().strip().rpartition("\n")[2].removeprefix("pacmr: error: ")
+        except Exception as error:
+            cause = user_error(error)
+            if cause is None:
+                raise
+            reason = str(cause)
+        raise UserError(f"The cell {cell.name} cannot run: {reason}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
 import shlex
@@ -15,7 +13,6 @@ from typing import Any
 
 import yaml
 
-from ..error_messages import user_error
 from ..errors import UserError
 from .spec import Method, Sweep
 
@@ -135,41 +132,3 @@ def config_contents(cell: Cell) -> dict[str, Any]:
 def _yaml(path: Path, changed: int) -> Any:
     """Read once for all cells, until it changes."""
     return yaml.safe_load(path.read_text(encoding="utf-8"))
-
-
-def check_options(found: list[Cell]) -> None:
-    """Parses the cells' arguments as ``pacmr fit`` would, and makes the objects that they name.
-
-    Cells that differ in noise rate and seed only are tried once.
-
-    Raises:
-        UserError: an option does not exist, or its value is wrong.
-    """
-    from ..commands.fit import PacmrCLI
-
-    class Done(Exception):
-        pass
-
-    class Parsing(PacmrCLI):
-        def parse_arguments(self, parser, args) -> None:
-            super().parse_arguments(parser, args)
-            self.parser.instantiate_classes(self.config)
-            raise Done
-
-    variants = {json.dumps([cell.method, cell.variation]): cell for cell in found}
-    for cell in variants.values():
-        config_contents(cell)
-        said = io.StringIO()
-        try:
-            with contextlib.redirect_stderr(said):
-                Parsing(cell.arguments)
-        except Done:
-            continue
-        except SystemExit:
-            reason = said.getvalue().strip().rpartition("\n")[2].removeprefix("pacmr: error: ")
-        except Exception as error:
-            cause = user_error(error)
-            if cause is None:
-                raise
-            reason = str(cause)
-        raise UserError(f"The cell {cell.name} cannot run: {reason}")

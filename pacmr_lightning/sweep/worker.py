@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -58,9 +59,8 @@ def _run(commands: list[list[str]], log: Path, devices: str | None) -> None:
     sys.stdout.reconfigure(line_buffering=True)
     for arguments in commands:
         if devices is None:
-            from ..cli import main
-
-            main(arguments)
+            sys.argv = ["pacmr", *arguments]
+            runpy.run_module("pacmr_lightning", run_name="__main__")
         else:
             # Over several GPUs, Lightning starts the command again for each, which it cannot do from a fork.
             command = [sys.executable, "-m", "pacmr_lightning", *arguments]

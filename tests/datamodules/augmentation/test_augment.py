@@ -25,7 +25,8 @@ from pacmr_lightning.datamodules.rewording import VERSION, reword
 from pacmr_lightning.datamodules.sampling import stratified_sample
 from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.tests_.marian import back_and_forth, random_words, sentence, translators  # noqa: F401
+
+from .marian import back_and_forth, random_words, sentence, translators  # noqa: F401
 
 
 @pytest.fixture(scope="module")

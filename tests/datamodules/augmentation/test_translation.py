@@ -15,8 +15,9 @@ from pacmr_lightning.datamodules.augmentation.seq2seq import EMPTY, ENDLESS, REP
 from pacmr_lightning.datamodules.augmentation.translation import TOO_LONG, BackTranslation
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.store import AnswerStore
-from pacmr_lightning.tests_.marian import POSITIONS, back_and_forth, random_words, sentence, translators  # noqa: F401
 from pacmr_lightning.world import World
+
+from .marian import POSITIONS, back_and_forth, random_words, sentence, translators  # noqa: F401
 
 PROMPTS = World().prompts()
 

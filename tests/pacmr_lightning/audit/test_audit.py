@@ -17,7 +17,8 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.finished_run import find_run, load
-from pacmr_lightning.tests_.conftest import PAIRS, world_rows
+
+from .conftest import PAIRS, world_rows
 
 
 def as_trained(run):

@@ -8,8 +8,9 @@ from pacmr_lightning import cli
 from pacmr_lightning.commands.audit import audit
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.folder import read_weights
-from pacmr_lightning.tests_.conftest import PAIRS
 from pacmr_lightning.weighting import AuditedWeights
+
+from .conftest import PAIRS
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import pytest
 
 from pacmr_lightning.audit.findings import by_category, find
 from pacmr_lightning.audit.truth import Method, compare, confident_learning, same_number
-from pacmr_lightning.tests_.test_share import scores
+
+from .test_share import scores
 
 
 def table(flags, methods):
