@@ -1,4 +1,4 @@
-"""From a training step's outputs, on every rank, to numbers on the host."""
+"""Reads what ``training_step`` returned of its pairs, and brings it to the CPU or to all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signs that VNet and policy confirm each other's mistakes, none of which needs a clean label."""
+"""Signs, without clean labels, that VNet and policy confirm each other's mistakes; ``Health`` warns of them."""
 
 from __future__ import annotations
 

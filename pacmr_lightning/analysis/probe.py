@@ -1,4 +1,4 @@
-"""A policy as a fixed judge of pairs: u under both wordings of their prompts."""
+"""What a trained policy prefers in each pair, under the prompt as it is and under its second wording."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Estimators of c_i = d . grad l_i(omega), what VNet's gradient needs of each training pair.
+"""Central difference, ghost dot-product and exact: estimators of what VNet's gradient needs of a pair.
 
-(Paper, section 5.4 and appendix A.) d is d_meta, l_i the unweighted loss of pair i. Only c_i costs passes of
+That is c_i = d . grad l_i(omega) (paper, section 5.4 and appendix A). d is d_meta, l_i the unweighted loss of pair i. Only c_i costs passes of
 the policy; VNet's own gradient is then -1/N sum_i c_i dV_i/dTheta.
 """
 
@@ -25,7 +25,15 @@ class Estimator(ABC):
 
     Args:
         clip: coefficients are clipped to [-clip, clip] (the paper's constant is 10); None for no clipping.
+
+    Raises:
+        UserError: ``clip`` is not above 0.
     """
+
+    exact: bool = False
+    """Whether there is nothing to estimate."""
+    differentiates_twice: bool = False
+    """Whether it needs the graph of a gradient, which neither ZeRO-3 nor fused attention gives."""
 
     def __init__(self, clip: float | None = 10.0):
         if clip is not None and not clip > 0:
@@ -89,6 +97,9 @@ class ExactCoefficients(Estimator):
     estimators avoid, and attention that can be differentiated twice; it is there for tests and benchmarks.
     """
 
+    exact = True
+    differentiates_twice = True
+
     def coefficients(self, pairs: TrainPairs, direction: Direction) -> Tensor:
         """(N,) unclipped coefficients.
 
@@ -119,6 +130,8 @@ class GhostDotProduct(Estimator):
 
     A pair's gradient of a LoRA linear is formed while backward is there, and multiplied with d.
     """
+
+    exact = True
 
     def coefficients(self, pairs: TrainPairs, direction: Direction) -> Tensor:
         """(N,) unclipped coefficients.

@@ -1,4 +1,4 @@
-"""The inner problem's gradient: the weighted loss of one optimizer-step batch."""
+"""The gradient of a step's weighted loss: the bilevel problem's inner one, for virtual and real updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VNetWeighting: owns VNet and its optimizer, and does one VNet update (paper, Algorithm 1)."""
+"""VNetWeighting: weights from VNet, and the update that VNet learns by (paper, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..gradient import norm, spread_over_ranks, sum_over_ranks
 from ..rewards import Rewards
 from .base import Weighting, Weights
-from .estimators import Estimator, ExactCoefficients, GhostDotProduct
+from .estimators import Estimator, GhostDotProduct
 from .inner import InnerStep, inner_step
 from .outer import OuterObjective, PromptAugmentationConsistency
 from .prior import auto_offset
@@ -81,7 +81,7 @@ class VNetWeighting(Weighting):
             raise UserError(f"hidden is {list(hidden)}, but VNet needs widths of at least 1 (paper: 64, 16).")
         self.outer = outer or PromptAugmentationConsistency()
         self.estimator = estimator or GhostDotProduct()
-        if check_every is not None and (check_every < 1 or isinstance(self.estimator, GhostDotProduct)):
+        if check_every is not None and (check_every < 1 or self.estimator.exact):
             raise UserError(
                 f"check_every is {check_every}, but it must be at least 1 and compares other estimators with "
                 "GhostDotProduct; give a CentralDifference, or null."
@@ -107,9 +107,9 @@ class VNetWeighting(Weighting):
 
     def check_sharded(self) -> None:
         """Refuses the estimator that differentiates twice."""
-        if isinstance(self.estimator, ExactCoefficients):
+        if self.estimator.differentiates_twice:
             raise UserError(
-                "ExactCoefficients differentiates twice, and ZeRO-3 puts the parameters away in between; use "
+                f"{type(self.estimator).__name__} differentiates twice, and ZeRO-3 puts the parameters away in between; use "
                 "GhostDotProduct, which gives the same coefficients, or a lower stage."
             )
 

@@ -1,4 +1,4 @@
-"""Weightings that learn nothing."""
+"""Weights that need no learning: 1 for every pair (plain DPO), or the fixed prior sigmoid(u)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the policy at omega + c D without writing omega."""
+"""Runs the policy as if its LoRA parameters omega were omega + c D; hooks do it, nothing is written."""
 
 from __future__ import annotations
 
