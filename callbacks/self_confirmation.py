@@ -1,4 +1,4 @@
-"""Signs, without clean labels, that VNet and policy confirm each other's mistakes; ``Health`` warns of them."""
+"""Signs that VNet and policy confirm each other's mistakes, seen without clean labels."""
 
 from __future__ import annotations
 

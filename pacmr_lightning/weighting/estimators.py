@@ -1,7 +1,7 @@
 """Central difference, ghost dot-product and exact: estimators of what VNet's gradient needs of a pair.
 
-That is c_i = d . grad l_i(omega) (paper, section 5.4 and appendix A). d is d_meta, l_i the unweighted loss of pair i. Only c_i costs passes of
-the policy; VNet's own gradient is then -1/N sum_i c_i dV_i/dTheta.
+c_i = d . grad l_i(omega) (paper, section 5.4 and appendix A): d is d_meta, l_i the loss of pair i before its
+weight. Only c_i costs passes of the policy; VNet's own gradient is then -1/N sum_i c_i dV_i/dTheta.
 """
 
 from __future__ import annotations
