@@ -109,8 +109,8 @@ class VNetWeighting(Weighting):
         """Refuses the estimator that differentiates twice."""
         if self.estimator.differentiates_twice:
             raise UserError(
-                f"{type(self.estimator).__name__} differentiates twice, and ZeRO-3 puts the parameters away in "
-                "between; use GhostDotProduct, which gives the same coefficients, or a lower stage."
+                f"{type(self.estimator).__name__} differentiates twice, and ZeRO-3 puts the parameters away "
+                "in between; use GhostDotProduct, which gives the same coefficients, or a lower stage."
             )
 
     @torch.no_grad()
