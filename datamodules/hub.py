@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
-from pacmr_lightning.error_messages import user_error
+from pacmr_lightning.command_line.exceptions import user_error
 from pacmr_lightning.errors import UserError
 
 from .columns import PREFERENCES, SFT, Columns, checked

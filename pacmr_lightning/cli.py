@@ -11,7 +11,15 @@ import time
 import warnings
 from importlib import import_module
 
-from .error_messages import full_disk, lost_process, misconfigured, no_compiler, other_model, stop, user_error
+from .command_line.exceptions import (
+    full_disk,
+    lost_process,
+    misconfigured,
+    no_compiler,
+    other_model,
+    stop,
+    user_error,
+)
 
 RUNS = {
     "fit": "Trains: SFT, DPO, PACMR-DPO, as the configs say.",

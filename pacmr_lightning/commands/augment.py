@@ -12,6 +12,7 @@ from jsonargparse import lazy_instance
 from rich.console import Console
 from tqdm import tqdm
 
+from ..command_line.parser import run_tool
 from ..datamodules.augmentation.files import AugmentedPrompt, prompt_hash, write_augmentations
 from ..datamodules.augmentation.paraphrase import Paraphrase  # noqa: F401 - for its short name on the command line
 from ..datamodules.augmentation.report import examples, summary
@@ -24,7 +25,6 @@ from ..datamodules.sampling import stratified_sample
 from ..datamodules.sources import Source
 from ..errors import UserError
 from ..files import replacing
-from .options import run_tool
 
 _BACK_TRANSLATION = lazy_instance(BackTranslation)
 

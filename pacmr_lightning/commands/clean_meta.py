@@ -15,6 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from ..command_line.parser import run_tool
 from ..datamodules.chat import decode_messages
 from ..datamodules.prompts import Split, split_row
 from ..datamodules.rows import values_of
@@ -25,7 +26,6 @@ from ..evaluation.judging import Comparison, EndpointJudge, PairJudge, Preferenc
 from ..evaluation.reward_model import RewardModelJudge
 from ..evaluation.store import AnswerStore
 from ..files import replacing
-from .options import run_tool
 
 # The judges are imported for their short names on the command line.
 __all__ = ["EndpointJudge", "RewardModelJudge", "clean_meta", "main"]

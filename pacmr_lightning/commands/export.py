@@ -18,7 +18,7 @@ from rich.console import Console
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
-from ..error_messages import full_disk
+from ..command_line.exceptions import full_disk
 from ..errors import UserError
 from ..modules import PreferenceModule
 from ..policy import PolicyModel

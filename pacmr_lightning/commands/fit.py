@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import rank_zero_only
 # Importing the packages is what makes the short names of their classes work in YAML.
 from .. import callbacks as callbacks_of_runs
 from .. import datamodules  # noqa: F401
-from ..error_messages import short_message, stop
+from ..command_line.exceptions import short_message, stop
 from ..errors import UserError
 from ..files import replacing
 from ..modules import PreferenceModule, SFTModule  # noqa: F401

@@ -7,6 +7,7 @@ from collections import Counter
 from jsonargparse import lazy_instance
 from rich.console import Console
 
+from ..command_line.parser import run_tool
 from ..datamodules.prompt_loader import draw_prompts
 from ..datamodules.sources import Source
 from ..errors import UserError
@@ -16,7 +17,6 @@ from ..evaluation.endpoint import Endpoint
 from ..evaluation.generation_file import answers_path, generation, output_path, write_generations
 from ..evaluation.prompt_batch import Response
 from ..evaluation.store import AnswerStore
-from .options import run_tool
 
 _ENDPOINT = lazy_instance(Endpoint, max_tokens=128)
 

@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from ..command_line.parser import run_tool
 from ..datamodules.inspection.advice import advice
 from ..datamodules.inspection.report import PARTS, PERCENTILES, Report, SplitReport, inspect_pairs
 from ..datamodules.inspection.token_rows import LEGEND, show_rows
@@ -21,7 +22,6 @@ from ..datamodules.tokenization import NO_SECOND_VIEW, REASONS
 from ..datamodules.tokenizer import load_tokenizer
 from ..errors import UserError
 from ..files import replacing
-from .options import run_tool
 
 _CATEGORIES = 10
 """Categories that are printed; the file has all of them."""

@@ -14,6 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from ..command_line.parser import ToolParser
 from ..errors import UserError
 from ..evaluation.gold_judge import GoldJudge
 from ..evaluation.judging import EndpointJudge, Opinion, PairJudge
@@ -22,7 +23,6 @@ from ..evaluation.reward_model import RewardModelJudge
 from ..evaluation.store import AnswerStore, content_key
 from ..evaluation.win_rate import Estimate, Judged, WinRate, judge_pairs, summarize
 from ..files import replacing
-from .options import ToolParser
 
 # The judges are imported for their short names on the command line.
 __all__ = ["EndpointJudge", "GoldJudge", "RewardModelJudge", "judge_files", "main"]

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, LlamaConfig, PretrainedConfig
 
+from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..runs.memory_estimate import Held, activation_bytes, build, held
-from .options import run_tool
 
 GIB = 2**30
 STRATEGIES = {

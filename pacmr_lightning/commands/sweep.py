@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..error_messages import user_error
+from ..command_line.exceptions import user_error
 from ..errors import UserError
 from ..sweep.cells import Cell, cells, config_contents
 from ..sweep.spec import read_sweep

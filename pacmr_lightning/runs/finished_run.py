@@ -12,7 +12,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch import LightningDataModule, LightningModule
 
-from ..error_messages import short_message
+from ..command_line.exceptions import short_message
 from ..errors import UserError
 from ..modules import PreferenceModule
 from .folder import CONFIG

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
-from ..error_messages import short_message
+from ..command_line.exceptions import short_message
 from ..errors import UserError
 
 

@@ -12,9 +12,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pacmr_lightning import cli
+from pacmr_lightning.command_line.exceptions import lost_process, no_compiler
 from pacmr_lightning.datamodules import EmbeddedWorld
 from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
-from pacmr_lightning.error_messages import lost_process, no_compiler
 from pacmr_lightning.runs.memory_estimate import build, held
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -14,8 +14,8 @@ from pacmr_lightning import cli
 from pacmr_lightning.analysis import probe
 from pacmr_lightning.analysis.consistency_figure import draw
 from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.command_line.exceptions import user_error
 from pacmr_lightning.commands.analyze import analyze, main, measure
-from pacmr_lightning.error_messages import user_error
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.world import World

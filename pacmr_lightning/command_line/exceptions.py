@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import torch
 
-from .errors import UserError
+from ..errors import UserError
 
 
 def short_message(message: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, auto_cli
 
-from ..error_messages import short_message, stop
+from .exceptions import short_message, stop
 
 
 class ToolParser(ArgumentParser):
