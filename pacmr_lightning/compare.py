@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from itertools import compress
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from .errors import UserError
 from .run_folder import SUMMARY
+from .tool import run_tool
 
 COLUMNS = {
     "noise": "{noise_rate:.0%}",
@@ -44,7 +44,7 @@ def read_summary(run: str | Path) -> dict[str, Any]:
     path = Path(run) / SUMMARY
     try:
         return json.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{path} does not exist; name the folder of a run that has finished with the RunSummary callback."
         ) from None
@@ -75,18 +75,27 @@ def _cell(form: str, summary: dict[str, Any]) -> str:
         return ""
 
 
-def main(arguments: list[str]) -> None:
-    """``pacmr compare RUN [RUN ...] [--figure FILE]``."""
-    parser = argparse.ArgumentParser(prog="pacmr compare", description=__doc__)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a finished run")
-    parser.add_argument("--figure", metavar="FILE", help="also draw learning curves and weights (.png, .pdf)")
-    options = parser.parse_args(arguments)
+def compare(runs: list[str], figure: str | None = None) -> None:
+    """Prints a table of finished runs side by side, and draws how they learned.
+
+    Args:
+        runs: folders of finished runs.
+        figure: file for learning curves and weights, ending in .png or .pdf.
+
+    Raises:
+        UserError: a run has no summary, or the figure's name another ending.
+    """
     console = Console()
-    console.print(table(options.runs))
+    console.print(table(runs))
     for note in NOTES:
         console.print(f"  {note}", highlight=False, style="dim")
-    if options.figure:
+    if figure:
         from .compare_figure import draw
 
-        draw(options.runs, options.figure)
-        console.print(f"Figure: {options.figure}", highlight=False)
+        draw(runs, figure)
+        console.print(f"Figure: {figure}", highlight=False)
+
+
+def main(arguments: list[str]) -> None:
+    """``pacmr compare RUN [RUN ...] [--figure FILE]``."""
+    run_tool("compare", compare, arguments, positional=True)

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import lightning.pytorch.callbacks as lightning_callbacks
 from jsonargparse import Namespace
@@ -23,18 +23,14 @@ from . import datamodules, robust_objectives  # noqa: F401
 from .checkpoints import CheckpointFiles, to_resume_from
 from .errors import UserError
 from .loggers import ContinuedCSVLogger
-from .messages import short_message, stop
 from .modules import PreferenceModule, SFTModule  # noqa: F401
 from .run_folder import CONFIG, replacing
 from .strategies import check_strategy
+from .tool import OneSentence
 
 
-class Parser(LightningArgumentParser):
+class Parser(OneSentence, LightningArgumentParser):
     """LightningCLI's parser, which says what is wrong in one sentence."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Prints one sentence and exits with status 2."""
-        stop(short_message(message))
 
 
 class SaveRunConfig(SaveConfigCallback):

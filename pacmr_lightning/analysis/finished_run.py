@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError
 from lightning.pytorch import LightningDataModule, LightningModule
 
 from ..errors import UserError
-from ..messages import short_message
 from ..modules import PreferenceModule
 from ..run_folder import CONFIG
+from ..sentences import short_message
+from ..tool import ToolParser
 
 NO_NOISE = {"noise_rate": 0.0, "noise_rates": None, "category_noise_rates": None, "noise_mask": None}
 """Options of the datamodule under which labels stay as found in the data."""
@@ -92,7 +93,7 @@ def load(
     Raises:
         UserError: the configuration cannot be used, or the checkpoint is broken or does not fit it.
     """
-    parser = ArgumentParser(exit_on_error=False)
+    parser = ToolParser(exit_on_error=False)
     for kind, section in ((LightningModule, "model"), (LightningDataModule, "data")):
         parser.add_subclass_arguments(kind, section, fail_untyped=False)
     # config.yaml does not repeat the tokenizer, which follows from the model.

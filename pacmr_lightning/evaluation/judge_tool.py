@@ -9,14 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import auto_cli
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from ..errors import UserError
 from ..run_folder import replacing
-from ..tool import ToolParser
+from ..tool import run_tool
 from .gold_judge import GoldJudge
 from .judging import EndpointJudge, Opinion, PairJudge
 from .response_pairs import pair_rows, read_rows
@@ -216,4 +215,4 @@ def _percent(share: float | None) -> str:
 
 def main(arguments: list[str]) -> None:
     """``pacmr judge A.jsonl B.jsonl --judge CLASS [options]``."""
-    auto_cli(judge_files, args=arguments, as_positional=True, prog="pacmr judge", parser_class=ToolParser)
+    run_tool("judge", judge_files, arguments, positional=True)

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError
 
 from ..errors import UserError
-from ..messages import short_message
+from ..sentences import short_message
+from ..tool import ToolParser
 
 
 @dataclass
@@ -101,7 +102,7 @@ def read_sweep(path: str, jobs: int | None = None) -> Sweep:
         found["methods"] = {name: settings or {} for name, settings in found["methods"].items()}
         for name, settings in found["methods"].items():
             _check_keys(Method, settings, f"{path}, method {name}")
-    parser = ArgumentParser(exit_on_error=False)
+    parser = ToolParser(exit_on_error=False)
     parser.add_class_arguments(Sweep)
     try:
         parsed = parser.parse_object(found)
