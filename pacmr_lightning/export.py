@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import yaml
@@ -26,6 +25,7 @@ from .model_card import model_card, on_hub, weighting_settings
 from .modules import PreferenceModule
 from .policy import PolicyModel
 from .run_folder import CONFIG, SUMMARY
+from .tool import run_tool
 from .vnet_folder import save_vnet
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -43,7 +43,7 @@ def export(
         out: folder to write, which must not exist or be empty. It appears when it is complete.
         merged: write a whole model with the adapter merged into the base, not a PEFT adapter.
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
-        dtype: of the merged weights, which are added up in float32 and rounded once; None is the base's in
+        dtype: of the merged weights, which are added up in float32 and rounded once; default: the base's in
             the run. Adapters are float32 always.
 
     Raises:
@@ -181,17 +181,4 @@ def _new_folder(out: str) -> Iterator[Path]:
 
 def main(arguments: list[str]) -> None:
     """``pacmr export RUN OUT`` and the options of ``export``."""
-    parser = argparse.ArgumentParser(
-        prog="pacmr export",
-        description="Writes the policy of a finished preference run as a folder that plain PEFT loads (an "
-        "adapter), or plain transformers (--merged: the adapter merged into the base), with tokenizer and "
-        "model card, and with the run's VNet where it has one.",
-    )
-    parser.add_argument("run", metavar="RUN", help="folder of a preference run")
-    parser.add_argument("out", metavar="OUT", help="folder to write; it must not exist, or be empty")
-    parser.add_argument("--merged", action="store_true", help="write a whole model, not an adapter")
-    parser.add_argument("--checkpoint", default="last", metavar="NAME", help="default last")
-    parser.add_argument(
-        "--dtype", choices=get_args(Dtype), help="of the merged weights, default the base's in the run"
-    )
-    export(**vars(parser.parse_args(arguments)))
+    run_tool("export", export, arguments, positional=True)

@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from pathlib import Path
 
 from rich.console import Console
 
+from ..tool import run_tool
 from .cells import cells, check_options
 from .spec import read_sweep
 from .state import reason, state
 
 
-def main(arguments: list[str]) -> None:
-    """``pacmr sweep FILE [--jobs N] [--dry_run] [--tables_only] [--retry_failed]``."""
-    parser = argparse.ArgumentParser(prog="pacmr sweep", description=DESCRIPTION)
-    parser.add_argument("file", metavar="FILE", help="sweep file, such as configs/sweeps/world.yaml")
-    parser.add_argument("--jobs", type=int, metavar="N", help="cells at once, instead of the file's")
-    parser.add_argument("--dry_run", action="store_true", help="check it, and print the cells' commands")
-    parser.add_argument("--tables_only", action="store_true", help="tables and figures of the finished cells")
-    parser.add_argument("--retry_failed", action="store_true", help="also run the cells that have failed")
-    options = parser.parse_args(arguments)
+def run_sweep(
+    file: str,
+    jobs: int | None = None,
+    dry_run: bool = False,
+    tables_only: bool = False,
+    retry_failed: bool = False,
+) -> None:
+    """Runs methods x noise rates x options x seeds as a sweep file says; makes their tables and figures.
+
+    Each cell is one run of pacmr fit in its own folder. Cells that are finished are skipped, and those that
+    were interrupted go on from their last checkpoint: the same command continues a sweep.
+
+    Args:
+        file: sweep file, such as configs/sweeps/world.yaml.
+        jobs: cells at once, instead of the file's.
+        dry_run: check the file, and print the cells' commands.
+        tables_only: make tables and figures of the finished cells.
+        retry_failed: also run the cells that have failed.
+
+    Raises:
+        UserError: the sweep file or what it names is wrong.
+    """
     console = Console()
-    sweep = read_sweep(options.file, options.jobs)
+    sweep = read_sweep(file, jobs)
     found = cells(sweep)
     states = {cell.name: state(cell) for cell in found}
-    if options.dry_run:
+    if dry_run:
         check_options(found)
         for preparation in sweep.prepare:
             there = " (is there)" if Path(preparation.output).exists() else ""
@@ -37,8 +50,8 @@ def main(arguments: list[str]) -> None:
             print(f"{cell.name} ({states[cell.name]}): {' && '.join(commands)}")
         print(f"{len(found)} cells")
         return
-    if not options.tables_only:
-        wanted = ("waiting", "failed") if options.retry_failed else ("waiting",)
+    if not tables_only:
+        wanted = ("waiting", "failed") if retry_failed else ("waiting",)
         left = [cell for cell in found if states[cell.name] in wanted]
         if left:
             check_options(left)
@@ -63,5 +76,6 @@ def main(arguments: list[str]) -> None:
         sys.exit(1)
 
 
-DESCRIPTION = """Each cell is one run of pacmr fit in its own folder. Cells that are finished are skipped, and
-those that were interrupted go on from their last checkpoint: the same command continues a sweep."""
+def main(arguments: list[str]) -> None:
+    """``pacmr sweep FILE [--jobs N] [--dry_run] [--tables_only] [--retry_failed]``."""
+    run_tool("sweep", run_sweep, arguments, positional=True)
