@@ -252,8 +252,8 @@ def refused(arguments, capsys):
     [
         (["--taus", "0.4"], "taus has 0.4"),
         (["--taus", "0.6", "1"], "taus has 1.0"),
-        (["--taus", "high"], "invalid float value: 'high'"),
-        (["--split", "test"], "invalid choice: 'test'"),
+        (["--taus", "high"], "taus: expected a float, but got high."),
+        (["--split", "test"], "split: expected one of 'train', 'validation', but got test."),
         (["--checkpoint", "step-9"], "has no checkpoint step-9; choose one of last, step-1, step-2, step-3"),
         (["--pairs", "0"], "pairs is 0, but a sample of the 24 train pairs"),
         (["--pairs", "25"], "pairs is 25"),
