@@ -1,40 +1,85 @@
-"""The wheel holds all three folders under one name."""
+"""The wheel holds all three folders under one name, and every command works from it."""
 
+import os
 import subprocess
 import sys
-import sysconfig
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from pacmr_lightning.cli import RUNS, TOOLS
+
 ROOT = Path(__file__).parents[1]
-PROBE = """
+NAMES = {
+    "pacmr_lightning": "pacmr_lightning",
+    "datamodules": "pacmr_lightning.datamodules",
+    "callbacks": "pacmr_lightning.callbacks",
+}
+"""Folders at the top of the repository, and the names under which they are imported."""
+HELP = """
+import contextlib, io, sys
 import pacmr_lightning, pacmr_lightning.callbacks, pacmr_lightning.datamodules
-from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.cli import main
+
 for module in (pacmr_lightning, pacmr_lightning.callbacks, pacmr_lightning.datamodules):
     print(module.__file__)
+for command in sys.argv[1:]:
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            main([command, "--help"])
+    except SystemExit as stop:
+        print(command, stop.code, said.getvalue().startswith("usage: pacmr "))
+for name, module in list(sys.modules.items()):
+    if name.split(".")[0] == "pacmr_lightning" and getattr(module, "__file__", None):
+        print(module.__file__)
 """
 
 
+def test_all_packages_are_named():
+    """A folder with Python code that pyproject.toml does not name would be missing from the wheel."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and later read TOML")
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    assert settings["package-dir"] == {name: folder for folder, name in NAMES.items()}
+    found = set()
+    for folder, name in NAMES.items():
+        for file in (ROOT / folder).rglob("*.py"):
+            below = file.parent.relative_to(ROOT / folder).parts
+            found.add(".".join((name, *below)))
+            assert (file.parent / "__init__.py").exists(), f"{file.parent} is no package"
+    assert sorted(settings["packages"]) == sorted(found)
+
+
 @pytest.mark.slow
-def test_wheel(tmp_path):
-    """Built, installed in a new environment (which borrows the dependencies only) and imported elsewhere."""
-    build = [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT)]
+def test_every_command_of_an_installed_wheel(tmp_path):
+    """Installed in a folder of its own, away from the checkout; only the dependencies are borrowed."""
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
-    names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert {name for name in names if not name.endswith(".dist-info")} == {"pacmr_lightning"}
+    with zipfile.ZipFile(wheel) as archive:
+        files = archive.namelist()
+        (entry_points,) = [name for name in files if name.endswith("entry_points.txt")]
+        assert "pacmr = pacmr_lightning.cli:main" in archive.read(entry_points).decode()
+    tops = {name.split("/")[0] for name in files}
+    assert {name for name in tops if not name.endswith(".dist-info")} == {"pacmr_lightning"}
 
-    venv.create(tmp_path / "empty", with_pip=True)
-    python = tmp_path / "empty" / "bin" / "python"
-    site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "empty")}))
-    # .pth files of a folder added like this are not read, so the editable install is not among them.
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run(install, check=True, capture_output=True)
-    done = subprocess.run([python, "-c", PROBE], check=True, capture_output=True, text=True, cwd=tmp_path)
-    assert all(line.startswith(str(site)) for line in done.stdout.split()), done.stdout
-    command = [tmp_path / "empty" / "bin" / "pacmr", "--help"]
-    assert "fit" in subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path).stdout
+    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*install, "--target", str(site), str(wheel)], check=True, capture_output=True)
+    commands = [*RUNS, *TOOLS]
+    done = subprocess.run(
+        [sys.executable, "-c", HELP, *commands],
+        capture_output=True,
+        text=True,
+        cwd=elsewhere,
+        # Before the editable install, whose finder comes after the path.
+        env={**os.environ, "PYTHONPATH": str(site)},
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    places = [line for line in lines if "/" in line]
+    assert [line for line in lines if line.split()[0] in commands] == [f"{name} 0 True" for name in commands]
+    assert len(places) > len(commands) and all(place.startswith(str(site)) for place in places), places
+    assert not list(elsewhere.iterdir())

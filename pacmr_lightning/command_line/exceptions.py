@@ -1,44 +1,16 @@
-"""jsonargparse's error messages, which list every guess of a union, cut down to one sentence."""
+"""What the command says of errors that a user can mend."""
 
 from __future__ import annotations
 
 import errno
-import inspect
 import os
 import re
 import sys
-from importlib import import_module
 from typing import NoReturn
 
 import torch
 
 from ..errors import UserError
-
-
-def short_message(message: str) -> str:
-    """The message's first cause as one sentence that names the key, the value and what would be accepted."""
-    key = re.match(r'Parser key "([^"]+)"', message)
-    name = f"{key[1]}: " if key else ""
-    no_class = re.search(r"Expected a dot import path string: (\S+)", message)
-    if no_class:
-        base = re.search(r"Subtypes: \[(?:list\[)?(?:<class ')?([\w.]+)", message)
-        choices = _subclasses(base[1]) if base else []
-        named = f"choose one of {', '.join(choices)}, or give an import path"
-        hint = f"; {named if choices else '--help lists those that there are'}"
-        return f"{name}there is no class {no_class[1]}{hint}."
-    wrong_type = re.search(r"Expected an? (.+?)\. Got value: (.*)", message)
-    if wrong_type:
-        return f"{name}expected {_type_name(wrong_type[1])}, but got {wrong_type[2]}."
-    unknown = re.search(r"Option '([^']+)' is not accepted|does not accept option '([^']+)'", message)
-    if unknown:
-        return f"There is no option {unknown[1] or unknown[2]} here; look for its right name with --help."
-    missing = re.search(r"the following arguments are required: (.+)", message)
-    if missing:
-        return f"The option {missing[1]} is missing; give it in a config or on the command line."
-    stray = re.match(r"unrecognized arguments: (.+)", message)
-    if stray:
-        return f"There is no option {stray[1]}; look for its right name with --help."
-    return re.sub(r"\s+", " ", message).strip()
 
 
 def stop(message: str) -> NoReturn:
@@ -48,10 +20,18 @@ def stop(message: str) -> NoReturn:
 
 
 def user_error(error: BaseException | None) -> UserError | None:
-    """The ``UserError`` among an exception and its causes: jsonargparse wraps what constructors raise."""
-    while error is not None and not isinstance(error, UserError):
-        error = error.__cause__
-    return error
+    """The ``UserError`` among an exception and its causes: jsonargparse wraps what constructors raise.
+
+    Of what the types of a union have raised, it makes the first the cause, and the others stay in its frame.
+    """
+    if error is None or isinstance(error, UserError):
+        return error
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    of_union = last is not None and last.tb_frame.f_code.co_name == "raise_union_unexpected_value"
+    causes = last.tb_frame.f_locals["exceptions"] if of_union else [error.__cause__]
+    return next(filter(None, map(user_error, causes)), None)
 
 
 def misconfigured(error: BaseException) -> UserError | None:
@@ -124,25 +104,3 @@ def other_model(error: BaseException) -> UserError | None:
     return UserError(
         f"The checkpoint does not fit the model{what}; use the model and options that it was made with."
     )
-
-
-def _type_name(text: str) -> str:
-    literal = re.match(r"typing\.Literal\[(.+)\]", text)
-    if literal:
-        return f"one of {literal[1]}"
-    return re.sub(r"<class '([^']+)'>", r"\1", text)
-
-
-def _subclasses(path: str) -> list[str]:
-    """Names of this package's concrete subclasses of a class given by its import path."""
-    module, _, name = path.rpartition(".")
-    found, queue = set(), [getattr(import_module(module), name)]
-    while queue:
-        children = queue.pop().__subclasses__()
-        queue += children
-        found |= {
-            child.__name__
-            for child in children
-            if child.__module__.startswith("pacmr_lightning") and not inspect.isabstract(child)
-        }
-    return sorted(found)

@@ -1,29 +1,88 @@
-"""What the tools around the trainer's commands share: a function's arguments as command-line options."""
+"""What the commands share: parsers, and for the tools, a function's arguments as options."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, get_args, get_origin
 
-from jsonargparse import ArgumentParser, auto_cli
+from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace, auto_cli
 
-from .exceptions import short_message, stop
+from .exceptions import stop
+from .sentences import read
 
 
-class ToolParser(ArgumentParser):
-    """jsonargparse's parser, which says what is wrong in one sentence."""
+class OneSentence:
+    """What makes jsonargparse's parsers say in one sentence what is wrong; abbreviations are refused."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **{"allow_abbrev": False} | kwargs)
+        self._file = None
+
+    def parse_path(self, cfg_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Reads a config, whose name stands before what is wrong in it."""
+        self._file = str(cfg_path)
+        try:
+            return super().parse_path(cfg_path, *args, **kwargs)
+        finally:
+            self._file = None
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Prints one sentence and exits with status 2."""
-        stop(short_message(message))
+        """Prints one sentence and exits with status 2.
+
+        Raises:
+            ArgumentError: instead, of parsers with ``exit_on_error=False``, such as nested classes have; its
+                message has the shape of jsonargparse's own.
+        """
+        cause = read(message, getattr(ex, "subcommand_parser", None) or self)
+        if not self.exit_on_error:
+            raise ArgumentError(None, f'Parser key "{cause.key}":\n  {cause.text}') from ex
+        stop(f"{self._file}: {cause}" if self._file else str(cause))
+
+    def validate(self, namespace: Any, *args: Any, **kwargs: Any) -> None:
+        """Also refuses a value in the place of a group of options, such as ``trainer: 3``."""
+        for name in self.groups:
+            value = namespace.get(name)
+            if value is not None and not isinstance(value, Namespace):
+                raise TypeError(f'Parser key "{name}": Unable to load config "{value}"')
+        super().validate(namespace, *args, **kwargs)
 
 
-def run_tool(name: str, function: Callable[..., Any], arguments: list[str]) -> Any:
+class ToolParser(OneSentence, ArgumentParser):
+    """jsonargparse's parser with options as one types them: flags without a value, and lists as words."""
+
+    def add_argument(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes ``--merged`` of ``merged: bool = False``, and ``--taus 0.6 0.7`` of ``taus: list[float]``."""
+        if kwargs.get("help"):
+            kwargs["help"] = kwargs["help"].replace("``", "")
+        kind = getattr(kwargs.get("action"), "_typehint", kwargs.get("type"))
+        if kind is bool and kwargs.get("default") is False:
+            del kwargs["type"]
+            kwargs["action"] = ActionYesNo()
+        elif get_origin(kind) in (list, Sequence) and get_args(kind)[0] in (str, int, float):
+            del kwargs["action"]
+            kwargs |= {"type": get_args(kind)[0], "nargs": "+"}
+            if "default" in kwargs:
+                kwargs["default"] = list(kwargs["default"])
+            args = args[:1]  # without --taus+, which appends to a list
+        return super().add_argument(*args, **kwargs)
+
+
+def run_tool(
+    name: str, function: Callable[..., Any], arguments: list[str], *, positional: bool = False
+) -> Any:
     """Calls ``function`` with the arguments of ``pacmr NAME``.
 
     Its type hints and docstring make the options and their help; objects are given as in LightningCLI's
     YAML (``--source Files --source.train pairs.jsonl``), and ``--config FILE`` reads options from a file.
+    With ``positional``, parameters without a default are given as plain words, unless they are keyword-only.
     """
+    told = inspect.getdoc(function).partition("\n\nArgs:")[0].replace("``", "")
     return auto_cli(
-        function, args=arguments, as_positional=False, prog=f"pacmr {name}", parser_class=ToolParser
+        function,
+        args=arguments,
+        as_positional=positional,
+        prog=f"pacmr {name}",
+        description=told,
+        parser_class=ToolParser,
     )

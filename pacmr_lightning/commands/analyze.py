@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -22,6 +20,7 @@ from ..analysis.consistency import (
     passes,
 )
 from ..analysis.probe import Split, judged_pairs
+from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..files import replacing
 from ..runs.finished_run import Run, find_run, load
@@ -102,12 +101,12 @@ def analyze(
         runs: folders of preference runs.
         split: train or validation pairs; the probe has learned the labels of the former.
         taus: confidence thresholds of the table, each at least 0.5 and below 1.
-        output: folder to write to; None is ``analysis`` inside the first run's folder.
+        output: folder to write to; default: ``analysis`` inside the first run's folder.
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
-        pairs: analyze so many at random; None for all.
+        pairs: analyze so many at random; default: all.
         seed: which pairs, where ``pairs`` is given.
-        micro_batch_size: pairs in one forward pass; None is that of training, or 32 where that has none.
-        augmentations: file of ``pacmr augment`` with the second wordings of the training prompts; None for
+        micro_batch_size: pairs in one forward pass; default: that of training, or 32 where that has none.
+        augmentations: file of ``pacmr augment`` with the second wordings of the training prompts; default:
             what each run's configuration names, or else the rows' own, or those of rules.
 
     Returns:
@@ -230,28 +229,4 @@ def _show(folder: Path, table: pd.DataFrame, notes: list[str]) -> None:
 
 def main(arguments: list[str]) -> None:
     """``pacmr analyze RUN [RUN ...]`` and the options of ``analyze``."""
-    parser = argparse.ArgumentParser(
-        prog="pacmr analyze",
-        description="Repeats the paper's analysis of prompt-augmentation consistency: how far two wordings "
-        "of a prompt lead a run's policy apart (binary l1, 0 to 2), and of the pairs that it is sure of "
-        "(sigma(u) or 1 - sigma(u) at least tau), how often it takes the right side (clean accuracy) and the "
-        "same side under both wordings (direction agreement). The paper's probe is a DPO run on clean "
-        "labels.",
-    )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a preference run (the probe)")
-    parser.add_argument("--split", choices=get_args(Split), default="train", help="default train")
-    parser.add_argument(
-        "--taus", nargs="+", type=float, default=TAUS, metavar="TAU", help="thresholds, default 0.55 0.6 0.7"
-    )
-    parser.add_argument("--output", metavar="FOLDER", help="default analysis/ inside the first run")
-    parser.add_argument("--checkpoint", default="last", metavar="NAME", help="default last")
-    parser.add_argument("--pairs", type=int, metavar="N", help="analyze N pairs at random, default all")
-    parser.add_argument("--seed", type=int, default=42, metavar="N", help="which pairs, default 42")
-    parser.add_argument(
-        "--micro_batch_size", type=int, metavar="N", help="pairs in one forward pass, default as in training"
-    )
-    parser.add_argument(
-        "--augmentations", metavar="FILE", help="second wordings of training prompts, from pacmr augment"
-    )
-    options = parser.parse_args(arguments)
-    analyze(**vars(options))
+    run_tool("analyze", analyze, arguments, positional=True)

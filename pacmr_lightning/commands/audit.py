@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
@@ -13,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from ..command_line.parser import run_tool
 from ..datamodules.chat import decode_messages
 from ..datamodules.cleaned import check_output, write_cleaned
 from ..datamodules.prompts import split_row
@@ -50,16 +50,17 @@ def audit(
     Args:
         run: folder of a preference run.
         scorer: who judges: "vnet" is the run's own weights, "dpo" two DPO policies, trained for it on half of
-            the prompts each, about the half that they have not seen, "policy" the run's own policy. None: the
-            weights where they differ, else "dpo".
-        output: folder to write to; None is ``audit`` inside the run's folder.
+            the prompts each, about the half that they have not seen, "policy" the run's own policy.
+            Default: the weights where they differ, else "dpo".
+        output: folder to write to; default: ``audit`` inside the run's folder.
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
         top: pairs in the report.
         threshold: a label is suspect where it is wrong with a probability above this.
-        share: of wrong labels, where it is known; None to estimate it. Probabilities need one of the two.
+        share: of wrong labels, where it is known, say from a sample read by hand; default: estimated, which
+            fails where the policy has learned too little.
         cleaned: file to write the training pairs to, in the format of the run's data.
         action: what is done there with suspects: "drop" them, or "flip" their label.
-        micro_batch_size: pairs in one forward pass; None is that of training, or 32 where that has none.
+        micro_batch_size: pairs in one forward pass; default: that of training, or 32 where that has none.
 
     Returns:
         The rows of ``pairs.parquet``.
@@ -243,44 +244,4 @@ def _write_cleaned(
 
 def main(arguments: list[str]) -> None:
     """``pacmr audit RUN`` and the options of ``audit``."""
-    parser = argparse.ArgumentParser(
-        prog="pacmr audit",
-        description="Names the labels of a run's training pairs that look wrong: a rank and a probability "
-        "for each pair, the expected share of wrong labels with its uncertainty, an HTML report of the most "
-        "suspect pairs, and the pairs without them, ready to train on.",
-    )
-    parser.add_argument("run", metavar="RUN", help="folder of a preference run")
-    parser.add_argument(
-        "--scorer",
-        choices=("vnet", "dpo", "policy"),
-        help="vnet: the run's weights (default where they differ); dpo: two DPO policies, trained now on "
-        "half of the prompts each, judge the other half, which takes as long as a DPO run; policy: the run's "
-        "own policy, which has learned the labels that it judges",
-    )
-    parser.add_argument("--output", metavar="DIR", help="default audit/ inside the run")
-    parser.add_argument("--checkpoint", default="last", metavar="NAME", help="default last")
-    parser.add_argument("--top", type=int, default=50, metavar="N", help="pairs in the report, default 50")
-    parser.add_argument(
-        "--threshold",
-        type=float,
-        default=0.5,
-        metavar="P",
-        help="a label is suspect where P(wrong) is above it, default 0.5",
-    )
-    parser.add_argument(
-        "--share",
-        type=float,
-        metavar="S",
-        help="share of wrong labels, if you know it, say from a sample read by hand; default: estimated, "
-        "which fails where the policy has learned too little",
-    )
-    parser.add_argument(
-        "--cleaned", metavar="FILE", help="also write the training pairs, in their own format"
-    )
-    parser.add_argument(
-        "--action", choices=get_args(Action), help="what to do with suspects in the file of --cleaned"
-    )
-    parser.add_argument(
-        "--micro_batch_size", type=int, metavar="N", help="pairs in one forward pass, default as in training"
-    )
-    audit(**vars(parser.parse_args(arguments)))
+    run_tool("audit", audit, arguments, positional=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from itertools import compress
 from typing import Any
 
@@ -10,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from ..command_line.parser import run_tool
 from ..runs.folder import read_summary
 
 COLUMNS = {
@@ -32,6 +32,8 @@ NOTES = (
 )
 
 
+    if figure:
+        from ..analysis.learning_curves import draw
 def table(runs: list[str]) -> Table:
     """One row a run; columns that no run knows are left out."""
     summaries = [read_summary(run) for run in runs]
@@ -55,18 +57,27 @@ def _cell(form: str, summary: dict[str, Any]) -> str:
         return ""
 
 
-def main(arguments: list[str]) -> None:
-    """``pacmr compare RUN [RUN ...] [--figure FILE]``."""
-    parser = argparse.ArgumentParser(prog="pacmr compare", description=__doc__)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a finished run")
-    parser.add_argument("--figure", metavar="FILE", help="also draw learning curves and weights (.png, .pdf)")
-    options = parser.parse_args(arguments)
+def compare(runs: list[str], figure: str | None = None) -> None:
+    """Prints a table of finished runs side by side, and draws how they learned.
+
+    Args:
+        runs: folders of finished runs.
+        figure: file for learning curves and weights, ending in .png or .pdf.
+
+    Raises:
+        UserError: a run has no summary, or the figure's name another ending.
+    """
     console = Console()
-    console.print(table(options.runs))
+    console.print(table(runs))
     for note in NOTES:
         console.print(f"  {note}", highlight=False, style="dim")
-    if options.figure:
+    if figure:
         from ..analysis.learning_curves import draw
 
-        draw(options.runs, options.figure)
-        console.print(f"Figure: {options.figure}", highlight=False)
+        draw(runs, figure)
+        console.print(f"Figure: {figure}", highlight=False)
+
+
+def main(arguments: list[str]) -> None:
+    """``pacmr compare RUN [RUN ...] [--figure FILE]``."""
+    run_tool("compare", compare, arguments, positional=True)

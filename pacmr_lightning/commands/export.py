@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import yaml
@@ -19,6 +18,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
 from ..command_line.exceptions import full_disk
+from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..modules import PreferenceModule
 from ..policy import PolicyModel
@@ -42,7 +42,7 @@ def export(
         out: folder to write, which must not exist or be empty. It appears when it is complete.
         merged: write a whole model with the adapter merged into the base, not a PEFT adapter.
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
-        dtype: of the merged weights, which are added up in float32 and rounded once; None is the base's in
+        dtype: of the merged weights, which are added up in float32 and rounded once; default: the base's in
             the run. Adapters are float32 always.
 
     Raises:
@@ -180,17 +180,4 @@ def _new_folder(out: str) -> Iterator[Path]:
 
 def main(arguments: list[str]) -> None:
     """``pacmr export RUN OUT`` and the options of ``export``."""
-    parser = argparse.ArgumentParser(
-        prog="pacmr export",
-        description="Writes the policy of a finished preference run as a folder that plain PEFT loads (an "
-        "adapter), or plain transformers (--merged: the adapter merged into the base), with tokenizer and "
-        "model card, and with the run's VNet where it has one.",
-    )
-    parser.add_argument("run", metavar="RUN", help="folder of a preference run")
-    parser.add_argument("out", metavar="OUT", help="folder to write; it must not exist, or be empty")
-    parser.add_argument("--merged", action="store_true", help="write a whole model, not an adapter")
-    parser.add_argument("--checkpoint", default="last", metavar="NAME", help="default last")
-    parser.add_argument(
-        "--dtype", choices=get_args(Dtype), help="of the merged weights, default the base's in the run"
-    )
-    export(**vars(parser.parse_args(arguments)))
+    run_tool("export", export, arguments, positional=True)

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import lightning.pytorch.callbacks as lightning_callbacks
 from jsonargparse import Namespace
@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import rank_zero_only
 # Importing the packages is what makes the short names of their classes work in YAML.
 from .. import callbacks as callbacks_of_runs
 from .. import datamodules  # noqa: F401
-from ..command_line.exceptions import short_message, stop
+from ..command_line.parser import OneSentence
 from ..errors import UserError
 from ..files import replacing
 from ..modules import PreferenceModule, SFTModule  # noqa: F401
@@ -30,12 +30,8 @@ from ..runs.loggers import ContinuedCSVLogger
 from ..strategies import check_strategy
 
 
-class Parser(LightningArgumentParser):
+class Parser(OneSentence, LightningArgumentParser):
     """LightningCLI's parser, which says what is wrong in one sentence."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Prints one sentence and exits with status 2."""
-        stop(short_message(message))
 
 
 class SaveRunConfig(SaveConfigCallback):

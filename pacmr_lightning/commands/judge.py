@@ -9,12 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import auto_cli
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..command_line.parser import ToolParser
+from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..evaluation.gold_judge import GoldJudge
 from ..evaluation.judging import EndpointJudge, Opinion, PairJudge
@@ -216,4 +215,4 @@ def _percent(share: float | None) -> str:
 
 def main(arguments: list[str]) -> None:
     """``pacmr judge A.jsonl B.jsonl --judge CLASS [options]``."""
-    auto_cli(judge_files, args=arguments, as_positional=True, prog="pacmr judge", parser_class=ToolParser)
+    run_tool("judge", judge_files, arguments, positional=True)

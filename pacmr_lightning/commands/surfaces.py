@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,7 @@ from rich.table import Table
 from scipy.interpolate import RegularGridInterpolator
 
 from ..analysis.surface import Surface, load
+from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..files import replacing
 
@@ -163,29 +164,20 @@ def _show(rows: pd.DataFrame) -> None:
         console.print(f"  {note}", highlight=False, style="dim")
 
 
-def _step(text: str) -> int | None:
-    if text != "last" and not text.isdecimal():
-        raise UserError(f"--step is {text}, but it must be last or a policy update such as 500.")
-    return None if text == "last" else int(text)
+def surfaces(runs: list[str], *, output: str, step: int | Literal["last"] = "last") -> None:
+    """Lays the VNets of several runs side by side, and prints how far apart their weight functions are.
+
+    Args:
+        runs: folders of runs with the callback VNetSurfaces.
+        output: .png or .pdf; both are written, and the distances as .csv beside them.
+        step: policy update whose surfaces to take; "last" is each run's last one.
+    """
+    found = surfaces_page(runs, output, None if step == "last" else step)
+    if found is not None:
+        _show(found)
+    Console().print(f"Figure: {output}", highlight=False)
 
 
 def main(arguments: list[str]) -> None:
     """``pacmr surfaces RUN [RUN ...] --output FILE [--step last|N]``."""
-    parser = argparse.ArgumentParser(
-        prog="pacmr surfaces",
-        description="Lays runs side by side as the paper's appendix does: a, b and g over the reward sum "
-        "Delta and the reward difference u, and the weights of unflipped and flipped pairs. Prints how far "
-        "the weight functions g of each two runs are apart. The runs need the callback VNetSurfaces.",
-    )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run")
-    parser.add_argument(
-        "--output", required=True, metavar="FILE", help=".png or .pdf; both are written, and a .csv"
-    )
-    parser.add_argument(
-        "--step", type=_step, metavar="N", help="policy update, default last: each run's last one"
-    )
-    options = parser.parse_args(arguments)
-    table = surfaces_page(options.runs, options.output, options.step)
-    if table is not None:
-        _show(table)
-    Console().print(f"Figure: {options.output}", highlight=False)
+    run_tool("surfaces", surfaces, arguments, positional=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -13,26 +12,40 @@ from pathlib import Path
 from rich.console import Console
 
 from ..command_line.exceptions import user_error
+from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..sweep.cells import Cell, cells, config_contents
 from ..sweep.spec import read_sweep
 from ..sweep.state import reason, state
 
 
-def main(arguments: list[str]) -> None:
-    """``pacmr sweep FILE [--jobs N] [--dry_run] [--tables_only] [--retry_failed]``."""
-    parser = argparse.ArgumentParser(prog="pacmr sweep", description=DESCRIPTION)
-    parser.add_argument("file", metavar="FILE", help="sweep file, such as configs/sweeps/world.yaml")
-    parser.add_argument("--jobs", type=int, metavar="N", help="cells at once, instead of the file's")
-    parser.add_argument("--dry_run", action="store_true", help="check it, and print the cells' commands")
-    parser.add_argument("--tables_only", action="store_true", help="tables and figures of the finished cells")
-    parser.add_argument("--retry_failed", action="store_true", help="also run the cells that have failed")
-    options = parser.parse_args(arguments)
+def run_sweep(
+    file: str,
+    jobs: int | None = None,
+    dry_run: bool = False,
+    tables_only: bool = False,
+    retry_failed: bool = False,
+) -> None:
+    """Runs methods x noise rates x options x seeds as a sweep file says; makes their tables and figures.
+
+    Each cell is one run of pacmr fit in its own folder. Cells that are finished are skipped, and those that
+    were interrupted go on from their last checkpoint: the same command continues a sweep.
+
+    Args:
+        file: sweep file, such as configs/sweeps/world.yaml.
+        jobs: cells at once, instead of the file's.
+        dry_run: check the file, and print the cells' commands.
+        tables_only: make tables and figures of the finished cells.
+        retry_failed: also run the cells that have failed.
+
+    Raises:
+        UserError: the sweep file or what it names is wrong.
+    """
     console = Console()
-    sweep = read_sweep(options.file, options.jobs)
+    sweep = read_sweep(file, jobs)
     found = cells(sweep)
     states = {cell.name: state(cell) for cell in found}
-    if options.dry_run:
+    if dry_run:
         check_options(found)
         for preparation in sweep.prepare:
             there = " (is there)" if Path(preparation.output).exists() else ""
@@ -42,8 +55,8 @@ def main(arguments: list[str]) -> None:
             print(f"{cell.name} ({states[cell.name]}): {' && '.join(commands)}")
         print(f"{len(found)} cells")
         return
-    if not options.tables_only:
-        wanted = ("waiting", "failed") if options.retry_failed else ("waiting",)
+    if not tables_only:
+        wanted = ("waiting", "failed") if retry_failed else ("waiting",)
         left = [cell for cell in found if states[cell.name] in wanted]
         if left:
             check_options(left)
@@ -66,10 +79,6 @@ def main(arguments: list[str]) -> None:
     if failed:
         console.print(f"{len(failed)} of {len(found)} cells failed; --retry_failed runs them again.")
         sys.exit(1)
-
-
-DESCRIPTION = """Each cell is one run of pacmr fit in its own folder. Cells that are finished are skipped, and
-those that were interrupted go on from their last checkpoint: the same command continues a sweep."""
 
 
 def check_options(found: list[Cell]) -> None:
@@ -108,3 +117,8 @@ def check_options(found: list[Cell]) -> None:
                 raise
             reason = str(cause)
         raise UserError(f"The cell {cell.name} cannot run: {reason}")
+
+
+def main(arguments: list[str]) -> None:
+    """``pacmr sweep FILE [--jobs N] [--dry_run] [--tables_only] [--retry_failed]``."""
+    run_tool("sweep", run_sweep, arguments, positional=True)

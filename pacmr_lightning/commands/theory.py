@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -23,6 +21,7 @@ from ..analysis.theory_measures import (
     weighs,
     with_intervals,
 )
+from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..files import replacing
 from ..runs.finished_run import Run, find_run, load
@@ -33,6 +32,7 @@ RATIOS, CALIBRATION, RELIABILITY, PAIRS = "weight-ratios", "calibration", "relia
 
 def theory_check(
     runs: Sequence[str],
+    *,
     output: str,
     split: Split = "validation",
     checkpoint: str = "last",
@@ -56,7 +56,7 @@ def theory_check(
         output: folder to write to.
         split: validation pairs, or train pairs with labels as trained.
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
-        micro_batch_size: pairs in one forward pass; None is that of training, or 32 where that has none.
+        micro_batch_size: pairs in one forward pass; default: that of training, or 32 where that has none.
 
     Returns:
         Two tables with a row a run: ``label``, ``run``, ``method``, ``noise_rate``, ``step``, ``split``,
@@ -187,22 +187,4 @@ def _cell(value: float) -> str:
 
 def main(arguments: list[str]) -> None:
     """``pacmr theory RUN [RUN ...] --output FOLDER`` and the options of ``theory_check``."""
-    parser = argparse.ArgumentParser(
-        prog="pacmr theory",
-        description="Compares finished runs in the embedded world, where the probability eta that a response "
-        "is better is known, with the paper's theory: the log-ratio of the weights that a pair has in both "
-        "orders of its responses with Theorem 1's optimum, and sigma(u) with eta and the noisy labels.",
-    )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a preference run")
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="for tables and figures")
-    parser.add_argument(
-        "--split",
-        choices=get_args(Split),
-        default="validation",
-        help="pairs to ask about, default validation; train: with the labels that the run was trained on",
-    )
-    parser.add_argument("--checkpoint", default="last", metavar="NAME", help="default last")
-    parser.add_argument(
-        "--micro_batch_size", type=int, metavar="N", help="pairs in one forward pass, default as in training"
-    )
-    theory_check(**vars(parser.parse_args(arguments)))
+    run_tool("theory", theory_check, arguments, positional=True)

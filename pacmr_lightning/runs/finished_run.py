@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError
 from lightning.pytorch import LightningDataModule, LightningModule
 
-from ..command_line.exceptions import short_message
+from ..command_line.parser import ToolParser
+from ..command_line.sentences import short_message
 from ..errors import UserError
 from ..modules import PreferenceModule
 from .folder import CONFIG
@@ -92,7 +93,7 @@ def load(
     Raises:
         UserError: the configuration cannot be used, or the checkpoint is broken or does not fit it.
     """
-    parser = ArgumentParser(exit_on_error=False)
+    parser = ToolParser(exit_on_error=False)
     for kind, section in ((LightningModule, "model"), (LightningDataModule, "data")):
         parser.add_subclass_arguments(kind, section, fail_untyped=False)
     # config.yaml does not repeat the tokenizer, which follows from the model.

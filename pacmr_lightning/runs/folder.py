@@ -76,7 +76,7 @@ def read_summary(run: str | Path) -> dict[str, Any]:
     path = Path(run) / SUMMARY
     try:
         return json.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{path} does not exist; name the folder of a run that has finished with the RunSummary callback."
         ) from None

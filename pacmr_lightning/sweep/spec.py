@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError
 
-from ..command_line.exceptions import short_message
+from ..command_line.parser import ToolParser
+from ..command_line.sentences import short_message
 from ..errors import UserError
 
 
@@ -101,7 +102,7 @@ def read_sweep(path: str, jobs: int | None = None) -> Sweep:
         found["methods"] = {name: settings or {} for name, settings in found["methods"].items()}
         for name, settings in found["methods"].items():
             _check_keys(Method, settings, f"{path}, method {name}")
-    parser = ArgumentParser(exit_on_error=False)
+    parser = ToolParser(exit_on_error=False)
     parser.add_class_arguments(Sweep)
     try:
         parsed = parser.parse_object(found)

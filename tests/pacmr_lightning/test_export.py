@@ -345,7 +345,8 @@ def test_bad_input(run, trained, tmp_path, capsys):
         [run, out, "--checkpoint", "step-9"], capsys
     )
     assert "dtype is float16, but an adapter" in refused([run, out, "--dtype", "float16"], capsys)
-    assert "invalid choice: 'int8'" in refused([run, out, "--merged", "--dtype", "int8"], capsys)
+    sentence = refused([run, out, "--merged", "--dtype", "int8"], capsys)
+    assert "dtype: expected one of 'float32', 'bfloat16', 'float16' or null, but got int8." in sentence
     assert f"{run} is there already and is no empty folder" in refused([run, run], capsys)
     assert "config.yaml is there already" in refused([run, run / "config.yaml"], capsys)
     assert "cannot be written (Not a directory)" in refused([run, run / "config.yaml" / "out"], capsys)

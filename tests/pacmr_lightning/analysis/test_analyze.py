@@ -252,8 +252,8 @@ def refused(arguments, capsys):
     [
         (["--taus", "0.4"], "taus has 0.4"),
         (["--taus", "0.6", "1"], "taus has 1.0"),
-        (["--taus", "high"], "invalid float value: 'high'"),
-        (["--split", "test"], "invalid choice: 'test'"),
+        (["--taus", "high"], "taus: expected a float, but got high."),
+        (["--split", "test"], "split: expected one of 'train', 'validation', but got test."),
         (["--checkpoint", "step-9"], "has no checkpoint step-9; choose one of last, step-1, step-2, step-3"),
         (["--pairs", "0"], "pairs is 0, but a sample of the 24 train pairs"),
         (["--pairs", "25"], "pairs is 25"),
@@ -299,7 +299,7 @@ def test_checkpoints_that_do_not_fit(run, capsys):
     edit(run, "model", policy=policy | {"init_args": policy["init_args"] | {"model": "./nowhere"}})
     assert "model folder ./nowhere does not exist" in refused([str(run)], capsys)
     edit(run, "model", policy=policy, learning_rate="fast")
-    assert "expected float, but got fast" in refused([str(run)], capsys)
+    assert "expected a float, but got fast" in refused([str(run)], capsys)
     (run / "config.yaml").write_text(config)
     for content in (b"", b"no checkpoint", checkpoint[:1000]):
         (run / LAST).write_bytes(content)

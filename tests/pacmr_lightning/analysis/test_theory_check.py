@@ -206,7 +206,7 @@ def change(run, **options):
 
 def test_without_noise_there_is_nothing_to_weigh(runs, tmp_path, capsys):
     clean = change(shutil.copytree(runs / "pacmr", tmp_path / "clean"), noise_rate=0.0)
-    ratios, errors = theory_check([str(clean)], str(tmp_path / "out"))
+    ratios, errors = theory_check([str(clean)], output=str(tmp_path / "out"))
     assert ratios.empty and errors["ece_eta"][0] == errors["ece_noisy"][0] > 0
     assert "without noise every optimal log-ratio is 0" in " ".join(capsys.readouterr().out.split())
     assert not (tmp_path / "out" / "weight-ratios.png").exists()
@@ -235,4 +235,4 @@ def test_bad_input(runs, tmp_path, capsys):
     assert "nowhere/config.yaml does not exist" in stops("nowhere")
     assert "micro_batch_size is 0" in stops(runs / "dpo", "--micro_batch_size", "0")
     with pytest.raises(UserError, match="which is a file"):
-        theory_check([str(runs / "dpo")], str(tmp_path / "rows.jsonl"))
+        theory_check([str(runs / "dpo")], output=str(tmp_path / "rows.jsonl"))

@@ -356,7 +356,7 @@ def test_one_sentence_and_status_2(files, write, server, tmp_path, capsys):
     )
     assert "there is no class Judgge" in stops(*files, "--judge", "Judgge")
     told = stops(*files, *endpoint, server.url, "--judge.task", "neither")
-    assert "task: expected one of 'summary', 'dialogue', 'tldr', 'hh', but got neither" in told
+    assert "judge.task: expected one of 'summary', 'dialogue', 'tldr', 'hh', but got neither" in told
     server.refuses = "temperature"
     told = stops(*files, *endpoint, server.url, "--judge.retries", "0")
     assert "refuses temperature 0.0" in told and "set temperature: null" in told

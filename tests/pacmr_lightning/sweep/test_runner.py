@@ -137,7 +137,9 @@ def test_devices(write_sweep, tmp_path, capsys):
     wait_for(lambda: psutil.Process(process.pid).children())
     assert psutil.Process(process.pid).children()[0].environ()["CUDA_VISIBLE_DEVICES"] == "3,5"
     process.join()
-    assert process.exitcode == 2 and "no option --nonsense" in (tmp_path / "log.txt").read_text()
+    assert (
+        process.exitcode == 2 and "--nonsense: there is no such option" in (tmp_path / "log.txt").read_text()
+    )
 
 
 @pytest.mark.slow
