@@ -32,8 +32,6 @@ NOTES = (
 )
 
 
-    if figure:
-        from ..analysis.learning_curves import draw
 def table(runs: list[str]) -> Table:
     """One row a run; columns that no run knows are left out."""
     summaries = [read_summary(run) for run in runs]
