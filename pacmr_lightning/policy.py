@@ -11,10 +11,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
+from torch.nn.attention import sdpa_kernel
 from transformers import GenerationConfig, PreTrainedModel
 
 from . import scoring
-from .attention import FLEX, AskedLayout, Way, check_attention, plain_attention, use_attention
+from .attention import ANY_LENGTH, FLEX, AskedLayout, Way, check_attention, plain_attention, use_attention
 from .base_model import load_base, weights_digest
 from .batch import LogProbs, PairBatch
 from .compiled import compile_layers
@@ -233,16 +234,18 @@ class PolicyModel(nn.Module):
         """transformers' ``generate`` of the current model; returns prompt and continuation.
 
         Of the model's own ``generation_config`` only the special tokens count: its penalties and cut-offs are
-        no part of the policy. FlexAttention, which would compile for every length, leaves this to SDPA.
+        no part of the policy. FlexAttention, which would compile for every length, leaves this to SDPA, and
+        SDPA is kept from cuDNN's kernels, which plan for every length.
         """
         was_training, own, attention = self.training, self.model.generation_config, self.attention
         special = {name: getattr(own, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        if self.attn_implementation in ("auto", FLEX):
+        if self.attn_implementation == FLEX:
             use_attention(self.model, plain_attention(self.model))
         self.eval()
         self.model.generation_config = GenerationConfig(**special)
         try:
-            return self.peft.generate(**options, use_cache=True)
+            with sdpa_kernel(ANY_LENGTH):
+                return self.peft.generate(**options, use_cache=True)
         finally:
             use_attention(self.model, attention)
             self.model.generation_config = own
