@@ -101,6 +101,5 @@ def inner_step(
     mean = joined.g.sum() / total
     sum_over_ranks([mean])
     if weighting.mean_one:
-        for tensor in gradient.values():
-            tensor.div_(mean)
+        torch._foreach_div_(list(gradient.values()), mean)
     return InnerStep(gradient, Rewards.cat(rewards), torch.cat(losses), joined, mean, total)
