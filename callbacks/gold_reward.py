@@ -96,7 +96,7 @@ class GoldReward(Callback):
 
     def _responses(self, trainer: Trainer, pl_module: LightningModule, prompts: list[str]) -> list[str]:
         tokenizer = trainer.datamodule.tokenizer
-        device = pl_module.device
+        device = trainer.strategy.root_device
         responses: list[str] = []
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(self.seed)

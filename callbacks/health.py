@@ -125,7 +125,7 @@ class Health(Callback):
             "warned": self.warned,
             "idle": self._idle,
             "updates": [{name: float(value) for name, value in found.items()} for found in self._updates],
-            "sums": self._total().tolist(),
+            "sums": self._total(trainer).tolist(),
         }
 
     def on_load_checkpoint(
@@ -163,7 +163,7 @@ class Health(Callback):
 
     def _check(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """All ranks compute the same numbers, so they decide the same."""
-        pairs, g, squares, a, saturated = self._total().tolist()
+        pairs, g, squares, a, saturated = self._total(trainer).tolist()
         self._sums.zero_()
         found = {
             "effective_sample_size": g**2 / (pairs * squares) if squares else 0.0,
@@ -189,9 +189,10 @@ class Health(Callback):
             {f"health/{name}": torch.tensor(value, dtype=torch.float32) for name, value in found.items()}
         )
 
-    def _total(self) -> Tensor:
+    def _total(self, trainer: Trainer) -> Tensor:
         """(5,) sums over the ranks since the last check."""
-        total = self._sums.clone()
+        # Before the first step they are on the CPU, where NCCL reduces nothing.
+        total = self._sums.to(trainer.strategy.root_device, copy=True)
         sum_over_ranks([total])
         return total
 

@@ -53,7 +53,8 @@ class SampleResponses(Callback):
         self._asks = trainer.is_global_zero or pl_module.policy.is_sharded
         if not self._asks:
             return
-        self._batch = move_data_to_device(_first_prompts(trainer, self.prompts), pl_module.device)
+        device = trainer.strategy.root_device
+        self._batch = move_data_to_device(_first_prompts(trainer, self.prompts), device)
         with pl_module.policy.reference():
             self._reference = self._answers(trainer, pl_module)
         step = trainer.global_step

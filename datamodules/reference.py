@@ -77,7 +77,8 @@ def cached_log_probs(
     key = {
         "layout": _LAYOUT,
         "reference": policy.reference_digest(),
-        "options": policy.log_prob_options(batch(order[-1:])),
+        # Tried on the longest: with few response tokens, rounding would decide which way is right.
+        "options": policy.log_prob_options(batch(order[:1])),
         "pairs": tokens,
     }
     text = json.dumps(key, sort_keys=True, indent=2)

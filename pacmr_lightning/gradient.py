@@ -2,6 +2,9 @@
 
 They are taken with ``torch.autograd.grad`` and not with ``backward``: ``p.grad`` stays untouched until the
 policy's update, and no wrapper (DDP, DeepSpeed) mistakes a gradient of the outer step for one of its own.
+
+An adapter is hundreds of small tensors, of which a GPU takes longer to be told than to compute them, so what
+is done to each is done to all at once (``torch._foreach_...``).
 """
 
 from __future__ import annotations
@@ -23,13 +26,20 @@ def accumulated_gradient(parameters: Mapping[str, nn.Parameter], losses: Iterabl
     Each loss must already be divided by the number of pairs of the whole step (all micro-batches, all ranks).
     The losses are consumed one at a time, so only one graph is alive.
     """
-    total = {name: p.new_zeros(shape(p)) for name, p in parameters.items()}
+    total = _zeros(parameters)
     for loss in losses:
         gradients = torch.autograd.grad(loss, list(parameters.values()))
-        for buffer, gradient in zip(total.values(), gradients, strict=True):
-            buffer.add_(gradient)
+        torch._foreach_add_(list(total.values()), gradients)
     sum_over_ranks(total.values())
     return total
+
+
+def _zeros(parameters: Mapping[str, nn.Parameter]) -> Direction:
+    """Parts of one tensor."""
+    shapes = {name: shape(p) for name, p in parameters.items()}
+    sizes = [size.numel() for size in shapes.values()]
+    parts = next(iter(parameters.values())).new_zeros(sum(sizes)).split(sizes)
+    return {name: part.view(size) for (name, size), part in zip(shapes.items(), parts, strict=True)}
 
 
 @torch.no_grad()
@@ -40,8 +50,8 @@ def sum_over_ranks(tensors: Iterable[Tensor]) -> None:
     tensors = list(tensors)
     flat = torch.cat([t.reshape(-1) for t in tensors])
     torch.distributed.all_reduce(flat)
-    for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
-        tensor.copy_(part.view_as(tensor))
+    parts = flat.split([t.numel() for t in tensors])
+    torch._foreach_copy_(tensors, [p.view_as(t) for p, t in zip(parts, tensors, strict=True)])
 
 
 def on_all_ranks(names: list[str]) -> list[str]:
@@ -76,11 +86,9 @@ def spread_over_ranks(tensors: Iterable[Tensor]) -> float:
 @torch.no_grad()
 def clip(direction: Direction, max_norm: float) -> None:
     """Scales a point of LoRA space down, in place, to a norm of at most ``max_norm``."""
-    factor = (max_norm / (torch.nn.utils.get_total_norm(direction.values()) + 1e-6)).clamp(max=1.0)
-    for tensor in direction.values():
-        tensor.mul_(factor)
+    torch._foreach_mul_(list(direction.values()), (max_norm / (norm(direction) + 1e-6)).clamp(max=1.0))
 
 
 def norm(direction: Direction) -> Tensor:
     """Euclidean norm of a point of LoRA space, a 0-dim tensor."""
-    return torch.stack([t.norm() for t in direction.values()]).norm()
+    return torch.nn.utils.get_total_norm(direction.values())

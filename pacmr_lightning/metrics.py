@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +53,14 @@ class Means(nn.Module):
             for metric in self.means.values():
                 stack.enter_context(metric.sync_context())
             return {name: value.clone() for name, value in self.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True, assign: bool = False) -> Any:
+        """Goes on from what ``gathered_state`` returned, on the device that the means are on."""
+        found = super().load_state_dict(state, strict, assign)
+        # torchmetrics takes the loaded tensors themselves, which come from the CPU.
+        for metric in self.means.values():
+            metric.to(metric.device)
+        return found
 
     def compute(self) -> dict[str, Tensor]:
         """0-dim means over what all ranks saw since the last call."""

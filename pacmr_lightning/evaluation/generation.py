@@ -10,6 +10,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
+from ..numerics import numerics
 from ..policy import PolicyModel
 from .prompt_batch import PromptBatch, Response
 from .store import content_key
@@ -159,7 +160,11 @@ def generation_key(
         weights.hexdigest(),
         policy.lora,
         policy.model.config.to_json_string(use_diff=False),
-        [str(policy.dtype), policy.attn_implementation],
+        [
+            str(policy.dtype),
+            policy.attn_implementation,
+            numerics(next(iter(policy.adapter().values())).device),
+        ],
         end_tokens(policy, tokenizer),
         max_new_tokens,
         asdict(decoding),

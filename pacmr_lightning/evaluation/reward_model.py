@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from ..errors import UserError
+from ..numerics import numerics
 from .conversation import Messages, as_messages, as_text
 from .judging import Comparison, Opinion, PairJudge, Verdict, by_scores
 from .store import AnswerStore, content_key
@@ -70,7 +71,8 @@ class RewardModelJudge(PairJudge):
 
     def _scores(self, responses: list[tuple[str | Messages, str]], store: AnswerStore) -> list[_Score]:
         state = _state(self.name)
-        keys = [content_key(self.settings, state, *response) for response in responses]
+        judge = content_key(self.settings, state, numerics(self.device))
+        keys = [content_key(judge, *response) for response in responses]
         asked = dict(zip(keys, responses, strict=True))
         found = {key: _Score(**value, cached=True) for key, value in store.get(list(asked)).items()}
         tokens = {}

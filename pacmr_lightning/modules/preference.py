@@ -114,14 +114,18 @@ class PreferenceModule(HeldOutSteps):
         self.policy.build()
 
     def setup(self, stage: str) -> None:
-        """Moves what the weighting learns to the device, and tells it the noise rate, before a restore.
+        """Moves metrics and what the weighting learns to the device, before a restore; tells the noise rate.
 
         Raises:
             UserError: ``micro_batch_size`` does not divide a device's share of the global batch, or the
                 strategy cannot train an adapter.
         """
         check_strategy(self.trainer.strategy)
-        self.weighting.to(self.trainer.strategy.root_device)
+        device = self.trainer.strategy.root_device
+        self.weighting.to(device)
+        # DeepSpeed moves no module whose parameters it keeps in parts, and so none of its metrics.
+        for metrics in (self.train_means, self.weight_statistics, self.held_out_means):
+            metrics.to(device)
         data = self.trainer.datamodule
         if stage != "fit" or data is None:
             return

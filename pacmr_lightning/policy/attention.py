@@ -1,4 +1,4 @@
-"""Which attention a policy can run on, in the order in which it is tried, and what is refused at once."""
+"""Which attention a policy can run on, in which token layouts, and what is refused at once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch.nn.attention import SDPBackend
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import is_flash_attn_2_available, is_kernels_available
@@ -19,6 +20,8 @@ AskedLayout = Literal["auto", "shared", "separate", "packed"]
 FLEX, FLASH = "flex_attention", "flash_attention_2"
 PLAIN = ("sdpa", "eager")
 """Made of torch's own operations: on any device, with a gradient that can be differentiated again."""
+ANY_LENGTH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""SDPA's kernels that take each length as it comes, while cuDNN's plan for it longer than a token takes."""
 IN_WORDS = {
     "shared": "a shared prompt",
     "packed": "sequences packed into one row",
@@ -95,10 +98,11 @@ def check_attention(attention: str, layout: AskedLayout, dtype: torch.dtype) -> 
 def ways(
     model: PreTrainedModel, asked: str, layout: AskedLayout, device: torch.device
 ) -> tuple[list[Way], list[str]]:
-    """What is tried, the fastest first, and why something is not.
+    """What is tried, in this order, and sentences about what could be asked for instead.
 
-    The order is fixed and not timed on the spot, so that a run that goes on, or another process, computes the
-    same: block-sparse shared prompts, then FlashAttention without padding, then what transformers takes.
+    Unasked that is what transformers takes, on every device: kernels for GPUs that may be faster have to be
+    asked for. The order is fixed and not timed on the spot, so that a run that goes on, or another process,
+    computes the same.
 
     Args:
         model: loaded with what was asked for, or ("auto") with transformers' own choice.
@@ -107,33 +111,21 @@ def ways(
         device: of the model.
     """
     own = model.config._attn_implementation
-    if layout == "auto":
-        on_gpu = {FLEX: ["shared"], FLASH: ["packed"]}
-        own_layouts = ["packed" if is_flash(own) else "shared", "separate"]
-    else:
-        on_gpu = {(FLEX if layout == "shared" else FLASH): [layout]}
-        own_layouts = list(dict.fromkeys([layout, "separate"]))
-    found, notes = [], []
-    if asked == "auto" and device.type != "cuda":
-        notes.append(f"the model is on the {device.type}")
-    elif asked == "auto":
-        for attention, layouts in on_gpu.items():
-            obstacle = (_no_flex if attention == FLEX else _no_flash)(model)
-            if obstacle is None:
-                found += [Way(attention, laid_out) for laid_out in layouts]
-            else:
-                notes.append(f"no {attention}: {obstacle}")
-    return found + [Way(own, laid_out) for laid_out in [*own_layouts, "plain"]], notes
+    own_layouts = ["packed" if is_flash(own) else "shared"] if layout == "auto" else [layout]
+    found = [Way(own, laid_out) for laid_out in dict.fromkeys([*own_layouts, "separate", "plain"])]
+    if asked != "auto" or device.type != "cuda":
+        return found, []
+    faster = [name for name in (FLEX, FLASH) if _can_have(model, name, layout)]
+    if not faster:
+        return found, []
+    return found, [
+        f"On this GPU attn_implementation {' or '.join(faster)} may be faster; benchmarks/gpu.py measures it."
+    ]
 
 
-def _no_flex(model: PreTrainedModel) -> str | None:
-    return None if model._supports_flex_attn else f"{type(model).__name__} does not support it"
-
-
-def _no_flash(model: PreTrainedModel) -> str | None:
-    if model.dtype not in (torch.float16, torch.bfloat16):
-        return f"the base is {str(model.dtype).removeprefix('torch.')}"
-    if not model._supports_flash_attn:
-        return f"{type(model).__name__} does not support it"
+def _can_have(model: PreTrainedModel, attention: str, layout: AskedLayout) -> bool:
+    if attention == FLEX:
+        return model._supports_flex_attn and layout in ("auto", "shared")
     installed = is_flash_attn_2_available() or is_kernels_available()
-    return None if installed else "neither flash_attn nor kernels is installed"
+    half = model.dtype in (torch.float16, torch.bfloat16)
+    return model._supports_flash_attn and installed and half and layout != "shared"

@@ -57,9 +57,8 @@ def shared_mask(rows: Rows, config: PretrainedConfig, dtype: torch.dtype) -> Mas
             return create_block_mask(visible, count, None, length, length, device)
         row, column = torch.arange(count, device=device), torch.arange(length, device=device)
         dense = visible(row[:, None, None, None], row, column[:, None], column)
-        if config._attn_implementation != "eager":
-            return dense
-        scores = torch.zeros(dense.shape, dtype=dtype, device=device)  # eager adds the mask to the scores
+        # What is added to the scores; of a boolean mask SDPA would make that in every layer anew.
+        scores = torch.zeros(dense.shape, dtype=dtype, device=device)
         return scores.masked_fill_(~dense, torch.finfo(dtype).min)
 
     limits = {"full_attention": None, "sliding_attention": window}

@@ -11,14 +11,16 @@ from lightning.pytorch.utilities import rank_zero_info
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
+from torch.nn.attention import sdpa_kernel
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..batch import LogProbs, PairBatch
 from ..errors import UserError
 from ..gradient import max_over_ranks
+from ..numerics import numerics
 from ..strategies.sharding import is_sharded
 from . import scoring
-from .attention import FLEX, AskedLayout, Way, check_attention, plain_attention, use_attention
+from .attention import ANY_LENGTH, FLEX, AskedLayout, Way, check_attention, plain_attention, use_attention
 from .base_model import load_base, weights_digest
 from .compiled import compile_layers
 from .lora import check_lora, lora_linears
@@ -44,11 +46,11 @@ class PolicyModel(nn.Module):
         dtype: of the frozen base; adapters are fp32 always. "bfloat16" is for GPUs.
         gradient_checkpointing: recompute activations in backward, for memory.
         attn_implementation: as in transformers ("sdpa", "eager", "flash_attention_2", "flex_attention", ...);
-            "auto" takes flex_attention or flash_attention_2 on a GPU where they work, and transformers' own
-            choice (sdpa) otherwise, after a check on a real pair, and prints it.
+            "auto" is transformers' own choice (sdpa) on every device. On a GPU others may be faster, which a
+            line at the start names.
         layout: "shared" computes a prompt once for both responses, "separate" runs one sequence a row,
             "packed" puts the sequences into one row without padding (for FlashAttention), "auto" takes the
-            attention's best one after the same check.
+            attention's best one. Either is checked on a real pair first.
         logit_chunk: rows of logits (response tokens) that exist at a time.
         compile: run the layers through torch.compile. VNet's update, which works through hooks, does not.
 
@@ -92,6 +94,7 @@ class PolicyModel(nn.Module):
         self.logit_chunk = logit_chunk
         self.compiles = compile
         self._way: Way | None = None
+        self._digest: str | None = None
 
     def build(self) -> None:
         """Loads the base and adds the adapter. Does nothing the second time.
@@ -182,8 +185,10 @@ class PolicyModel(nn.Module):
             return self.log_probs(batch)
 
     def reference_digest(self) -> str:
-        """A hash of the reference's weights, by name and byte; the adapter is no part of it."""
-        return weights_digest(self.model)
+        """A hash of the reference's frozen weights, computed once; the adapter is no part of it."""
+        if self._digest is None:
+            self._digest = weights_digest(self.model)
+        return self._digest
 
     def log_prob_options(self, batch: PairBatch) -> dict[str, Any]:
         """What changes a log-probability beside weights and tokens; ways are tried on ``batch``."""
@@ -196,6 +201,7 @@ class PolicyModel(nn.Module):
             "dtype": str(self.dtype),
             "attention": way.attention,
             "compile": self.compiles,
+            **numerics(next(iter(self.adapter().values())).device),
             "config": {name: config[name] for name in sorted(config) if name not in ignored},
         }
 
@@ -233,16 +239,18 @@ class PolicyModel(nn.Module):
         """transformers' ``generate`` of the current model; returns prompt and continuation.
 
         Of the model's own ``generation_config`` only the special tokens count: its penalties and cut-offs are
-        no part of the policy. FlexAttention, which would compile for every length, leaves this to SDPA.
+        no part of the policy. FlexAttention, which would compile for every length, leaves this to SDPA, and
+        SDPA is kept from cuDNN's kernels, which plan for every length.
         """
         was_training, own, attention = self.training, self.model.generation_config, self.attention
         special = {name: getattr(own, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        if self.attn_implementation in ("auto", FLEX):
+        if self.attn_implementation == FLEX:
             use_attention(self.model, plain_attention(self.model))
         self.eval()
         self.model.generation_config = GenerationConfig(**special)
         try:
-            return self.peft.generate(**options, use_cache=True)
+            with sdpa_kernel(ANY_LENGTH):
+                return self.peft.generate(**options, use_cache=True)
         finally:
             use_attention(self.model, attention)
             self.model.generation_config = own

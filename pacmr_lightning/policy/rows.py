@@ -12,10 +12,11 @@ Three layouts of the same pairs:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..batch import LogProbs, PairBatch, Segment
@@ -61,10 +62,42 @@ class Rows:
 
 
 def rows_of(layout: Layout, batch: PairBatch) -> Rows:
-    """The batch in a layout."""
-    if layout == "shared":
-        return shared_rows(batch)
-    return packed_rows(batch) if layout == "packed" else separate_rows(batch)
+    """The batch in a layout, its rows as long as the device likes them."""
+    if layout == "packed":
+        return packed_rows(batch)
+    if layout == "plain":
+        return separate_rows(batch)
+    rows = shared_rows(batch) if layout == "shared" else separate_rows(batch)
+    return padded(rows, row_multiple(batch.input_ids.device))
+
+
+def row_multiple(device: torch.device) -> int:
+    """What the length of rows should be a multiple of.
+
+    On a GPU cuDNN's attention plans anew for each length that it has not seen, and other kernels are fastest
+    on whole tiles. On a CPU more padding is only more to compute.
+    """
+    return 64 if device.type == "cuda" else 1
+
+
+def padded(rows: Rows, multiple: int) -> Rows:
+    """The same rows, padded on the right to a multiple of a length."""
+    count, length = rows.input_ids.shape
+    more = -length % multiple
+    if not more:
+        return rows
+
+    def longer(values: Tensor | None) -> Tensor | None:
+        return None if values is None else F.pad(values, (0, more))
+
+    return replace(
+        rows,
+        input_ids=longer(rows.input_ids),
+        position_ids=longer(rows.position_ids),  # 0, which every model has
+        token_pair=torch.cat([rows.token_pair, rows.token_pair[:, -1:].expand(count, more)], dim=1),
+        segment_ids=longer(rows.segment_ids),
+        real=longer(rows.real),
+    )
 
 
 def shared_rows(batch: PairBatch) -> Rows:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..batch import PairBatch, Segment
 from ..errors import UserError
 from ..gradient import max_over_ranks
-from .attention import FLEX, PLAIN, Way, plain_attention, use_attention, ways
+from .attention import PLAIN, Way, plain_attention, use_attention, ways
 from .rows import Layout
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2}
 """Accepted difference of a response's mean token log-probability, in nats, by the base's dtype."""
 GRADIENT_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.3}
 """Accepted relative error of the gradient at the embeddings, by the base's dtype."""
+JUDGE_BYTES = 2**32
+"""What the attention weights that others are compared with may take."""
 
 
 def check_pair(batch: PairBatch, window: int | None, device: torch.device) -> PairBatch:
@@ -44,9 +48,9 @@ def check_pair(batch: PairBatch, window: int | None, device: torch.device) -> Pa
 def choose_way(policy: PolicyModel, batch: PairBatch) -> Way:
     """The first of the possible ways that computes what the model's own forward does on plain sequences.
 
-    The policy uses its attention from then on. Attention other than torch's SDPA and transformers' eager one
-    runs on kernels made for the machine: its gradient is checked too, since a shape or a device may have a
-    forward pass only. Warns of what was tried and cannot be used.
+    The policy uses its attention from then on. Values and gradient are checked, since a shape or a device may
+    have a right forward pass only, against torch's SDPA (or transformers' eager attention) without any kernel
+    made for the machine. Warns of what was tried and cannot be used.
 
     Raises:
         UserError: no way works with the attention that was asked for.
@@ -61,17 +65,31 @@ def choose_way(policy: PolicyModel, batch: PairBatch) -> Way:
     candidates, notes = ways(policy.model, policy.attn_implementation, policy.layout, device)
     own = policy.attention
     trusted = own if own in PLAIN else plain_attention(policy.model)
+    was_training = policy.training
+    policy.train()  # as it is trained: gradient checkpoints are kept in this mode only, and no dropout is
+    try:
+        return _first_right(policy, pair, candidates, notes, trusted)
+    finally:
+        policy.train(was_training)
+
+
+def _first_right(
+    policy: PolicyModel, pair: PairBatch, candidates: list[Way], notes: list[str], trusted: str
+) -> Way:
     use_attention(policy.model, trusted)
-    truth = _computed(policy, "plain", pair, any(way.attention != trusted for way in candidates))
+    with ExitStack() as stack:
+        stack.enter_context(sdpa_kernel(_judges(policy, pair)))
+        if policy.compiles:  # or this kernel would stay in what is compiled
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        truth = _computed(policy, "plain", pair)
     for way, following in zip(candidates, [*candidates[1:], None], strict=True):
-        fault = None if way == Way(trusted, "plain") else _fault(policy, way, pair, truth, trusted)
+        fault = None if way == Way(trusted, "plain") else _fault(policy, way, pair, truth)
         if policy.is_sharded:  # a way that only some ranks take would leave the others waiting
-            agreed = max_over_ranks(int(fault is not None), device)
+            agreed = max_over_ranks(int(fault is not None), pair.input_ids.device)
             fault = (fault or "it fails in another process") if agreed else None
         if fault is None:
             if policy.attn_implementation == "auto":
-                why = f" ({'; '.join(notes)})" if notes and way.attention != FLEX else ""
-                rank_zero_info(f"Log-probabilities are computed from {way}{why}.")
+                rank_zero_info(" ".join([f"Log-probabilities are computed from {way}.", *notes]))
             use_attention(policy.model, way.attention)
             return way
         if following is not None:
@@ -85,35 +103,34 @@ def choose_way(policy: PolicyModel, batch: PairBatch) -> Way:
     )
 
 
-def _fault(
-    policy: PolicyModel, way: Way, pair: PairBatch, truth: tuple[Tensor, Tensor | None], trusted: str
-) -> str | None:
+def _judges(policy: PolicyModel, pair: PairBatch) -> list[SDPBackend]:
+    """SDPA's plain code; where its attention weights would be large, the next plainest kernel before it."""
+    config = policy.model.config.get_text_config()
+    layers = 1 if policy.gradient_checkpointing else config.num_hidden_layers
+    # Two sequences; scores and weights in fp32.
+    kept = 2 * config.num_attention_heads * pair.input_ids.shape[1] ** 2 * 2 * 4 * layers
+    return [*([] if kept <= JUDGE_BYTES else [SDPBackend.EFFICIENT_ATTENTION]), SDPBackend.MATH]
+
+
+def _fault(policy: PolicyModel, way: Way, pair: PairBatch, truth: tuple[Tensor, Tensor]) -> str | None:
     """What is wrong with a way, if anything."""
     dtype = policy.model.dtype
     try:
         use_attention(policy.model, way.attention)
-        values, gradient = _computed(policy, way.layout, pair, way.attention != trusted)
+        values, gradient = _computed(policy, way.layout, pair)
     except Exception as failure:  # kernels and compilers have exceptions of their own
         lines = str(failure).strip().splitlines() or [""]
         return f"it fails with {type(failure).__name__}: {lines[0]}"
-    tokens = min(int((pair.segment_ids == s).sum()) for s in (Segment.CHOSEN, Segment.REJECTED))
-    error = float((values - truth[0]).abs().max()) / tokens
+    tokens = [int((pair.segment_ids == s).sum()) for s in (Segment.CHOSEN, Segment.REJECTED)]
+    error = float(((values - truth[0]).abs() / values.new_tensor(tokens)).max())
     if not error <= TOLERANCE[dtype]:
         return f"its log-probabilities differ by {error:.1e} nats a token"
-    if gradient is not None:
-        error = float((gradient - truth[1]).norm() / truth[1].norm())
-        if not error <= GRADIENT_TOLERANCE[dtype]:
-            return f"its gradient is {error:.0%} off"
-    return None
+    error = float((gradient - truth[1]).norm() / truth[1].norm())
+    return None if error <= GRADIENT_TOLERANCE[dtype] else f"its gradient is {error:.0%} off"
 
 
-def _computed(
-    policy: PolicyModel, layout: Layout, pair: PairBatch, with_gradient: bool
-) -> tuple[Tensor, Tensor | None]:
+def _computed(policy: PolicyModel, layout: Layout, pair: PairBatch) -> tuple[Tensor, Tensor]:
     """(2,) log-probabilities, and the gradient of a combination of them by token id, (V', H)."""
-    if not with_gradient:
-        found = policy.log_probs_in(layout, pair)
-        return torch.cat([found.chosen, found.rejected]), None
     embedded: list[tuple[Tensor, Tensor]] = []
 
     def watch(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:

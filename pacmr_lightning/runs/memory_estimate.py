@@ -171,10 +171,12 @@ def activation_bytes(
     with FakeTensorMode():
         _replace_by_fake(policy)
         tokens = torch.zeros(rows, length, dtype=torch.long)
-        mask = torch.ones((rows, 1, length, length), dtype=torch.bool) if shared else torch.ones_like(tokens)
         predicted = torch.zeros(2 * pairs * response_tokens, dtype=torch.long)
         trained = [p for p in policy.parameters() if p.requires_grad]
         with LiveBytes(policy) as live:
+            mask = torch.ones_like(tokens)
+            if shared:
+                mask = torch.zeros((rows, 1, length, length), dtype=model.dtype)
             inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": tokens}
             states = model.base_model(**inputs, use_cache=False).last_hidden_state
             states = states[predicted, predicted]

@@ -53,6 +53,5 @@ def inner_step(pairs: TrainPairs, weighting: Weighting) -> InnerStep:
     mean = weights.g.sum() / total
     sum_over_ranks([mean])
     if weighting.mean_one:
-        for tensor in gradient.values():
-            tensor.div_(mean)
+        torch._foreach_div_(list(gradient.values()), mean)
     return InnerStep(gradient, weights, mean, total)

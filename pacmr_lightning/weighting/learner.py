@@ -89,7 +89,7 @@ class VNetWeighting(Weighting):
         self.every = every
         self.virtual_lr = virtual_lr
         # Its own random stream, so that runs with and without VNet start from the same adapter.
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             self.vnet = VNet(hidden, start_slope, 0.0 if start_offset == "auto" else start_offset)
         self.start_slope = start_slope
         self.start_offset = start_offset

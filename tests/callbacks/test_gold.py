@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from peft import LoraConfig, get_peft_model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -102,6 +103,18 @@ def test_gold_reward_of_a_run(fit, tmp_path, world, summary_first):
     for row in samples:
         assert "<pad>" not in row["response"] and "</s>" not in row["response"]
         assert len(row["response"].split()) <= 6
+
+
+def test_prompts_go_where_the_strategy_computes(fit, tmp_path, world, monkeypatch):
+    """Under ZeRO-3 nobody moves the module, whose own device stays the one it was made on."""
+    module, data = world
+
+    class Unmoved(Callback):
+        def on_train_end(self, trainer, pl_module):
+            monkeypatch.setattr(type(pl_module), "device", torch.device("meta"))
+
+    fit(tmp_path, [Unmoved(), GoldReward(samples=4, max_new_tokens=2)], module, data, max_epochs=1)
+    assert {call["input_ids"].device.type for call in module.policy.calls} == {"cpu"}
 
 
 def test_sampling_is_plain_left_padded_and_seeded(fit, tmp_path, world):

@@ -3,12 +3,14 @@
 import json
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 import yaml
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning import cli
@@ -272,3 +274,14 @@ def test_dead_adapters_and_saturated_pairs(config, tmp_path, monkeypatch):
 def test_bad_options(options, message):
     with pytest.raises(UserError, match=message):
         Health(**options)
+
+
+def test_sums_are_added_up_on_the_strategys_device():
+    """Also before the first step; NCCL refuses what is on the CPU."""
+    trainer = SimpleNamespace(strategy=SingleDeviceStrategy("meta"), is_global_zero=True)
+    health = Health()
+    assert health._total(trainer).device.type == "meta"
+    health._sums = torch.ones(5, dtype=torch.double)
+    trainer.strategy = SingleDeviceStrategy("cpu")
+    health._total(trainer).zero_()
+    assert health._total(trainer).tolist() == [1.0] * 5

@@ -108,3 +108,10 @@ def test_bad_options():
     for option in ("prompts", "every", "max_new_tokens"):
         with pytest.raises(UserError, match=f"{option} is 0"):
             SampleResponses(**{option: 0})
+
+
+def test_prompts_go_where_the_strategy_computes(fit, tmp_path, monkeypatch):
+    """Under ZeRO-3 nobody moves the module, whose own device stays the one it was made on."""
+    monkeypatch.setattr(PreferenceModule, "device", torch.device("meta"))
+    fit("run", SampleResponses(prompts=1, every=1), 1)
+    assert [row["step"] for row in rows_of(tmp_path / "run")] == [0, 1]

@@ -13,9 +13,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from pacmr_lightning import policy as policy_module
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule, reference
 from pacmr_lightning.datamodules.reference import cached_log_probs
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.numerics import numerics
 from pacmr_lightning.policy import PolicyModel
 
 
@@ -104,7 +106,31 @@ def test_a_sweep_pays_once(model, cache, monkeypatch, tmp_path):
     assert np.array_equal(found, first[20:])
 
 
-def test_whatever_changes_a_value_changes_the_key(model, cache, tmp_path):
+def test_the_ways_are_tried_on_the_longest_pair(model, cache, monkeypatch):
+    """On few response tokens rounding would decide."""
+    folder = model()
+    policy, pairs, tried = policy_of(folder), data_of(folder).train_pairs, []
+    choose = policy_module.choose_way
+    monkeypatch.setattr(policy_module, "choose_way", lambda p, batch: tried.append(batch) or choose(p, batch))
+    cached_log_probs(policy, pairs, **ALONE)
+    assert len(tried) == 1 and tried[0].token_count == max(
+        pairs.batch([i]).token_count for i in range(len(pairs))
+    )
+
+
+def test_weights_are_hashed_once(model, cache, monkeypatch):
+    """They are frozen, and a 7B base takes a while."""
+    folder = model()
+    policy, data, hashed = policy_of(folder), data_of(folder), []
+    digest = policy_module.weights_digest
+    monkeypatch.setattr(policy_module, "weights_digest", lambda model: hashed.append(model) or digest(model))
+    for pairs in (data.train_pairs, data.validation_pairs):
+        cached_log_probs(policy, pairs, **ALONE)
+    assert len(hashed) == 1 and policy.reference_digest() == digest(policy.model)
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_whatever_changes_a_value_changes_the_key(model, cache, monkeypatch):
     folder = model()
     data = data_of(folder)
 
@@ -124,6 +150,9 @@ def test_whatever_changes_a_value_changes_the_key(model, cache, tmp_path):
     assert entries(policy_of(folder), longer.train_pairs) == 8
     # The same weights in another folder are the same reference.
     assert entries(policy_of(model(0, "copy")), data.train_pairs) == 8
+    for number, changed in enumerate(({"torch": "3"}, {"matmul_precision": "high"}, {"device": "cuda"})):
+        monkeypatch.setattr("pacmr_lightning.policy.numerics", lambda device, c=changed: numerics(device) | c)
+        assert entries(policy_of(folder), data.train_pairs) == 9 + number
 
 
 def test_pairs_without_a_second_view(model, cache, write_rows, pair_rows):

@@ -22,6 +22,7 @@ from pacmr_lightning.policy import PolicyModel, attention
 from pacmr_lightning.policy.attention import Way, use_attention, ways
 from pacmr_lightning.policy.masks import attention_inputs, shared_mask
 from pacmr_lightning.policy.rows import packed_rows, shared_rows
+from pacmr_lightning.policy.selfcheck import TOLERANCE
 from pacmr_lightning.weighting import ExactCoefficients
 from pacmr_lightning.weighting.train_pairs import RecomputedPairs
 
@@ -94,6 +95,12 @@ def test_flex_attention(name, flex_on_cpu, make_policy, make_batch):
     check(make_policy(name), make_batch(), "flex_attention", ["shared", "separate", "packed", "plain"])
 
 
+def test_flex_attention_on_padded_rows(flex_on_cpu, make_policy, make_batch, monkeypatch):
+    """As they are on a GPU."""
+    monkeypatch.setattr("pacmr_lightning.policy.rows.row_multiple", lambda device: 64)
+    check(make_policy("qwen2-mixed"), make_batch(), "flex_attention", ["shared", "separate"])
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen2-mixed", "mistral", "gpt2"])
 def test_flash_attention(name, flash_on_cpu, make_policy, make_batch):
     policy, batch = make_policy(name), make_batch()
@@ -142,6 +149,72 @@ def test_a_wrong_gradient_is_found(flex_on_cpu, make_policy, make_batch, monkeyp
         policy.log_probs(make_batch())
 
 
+def test_a_wrong_gradient_of_sdpa_is_found(make_policy, make_batch, monkeypatch):
+    """Which kernel SDPA takes is the device's choice. Here the one for causal rows is right, and the one for
+    masks is not; the judge runs neither."""
+    right = F.scaled_dot_product_attention
+
+    def wrong(query, key, value, attn_mask=None, **options):
+        fast = torch.backends.cuda.flash_sdp_enabled()
+        masked = attn_mask is not None and attn_mask.dtype != torch.bool
+        return right(query.detach() if fast and masked else query, key, value, attn_mask, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", wrong)
+    policy = make_policy()
+    with pytest.warns(
+        UserWarning, match="shared layout .its gradient is .*% off.; falling back to one sequence"
+    ):
+        policy.log_probs(make_batch())
+    assert policy._way == Way("sdpa", "separate")
+
+
+def test_the_judge_is_sdpas_plain_code(make_policy, make_batch, monkeypatch):
+    """Unless what it keeps would be large."""
+    policy, pair = make_policy(), make_batch(1)
+    enabled = []
+    backends = torch.backends.cuda
+    policy.model.base_model.register_forward_pre_hook(
+        lambda *_: enabled.append((backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled()))
+    )
+    policy.log_probs(pair)
+    assert enabled[0] == (False, False) and set(enabled[1:]) == {(True, True)}
+    monkeypatch.setattr("pacmr_lightning.policy.selfcheck.JUDGE_BYTES", 1000)
+    enabled.clear()
+    policy._way = None
+    policy.log_probs(pair)
+    assert enabled[0] == (False, True) and set(enabled[1:]) == {(True, True)}
+
+
+@pytest.mark.parametrize(("tokens_worth", "layout"), [(55, "shared"), (62, "plain")])
+def test_each_response_is_judged_by_its_own_tokens(tokens_worth, layout, make_policy, monkeypatch):
+    """A long response (of 58 tokens) sums up more rounding than a short one beside it."""
+    policy = make_policy()
+    tokens = torch.arange(3, 60).tolist()
+    pair = PairBatch.collate(["x"], [tokens[:9]], [[*tokens, 2]], [[5, 2]])
+    right, error = policy.log_probs_in, tokens_worth * TOLERANCE[torch.float32]
+
+    def noisy(layout, batch):
+        found = right(layout, batch)
+        found.chosen = found.chosen + (layout != "plain") * error
+        return found
+
+    monkeypatch.setattr(policy, "log_probs_in", noisy)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        policy.log_probs(pair)
+    assert policy._way == Way("sdpa", layout)
+
+
+def test_the_check_leaves_the_mode_and_keeps_checkpoints(make_policy, make_batch):
+    """Validation may come first, in which transformers keeps everything in place of checkpoints."""
+    policy = make_policy(gradient_checkpointing=True).eval()
+    modes = []
+    policy.model.base_model.register_forward_pre_hook(lambda module, inputs: modes.append(module.training))
+    policy.log_probs(make_batch())
+    assert modes[:2] == [True, True] and modes[-1] is False
+    assert not any(module.training for module in policy.modules())
+
+
 def test_a_wrong_block_mask_is_found(flex_on_cpu, make_policy, make_batch, monkeypatch):
     """As of a model that takes prepared masks for no masks; plain sequences, packed or not, are its own."""
 
@@ -165,31 +238,20 @@ def test_flex_attention_is_not_differentiated_twice(flex_on_cpu, make_policy, ma
         ExactCoefficients().coefficients(RecomputedPairs(policy, DPO(), batch, None), direction)
 
 
-@pytest.mark.parametrize("backward", [True, False])
-def test_the_choice(backward, make_policy, make_batch, monkeypatch, caplog, request):
-    """On a GPU as far as the choice knows: FlexAttention if its backward pass works, else, with no
-    FlashAttention here, SDPA."""
-    if backward:
-        request.getfixturevalue("flex_on_cpu")
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_on_a_gpu_it_is_sdpa_too(name, make_policy, make_batch, monkeypatch, caplog):
+    """As far as the choice knows it is one; what may be faster there is said and not taken."""
     monkeypatch.setattr("pacmr_lightning.policy.selfcheck.ways", _as_on_gpu)
     monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: True)
-    policy, batch = make_policy(dtype="bfloat16"), make_batch()
-    expected = policy.log_probs_in("plain", batch)
-    with warnings.catch_warnings(record=True) as caught, caplog.at_level(logging.INFO):
-        warnings.simplefilter("always")
-        with torch.compiler.set_stance("force_eager"):
-            found = policy.log_probs(batch)
-    warned = [str(w.message) for w in caught if "falling back" in str(w.message)]
-    if backward:
-        assert policy._way == Way("flex_attention", "shared") and not warned
-        assert "computed from a shared prompt with flex_attention attention" in caplog.text
-    else:
-        assert policy._way == Way("sdpa", "shared")
-        assert "sequences packed into one row with flash_attention_2" in warned[0]
-        assert "ImportError" in warned[1] and "a shared prompt with sdpa" in warned[1]
-        assert "computed from a shared prompt with sdpa attention" in caplog.text
-    torch.testing.assert_close(found.chosen, expected.chosen, atol=0.3, rtol=0)  # bf16
-    assert policy.log_prob_options(batch)["attention"] == policy.attention == policy._way.attention
+    policy, batch = make_policy(name, dtype="bfloat16"), make_batch()
+    with caplog.at_level(logging.INFO):
+        policy.log_probs(batch)
+    assert policy._way == Way("sdpa", "shared") and policy.attention == "sdpa"
+    faster = "flash_attention_2" if name == "gpt2" else "flex_attention or flash_attention_2"
+    line = (
+        f"computed from a shared prompt with sdpa attention. On this GPU attn_implementation {faster} may be"
+    )
+    assert line in caplog.text
 
 
 def _as_on_gpu(model, asked, layout, device):
@@ -201,36 +263,45 @@ def test_on_a_cpu_it_is_sdpa(make_policy, make_batch, caplog):
     with caplog.at_level(logging.INFO):
         policy.log_probs(make_batch())
     assert policy.attn_implementation == "auto" and policy._way == Way("sdpa", "shared")
-    assert "from a shared prompt with sdpa attention (the model is on the cpu)" in caplog.text
+    assert "computed from a shared prompt with sdpa attention." in caplog.text and "GPU" not in caplog.text
 
 
-FLEX, FLASH = Way("flex_attention", "shared"), Way("flash_attention_2", "packed")
-FLASH_SEPARATE = Way("flash_attention_2", "separate")
 SDPA = [Way("sdpa", "shared"), Way("sdpa", "separate"), Way("sdpa", "plain")]
+PACKED = Way("sdpa", "packed")
+FLEX = [Way("flex_attention", layout) for layout in ("shared", "separate", "plain")]
+FLASH = [Way("flash_attention_2", layout) for layout in ("packed", "separate", "plain")]
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "installed", "expected"),
+    ("name", "options", "installed", "expected", "faster"),
     [
-        ("llama", {"dtype": "bfloat16"}, True, [FLEX, FLASH, *SDPA]),
-        ("llama", {"dtype": "bfloat16"}, False, [FLEX, *SDPA]),
-        ("llama", {"dtype": "float32"}, True, [FLEX, *SDPA]),
-        ("gpt2", {"dtype": "bfloat16"}, True, [FLASH, *SDPA]),
-        ("gpt2", {"dtype": "float32"}, True, SDPA),
-        ("llama", {"dtype": "bfloat16", "layout": "shared"}, True, [FLEX, *SDPA]),
-        ("llama", {"dtype": "bfloat16", "layout": "separate"}, True, [FLASH_SEPARATE, *SDPA[1:]]),
-        ("llama", {"dtype": "bfloat16", "layout": "packed"}, True, [FLASH, Way("sdpa", "packed"), *SDPA[1:]]),
-        ("llama", {"dtype": "bfloat16", "attn_implementation": "sdpa"}, True, SDPA),
-        ("llama", {"attn_implementation": "sdpa", "layout": "separate"}, True, SDPA[1:]),
+        ("llama", {"dtype": "bfloat16"}, True, SDPA, ["flex", "flash"]),
+        ("llama", {"dtype": "bfloat16"}, False, SDPA, ["flex"]),
+        ("llama", {"dtype": "float32"}, True, SDPA, ["flex"]),
+        ("gpt2", {"dtype": "bfloat16"}, True, SDPA, ["flash"]),
+        ("gpt2", {"dtype": "float32"}, True, SDPA, []),
+        ("llama", {"dtype": "bfloat16", "layout": "shared"}, True, SDPA, ["flex"]),
+        ("llama", {"dtype": "bfloat16", "layout": "separate"}, True, SDPA[1:], ["flash"]),
+        ("llama", {"dtype": "bfloat16", "layout": "packed"}, True, [PACKED, *SDPA[1:]], ["flash"]),
+        ("llama", {"dtype": "bfloat16", "attn_implementation": "sdpa"}, True, SDPA, []),
+        ("llama", {"attn_implementation": "sdpa", "layout": "separate"}, True, SDPA[1:], []),
+        ("llama", {"attn_implementation": "flex_attention"}, True, FLEX, []),
+        ("llama", {"attn_implementation": "flex_attention", "layout": "separate"}, True, FLEX[1:], []),
     ],
 )  # fmt: skip
-def test_what_is_tried_on_a_gpu(name, options, installed, expected, make_policy, monkeypatch):
+def test_what_is_tried_on_a_gpu(name, options, installed, expected, faster, make_policy, monkeypatch):
     monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: installed)
     policy = make_policy(name, **options)
     found, notes = ways(policy.model, policy.attn_implementation, policy.layout, GPU)
     assert found == expected
-    if policy.attn_implementation == "auto" and policy.layout == "auto":
-        assert len(notes) == (FLEX not in found) + (FLASH not in found)
+    assert [word for word in ("flex", "flash") if word in " ".join(notes)] == faster
+    assert ways(policy.model, policy.attn_implementation, policy.layout, torch.device("cpu")) == (found, [])
+
+
+def test_flash_attention_that_is_asked_for_is_tried_first(make_policy):
+    policy = make_policy(dtype="bfloat16")
+    policy.model.config._attn_implementation = "flash_attention_2"  # transformers would look for the package
+    assert ways(policy.model, "flash_attention_2", "auto", GPU) == (FLASH, [])
 
 
 @pytest.mark.parametrize(
@@ -289,6 +360,18 @@ def test_the_check_in_inference_mode(flex_on_cpu, make_policy, make_batch):
     with torch.inference_mode():
         policy.log_probs(make_batch())
     assert policy._way == Way("flex_attention", "shared")
+
+
+def test_generation_keeps_sdpa_from_kernels_that_plan(make_policy, make_batch):
+    """cuDNN's plans anew for every length."""
+    policy, batch = make_policy(), make_batch(1)
+    backends, seen = torch.backends.cuda, []
+    policy.model.register_forward_pre_hook(
+        lambda *_: seen.append((backends.cudnn_sdp_enabled(), backends.flash_sdp_enabled()))
+    )
+    before = backends.cudnn_sdp_enabled()
+    policy.generate(input_ids=batch.input_ids[:, :4], max_new_tokens=2, do_sample=False)
+    assert set(seen) == {(False, True)} and backends.cudnn_sdp_enabled() == before
 
 
 def test_generation_leaves_flex_attention(flex_on_cpu, make_policy, make_batch):

@@ -462,3 +462,16 @@ def test_clean_accuracy_of_pseudo_labels(make_policy, make_batch):
     assert float(found["meta/clean_accuracy"]) == pytest.approx(float(right[known].double().mean()))
     meta.flipped[:] = -1
     assert "meta/clean_accuracy" not in outer.gradient(policy, BETA, meta, 4).metrics
+
+
+def test_making_vnet_touches_no_random_state(monkeypatch):
+    """Nor any GPU, of which each process has to wait for its own."""
+
+    def refuse(*_):
+        raise AssertionError("a GPU's random state was asked for")
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_rng_state", refuse)
+    before = torch.get_rng_state()
+    VNetWeighting()
+    assert torch.equal(torch.get_rng_state(), before)

@@ -12,7 +12,7 @@ from pacmr_lightning.batch import LogProbs, PairBatch, Segment
 from pacmr_lightning.policy.attention import Way
 from pacmr_lightning.policy.logprobs import token_log_probs
 from pacmr_lightning.policy.masks import shared_mask
-from pacmr_lightning.policy.rows import packed_rows, separate_rows, shared_rows
+from pacmr_lightning.policy.rows import packed_rows, padded, row_multiple, rows_of, separate_rows, shared_rows
 from pacmr_lightning.runs.memory_estimate import LiveBytes
 
 LAYOUTS = ("shared", "separate", "packed", "plain")
@@ -87,7 +87,9 @@ def test_rows_by_hand():
     assert rows.targets[first].tolist() == [8, 2, 9, 10, 2]
     assert rows.owner[first].tolist() == [0, 0, 2, 2, 2]
     assert rows.token_pair.tolist() == [[0] * 9, [1] * 9]
-    visible = shared_mask(rows, LlamaConfig(attn_implementation="sdpa"), torch.float32)[0, 0].int().tolist()
+    mask = shared_mask(rows, LlamaConfig(attn_implementation="sdpa"), torch.bfloat16)[0, 0]
+    assert mask.dtype == torch.bfloat16 and mask.unique().tolist() == [torch.finfo(torch.bfloat16).min, 0]
+    visible = mask.eq(0).int().tolist()
     assert visible[4] == [1, 1, 1, 1, 1, 0, 0, 0, 0]  # chosen sees prompt and itself
     assert visible[6] == [1, 1, 1, 0, 0, 1, 1, 0, 0]  # rejected does not see chosen
     assert visible[2] == [1, 1, 1, 0, 0, 0, 0, 0, 0]
@@ -260,3 +262,34 @@ def test_logits_of_a_large_vocabulary(frozen):
     # Logits in bf16 and fp32; where the head is trained, their softmax, its gradient and the head's own too.
     bound = 6.5 * chunk * vocabulary if frozen else 17 * chunk * vocabulary + 3 * vocabulary * width
     assert live.peak < bound
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-mixed", "mistral", "gpt2"])
+@pytest.mark.parametrize("layout", ["shared", "separate"])
+def test_padding_to_whole_tiles_changes_nothing(name, layout, make_policy, make_batch, monkeypatch):
+    """As rows are on a GPU, in float64: values and gradients are those of the rows as they come."""
+    policy, batch = make_policy(name, double=True), make_batch()
+
+    def found():
+        values = policy.log_probs_in(layout, batch)
+        loss = (values.chosen * torch.linspace(-1, 1, len(batch)) - values.rejected).sum()
+        return [values.chosen, values.rejected, *torch.autograd.grad(loss, list(policy.adapter().values()))]
+
+    expected = found()
+    monkeypatch.setattr("pacmr_lightning.policy.rows.row_multiple", lambda device: 64)
+    rows = rows_of(layout, batch)
+    assert rows.input_ids.shape == rows.token_pair.shape == (len(rows.input_ids), 64)
+    for value, truth in zip(found(), expected, strict=True):
+        torch.testing.assert_close(value, truth, atol=1e-10, rtol=1e-8)
+
+
+def test_rows_are_padded_on_gpus_only(make_batch):
+    assert row_multiple(torch.device("cpu")) == 1 and row_multiple(torch.device("cuda", 1)) == 64
+    batch = make_batch()
+    as_found = shared_rows(batch)
+    assert padded(as_found, 1) is as_found
+    length = batch.input_ids.shape[1]
+    assert padded(as_found, length) is as_found
+    assert padded(as_found, length - 1).input_ids.shape[1] == 2 * (length - 1)
+    # One row of all sequences has no padding to begin with.
+    assert rows_of("packed", batch).input_ids.numel() == separate_rows(batch).real.sum()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pacmr_lightning.metrics import WeightStatistics
+from pacmr_lightning.metrics import Means, WeightStatistics
 from pacmr_lightning.weighting import Weights
 
 
@@ -27,3 +27,17 @@ def test_weight_statistics(spread):
     assert set(found) == {f"weights/{name}" for name in ("mean", "std", "effective_sample_size")} | {
         f"weights/{name}" for name in ("unflipped", "flipped", "gap")
     }
+
+
+def test_a_restored_window_goes_on_where_the_means_are():
+    """A checkpoint is read on the CPU; the device without values stands in for a GPU."""
+    seen = Means(("loss",))
+    seen.update({"loss": torch.tensor([1.0, 2.0])})
+    state = seen.gathered_state()
+    assert {value.device.type for value in state.values()} == {"cpu"}
+    means = Means(("loss",)).to("meta")
+    means.load_state_dict(state)
+    assert {value.device.type for value in means.state_dict().values()} == {"meta"}
+    again = Means(("loss",))
+    again.load_state_dict(state)
+    assert float(again.compute()["loss"]) == 1.5

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -9,7 +10,9 @@ import torch
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torchmetrics import Metric
 
 from pacmr_lightning.callbacks import RunSummary, Throughput, WeightRecorder
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
@@ -298,3 +301,14 @@ def test_combinations_without_a_meaning_are_refused(make_run):
         make_run("pacmr-central", module={"objective": RPOEM(1.0)})
     with pytest.raises(UserError, match="no pair is visited again"):
         fit_objective(make_run, ROPO(1.0, filter_share=0.1, filter_every=2), "ropo")
+
+
+def test_metrics_are_on_the_strategys_device(save_model):
+    """Nothing may wait for the strategy to move the module: ZeRO-3 does not."""
+    module = PreferenceModule(PolicyModel(save_model("llama")), weighting=VNetWeighting())
+    module.trainer = SimpleNamespace(strategy=SingleDeviceStrategy("meta"), datamodule=None)
+    module.setup("validate")
+    states = [metric.metric_state.values() for metric in module.modules() if isinstance(metric, Metric)]
+    assert len(states) > 20
+    assert {value.device.type for part in states for value in part} == {"meta"}
+    assert {p.device.type for p in module.vnet.parameters()} == {"meta"}

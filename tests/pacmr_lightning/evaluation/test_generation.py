@@ -140,7 +140,7 @@ def test_samples_follow_the_model_s_probabilities(policy, tokenizer):
         assert abs(texts.count(text) / count - p) <= 5 * (p * (1 - p) / count) ** 0.5 + 1e-3
 
 
-def test_the_key_changes_with_all_that_matters(make_policy, tokenizer):
+def test_the_key_changes_with_all_that_matters(make_policy, tokenizer, monkeypatch):
     def key(limit=5, decoding=GREEDY, change=None, **options):
         model = make_policy("llama", **options)
         if change:
@@ -169,6 +169,9 @@ def test_the_key_changes_with_all_that_matters(make_policy, tokenizer):
         key(changes={"rms_norm_eps": 1e-3}),
     ]
     assert len({key(), *others}) == len(others) + 1
+    own = key()
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert key() != own
 
 
 def test_untrained_policies_are_the_reference(make_policy):

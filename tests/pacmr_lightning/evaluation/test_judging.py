@@ -391,6 +391,9 @@ def test_scores_are_kept_as_long_as_the_model_is_the_same(reward_model, store, m
     assert [scores(v) for v in again] == [scores(v) for v in first]
     assert all(o.cached for v in again for o in v.orders)
     assert "_model" not in vars(judge)  # nothing was loaded
+    with monkeypatch.context() as other_numerics:
+        other_numerics.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+        assert not any(o.cached for v in judge.compare(PAIRS[:1], store) for o in v.orders)
     # The same folder with other weights.
     model = LlamaForSequenceClassification.from_pretrained(folder)
     with torch.no_grad():

@@ -1,0 +1,52 @@
+"""Sums, norms and clipping of an adapter's gradient against autograd and numpy in float64."""
+
+import numpy as np
+import pytest
+import torch
+
+from pacmr_lightning.gradient import accumulated_gradient, clip, norm
+
+
+@pytest.fixture
+def parameters():
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"a": (3, 5), "b": (5, 2), "c": (7,)}
+    return {
+        name: torch.nn.Parameter(torch.randn(size, generator=generator, dtype=torch.double))
+        for name, size in shapes.items()
+    }
+
+
+def losses(parameters):
+    """One whose gradient is not laid out as the parameter is, one that does not depend on all elements."""
+    a, b, c = parameters.values()
+    yield (a.T.sin() * torch.arange(15.0, dtype=torch.double).view(5, 3)).sum() + b.sum() + (c * c).sum()
+    yield (a @ b).exp().sum() * c[0]
+
+
+def test_accumulated_gradient(parameters):
+    found = accumulated_gradient(parameters, losses(parameters))
+    expected = torch.autograd.grad(sum(losses(parameters)), list(parameters.values()))
+    assert found.keys() == parameters.keys()
+    for value, truth in zip(found.values(), expected, strict=True):
+        assert value.shape == truth.shape and value.dtype == torch.double and not value.requires_grad
+        torch.testing.assert_close(value, truth, atol=0, rtol=1e-14)
+    assert all(p.grad is None for p in parameters.values())
+
+
+def test_no_losses_are_a_zero_gradient(parameters):
+    found = accumulated_gradient(parameters, [])
+    assert [v.shape for v in found.values()] == [p.shape for p in parameters.values()]
+    assert float(norm(found)) == 0
+
+
+@pytest.mark.parametrize("share", [0.1, 10.0])
+def test_norm_and_clip(parameters, share):
+    """To a tenth of its norm, and not at all."""
+    found = accumulated_gradient(parameters, losses(parameters))
+    before = np.concatenate([v.numpy().flatten() for v in found.values()])
+    length = np.linalg.norm(before)
+    assert norm(found).shape == () and float(norm(found)) == pytest.approx(length, rel=1e-14)
+    clip(found, share * length)
+    after = np.concatenate([v.numpy().flatten() for v in found.values()])
+    np.testing.assert_allclose(after, before * min(1, share * length / (length + 1e-6)), rtol=1e-14)
