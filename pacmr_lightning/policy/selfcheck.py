@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..batch import PairBatch, Segment
 from ..errors import UserError
-from ..gradient import max_over_ranks
+from ..ranks import max_over_ranks
 from .attention import FLEX, PLAIN, Way, plain_attention, use_attention, ways
 from .rows import Layout
 
