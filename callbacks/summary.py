@@ -21,7 +21,7 @@ from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing
 from pacmr_lightning.runs.folder import SUMMARY
-from pacmr_lightning.weight_gap import flip_metrics
+from pacmr_lightning.weight_gap import weight_gap
 
 from .records import gathered, record_of, to_host
 
@@ -196,13 +196,13 @@ class RunSummary(Callback):
 
 def _statistics(rows: Tensor) -> dict[str, float | int | None]:
     """What the weights and u of (K, 4) rows say of the flips."""
-    weights = flip_metrics(rows[:, WEIGHT], rows[:, FLIPPED])
+    weights = weight_gap(rows[:, WEIGHT], rows[:, FLIPPED])
     return {
         "weight_mean_unflipped": weights["mean_unflipped"],
         "weight_mean_flipped": weights["mean_flipped"],
         "weight_gap": weights["gap"],
         "flip_auroc": weights["auroc"],
-        "flip_auroc_u": flip_metrics(rows[:, U], rows[:, FLIPPED])["auroc"],
+        "flip_auroc_u": weight_gap(rows[:, U], rows[:, FLIPPED])["auroc"],
         "window_pairs": len(rows),
     }
 

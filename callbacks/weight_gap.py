@@ -15,7 +15,7 @@ from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing
 from pacmr_lightning.runs.folder import ANALYSIS
-from pacmr_lightning.weight_gap import FLIP_METRICS, flip_metrics
+from pacmr_lightning.weight_gap import NUMBERS, weight_gap
 
 from .probe_set import probe, probe_indices
 from .records import gathered, record_of
@@ -193,7 +193,7 @@ def _numbers(frame: pd.DataFrame) -> dict[str, float | int | None]:
     found = {
         "pairs": len(frame),
         "mean": float(weights.double().mean()),
-        **flip_metrics(weights, flipped),
+        **weight_gap(weights, flipped),
         "mean_swapped": None,
         "rising": None,
     }
@@ -206,7 +206,7 @@ def _numbers(frame: pd.DataFrame) -> dict[str, float | int | None]:
 
 
 def _log(trainer: Trainer, rows: list[dict[str, Any]]) -> None:
-    names = ("mean", *FLIP_METRICS, "mean_swapped", "rising")
+    names = ("mean", *NUMBERS, "mean_swapped", "rising")
     scalars = {
         f"weights/{row['set']}_{name}": row[name]
         for row in rows
