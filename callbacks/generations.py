@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.utilities import rank_zero_info
@@ -22,6 +21,7 @@ from pacmr_lightning.evaluation.generation_file import (
 )
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch, Response
 from pacmr_lightning.evaluation.store import AnswerStore, content_key
+from pacmr_lightning.ranks import on_all_ranks
 
 GENERATIONS = "generations.jsonl"
 """File of generated responses inside a run's folder."""
@@ -117,12 +117,9 @@ class GenerationWriter(BasePredictionWriter):
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Collects the ranks' rows and writes the file."""
         self._store.close()
-        found, stored = self._rows, self._stored
-        if trainer.world_size > 1:
-            parts: list[Any] = [None] * trainer.world_size
-            torch.distributed.all_gather_object(parts, (found, stored))
-            found = {place: row for rows, _ in parts for place, row in rows.items()}
-            stored = sum(count for _, count in parts)
+        parts = on_all_ranks([(self._rows, self._stored)])
+        found = {place: row for rows, _ in parts for place, row in rows.items()}
+        stored = sum(count for _, count in parts)
         if not trainer.is_global_zero:
             return
         rows = [found[place] for place in sorted(found)]

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.gradient import sum_over_ranks
+from pacmr_lightning.ranks import sum_over_ranks
 
 from .health_values import dead_adapters, outer_values
 from .records import record_of

@@ -1,155 +1,79 @@
-"""The last visits of all ranks, looked at after chosen policy updates and at the end."""
+"""The last visits of all ranks, in whole steps."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from pacmr_lightning.analysis.surface import Visits
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.files import replacing
-from pacmr_lightning.runs.folder import ANALYSIS
 
-from .records import gathered, record_of
-
-if TYPE_CHECKING:  # drawing is imported when there is something to draw
-    from matplotlib.figure import Figure
-
-COLUMNS = 7
-"""Of the rows that are kept: step, u, Delta, weight, flipped, a, b."""
+from .records import gathered
 
 
-class RecentVisits(Callback):
-    """Keeps the last visits on their device, and gathers them at its steps only, so that others cost nothing.
+class LastVisits:
+    """A window over the last visits of pairs, which is the same for any number of ranks.
+
+    It holds the fewest last steps that together have at least ``window`` visits over all ranks, and of each
+    of these steps all visits. Rows stay on their device until somebody asks, so that keeping them costs a
+    step nothing.
+
+    A row has the step (policy updates done before it) and ``columns`` numbers of a visit, in float32.
 
     Args:
-        steps: policy updates after which ``look`` is called, each at least 1; the end of the fit always is
-            one more.
-        window: visits that it looks back on, over all ranks. All visits of the earliest step are taken, so
-            that the set does not depend on the number of ranks.
+        window: visits to look back on.
+        columns: numbers of a visit.
 
     Raises:
-        UserError: a step or ``window`` is under 1; or, at the first step, the module returns no record.
+        UserError: ``window`` is under 1.
     """
 
-    files: tuple[str, ...]
-    """Names of its files in RUN/analysis, without ``-step-NNNNN`` and ending."""
-
-    def __init__(self, steps: Sequence[int] | None, window: int):
-        super().__init__()
-        if steps and min(steps) < 1:
-            raise UserError(f"steps is {list(steps)}, but policy updates count from 1.")
+    def __init__(self, window: int, columns: int):
         if window < 1:
             raise UserError(f"window is {window}, but at least 1 pair is needed to look back on.")
-        self.steps = frozenset(steps or ())
         self.window = window
+        self.columns = columns
         self._rows: deque[Tensor] = deque()
-        self._looked_at = 0
 
-    @abstractmethod
-    def look(
-        self, trainer: Trainer, pl_module: LightningModule, visits: Visits, a: Tensor, b: Tensor
-    ) -> None:
-        """Shows the visits, on rank 0 only.
-
-        Args:
-            trainer: at ``global_step`` policy updates.
-            pl_module: the module.
-            visits: N finite ones, oldest first.
-            a: (N,) their slopes on the CPU, NaN where the weighting has none.
-            b: (N,) their offsets.
-        """
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Forgets an earlier run; a checkpoint is loaded after this."""
-        if stage == "fit" and trainer.global_step == 0:
-            self._rows.clear()
-            self._looked_at = 0
-
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Adds the visits of all ranks; ``state_dict`` would save those of rank 0 alone."""
-        checkpoint[type(self).__name__] = self._all_rows(trainer.strategy.root_device)
-
-    def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Goes on from a checkpoint, with this number of ranks or another."""
+    def clear(self) -> None:
+        """Forgets all visits."""
         self._rows.clear()
-        # What counts is the union over the ranks, so rank 0 holds them, whoever visited them.
-        if type(self).__name__ in checkpoint and trainer.is_global_zero:
-            self._rows.append(checkpoint[type(self).__name__])
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Drops the files of the steps that this fit is going to do."""
-        if not trainer.is_global_zero:
-            return
-        for name in self.files:
-            for path in (Path(trainer.default_root_dir) / ANALYSIS).glob(f"{name}-step-*.*"):
-                step = path.stem.removeprefix(f"{name}-step-")
-                if step.isdecimal() and int(step) > trainer.global_step:
-                    path.unlink()
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Takes the step's pairs, and looks where it is one of the steps."""
-        record = record_of(outputs)
-        u = record.u.float()
-        unknown = torch.full_like(u, torch.nan)
-        columns = (
-            # global_step has counted this step's policy update already.
-            torch.full_like(u, trainer.global_step - 1),
-            *(u, record.delta, record.weight, record.flipped),
-            *(unknown if column is None else column for column in (record.a, record.b)),
-        )
-        self._rows.append(torch.stack([column.detach().float() for column in columns], dim=1))
+    def add(self, step: int, *columns: Tensor) -> None:
+        """Takes N visits of this rank, (N,) each number of theirs; drops the steps that are out of reach."""
+        first = columns[0]
+        values = (torch.full_like(first, step, dtype=torch.float32), *columns)
+        self._rows.append(torch.stack([v.detach().to(first.device, torch.float32) for v in values], dim=1))
         while sum(map(len, self._rows)) - len(self._rows[0]) >= self.window:
             self._rows.popleft()
-        if trainer.global_step in self.steps:
-            self._look(trainer, pl_module)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Looks at the end, unless that was one of the steps."""
-        if self._looked_at != trainer.global_step:
-            self._look(trainer, pl_module)
+    def load(self, rows: Tensor, is_global_zero: bool) -> None:
+        """Goes on from the rows that ``of_all_ranks`` gave, with this number of ranks or another.
 
-    def _look(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._looked_at = trainer.global_step
-        rows = self._all_rows(trainer.strategy.root_device)
-        rows = rows[rows[:, 1:5].isfinite().all(dim=1)]
-        if len(rows) and trainer.is_global_zero:
-            _, u, delta, weight, flipped, a, b = rows.unbind(1)
-            visits = Visits(
-                *(column.numpy() for column in (u, delta, weight)), flipped.numpy().astype(np.int8)
-            )
-            self.look(trainer, pl_module, visits, a, b)
+        Checkpoints of earlier versions may hold a part of their earliest step, and doubles.
+        """
+        self._rows.clear()
+        # What counts is the union over the ranks, so rank 0 holds them, whoever visited them.
+        if is_global_zero:
+            self._rows.append(self._whole_steps(rows.float()))
 
-    def _all_rows(self, device: torch.device) -> Tensor:
-        """(N, 7) the last rows of all ranks on the CPU, oldest first."""
-        rows = torch.cat([torch.empty(0, COLUMNS, device=device), *(row.to(device) for row in self._rows)])
-        rows = torch.cat(gathered(rows, device))
-        rows = rows[rows[:, 0].argsort(stable=True)]
+    def of_this_rank(self, device: torch.device) -> Tensor:
+        """(K, 1 + columns) the rows that this rank holds, oldest first."""
+        parts = [torch.empty(0, 1 + self.columns, device=device), *(row.to(device) for row in self._rows)]
+        return torch.cat(parts)
+
+    def of_all_ranks(self, device: torch.device) -> Tensor:
+        """(K, 1 + columns) the rows of the window on the CPU, oldest first; all ranks call it.
+
+        Those of a step are in the order of their numbers: in which order and on which rank they were visited
+        depends on the number of ranks.
+        """
+        rows = torch.cat(gathered(self.of_this_rank(device), device))
+        # lexsort's last key comes first.
+        return self._whole_steps(rows[np.lexsort(rows.T.flip(0).numpy())])
+
+    def _whole_steps(self, rows: Tensor) -> Tensor:
+        """Cuts the window out of rows in the order of their steps."""
         return rows[rows[:, 0] >= rows[-self.window :, 0].min()] if len(rows) else rows
-
-
-def publish(trainer: Trainer, figure: Figure, name: str, tag: str) -> None:
-    """Writes ``analysis/NAME-step-NNNNN.png`` and .pdf, and gives the figure to TensorBoard; on rank 0."""
-    for ending in ("png", "pdf"):
-        path = Path(trainer.default_root_dir) / ANALYSIS / f"{name}-step-{trainer.global_step:05d}.{ending}"
-        with replacing(path) as temporary:
-            figure.savefig(temporary, dpi=200, format=ending)
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            # As the metrics of the update that has just been done.
-            logger.experiment.add_figure(tag, figure, trainer.global_step - 1)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.ranks import several_ranks
 from pacmr_lightning.rewards import PairRecord
 
 
@@ -48,6 +49,6 @@ def to_host(record: PairRecord) -> dict[str, np.ndarray]:
 
 def gathered(values: Tensor, device: torch.device) -> list[Tensor]:
     """The ranks' values, which may differ in length, on the CPU."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not several_ranks():
         return [values.cpu()]
     return [part.cpu() for part in gather_all_tensors(values.to(device))]

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import time
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN
-from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing
 from pacmr_lightning.runs.folder import SUMMARY
-from pacmr_lightning.weight_gap import flip_metrics
+from pacmr_lightning.weight_gap import weight_gap
 
-from .records import gathered, record_of, to_host
-
-STEP, WEIGHT, U, FLIPPED = range(4)
-"""Columns of the window's rows."""
+from .last_visits import LastVisits
+from .records import gathered, record_of
 
 
 class RunSummary(Callback):
@@ -37,17 +33,16 @@ class RunSummary(Callback):
     - ``method, task, noise_rate, seed, steps`` (policy updates), ``counts`` (the datamodule's), ``versions``;
     - ``val_accuracy, val_margin``, and ``metrics`` with every ``val/...`` metric that a module or a callback
       has logged last;
-    - over the last ``window`` visits, on all ranks, of pairs whose flip is known (``window_pairs`` of them):
-      ``weight_mean_unflipped, weight_mean_flipped``, their difference ``weight_gap``, and how well a low
-      weight (``flip_auroc``) or a low u (``flip_auroc_u``) tells the flipped pairs. A score that is the same
-      for all pairs ranks nothing: its AUROC is null;
+    - over the last ``window`` visits on all ranks, in whole steps (all visits of the earliest step count, see
+      ``LastVisits``), those of them whose flip is known (``window_pairs``): ``weight_mean_unflipped,
+      weight_mean_flipped``, their difference ``weight_gap``, and how well a low weight (``flip_auroc``) or a
+      low u (``flip_auroc_u``) tells the flipped pairs. A score that is the same for all pairs ranks nothing:
+      its AUROC is null;
     - ``seconds`` of training, data loading included, start-up and validation left out, and
       ``pairs_per_second`` over all ranks. Both go on counting after a resume.
 
-    torchmetrics' ``Running`` windows over steps and not over pairs, hence the rows kept here.
-
     Args:
-        window: pairs that the statistics look back on.
+        window: visits that the statistics look back on.
 
     Raises:
         UserError: ``window`` is under 1; or, at the first step, the module returns no record.
@@ -55,16 +50,15 @@ class RunSummary(Callback):
 
     def __init__(self, window: int = 2000):
         super().__init__()
-        if window < 1:
-            raise UserError(f"window is {window}, but the summary needs at least 1 pair to look back on.")
-        self.window = window
+        # Of a visit: weight, u, flipped.
+        self._visits = LastVisits(window, columns=3)
         self._reset()
 
     def _reset(self) -> None:
         self._seconds = 0.0
         self._mark = 0.0
         self._pairs = 0
-        self._rows: deque[Tensor] = deque()
+        self._visits.clear()
         self._metrics: dict[str, float] = {}
         self._statistics: dict[str, float | int | None] | None = None
 
@@ -83,7 +77,7 @@ class RunSummary(Callback):
         checkpoint[type(self).__name__] = {
             "seconds": self._seconds,
             "pairs": self._all_pairs(trainer.strategy.root_device),
-            "rows": self._all_rows(trainer.strategy.root_device),
+            "rows": self._visits.of_all_ranks(trainer.strategy.root_device),
             "metrics": self._val_metrics(trainer),
         }
 
@@ -97,10 +91,10 @@ class RunSummary(Callback):
         self._reset()
         self._seconds = state["seconds"]
         self._metrics = state["metrics"]
-        # What counts is the union over the ranks, so rank 0 holds them, whoever visited them.
+        self._visits.load(state["rows"], trainer.is_global_zero)
+        # What counts is the sum over the ranks, so rank 0 holds it.
         if trainer.is_global_zero:
             self._pairs = state["pairs"]
-            self._rows.append(state["rows"])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock; the summary of what this fit goes on from is no longer one of the run."""
@@ -117,15 +111,8 @@ class RunSummary(Callback):
     ) -> None:
         """Takes the step's pairs and its time."""
         record = record_of(outputs)
-        columns = to_host(record)
-        step = torch.full((len(record.ids),), trainer.global_step - 1)
-        values = [step, *(torch.from_numpy(columns[name]) for name in ("weight", "u", "flipped"))]
-        rows = torch.stack([value.double() for value in values], dim=1)
-        known = rows[rows[:, FLIPPED] != UNKNOWN]
-        if len(known):
-            self._rows.append(known)
-            while sum(map(len, self._rows)) - len(self._rows[0]) >= self.window:
-                self._rows.popleft()
+        # global_step has counted this step's policy update already.
+        self._visits.add(trainer.global_step - 1, record.weight, record.u, record.flipped)
         self._pairs += len(record.ids)
         now = time.perf_counter()
         self._seconds += now - self._mark
@@ -134,7 +121,8 @@ class RunSummary(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Computes the statistics, while the ranks can still talk to each other."""
         device = trainer.strategy.root_device
-        self._statistics = self._totals(trainer.global_step, self._all_pairs(device), self._all_rows(device))
+        rows = self._visits.of_all_ranks(device)
+        self._statistics = self._totals(trainer.global_step, self._all_pairs(device), rows)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the file, after every callback's ``on_train_end`` has added its metrics."""
@@ -144,9 +132,10 @@ class RunSummary(Callback):
         if self._statistics is None:
             # A fit that had nothing left to do never started to train. It leaves the summary that is there,
             # and writes it where the run was killed between its last checkpoint and this file.
-            if path.exists() or not self._rows:
+            rows = self._visits.of_this_rank(torch.device("cpu"))
+            if path.exists() or not len(rows):
                 return
-            self._statistics = self._totals(trainer.global_step, self._pairs, torch.cat([*self._rows]))
+            self._statistics = self._totals(trainer.global_step, self._pairs, rows)
         data = trainer.datamodule
         seed = os.environ.get("PL_GLOBAL_SEED")
         metrics = self._val_metrics(trainer)
@@ -183,27 +172,22 @@ class RunSummary(Callback):
             "pairs_per_second": pairs / self._seconds if self._seconds else None,
         }
 
-    def _all_rows(self, device: torch.device) -> Tensor:
-        """(K, 4) the last rows of all ranks on the CPU, oldest first, at most ``window`` of them."""
-        rows = torch.cat([torch.empty(0, 4, dtype=torch.double), *self._rows])
-        rows = torch.cat(gathered(rows, device))
-        return rows[rows[:, STEP].argsort(stable=True)][-self.window :].clone()
-
     def _all_pairs(self, device: torch.device) -> int:
         """Visits on all ranks since the first step."""
         return int(sum(gathered(torch.tensor(self._pairs), device)))
 
 
 def _statistics(rows: Tensor) -> dict[str, float | int | None]:
-    """What the weights and u of (K, 4) rows say of the flips."""
-    weights = flip_metrics(rows[:, WEIGHT], rows[:, FLIPPED])
+    """What the weights and u of (K, 4) rows of the window say of the flips."""
+    _, weight, u, flipped = rows.unbind(1)
+    weights = weight_gap(weight, flipped)
     return {
         "weight_mean_unflipped": weights["mean_unflipped"],
         "weight_mean_flipped": weights["mean_flipped"],
         "weight_gap": weights["gap"],
         "flip_auroc": weights["auroc"],
-        "flip_auroc_u": flip_metrics(rows[:, U], rows[:, FLIPPED])["auroc"],
-        "window_pairs": len(rows),
+        "flip_auroc_u": weight_gap(u, flipped)["auroc"],
+        "window_pairs": int((flipped != UNKNOWN).sum()),
     }
 
 

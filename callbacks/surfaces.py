@@ -19,10 +19,10 @@ from pacmr_lightning.analysis.surface import (
 )
 from pacmr_lightning.errors import UserError
 
-from .last_visits import RecentVisits, publish
+from .visit_figures import VisitFigures, publish
 
 
-class VNetSurfaces(RecentVisits):
+class VNetSurfaces(VisitFigures):
     """Draws a(z), b(z) and g(z) over the (Delta, u) of the last pairs, after chosen updates and at the end.
 
     In the run's folder it leaves, of each such update, ``analysis/surfaces-step-NNNNN.png`` and .pdf (in
@@ -38,7 +38,7 @@ class VNetSurfaces(RecentVisits):
     Args:
         steps: policy updates after which it draws, beside the end.
         points: of the grid along either axis, at least 2.
-        window: visits that the grid has to cover, over all ranks.
+        window: visits that the grid has to cover, over all ranks, in whole steps; see ``LastVisits``.
 
     Raises:
         UserError: an option is out of range; or, at the first step, the module returns no record; or, at a
@@ -56,7 +56,7 @@ class VNetSurfaces(RecentVisits):
     def look(
         self, trainer: Trainer, pl_module: LightningModule, visits: Visits, a: Tensor, b: Tensor
     ) -> None:
-        """See ``RecentVisits``."""
+        """See ``VisitFigures``."""
         if bool(a.isnan().any()):
             rank_zero_info("VNetSurfaces draws nothing, because the weighting has no slope a and offset b.")
             return

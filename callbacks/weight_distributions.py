@@ -9,10 +9,10 @@ from torch import Tensor
 
 from pacmr_lightning.analysis.surface import Visits
 
-from .last_visits import RecentVisits, publish
+from .visit_figures import VisitFigures, publish
 
 
-class WeightDistributions(RecentVisits):
+class WeightDistributions(VisitFigures):
     """Draws the distributions of the last weights by label, after chosen updates and at the end of the fit.
 
     They go to ``analysis/weight-distributions-step-NNNNN.png`` and .pdf in the run's folder, and to
@@ -22,7 +22,7 @@ class WeightDistributions(RecentVisits):
 
     Args:
         steps: policy updates after which it draws, beside the end.
-        window: visits of which it draws the weights, over all ranks.
+        window: visits of which it draws the weights, over all ranks, in whole steps; see ``LastVisits``.
 
     Raises:
         UserError: a step or ``window`` is under 1; or, at the first step, the module returns no record.
@@ -36,7 +36,7 @@ class WeightDistributions(RecentVisits):
     def look(
         self, trainer: Trainer, pl_module: LightningModule, visits: Visits, a: Tensor, b: Tensor
     ) -> None:
-        """See ``RecentVisits``."""
+        """See ``VisitFigures``."""
         if visits.weight.min() == visits.weight.max():
             rank_zero_info(
                 f"WeightDistributions draws nothing at step {trainer.global_step}: all weights are "

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-from collections import deque
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing
 from pacmr_lightning.runs.folder import ANALYSIS
-from pacmr_lightning.weight_gap import FLIP_METRICS, flip_metrics
+from pacmr_lightning.weight_gap import NUMBERS, weight_gap
 
+from .last_visits import LastVisits
 from .probe_set import probe, probe_indices
-from .records import gathered, record_of
+from .records import record_of
 
 TABLE = "weight-gap.csv"
 """File of the table inside that folder."""
 ALL = "all"
 """Category of the rows over all pairs."""
-STEP, WEIGHT, FLIPPED, CATEGORY = range(4)
-"""Columns of the window's rows; the category is a number, -1 where a pair has none."""
 
 
 class WeightGap(Callback):
     """Mean weights of unflipped and flipped pairs, their gap, and how well a low weight tells flipped pairs.
 
-    It works with any weighting, over two sets of pairs: the last ``window`` visits on all ranks, each with
-    the weight that it had then, and a probe set of ``probe_pairs`` training pairs, the same for all methods,
-    orders and resumes, with the weights of the current policy and weighting.
+    It works with any weighting, over two sets of pairs: the last ``window`` visits on all ranks, in whole
+    steps, each with the weight that it had then, and a probe set of ``probe_pairs`` training pairs, the same
+    for all methods, orders and resumes, with the weights of the current policy and weighting.
 
     Files in the run's folder, written at the end of fit and every ``every`` policy updates:
 
@@ -49,7 +46,8 @@ class WeightGap(Callback):
     A probe pair costs two forward passes without gradient: half of what a training pair costs.
 
     Args:
-        window: visits that the first set looks back on.
+        window: visits that the first set looks back on; all visits of the earliest step count, see
+            ``LastVisits``.
         probe_pairs: training pairs of the second set; all of them where there are fewer.
         every: policy updates between two rows of the table; None for the end of fit only.
 
@@ -60,13 +58,13 @@ class WeightGap(Callback):
 
     def __init__(self, window: int = 2000, probe_pairs: int = 2000, every: int | None = None):
         super().__init__()
-        for name, value in (("window", window), ("probe_pairs", probe_pairs), ("every", every)):
+        for name, value in (("probe_pairs", probe_pairs), ("every", every)):
             if value is not None and value < 1:
                 raise UserError(f"{name} is {value}, but WeightGap needs at least 1.")
-        self.window = window
         self.probe_pairs = probe_pairs
         self.every = every
-        self._visits: deque[Tensor] = deque()
+        # Of a visit: weight, flipped, and the number of its category, -1 where it has none.
+        self._visits = LastVisits(window, columns=3)
         self._last_step: int | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -86,23 +84,24 @@ class WeightGap(Callback):
         self._numbers = {
             pair: number.get(category, -1) for pair, category in zip(ids, categories, strict=True)
         }
-        self._visits = deque()
+        if trainer.global_step == 0:
+            self._visits.clear()
         self._last_step = None
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Adds the window of all ranks; ``state_dict`` would save that of rank 0 alone."""
-        checkpoint[type(self).__name__] = {"visits": self._window(trainer)}
+        rows = self._visits.of_all_ranks(trainer.strategy.root_device)
+        checkpoint[type(self).__name__] = {"visits": rows}
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Goes on from a checkpoint, with this number of ranks or another."""
         state = checkpoint.get(type(self).__name__)
-        # What counts is the union over the ranks, so rank 0 holds it, whoever visited them.
-        if state is not None and trainer.is_global_zero:
-            self._visits.append(state["visits"])
+        if state is not None:
+            self._visits.load(state["visits"], trainer.is_global_zero)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Drops what an earlier run in this folder wrote at the steps that this fit is going to do."""
@@ -121,17 +120,9 @@ class WeightGap(Callback):
     ) -> None:
         """Takes the step's pairs, which stay where they are, and adds to the table where it is due."""
         record = record_of(outputs)
-        columns = (
-            # global_step has counted this step's policy update already.
-            torch.full_like(record.weight, trainer.global_step - 1),
-            record.weight,
-            record.flipped,
-            torch.tensor([self._numbers.get(pair, -1) for pair in record.ids]),
-        )
-        device = record.weight.device
-        self._visits.append(torch.stack([c.detach().to(device, torch.float32) for c in columns], dim=1))
-        while sum(map(len, self._visits)) - len(self._visits[0]) >= self.window:
-            self._visits.popleft()
+        category = torch.tensor([self._numbers.get(pair, -1) for pair in record.ids])
+        # global_step has counted this step's policy update already.
+        self._visits.add(trainer.global_step - 1, record.weight, record.flipped, category)
         if self.every and trainer.global_step % self.every == 0:
             self._measure(trainer, pl_module)
 
@@ -140,22 +131,15 @@ class WeightGap(Callback):
         if self._last_step != trainer.global_step:
             self._measure(trainer, pl_module)
 
-    def _window(self, trainer: Trainer) -> Tensor:
-        """(K, 4) the last visits of all ranks on the CPU, oldest first, at most ``window`` of them."""
-        parts = [torch.empty(0, 4), *(rows.cpu() for rows in self._visits)]
-        rows = torch.cat(gathered(torch.cat(parts), trainer.strategy.root_device))
-        return rows[rows[:, STEP].argsort(stable=True)][-self.window :].clone()
-
     def _measure(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Asks on all ranks; logs on all of them, since each has the numbers; writes on rank 0."""
         step = self._last_step = trainer.global_step
-        visits = self._window(trainer)
-        names = [None if number < 0 else self._names[number] for number in visits[:, CATEGORY].int().tolist()]
-        window = pd.DataFrame(
-            {"category": pd.Series(names, dtype=object), "weight": visits[:, WEIGHT].numpy()}
-        )
-        window["flipped"] = (visits[:, FLIPPED] == 1).numpy()
-        window["flipped"] = window["flipped"].astype("boolean").mask((visits[:, FLIPPED] == UNKNOWN).numpy())
+        visits = self._visits.of_all_ranks(trainer.strategy.root_device)
+        _, weight, flipped, category = visits.unbind(1)
+        names = [None if number < 0 else self._names[number] for number in category.int().tolist()]
+        window = pd.DataFrame({"category": pd.Series(names, dtype=object), "weight": weight.numpy()})
+        window["flipped"] = (flipped == 1).numpy()
+        window["flipped"] = window["flipped"].astype("boolean").mask((flipped == UNKNOWN).numpy())
         pairs = probe(trainer, pl_module, self._probe)
         rows = [
             {"step": step, "set": kind, **row}
@@ -193,7 +177,7 @@ def _numbers(frame: pd.DataFrame) -> dict[str, float | int | None]:
     found = {
         "pairs": len(frame),
         "mean": float(weights.double().mean()),
-        **flip_metrics(weights, flipped),
+        **weight_gap(weights, flipped),
         "mean_swapped": None,
         "rising": None,
     }
@@ -206,7 +190,7 @@ def _numbers(frame: pd.DataFrame) -> dict[str, float | int | None]:
 
 
 def _log(trainer: Trainer, rows: list[dict[str, Any]]) -> None:
-    names = ("mean", *FLIP_METRICS, "mean_swapped", "rising")
+    names = ("mean", *NUMBERS, "mean_swapped", "rising")
     scalars = {
         f"weights/{row['set']}_{name}": row[name]
         for row in rows

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from .ranks import sum_over_ranks
 from .strategies.sharding import shape
 
 Direction = dict[str, Tensor]
@@ -40,47 +41,6 @@ def _zeros(parameters: Mapping[str, nn.Parameter]) -> Direction:
     sizes = [size.numel() for size in shapes.values()]
     parts = next(iter(parameters.values())).new_zeros(sum(sizes)).split(sizes)
     return {name: part.view(size) for (name, size), part in zip(shapes.items(), parts, strict=True)}
-
-
-@torch.no_grad()
-def sum_over_ranks(tensors: Iterable[Tensor]) -> None:
-    """All-reduces the tensors in place, in one message; does nothing in a single process."""
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-        return
-    tensors = list(tensors)
-    flat = torch.cat([t.reshape(-1) for t in tensors])
-    torch.distributed.all_reduce(flat)
-    parts = flat.split([t.numel() for t in tensors])
-    torch._foreach_copy_(tensors, [p.view_as(t) for p, t in zip(parts, tensors, strict=True)])
-
-
-def on_all_ranks(names: list[str]) -> list[str]:
-    """The ranks' lists one after the other."""
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-        return names
-    lists: list[list[str]] = [[]] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(lists, names)
-    return [name for part in lists for name in part]
-
-
-def max_over_ranks(value: int, device: torch.device) -> int:
-    """The largest of the ranks' values."""
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-        return value
-    largest = torch.tensor(value, device=device)
-    torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
-    return int(largest)
-
-
-@torch.no_grad()
-def spread_over_ranks(tensors: Iterable[Tensor]) -> float:
-    """Largest difference between the ranks' tensors, element by element; 0 in a single process."""
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-        return 0.0
-    flat = torch.cat([t.detach().reshape(-1) for t in tensors])
-    ends = torch.stack([flat, -flat])
-    torch.distributed.all_reduce(ends, torch.distributed.ReduceOp.MAX)
-    return float(ends.sum(0).max())
 
 
 @torch.no_grad()

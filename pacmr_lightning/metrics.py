@@ -92,7 +92,13 @@ def reward_values(rewards: Rewards, losses: Tensor) -> dict[str, Tensor]:
 
 
 class WeightStatistics(Means):
-    """Mean, spread, effective sample size and flipped-unflipped gap of weights, none of which is NaN."""
+    """Mean, spread, effective sample size and flipped-unflipped gap of weights, none of which is NaN.
+
+    Its gap is the ``gap`` of ``weight_gap``, over the pairs since the last call. But ``weight_gap`` chooses
+    rows by what is known of them, for which a GPU has to be waited for, and needs the pairs of all ranks in
+    one place; these are running sums for the curves of every step's pairs. The callbacks ``RunSummary`` and
+    ``WeightGap`` ask ``weight_gap`` itself.
+    """
 
     def __init__(self) -> None:
         names = ("from_half", "square", "unflipped", "of_unflipped", "flipped", "of_flipped")

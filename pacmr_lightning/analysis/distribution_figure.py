@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..batch import UNKNOWN
+from ..weight_gap import weight_gap
 
 BINS = np.linspace(0, 1, 31)
 GROUPS = {"unflipped": (0, "#0072B2"), "flipped": (1, "#D55E00"), "unknown": (UNKNOWN, "0.5")}
@@ -29,13 +31,6 @@ def split(weight: np.ndarray, flipped: np.ndarray) -> dict[str, np.ndarray]:
     return {name: values for name, values in groups.items() if len(values)}
 
 
-def gap(groups: dict[str, np.ndarray]) -> float | None:
-    """Mean weight of unflipped minus flipped pairs; None where there are not both."""
-    if not {"unflipped", "flipped"} <= groups.keys():
-        return None
-    return float(groups["unflipped"].mean(dtype=float) - groups["flipped"].mean(dtype=float))
-
-
 def draw_on(axis: Axes, weight: np.ndarray, flipped: np.ndarray) -> None:
     """Draws the densities of (N,) weights by label, with a dashed line at each mean, into an axis."""
     groups = split(weight, flipped)
@@ -49,8 +44,8 @@ def draw_on(axis: Axes, weight: np.ndarray, flipped: np.ndarray) -> None:
         axis.vlines(mean, 0, top, color=colors[name], linestyle="--", linewidth=1.4)
     axis.set(xlabel="Weight $g$", ylabel="Density", xlim=(0, 1))
     axis.set_ylim(0, (1.25 + 0.13 * len(groups)) * top)  # room for the legend
-    distance = gap(groups)
-    title = None if distance is None else f"gap {distance:.2f}"
+    gap = weight_gap(torch.tensor(weight), torch.tensor(flipped))["gap"]
+    title = None if gap is None else f"gap {gap:.2f}"
     axis.legend(
         title=title,
         frameon=False,

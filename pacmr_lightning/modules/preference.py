@@ -10,10 +10,11 @@ from torch import Tensor
 
 from ..batch import LogProbs, PairBatch, PairedBatch
 from ..errors import UserError
-from ..gradient import clip, norm, on_all_ranks, sum_over_ranks
+from ..gradient import clip, norm
 from ..metrics import REWARDS, Means, WeightStatistics, reward_values
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
+from ..ranks import on_all_ranks, sum_over_ranks
 from ..rewards import PairRecord
 from ..strategies import check_precision, check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..gradient import sum_over_ranks
+from ..ranks import sum_over_ranks
 from ..rewards import Rewards
 
 

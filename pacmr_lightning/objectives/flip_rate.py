@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UserError
-from ..gradient import sum_over_ranks
+from ..ranks import sum_over_ranks
 from ..rewards import Rewards
 from .base import Objective
 

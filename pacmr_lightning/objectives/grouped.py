@@ -9,12 +9,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..gradient import sum_over_ranks
+from ..ranks import several_ranks, sum_over_ranks
 from .per_pair import DPO
-
-
-def _several_ranks() -> bool:
-    return torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
 class DrDPO(DPO):
@@ -87,7 +83,7 @@ class DrDPO(DPO):
         """0-dim log sum exp(-l / beta') over all ranks; exp alone underflows in fp32 from l / beta' = 104."""
         x = -losses / self.beta_prime
         highest = x.max() if len(x) else x.new_tensor(-math.inf)
-        if _several_ranks():
+        if several_ranks():
             torch.distributed.all_reduce(highest, torch.distributed.ReduceOp.MAX)
         sums = (x - highest).exp().sum()
         sum_over_ranks([sums])

@@ -16,8 +16,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..batch import LogProbs, PairBatch
 from ..errors import UserError
-from ..gradient import max_over_ranks
 from ..numerics import numerics
+from ..ranks import max_over_ranks
 from ..strategies.sharding import is_sharded
 from . import scoring
 from .attention import ANY_LENGTH, FLEX, AskedLayout, Way, check_attention, plain_attention, use_attention

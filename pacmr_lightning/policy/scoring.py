@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import LogProbs
-from ..gradient import max_over_ranks
+from ..ranks import max_over_ranks
 from .logprobs import token_log_probs, upcast
 from .masks import attention_inputs
 from .rows import Rows

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..batch import PairBatch, Segment
 from ..errors import UserError
-from ..gradient import max_over_ranks
+from ..ranks import max_over_ranks
 from .attention import PLAIN, Way, plain_attention, use_attention, ways
 from .rows import Layout
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..gradient import Direction, sum_over_ranks
+from ..gradient import Direction
+from ..ranks import sum_over_ranks
 from .base import Weighting, Weights
 from .train_pairs import SeenPairs, TrainPairs
 

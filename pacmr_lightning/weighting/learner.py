@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..batch import PairBatch
 from ..errors import UserError
-from ..gradient import norm, spread_over_ranks, sum_over_ranks
+from ..gradient import norm
+from ..ranks import spread_over_ranks, sum_over_ranks
 from ..rewards import Rewards
 from .base import Weighting, Weights
 from .estimators import Estimator, GhostDotProduct

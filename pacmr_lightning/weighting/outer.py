@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ..batch import UNKNOWN, PairBatch
 from ..errors import UserError
-from ..gradient import Direction, accumulated_gradient, sum_over_ranks
+from ..gradient import Direction, accumulated_gradient
 from ..policy import PolicyModel
+from ..ranks import sum_over_ranks
 from ..rewards import Rewards
 
 

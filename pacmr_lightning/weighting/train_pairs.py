@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from ..batch import PairBatch
-from ..gradient import Direction, accumulated_gradient, sum_over_ranks
+from ..gradient import Direction, accumulated_gradient
 from ..objectives import Objective
 from ..policy import PolicyModel
+from ..ranks import sum_over_ranks
 from ..rewards import Rewards
 from .pair_gradients import MixedRowsError, each_gradient, pair_losses
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from pacmr_lightning.batch import PairBatch, PairedBatch
 from pacmr_lightning.rewards import PairRecord
@@ -42,6 +42,15 @@ class Data(pl.LightningDataModule):
 
     def val_dataloader(self):
         return DataLoader(self.rows[:8], batch_size=4, collate_fn=collate)
+
+
+class Ordered(Data):
+    """Pairs in the order of a single process; Lightning's own sampler would shuffle them."""
+
+    def train_dataloader(self):
+        world = self.trainer.world_size
+        sampler = DistributedSampler(self.rows, world, self.trainer.global_rank, shuffle=False)
+        return DataLoader(self.rows, batch_size=BATCH // world, sampler=sampler, collate_fn=collate)
 
 
 class Module(pl.LightningModule):

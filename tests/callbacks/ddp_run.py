@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from conftest import run
+from conftest import Ordered, run
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pacmr_lightning.callbacks import RunSummary, WeightRecorder
@@ -17,7 +17,7 @@ def callbacks():
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     options = {"devices": 2, "strategy": "ddp"}
-    run(folder / "whole", callbacks(), **options)
-    first = run(folder / "resumed", callbacks(), **options)
+    run(folder / "whole", callbacks(), data=Ordered(), **options)
+    first = run(folder / "resumed", callbacks(), data=Ordered(), **options)
     checkpoints = Path(first.checkpoint_callback.dirpath)
-    run(folder / "resumed", callbacks(), resume=checkpoints / "epoch=1.ckpt", **options)
+    run(folder / "resumed", callbacks(), data=Ordered(), resume=checkpoints / "epoch=1.ckpt", **options)

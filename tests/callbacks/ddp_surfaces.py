@@ -6,21 +6,11 @@ Usage: python ddp_surfaces.py FOLDER
 import sys
 from pathlib import Path
 
-from conftest import BATCH, Data, collate, run
+from conftest import Ordered, run
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import DataLoader, DistributedSampler
 
 from pacmr_lightning.callbacks.surfaces import VNetSurfaces
 from pacmr_lightning.callbacks.weight_distributions import WeightDistributions
-
-
-class Ordered(Data):
-    """Pairs in the order of a single process; Lightning's own sampler would shuffle them."""
-
-    def train_dataloader(self):
-        world = self.trainer.world_size
-        sampler = DistributedSampler(self.rows, world, self.trainer.global_rank, shuffle=False)
-        return DataLoader(self.rows, batch_size=BATCH // world, sampler=sampler, collate_fn=collate)
 
 
 def callbacks():

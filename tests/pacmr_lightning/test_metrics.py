@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from pacmr_lightning.metrics import Means, WeightStatistics
+from pacmr_lightning.weight_gap import weight_gap
 from pacmr_lightning.weighting import Weights
 
 
@@ -24,6 +25,9 @@ def test_weight_statistics(spread):
     assert float(found["weights/effective_sample_size"]) == pytest.approx(share, rel=1e-6)
     gap = np.mean(exact[flipped == 0]) - np.mean(exact[flipped == 1])
     assert float(found["weights/gap"]) == pytest.approx(gap, abs=1e-6)
+    defined = weight_gap(g, flipped)
+    for name, other in (("gap", "gap"), ("unflipped", "mean_unflipped"), ("flipped", "mean_flipped")):
+        assert float(found[f"weights/{name}"]) == pytest.approx(defined[other], abs=1e-6)
     assert set(found) == {f"weights/{name}" for name in ("mean", "std", "effective_sample_size")} | {
         f"weights/{name}" for name in ("unflipped", "flipped", "gap")
     }
