@@ -117,8 +117,8 @@ def measure(folder: Path, shape: Shape, options: dict[str, Any], device: str, st
         seconds = train(policy, data, shape, WARM_UP + steps, device=device)[WARM_UP:]
         batch = move_data_to_device(data.train_pairs.batch(range(shape.pairs)), device)
         found = {
-            "way": str(policy._way),
-            "as_asked": policy._way.layout == options["layout"],
+            "way": str(policy._plan),
+            "as_asked": policy._plan.layout == options["layout"],
             "parameters": sum(p.numel() for p in policy.parameters() if not p.requires_grad),
             "tokens": batch.token_count,
             "needed": needed(policy, batch),

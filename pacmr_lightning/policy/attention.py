@@ -22,7 +22,7 @@ PLAIN = ("sdpa", "eager")
 """Made of torch's own operations: on any device, with a gradient that can be differentiated again."""
 ANY_LENGTH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """SDPA's kernels that take each length as it comes, while cuDNN's plan for it longer than a token takes."""
-IN_WORDS = {
+LAYOUT_NAMES = {
     "shared": "a shared prompt",
     "packed": "sequences packed into one row",
     "separate": "one sequence a row",
@@ -31,7 +31,7 @@ IN_WORDS = {
 
 
 @dataclass(frozen=True)
-class Way:
+class AttentionPlan:
     """How log-probabilities are computed."""
 
     attention: str
@@ -39,7 +39,7 @@ class Way:
     layout: Layout
 
     def __str__(self) -> str:
-        return f"{IN_WORDS[self.layout]} with {self.attention} attention"
+        return f"{LAYOUT_NAMES[self.layout]} with {self.attention} attention"
 
 
 def is_flash(attention: str) -> bool:
@@ -95,9 +95,9 @@ def check_attention(attention: str, layout: AskedLayout, dtype: torch.dtype) -> 
         )
 
 
-def ways(
+def attention_plans(
     model: PreTrainedModel, asked: str, layout: AskedLayout, device: torch.device
-) -> tuple[list[Way], list[str]]:
+) -> tuple[list[AttentionPlan], list[str]]:
     """What is tried, in this order, and sentences about what could be asked for instead.
 
     Unasked that is what transformers takes, on every device: kernels for GPUs that may be faster have to be
@@ -112,7 +112,7 @@ def ways(
     """
     own = model.config._attn_implementation
     own_layouts = ["packed" if is_flash(own) else "shared"] if layout == "auto" else [layout]
-    found = [Way(own, laid_out) for laid_out in dict.fromkeys([*own_layouts, "separate", "plain"])]
+    found = [AttentionPlan(own, laid_out) for laid_out in dict.fromkeys([*own_layouts, "separate", "plain"])]
     if asked != "auto" or device.type != "cuda":
         return found, []
     faster = [name for name in (FLEX, FLASH) if _can_have(model, name, layout)]

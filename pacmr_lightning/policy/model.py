@@ -1,34 +1,32 @@
-"""The policy: a causal language model with a LoRA adapter; the reference is the same model without it."""
+"""PolicyModel: what is trained, how it computes log-probabilities, and what it generates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
-from peft import LoraConfig, get_peft_model
-from peft.tuners.lora import LoraLayer
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import sdpa_kernel
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 
 from ..batch import LogProbs, PairBatch
 from ..errors import UserError
 from ..numerics import numerics
-from ..ranks import max_over_ranks
-from ..strategies.sharding import is_sharded
-from . import scoring
-from .attention import ANY_LENGTH, FLEX, AskedLayout, Way, check_attention, plain_attention, use_attention
-from .base_model import load_base, weights_digest
-from .compiled import compile_layers
-from .lora import check_lora, lora_linears
-from .rows import Layout, rows_of
-from .selfcheck import choose_way
+from .attention import (
+    ANY_LENGTH,
+    FLEX,
+    AskedLayout,
+    AttentionPlan,
+    check_attention,
+    plain_attention,
+    use_attention,
+)
+from .rows import Rows, rows_of
+from .scoring import ScoringModel
+from .selfcheck import choose_plan
 
 
-class PolicyModel(nn.Module):
+class PolicyModel(ScoringModel):
     """Any Hugging Face causal LM with a PEFT LoRA adapter (paper, section 5.4).
 
     The base weights are frozen and the adapter starts as the identity, so a fresh policy equals the
@@ -72,15 +70,12 @@ class PolicyModel(nn.Module):
         logit_chunk: int = 512,
         compile: bool = False,
     ):
-        super().__init__()
         if rank < 1:
             raise UserError(f"LoRA rank is {rank}, but it must be at least 1 (the paper uses 16).")
         if logit_chunk < 1:
             raise UserError(f"logit_chunk is {logit_chunk}, but it must be at least 1.")
-        self.dtype = getattr(torch, dtype)
-        check_attention(attn_implementation, layout, self.dtype)
-        self.name = str(model)
-        self.lora = {
+        check_attention(attn_implementation, layout, getattr(torch, dtype))
+        lora = {
             **(lora_options or {}),
             "r": rank,
             "lora_alpha": alpha,
@@ -88,93 +83,26 @@ class PolicyModel(nn.Module):
             "lora_dropout": 0.0,
             "task_type": "CAUSAL_LM",
         }
-        self.gradient_checkpointing = gradient_checkpointing
-        self.attn_implementation = attn_implementation
+        super().__init__(
+            str(model), lora, getattr(torch, dtype), attn_implementation, gradient_checkpointing, compile
+        )
         self.layout = layout
         self.logit_chunk = logit_chunk
-        self.compiles = compile
-        self._way: Way | None = None
-        self._digest: str | None = None
+        self._plan: AttentionPlan | None = None
 
-    def build(self) -> None:
-        """Loads the base and adds the adapter. Does nothing the second time.
+    def rows(self, batch: PairBatch) -> Rows:
+        """The batch in the token layout that the self-check chose on the first batch it saw."""
+        return rows_of(self._plan_for(batch).layout, batch)
 
-        Raises:
-            UserError: the model cannot be loaded, or the LoRA options are not plain LoRA.
+    def log_probs(self, batch: PairBatch, rows: Rows | None = None) -> LogProbs:
+        """Summed response log-probabilities of N pairs under the current model, as (N,) values in nats.
+
+        Args:
+            batch: N pairs.
+            rows: what ``rows`` made of them, where it has been asked already.
         """
-        if hasattr(self, "peft"):
-            return
-        asked = None if self.attn_implementation == "auto" else self.attn_implementation
-        base = load_base(self.name, self.dtype, asked)
-        base.requires_grad_(False)
-        base.config.use_cache = False
-        try:
-            config = LoraConfig(**self.lora)
-        except TypeError as error:
-            raise UserError(f"lora_options has a key that peft.LoraConfig does not know: {error}.") from None
-        self.peft = get_peft_model(base, config)
-        check_lora(self.peft)
-        # A dict and a list, not submodules: the modules are registered in self.peft already.
-        self._linears = lora_linears(self)
-        self._lora_layers = [module for module in self.modules() if isinstance(module, LoraLayer)]
-        if self.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
-        if self.compiles:
-            compile_layers(self.model)
-        self.train()
-        rank_zero_info(f"Reference: {self.name} without adapter; policy: the same with LoRA r={config.r}.")
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The transformers model, with LoRA layers inside."""
-        return self.peft.get_base_model()
-
-    @property
-    def attention(self) -> str:
-        """The attention implementation that the model uses now."""
-        return self.model.config._attn_implementation
-
-    def lora_linears(self) -> dict[str, nn.Linear]:
-        """The A and B linears of every LoRA layer by parameter name (omega is their weights)."""
-        return self._linears
-
-    def adapter(self) -> dict[str, nn.Parameter]:
-        """The trainable parameters omega by name."""
-        return {name: linear.weight for name, linear in self._linears.items()}
-
-    @contextmanager
-    def reference(self) -> Iterator[None]:
-        """Inside, the model is the reference: the same weights with the adapter off."""
-        # What peft's own disable_adapter does, without its walk through all modules on every step.
-        for layer in self._lora_layers:
-            layer.enable_adapters(False)
-        try:
-            yield
-        finally:
-            for layer in self._lora_layers:
-                layer.enable_adapters(True)
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether ZeRO-3 keeps the parameters in parts: a forward pass then needs all ranks."""
-        return any(is_sharded(parameter) for parameter in self.parameters())
-
-    def in_step(self, parts: Iterable[PairBatch], filler: PairBatch) -> Iterator[tuple[PairBatch, bool]]:
-        """This rank's micro-batches, and whether each counts.
-
-        Where a forward pass needs all ranks, those with fewer micro-batches than others go on with
-        ``filler``, which does not count.
-        """
-        parts = list(parts)
-        rounds = len(parts)
-        if self.is_sharded:
-            rounds = max_over_ranks(rounds, filler.input_ids.device)
-        yield from ((part, True) for part in parts)
-        yield from ((filler, False) for _ in range(rounds - len(parts)))
-
-    def log_probs(self, batch: PairBatch) -> LogProbs:
-        """Summed response log-probabilities of N pairs under the current model, as (N,) values in nats."""
-        return self.log_probs_in(self._way_for(batch).layout, batch)
+        layout = self._plan_for(batch).layout
+        return self.score(rows_of(layout, batch) if rows is None else rows, layout == "plain")
 
     @torch.no_grad()
     def reference_log_probs(self, batch: PairBatch) -> LogProbs:
@@ -184,55 +112,40 @@ class PolicyModel(nn.Module):
         with self.reference():
             return self.log_probs(batch)
 
-    def reference_digest(self) -> str:
-        """A hash of the reference's frozen weights, computed once; the adapter is no part of it."""
-        if self._digest is None:
-            self._digest = weights_digest(self.model)
-        return self._digest
-
     def log_prob_options(self, batch: PairBatch) -> dict[str, Any]:
         """What changes a log-probability beside weights and tokens; ways are tried on ``batch``."""
-        way = self._way_for(batch)
+        plan = self._plan_for(batch)
         config = self.model.config.to_dict()
         # Where the model lies and who wrote the file changes nothing.
         ignored = ("_name_or_path", "transformers_version", "use_cache")
         return {
-            "layout": way.layout,
+            "layout": plan.layout,
             "dtype": str(self.dtype),
-            "attention": way.attention,
+            "attention": plan.attention,
             "compile": self.compiles,
             **numerics(next(iter(self.adapter().values())).device),
             "config": {name: config[name] for name in sorted(config) if name not in ignored},
         }
 
-    def token_pairs(self, batch: PairBatch) -> Tensor:
-        """(R, T) number of the pair that each token belongs to, in the rows that the model gets."""
-        return rows_of(self._way_for(batch).layout, batch).token_pair
-
-    def log_probs_in(self, layout: Layout, batch: PairBatch) -> LogProbs:
-        """The same in a given layout, with the attention that the model uses now."""
-        return scoring.log_probs(self, rows_of(layout, batch), layout == "plain")
-
-    @torch.no_grad()
     def judged(self, batch: PairBatch) -> tuple[LogProbs, LogProbs, Tensor]:
         """What held-out pairs are judged by: log-probabilities of both models, and the KL between them.
 
         Returns:
-            See ``scoring.judged``; the reference's are those that the batch brings, if any.
+            See ``score_both``; the reference's are those that the batch brings, if any.
         """
-        layout = self._way_for(batch).layout
-        return scoring.judged(self, rows_of(layout, batch), layout == "plain", batch.reference)
+        layout = self._plan_for(batch).layout
+        return self.score_both(rows_of(layout, batch), layout == "plain", batch.reference)
 
-    def _way_for(self, batch: PairBatch) -> Way:
+    def _plan_for(self, batch: PairBatch) -> AttentionPlan:
         """What the self-check chose on the first batch it saw."""
-        if self._way is None:
+        if self._plan is None:
             if self.compiles and self.is_sharded:
                 raise UserError(
                     "ZeRO-3 gathers parameters through hooks, with which no layer is compiled; set compile "
                     "to false, or use a lower stage."
                 )
-            self._way = choose_way(self, batch)
-        return self._way
+            self._plan = choose_plan(self, batch)
+        return self._plan
 
     @torch.no_grad()
     def generate(self, **options: Any) -> Tensor:

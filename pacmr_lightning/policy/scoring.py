@@ -1,85 +1,89 @@
-"""One forward pass of a policy over rows: log-probabilities of responses, and what pairs are judged by."""
+"""Log-probabilities of responses from one forward pass over rows, and what held-out pairs are judged by."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from ..batch import LogProbs
+from ..batch import LogProbs, PairBatch
 from ..ranks import max_over_ranks
+from .adapted_model import AdaptedModel
+from .attention import AskedLayout
 from .logprobs import token_log_probs, upcast
 from .masks import attention_inputs
-from .rows import Rows
-
-if TYPE_CHECKING:
-    from .model import PolicyModel
+from .rows import Layout, Rows, rows_of
 
 
-def log_probs(policy: PolicyModel, rows: Rows, whole_logits: bool) -> LogProbs:
-    """Summed response log-probabilities of N pairs, as (N,) values in nats.
+class ScoringModel(AdaptedModel):
+    """An adapted model that scores responses, in whatever layout it is told."""
 
-    Args:
-        policy: with its adapter on or off.
-        rows: of the pairs.
-        whole_logits: take the model's own logits, which it may transform, and not its head's.
-    """
-    states, head = _predictions(policy, rows, whole_logits)
-    frozen = not any(p.requires_grad for p in policy.model.get_output_embeddings().parameters())
-    frozen = frozen and not whole_logits
-    return rows.log_probs(token_log_probs(states, head, rows.targets, _pieces(policy, rows), frozen))
+    layout: AskedLayout
+    """What is asked for."""
+    logit_chunk: int
+    """Rows of logits (response tokens) that exist at a time."""
 
+    def log_probs_in(self, layout: Layout, batch: PairBatch) -> LogProbs:
+        """Summed response log-probabilities of N pairs in a given layout, with the attention in use now."""
+        return self.score(rows_of(layout, batch), layout == "plain")
 
-def judged(
-    policy: PolicyModel, rows: Rows, whole_logits: bool, reference: LogProbs | None
-) -> tuple[LogProbs, LogProbs, Tensor]:
-    """Log-probabilities under policy and reference, and their KL, from one forward pass of each.
+    def score(self, rows: Rows, whole_logits: bool) -> LogProbs:
+        """Summed response log-probabilities of N pairs as the adapter is, on or off: (N,) values in nats.
 
-    Args:
-        policy: with its adapter on.
-        rows: of N pairs.
-        whole_logits: see ``log_probs``.
-        reference: its log-probabilities, if they are known.
+        Args:
+            rows: of the pairs.
+            whole_logits: take the model's own logits, which it may transform, and not its head's.
+        """
+        states, head = self._predictions(rows, whole_logits)
+        frozen = not any(p.requires_grad for p in self.model.get_output_embeddings().parameters())
+        frozen = frozen and not whole_logits
+        return rows.log_probs(token_log_probs(states, head, rows.targets, self._pieces(rows), frozen))
 
-    Returns:
-        Summed response log-probabilities under the policy and under the reference in nats, and the (N,)
-        KL(pi || pi_ref) of the next token in nats, averaged over the pair's response positions.
-    """
-    states, head = _predictions(policy, rows, whole_logits)
-    with policy.reference():
-        states_reference, _ = _predictions(policy, rows, whole_logits)
-    parts = []
-    pieces = _pieces(policy, rows)
-    for h, h_reference, target in zip(
-        *(x.tensor_split(pieces) for x in (states, states_reference, rows.targets)), strict=True
-    ):
-        log_p = upcast(head(h)).log_softmax(1)
-        with policy.reference():
-            log_q = upcast(head(h_reference)).log_softmax(1)
-        chosen = (log.gather(1, target[:, None])[:, 0] for log in (log_p, log_q))
-        parts.append(torch.stack([*chosen, (log_p.exp() * (log_p - log_q)).sum(1)]))
-    tokens_p, tokens_q, tokens_kl = torch.cat(parts, dim=1)
-    pair = rows.owner % rows.pairs
-    sums = tokens_kl.new_zeros(rows.pairs).index_add(0, pair, tokens_kl)
-    kl = sums / torch.bincount(pair, minlength=rows.pairs)
-    return rows.log_probs(tokens_p), reference or rows.log_probs(tokens_q), kl
+    @torch.no_grad()
+    def score_both(
+        self, rows: Rows, whole_logits: bool, reference: LogProbs | None
+    ) -> tuple[LogProbs, LogProbs, Tensor]:
+        """Log-probabilities under policy and reference, and their KL, from one forward pass of each.
 
+        Args:
+            rows: of N pairs.
+            whole_logits: see ``score``.
+            reference: its log-probabilities, if they are known.
 
-def _pieces(policy: PolicyModel, rows: Rows) -> int:
-    """How often the head is asked; as often on every rank where it is gathered each time."""
-    pieces = -(-len(rows.targets) // policy.logit_chunk)
-    return max_over_ranks(pieces, rows.targets.device) if policy.is_sharded else pieces
+        Returns:
+            Summed response log-probabilities under the policy and under the reference in nats, and the (N,)
+            KL(pi || pi_ref) of the next token in nats, averaged over the pair's response positions.
+        """
+        states, head = self._predictions(rows, whole_logits)
+        with self.reference():
+            states_reference, _ = self._predictions(rows, whole_logits)
+        parts = []
+        pieces = self._pieces(rows)
+        for h, h_reference, target in zip(
+            *(x.tensor_split(pieces) for x in (states, states_reference, rows.targets)), strict=True
+        ):
+            log_p = upcast(head(h)).log_softmax(1)
+            with self.reference():
+                log_q = upcast(head(h_reference)).log_softmax(1)
+            chosen = (log.gather(1, target[:, None])[:, 0] for log in (log_p, log_q))
+            parts.append(torch.stack([*chosen, (log_p.exp() * (log_p - log_q)).sum(1)]))
+        tokens_p, tokens_q, tokens_kl = torch.cat(parts, dim=1)
+        pair = rows.owner % rows.pairs
+        sums = tokens_kl.new_zeros(rows.pairs).index_add(0, pair, tokens_kl)
+        kl = sums / torch.bincount(pair, minlength=rows.pairs)
+        return rows.log_probs(tokens_p), reference or rows.log_probs(tokens_q), kl
 
+    def _pieces(self, rows: Rows) -> int:
+        """How often the head is asked; as often on every rank where it is gathered each time."""
+        pieces = -(-len(rows.targets) // self.logit_chunk)
+        return max_over_ranks(pieces, rows.targets.device) if self.is_sharded else pieces
 
-def _predictions(
-    policy: PolicyModel, rows: Rows, whole_logits: bool
-) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """(K, H) states that predict the response tokens, and what makes logits of them."""
-    model = policy.model
-    inputs = attention_inputs(rows, model.config, model.dtype)
-    inputs |= {"input_ids": rows.input_ids, "position_ids": rows.position_ids, "use_cache": False}
-    if whole_logits:
-        return model(**inputs).logits[rows.source], nn.Identity()
-    return model.base_model(**inputs).last_hidden_state[rows.source], model.get_output_embeddings()
+    def _predictions(self, rows: Rows, whole_logits: bool) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """(K, H) states that predict the response tokens, and what makes logits of them."""
+        model = self.model
+        inputs = attention_inputs(rows, model.config, model.dtype)
+        inputs |= {"input_ids": rows.input_ids, "position_ids": rows.position_ids, "use_cache": False}
+        if whole_logits:
+            return model(**inputs).logits[rows.source], nn.Identity()
+        return model.base_model(**inputs).last_hidden_state[rows.source], model.get_output_embeddings()

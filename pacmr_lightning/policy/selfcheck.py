@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -13,11 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..batch import PairBatch, Segment
 from ..errors import UserError
 from ..ranks import max_over_ranks
-from .attention import PLAIN, Way, plain_attention, use_attention, ways
+from .attention import PLAIN, AttentionPlan, attention_plans, plain_attention, use_attention
 from .rows import Layout
-
-if TYPE_CHECKING:
-    from .model import PolicyModel
+from .scoring import ScoringModel
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2}
 """Accepted difference of a response's mean token log-probability, in nats, by the base's dtype."""
@@ -45,7 +43,7 @@ def check_pair(batch: PairBatch, window: int | None, device: torch.device) -> Pa
 # Lightning validates in inference mode, in which no gradient can be checked.
 @torch.inference_mode(False)
 @torch.no_grad()
-def choose_way(policy: PolicyModel, batch: PairBatch) -> Way:
+def choose_plan(policy: ScoringModel, batch: PairBatch) -> AttentionPlan:
     """The first of the possible ways that computes what the model's own forward does on plain sequences.
 
     The policy uses its attention from then on. Values and gradient are checked, since a shape or a device may
@@ -53,7 +51,7 @@ def choose_way(policy: PolicyModel, batch: PairBatch) -> Way:
     made for the machine. Warns of what was tried and cannot be used.
 
     Raises:
-        UserError: no way works with the attention that was asked for.
+        UserError: no plan works with the attention that was asked for.
     """
     config = policy.model.config.get_text_config().to_dict()
     window, longest = config.get("sliding_window"), config.get("max_position_embeddings")
@@ -62,7 +60,7 @@ def choose_way(policy: PolicyModel, batch: PairBatch) -> Way:
         window = None
     device = next(iter(policy.adapter().values())).device
     pair = check_pair(batch, window, device)
-    candidates, notes = ways(policy.model, policy.attn_implementation, policy.layout, device)
+    candidates, notes = attention_plans(policy.model, policy.attn_implementation, policy.layout, device)
     own = policy.attention
     trusted = own if own in PLAIN else plain_attention(policy.model)
     was_training = policy.training
@@ -74,36 +72,36 @@ def choose_way(policy: PolicyModel, batch: PairBatch) -> Way:
 
 
 def _first_right(
-    policy: PolicyModel, pair: PairBatch, candidates: list[Way], notes: list[str], trusted: str
-) -> Way:
+    policy: ScoringModel, pair: PairBatch, candidates: list[AttentionPlan], notes: list[str], trusted: str
+) -> AttentionPlan:
     use_attention(policy.model, trusted)
     with ExitStack() as stack:
         stack.enter_context(sdpa_kernel(_judges(policy, pair)))
         if policy.compiles:  # or this kernel would stay in what is compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         truth = _computed(policy, "plain", pair)
-    for way, following in zip(candidates, [*candidates[1:], None], strict=True):
-        fault = None if way == Way(trusted, "plain") else _fault(policy, way, pair, truth)
-        if policy.is_sharded:  # a way that only some ranks take would leave the others waiting
+    for plan, following in zip(candidates, [*candidates[1:], None], strict=True):
+        fault = None if plan == AttentionPlan(trusted, "plain") else _fault(policy, plan, pair, truth)
+        if policy.is_sharded:  # a plan that only some ranks take would leave the others waiting
             agreed = max_over_ranks(int(fault is not None), pair.input_ids.device)
             fault = (fault or "it fails in another process") if agreed else None
         if fault is None:
             if policy.attn_implementation == "auto":
-                rank_zero_info(" ".join([f"Log-probabilities are computed from {way}.", *notes]))
-            use_attention(policy.model, way.attention)
-            return way
+                rank_zero_info(" ".join([f"Log-probabilities are computed from {plan}.", *notes]))
+            use_attention(policy.model, plan.attention)
+            return plan
         if following is not None:
             rank_zero_warn(
-                f"{type(policy.model).__name__} with {way.attention} attention cannot use the {way.layout} "
+                f"{type(policy.model).__name__} with {plan.attention} attention cannot use the {plan.layout} "
                 f"layout ({fault}); falling back to {following}."
             )
     raise UserError(
-        f"{type(policy.model).__name__} does not work with {way.attention} here ({fault}); set "
+        f"{type(policy.model).__name__} does not work with {plan.attention} here ({fault}); set "
         "attn_implementation to auto or sdpa."
     )
 
 
-def _judges(policy: PolicyModel, pair: PairBatch) -> list[SDPBackend]:
+def _judges(policy: ScoringModel, pair: PairBatch) -> list[SDPBackend]:
     """SDPA's plain code; where its attention weights would be large, the next plainest kernel before it."""
     config = policy.model.config.get_text_config()
     layers = 1 if policy.gradient_checkpointing else config.num_hidden_layers
@@ -112,12 +110,14 @@ def _judges(policy: PolicyModel, pair: PairBatch) -> list[SDPBackend]:
     return [*([] if kept <= JUDGE_BYTES else [SDPBackend.EFFICIENT_ATTENTION]), SDPBackend.MATH]
 
 
-def _fault(policy: PolicyModel, way: Way, pair: PairBatch, truth: tuple[Tensor, Tensor]) -> str | None:
-    """What is wrong with a way, if anything."""
+def _fault(
+    policy: ScoringModel, plan: AttentionPlan, pair: PairBatch, truth: tuple[Tensor, Tensor]
+) -> str | None:
+    """What is wrong with a plan, if anything."""
     dtype = policy.model.dtype
     try:
-        use_attention(policy.model, way.attention)
-        values, gradient = _computed(policy, way.layout, pair)
+        use_attention(policy.model, plan.attention)
+        values, gradient = _computed(policy, plan.layout, pair)
     except Exception as failure:  # kernels and compilers have exceptions of their own
         lines = str(failure).strip().splitlines() or [""]
         return f"it fails with {type(failure).__name__}: {lines[0]}"
@@ -129,7 +129,7 @@ def _fault(policy: PolicyModel, way: Way, pair: PairBatch, truth: tuple[Tensor, 
     return None if error <= GRADIENT_TOLERANCE[dtype] else f"its gradient is {error:.0%} off"
 
 
-def _computed(policy: PolicyModel, layout: Layout, pair: PairBatch) -> tuple[Tensor, Tensor]:
+def _computed(policy: ScoringModel, layout: Layout, pair: PairBatch) -> tuple[Tensor, Tensor]:
     """(2,) log-probabilities, and the gradient of a combination of them by token id, (V', H)."""
     embedded: list[tuple[Tensor, Tensor]] = []
 

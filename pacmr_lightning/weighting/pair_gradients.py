@@ -19,6 +19,7 @@ from ..batch import PairBatch
 from ..errors import UserError
 from ..objectives import Objective
 from ..policy import PolicyModel
+from ..policy.rows import Rows
 from ..rewards import Rewards
 
 Take = Callable[[str, Tensor], None]
@@ -29,12 +30,14 @@ class MixedRowsError(UserError):
     """A LoRA layer does not see whole rows, so its weight gradient cannot be told apart by pair."""
 
 
-def pair_losses(policy: PolicyModel, objective: Objective, batch: PairBatch) -> tuple[Rewards, Tensor]:
+def pair_losses(
+    policy: PolicyModel, objective: Objective, batch: PairBatch, rows: Rows | None = None
+) -> tuple[Rewards, Tensor]:
     """Rewards and (N,) losses of pairs that bring their reference log-probabilities.
 
     A pair that the objective has dropped has loss 0, so that it pulls nowhere, whoever asks.
     """
-    rewards = Rewards.of(policy.log_probs(batch), batch, objective.beta)
+    rewards = Rewards.of(policy.log_probs(batch, rows), batch, objective.beta)
     losses = objective(rewards)
     kept = objective.pair_weights(batch.ids)
     return rewards, losses if kept is None else losses * kept.to(losses)
@@ -56,8 +59,9 @@ def each_gradient(
     # Everything that depends on LoRA depends on it, so that backward reaches all layers and yet computes no
     # weight gradient of its own.
     anchor = torch.zeros((), device=batch.input_ids.device, requires_grad=True)
-    with torch.enable_grad(), _watched(policy, policy.token_pairs(batch), len(batch), anchor, take):
-        rewards, losses = pair_losses(policy, objective, batch)
+    rows = policy.rows(batch)
+    with torch.enable_grad(), _watched(policy, rows.token_pair, len(batch), anchor, take):
+        rewards, losses = pair_losses(policy, objective, batch, rows)
         torch.autograd.grad(losses.sum(), anchor, allow_unused=True)
     return rewards.detach(), losses.detach()
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from pacmr_lightning import policy as policy_module
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule, reference
 from pacmr_lightning.datamodules.reference import cached_log_probs
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.numerics import numerics
-from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy import PolicyModel, adapted_model
+from pacmr_lightning.policy import model as policy_module
 
 
 @pytest.fixture
@@ -110,8 +110,10 @@ def test_the_ways_are_tried_on_the_longest_pair(model, cache, monkeypatch):
     """On few response tokens rounding would decide."""
     folder = model()
     policy, pairs, tried = policy_of(folder), data_of(folder).train_pairs, []
-    choose = policy_module.choose_way
-    monkeypatch.setattr(policy_module, "choose_way", lambda p, batch: tried.append(batch) or choose(p, batch))
+    choose = policy_module.choose_plan
+    monkeypatch.setattr(
+        policy_module, "choose_plan", lambda p, batch: tried.append(batch) or choose(p, batch)
+    )
     cached_log_probs(policy, pairs, **ALONE)
     assert len(tried) == 1 and tried[0].token_count == max(
         pairs.batch([i]).token_count for i in range(len(pairs))
@@ -122,8 +124,8 @@ def test_weights_are_hashed_once(model, cache, monkeypatch):
     """They are frozen, and a 7B base takes a while."""
     folder = model()
     policy, data, hashed = policy_of(folder), data_of(folder), []
-    digest = policy_module.weights_digest
-    monkeypatch.setattr(policy_module, "weights_digest", lambda model: hashed.append(model) or digest(model))
+    digest = adapted_model.weights_digest
+    monkeypatch.setattr(adapted_model, "weights_digest", lambda model: hashed.append(model) or digest(model))
     for pairs in (data.train_pairs, data.validation_pairs):
         cached_log_probs(policy, pairs, **ALONE)
     assert len(hashed) == 1 and policy.reference_digest() == digest(policy.model)
@@ -202,7 +204,8 @@ def test_values_that_are_no_numbers_are_refused(model, cache):
 BUILD = """
 import sys, time
 from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule, reference
-from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy import PolicyModel, adapted_model
+from pacmr_lightning.policy import model as policy_module
 reference.PART = 16
 policy = PolicyModel(sys.argv[1])
 policy.build()

@@ -19,7 +19,7 @@ from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel, attention
-from pacmr_lightning.policy.attention import Way, use_attention, ways
+from pacmr_lightning.policy.attention import AttentionPlan, attention_plans, use_attention
 from pacmr_lightning.policy.masks import attention_inputs, shared_mask
 from pacmr_lightning.policy.rows import packed_rows, shared_rows
 from pacmr_lightning.policy.selfcheck import TOLERANCE
@@ -165,7 +165,7 @@ def test_a_wrong_gradient_of_sdpa_is_found(make_policy, make_batch, monkeypatch)
         UserWarning, match="shared layout .its gradient is .*% off.; falling back to one sequence"
     ):
         policy.log_probs(make_batch())
-    assert policy._way == Way("sdpa", "separate")
+    assert policy._plan == AttentionPlan("sdpa", "separate")
 
 
 def test_the_judge_is_sdpas_plain_code(make_policy, make_batch, monkeypatch):
@@ -180,7 +180,7 @@ def test_the_judge_is_sdpas_plain_code(make_policy, make_batch, monkeypatch):
     assert enabled[0] == (False, False) and set(enabled[1:]) == {(True, True)}
     monkeypatch.setattr("pacmr_lightning.policy.selfcheck.JUDGE_BYTES", 1000)
     enabled.clear()
-    policy._way = None
+    policy._plan = None
     policy.log_probs(pair)
     assert enabled[0] == (False, True) and set(enabled[1:]) == {(True, True)}
 
@@ -202,7 +202,7 @@ def test_each_response_is_judged_by_its_own_tokens(tokens_worth, layout, make_po
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         policy.log_probs(pair)
-    assert policy._way == Way("sdpa", layout)
+    assert policy._plan == AttentionPlan("sdpa", layout)
 
 
 def test_the_check_leaves_the_mode_and_keeps_checkpoints(make_policy, make_batch):
@@ -227,7 +227,7 @@ def test_a_wrong_block_mask_is_found(flex_on_cpu, make_policy, make_batch, monke
     policy, batch = make_policy(attn_implementation="flex_attention"), make_batch()
     with pytest.warns(UserWarning, match="shared layout .* falling back to one sequence a row"):
         policy.log_probs(batch)
-    assert policy._way == Way("flex_attention", "separate")
+    assert policy._plan == AttentionPlan("flex_attention", "separate")
 
 
 def test_flex_attention_is_not_differentiated_twice(flex_on_cpu, make_policy, make_batch):
@@ -241,12 +241,12 @@ def test_flex_attention_is_not_differentiated_twice(flex_on_cpu, make_policy, ma
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_on_a_gpu_it_is_sdpa_too(name, make_policy, make_batch, monkeypatch, caplog):
     """As far as the choice knows it is one; what may be faster there is said and not taken."""
-    monkeypatch.setattr("pacmr_lightning.policy.selfcheck.ways", _as_on_gpu)
+    monkeypatch.setattr("pacmr_lightning.policy.selfcheck.attention_plans", _as_on_gpu)
     monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: True)
     policy, batch = make_policy(name, dtype="bfloat16"), make_batch()
     with caplog.at_level(logging.INFO):
         policy.log_probs(batch)
-    assert policy._way == Way("sdpa", "shared") and policy.attention == "sdpa"
+    assert policy._plan == AttentionPlan("sdpa", "shared") and policy.attention == "sdpa"
     faster = "flash_attention_2" if name == "gpt2" else "flex_attention or flash_attention_2"
     line = (
         f"computed from a shared prompt with sdpa attention. On this GPU attn_implementation {faster} may be"
@@ -255,21 +255,21 @@ def test_on_a_gpu_it_is_sdpa_too(name, make_policy, make_batch, monkeypatch, cap
 
 
 def _as_on_gpu(model, asked, layout, device):
-    return ways(model, asked, layout, GPU)
+    return attention_plans(model, asked, layout, GPU)
 
 
 def test_on_a_cpu_it_is_sdpa(make_policy, make_batch, caplog):
     policy = make_policy()
     with caplog.at_level(logging.INFO):
         policy.log_probs(make_batch())
-    assert policy.attn_implementation == "auto" and policy._way == Way("sdpa", "shared")
+    assert policy.attn_implementation == "auto" and policy._plan == AttentionPlan("sdpa", "shared")
     assert "computed from a shared prompt with sdpa attention." in caplog.text and "GPU" not in caplog.text
 
 
-SDPA = [Way("sdpa", "shared"), Way("sdpa", "separate"), Way("sdpa", "plain")]
-PACKED = Way("sdpa", "packed")
-FLEX = [Way("flex_attention", layout) for layout in ("shared", "separate", "plain")]
-FLASH = [Way("flash_attention_2", layout) for layout in ("packed", "separate", "plain")]
+SDPA = [AttentionPlan("sdpa", "shared"), AttentionPlan("sdpa", "separate"), AttentionPlan("sdpa", "plain")]
+PACKED = AttentionPlan("sdpa", "packed")
+FLEX = [AttentionPlan("flex_attention", layout) for layout in ("shared", "separate", "plain")]
+FLASH = [AttentionPlan("flash_attention_2", layout) for layout in ("packed", "separate", "plain")]
 
 
 @pytest.mark.parametrize(
@@ -292,16 +292,19 @@ FLASH = [Way("flash_attention_2", layout) for layout in ("packed", "separate", "
 def test_what_is_tried_on_a_gpu(name, options, installed, expected, faster, make_policy, monkeypatch):
     monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: installed)
     policy = make_policy(name, **options)
-    found, notes = ways(policy.model, policy.attn_implementation, policy.layout, GPU)
+    found, notes = attention_plans(policy.model, policy.attn_implementation, policy.layout, GPU)
     assert found == expected
     assert [word for word in ("flex", "flash") if word in " ".join(notes)] == faster
-    assert ways(policy.model, policy.attn_implementation, policy.layout, torch.device("cpu")) == (found, [])
+    assert attention_plans(policy.model, policy.attn_implementation, policy.layout, torch.device("cpu")) == (
+        found,
+        [],
+    )
 
 
 def test_flash_attention_that_is_asked_for_is_tried_first(make_policy):
     policy = make_policy(dtype="bfloat16")
     policy.model.config._attn_implementation = "flash_attention_2"  # transformers would look for the package
-    assert ways(policy.model, "flash_attention_2", "auto", GPU) == (FLASH, [])
+    assert attention_plans(policy.model, "flash_attention_2", "auto", GPU) == (FLASH, [])
 
 
 @pytest.mark.parametrize(
@@ -345,7 +348,7 @@ def test_token_pairs(layout, make_policy, make_batch):
     policy.model.get_input_embeddings().register_forward_hook(
         lambda module, inputs, output: states.append(output.requires_grad_())
     )
-    owner = policy.token_pairs(batch)
+    owner = policy.rows(batch).token_pair
     for pair in range(3):
         states.clear()
         found = policy.log_probs(batch)
@@ -359,7 +362,7 @@ def test_the_check_in_inference_mode(flex_on_cpu, make_policy, make_batch):
     policy = make_policy(attn_implementation="flex_attention")
     with torch.inference_mode():
         policy.log_probs(make_batch())
-    assert policy._way == Way("flex_attention", "shared")
+    assert policy._plan == AttentionPlan("flex_attention", "shared")
 
 
 def test_generation_keeps_sdpa_from_kernels_that_plan(make_policy, make_batch):

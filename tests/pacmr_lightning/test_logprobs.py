@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig
 
 from pacmr_lightning.batch import LogProbs, PairBatch, Segment
-from pacmr_lightning.policy.attention import Way
+from pacmr_lightning.policy.attention import AttentionPlan
 from pacmr_lightning.policy.logprobs import token_log_probs
 from pacmr_lightning.policy.masks import shared_mask
 from pacmr_lightning.policy.rows import packed_rows, padded, row_multiple, rows_of, separate_rows, shared_rows
@@ -40,7 +40,7 @@ def test_equal_to_plain_forwards(name, attention, make_policy, make_batch):
         warnings.simplefilter("error")  # the self-check must find nothing to warn about
         truth = plain_log_probs(policy.model, batch)
         found = policy.log_probs(batch)
-    assert policy._way == Way(attention, "shared")
+    assert policy._plan == AttentionPlan(attention, "shared")
     for layout in LAYOUTS:
         with torch.no_grad():
             found = policy.log_probs_in(layout, batch)
@@ -137,7 +137,7 @@ def test_an_ignored_mask_is_found(make_policy, make_batch, monkeypatch):
     monkeypatch.setattr(decoder, "forward", deaf)
     with pytest.warns(UserWarning, match="one sequence a row"), torch.no_grad():
         found = policy.log_probs(batch)
-    assert policy._way.layout == "separate"
+    assert policy._plan.layout == "separate"
     truth = plain_log_probs(policy.model, batch)
     torch.testing.assert_close(found.rejected, truth.rejected.detach(), atol=1e-4, rtol=0)
 
@@ -154,7 +154,7 @@ def test_an_ignored_window_is_found_on_a_short_pair(make_policy, make_batch, mon
     )
     with pytest.warns(UserWarning, match="one sequence a row"), torch.no_grad():
         policy.log_probs(batch)
-    assert policy._way.layout == "separate"
+    assert policy._plan.layout == "separate"
 
 
 class _WithoutWindow:
@@ -177,7 +177,7 @@ def test_transformed_logits_are_found(make_policy, make_batch, monkeypatch):
     monkeypatch.setattr(policy.model, "forward", _scaled(policy.model.forward))
     with pytest.warns(UserWarning, match="whole logits"), torch.no_grad():
         found = policy.log_probs(batch)
-    assert policy._way.layout == "plain"
+    assert policy._plan.layout == "plain"
     truth = plain_log_probs(policy.model, batch)
     torch.testing.assert_close(found.chosen, truth.chosen.detach(), atol=1e-4, rtol=0)
 

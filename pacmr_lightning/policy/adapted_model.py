@@ -1,0 +1,135 @@
+"""A base model with a LoRA adapter that can be switched off: two models, policy and reference, in one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..batch import PairBatch
+from ..errors import UserError
+from ..ranks import max_over_ranks
+from ..strategies.sharding import is_sharded
+from .base_model import load_base, weights_digest
+from .compiled import compile_layers
+from .lora import check_lora, lora_linears
+
+
+class AdaptedModel(nn.Module):
+    """The frozen base and its adapter, and what the method and a strategy need to know of them.
+
+    Args:
+        name: folder or Hub id of the base.
+        lora: keys of ``peft.LoraConfig``.
+        dtype: of the base; adapters are fp32.
+        attn_implementation: as in transformers, or "auto" for its own choice.
+        gradient_checkpointing: recompute activations in backward.
+        compile: run the layers through torch.compile.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        lora: dict[str, Any],
+        dtype: torch.dtype,
+        attn_implementation: str,
+        gradient_checkpointing: bool,
+        compile: bool,
+    ):
+        super().__init__()
+        self.name = name
+        self.lora = lora
+        self.dtype = dtype
+        self.attn_implementation = attn_implementation
+        self.gradient_checkpointing = gradient_checkpointing
+        self.compiles = compile
+        self._digest: str | None = None
+
+    def build(self) -> None:
+        """Loads the base and adds the adapter. Does nothing the second time.
+
+        Raises:
+            UserError: the model cannot be loaded, or the LoRA options are not plain LoRA.
+        """
+        if hasattr(self, "peft"):
+            return
+        asked = None if self.attn_implementation == "auto" else self.attn_implementation
+        base = load_base(self.name, self.dtype, asked)
+        base.requires_grad_(False)
+        base.config.use_cache = False
+        try:
+            config = LoraConfig(**self.lora)
+        except TypeError as error:
+            raise UserError(f"lora_options has a key that peft.LoraConfig does not know: {error}.") from None
+        self.peft = get_peft_model(base, config)
+        check_lora(self.peft)
+        # A dict and a list, not submodules: the modules are registered in self.peft already.
+        self._linears = lora_linears(self)
+        self._lora_layers = [module for module in self.modules() if isinstance(module, LoraLayer)]
+        if self.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        if self.compiles:
+            compile_layers(self.model)
+        self.train()
+        rank_zero_info(f"Reference: {self.name} without adapter; policy: the same with LoRA r={config.r}.")
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model, with LoRA layers inside."""
+        return self.peft.get_base_model()
+
+    @property
+    def attention(self) -> str:
+        """The attention implementation that the model uses now."""
+        return self.model.config._attn_implementation
+
+    def lora_linears(self) -> dict[str, nn.Linear]:
+        """The A and B linears of every LoRA layer by parameter name (omega is their weights)."""
+        return self._linears
+
+    def adapter(self) -> dict[str, nn.Parameter]:
+        """The trainable parameters omega by name."""
+        return {name: linear.weight for name, linear in self._linears.items()}
+
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Inside, the model is the reference: the same weights with the adapter off."""
+        # What peft's own disable_adapter does, without its walk through all modules on every step.
+        for layer in self._lora_layers:
+            layer.enable_adapters(False)
+        try:
+            yield
+        finally:
+            for layer in self._lora_layers:
+                layer.enable_adapters(True)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether ZeRO-3 keeps the parameters in parts: a forward pass then needs all ranks."""
+        return any(is_sharded(parameter) for parameter in self.parameters())
+
+    def in_step(self, parts: Iterable[PairBatch], filler: PairBatch) -> Iterator[tuple[PairBatch, bool]]:
+        """This rank's micro-batches, and whether each counts.
+
+        Where a forward pass needs all ranks, those with fewer micro-batches than others go on with
+        ``filler``, which does not count.
+        """
+        parts = list(parts)
+        rounds = len(parts)
+        if self.is_sharded:
+            rounds = max_over_ranks(rounds, filler.input_ids.device)
+        yield from ((part, True) for part in parts)
+        yield from ((filler, False) for _ in range(rounds - len(parts)))
+
+    def reference_digest(self) -> str:
+        """A hash of the reference's frozen weights, computed once; the adapter is no part of it."""
+        if self._digest is None:
+            self._digest = weights_digest(self.model)
+        return self._digest
