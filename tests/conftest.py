@@ -9,6 +9,8 @@ os.environ["HF_DATASETS_CACHE"] = _CACHE.name
 
 import pytest  # noqa: E402
 
+from .forked import Process  # noqa: E402
+
 WORDS = (
     "Describe the sea in a calm mood: What is the best of all books? I do not know it, because of the rain."
 )
@@ -22,3 +24,17 @@ def tiny_tokenizer_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     train_tokenizer([WORDS] * 20, vocab_size=300).save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def forked():
+    """Starts a process that runs code, as ``python -c`` does but without its imports; see forked.py."""
+    started = []
+
+    def start(code, *arguments, **options):
+        started.append(Process(code, *arguments, **options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
