@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from . import scoring
 from .attention import FLEX, AskedLayout, Way, check_attention, plain_attention, use_attention
-from .base_model import load_base, weights_digest
+from .base_model import load_base, recompute_activations, weights_digest
 from .batch import LogProbs, PairBatch
 from .compiled import compile_layers
 from .errors import UserError
@@ -115,7 +115,7 @@ class PolicyModel(nn.Module):
         self._linears = lora_linears(self)
         self._lora_layers = [module for module in self.modules() if isinstance(module, LoraLayer)]
         if self.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            recompute_activations(self.model)
         if self.compiles:
             compile_layers(self.model)
         self.train()

@@ -7,6 +7,7 @@ import tempfile
 _CACHE = tempfile.TemporaryDirectory(prefix="pacmr-tests-")
 os.environ["HF_DATASETS_CACHE"] = _CACHE.name
 
+import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
 from .forked import Process  # noqa: E402
@@ -14,6 +15,12 @@ from .forked import Process  # noqa: E402
 WORDS = (
     "Describe the sea in a calm mood: What is the best of all books? I do not know it, because of the rain."
 )
+
+# No fixed deadline: a busy machine is no failure.
+hypothesis.settings.register_profile(
+    "tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Processes that a test may watch, limit and kill, forked from one that has imported everything.
 
 Importing takes as long as ten short runs. Python's fork server imports once; what is forked from it is a
-process of its own in all that the tests look at: it dies alone, holds its own locks and ends with its own status.
+process of its own in all that the tests look at: it dies alone, has its own locks and its own exit status.
 """
 
 import multiprocessing

@@ -161,7 +161,11 @@ def test_values_that_are_no_numbers_are_refused(model, cache):
     policy, pairs = policy_of(folder), data_of(folder).train_pairs
     with torch.no_grad():
         policy.model.get_input_embeddings().weight[:] = float("nan")
-    with pytest.raises(UserError, match=r"log-probability of the pair .* is not a finite number"):
+    with (
+        pytest.warns(UserWarning, match="one sequence a row"),
+        pytest.warns(UserWarning, match="whole logits"),
+        pytest.raises(UserError, match=r"log-probability of the pair .* is not a finite number"),
+    ):
         cached_log_probs(policy, pairs, **ALONE)
     assert not list(cache.rglob("*.npy"))
 

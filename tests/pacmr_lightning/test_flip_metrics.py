@@ -60,7 +60,8 @@ def test_in_batches():
         metric.update(weights[rows], flipped[rows])
     assert metric.compute() == pytest.approx(expected(weights.float(), flipped), abs=2e-6)
     metric.reset()
-    assert set(metric.compute().values()) == {None}
+    with pytest.warns(UserWarning, match="before the ``update`` method"):
+        assert set(metric.compute().values()) == {None}
 
 
 def share(rank, init, folder):

@@ -157,9 +157,11 @@ def test_devices(write_sweep, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_kills(write_sweep, capsys):
+def test_kills(write_sweep, capsys, monkeypatch):
     """A killed cell, a Ctrl-C and a kill -9 of the sweep: nothing runs on, and the end is that of one run."""
-    options = OPTIONS | {"data.source.pairs": 400}  # 50 updates, so that a kill meets a cell at work
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    options = OPTIONS | {"data.source.pairs": 400, "trainer.callbacks+": "held.Held"}  # 50 updates
     path = write_sweep(seeds=[0], jobs=1, options=options)
     cells = [Path(f"out/{name}") for name in CELLS[:2]]
 
@@ -185,6 +187,7 @@ def test_kills(write_sweep, capsys):
     gone, alive = psutil.wait_procs(below, timeout=600)
     assert gone and not alive and process.wait() == -signal.SIGKILL
 
+    Path("go-on").touch()
     assert sweep(path) == 0
     assert all(record(cell)["resumed"] for cell in cells)
     assert sweep(write_sweep(seeds=[0], options=options, output="at-once")) == 0
