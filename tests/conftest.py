@@ -1,4 +1,4 @@
-"""Fixtures of all tests: nothing leaves the temporary folder, and a tokenizer that is trained on the spot."""
+"""Of all tests: their order, no time limits, nothing leaves the temporary folder, and what many need."""
 
 import os
 import tempfile
@@ -16,11 +16,20 @@ WORDS = (
     "Describe the sea in a calm mood: What is the best of all books? I do not know it, because of the rain."
 )
 
-# No fixed deadline: a busy machine is no failure.
+# The same examples in every run, on a busy machine too, and nothing is left in the folder.
 hypothesis.settings.register_profile(
-    "tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "tests",
+    **{"derandomize": True, "database": None, "deadline": None},
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("tests")
+
+LONG = ("test_strategies", "test_configs", "test_translation", "test_kills", "test_stops")
+"""Files that take longest on two cores: one that comes last would keep one process waiting for the other."""
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 
 @pytest.fixture(scope="session")

@@ -21,8 +21,7 @@ from pacmr_lightning.objectives import CDPO, DPO, IPO, R3M, RDPO, Objective
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.robust_objectives import ROPO, RPOEM, DrDPO
 
-# No database: reproducible, and nothing is left in the folder.
-PROPERTY = settings(max_examples=60, database=None, derandomize=True)
+PROPERTY = settings(max_examples=60)
 REAL = st.floats(-30, 30)
 RATE = st.floats(0, 0.45)
 
