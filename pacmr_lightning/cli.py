@@ -51,7 +51,6 @@ NOISE = (
     # Of libraries about each other.
     "`isinstance\\(treespec, LeafSpec\\)` is deprecated",
     "`is_gradient_checkpointing` is deprecated",
-    "`gradient_checkpointing_enable` is deprecated",
     ".*does not have many workers",
     # Means over all ranks are logged, of which Lightning does not know.
     ".*sync_dist=True",

@@ -1,4 +1,4 @@
-"""Fixtures of all tests: nothing leaves the temporary folder, and a tokenizer that is trained on the spot."""
+"""Of all tests: their order, no time limits, nothing leaves the temporary folder, and what many need."""
 
 import os
 import tempfile
@@ -7,11 +7,29 @@ import tempfile
 _CACHE = tempfile.TemporaryDirectory(prefix="pacmr-tests-")
 os.environ["HF_DATASETS_CACHE"] = _CACHE.name
 
+import hypothesis  # noqa: E402
 import pytest  # noqa: E402
+
+from .forked import Process  # noqa: E402
 
 WORDS = (
     "Describe the sea in a calm mood: What is the best of all books? I do not know it, because of the rain."
 )
+
+# The same examples in every run, on a busy machine too, and nothing is left in the folder.
+hypothesis.settings.register_profile(
+    "tests",
+    **{"derandomize": True, "database": None, "deadline": None},
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("tests")
+
+LONG = ("test_strategies", "test_configs", "test_translation", "test_kills", "test_stops")
+"""Files that take longest on two cores: one that comes last would keep one process waiting for the other."""
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +40,17 @@ def tiny_tokenizer_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     train_tokenizer([WORDS] * 20, vocab_size=300).save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def forked():
+    """Starts a process that runs code, as ``python -c`` does but without its imports; see forked.py."""
+    started = []
+
+    def start(code, *arguments, **options):
+        started.append(Process(code, *arguments, **options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()

@@ -98,8 +98,15 @@ SHORT = ["--trainer.max_steps", "2", "--trainer.accelerator", "cpu", "--trainer.
 SHORT += ["--trainer.log_every_n_steps", "1", "--trainer.limit_val_batches", "1", "--data.num_workers", "0"]
 
 
+def composed(base: Path, method: Path):
+    """Every method on one base and three of them on every base; all others repeat that, and are slow."""
+    quick = base.parent.name == "quickstart" or method.stem in ("dpo", "pacmr", "mwn")
+    marks = () if quick else pytest.mark.slow
+    return pytest.param(base, method, id=f"{name(base)}-{name(method)}", marks=marks)
+
+
 @pytest.mark.parametrize(
-    ("base", "method"), list(itertools.product(PREFERENCE, METHODS)), ids=lambda path: name(path)
+    ("base", "method"), list(itertools.starmap(composed, itertools.product(PREFERENCE, METHODS)))
 )
 def test_preference(base, method, tiny):
     arguments = ["--model.policy.model", tiny["model"]]

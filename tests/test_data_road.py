@@ -75,11 +75,10 @@ def test_a_cached_reference_trains_as_a_live_one(base):
         assert (live[column] - cached[column]).abs().max() < 1e-5
 
 
-def test_a_full_disk(base, tmp_path):
+def test_a_full_disk(base, tmp_path, forked):
     """A limit on the size of files stands for the disk: one sentence, status 2, and then it works."""
     script = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2); "
     script += "from pacmr_lightning.cli import main; main(sys.argv[2:])"
-    env = os.environ | {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
     rows = [
         json.dumps({"prompt": f"p {i}", "chosen": " a" * 200, "rejected": " b" * 200}) for i in range(400)
     ]
@@ -96,15 +95,16 @@ def test_a_full_disk(base, tmp_path):
     arguments += ["--model.weighting", "Unweighted"]
 
     def run(limit):
-        command = [sys.executable, "-c", script, str(limit), *arguments]
-        return subprocess.run(command, env=env, capture_output=True, text=True)
+        process = forked(script, limit, *arguments, HF_DATASETS_CACHE=str(tmp_path / "cache"))
+        return process.communicate()[1], process.returncode
 
-    full = run(60_000)
-    lines = [line for line in full.stderr.splitlines() if line.startswith("pacmr: ")]
-    assert full.returncode == 2 and len(lines) == 1, full.stderr[-2000:]
+    errors, status = run(60_000)
+    lines = [line for line in errors.splitlines() if line.startswith("pacmr: ")]
+    assert status == 2 and len(lines) == 1, errors[-2000:]
     assert "The disk is full" in lines[0] and "run it again" in lines[0]
-    assert "Traceback" not in full.stderr and not Path("runs").exists()
-    assert run(10**9).returncode == 0
+    assert "Traceback" not in errors and not Path("runs").exists()
+    errors, status = run(10**9)
+    assert status == 0, errors[-2000:]
 
 
 @pytest.mark.slow

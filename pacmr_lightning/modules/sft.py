@@ -16,6 +16,7 @@ from torchmetrics import MeanMetric
 from transformers import LlamaConfig, PreTrainedModel
 
 from ..errors import UserError
+from ..policy.base_model import recompute_activations
 from ..policy.logprobs import upcast
 from .schedule import check_schedule, planned_updates, warmup_cosine
 from .sft_model import OWN_KEYS, add_lora, check_keys, load_pretrained, new_llama, save_model
@@ -152,7 +153,7 @@ class SFTModule(LightningModule):
         else:
             network = load_pretrained(self.hparams.model, tokenizer, dtype)
         if self.hparams.gradient_checkpointing:
-            network.gradient_checkpointing_enable({"use_reentrant": False})
+            recompute_activations(network)
         if self.hparams.lora is not None:
             network = add_lora(network, self.hparams.lora)
         # transformers loads models in eval mode, where dropout and gradient checkpointing do nothing.
@@ -225,6 +226,13 @@ class SFTModule(LightningModule):
         if self.hparams.lora is not None:
             state = checkpoint["state_dict"]
             checkpoint["state_dict"] = {name: state[name] for name in self._trained()}
+
+    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
+        """As torch's; the frozen base, which is in no checkpoint, is not missing."""
+        found = super().load_state_dict(*arguments, **options)
+        trained = set(self._trained())
+        found.missing_keys[:] = [name for name in found.missing_keys if name in trained]
+        return found
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Checks that the checkpoint holds every trained weight.

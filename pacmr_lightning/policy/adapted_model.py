@@ -17,7 +17,7 @@ from ..batch import PairBatch
 from ..errors import UserError
 from ..ranks import max_over_ranks
 from ..strategies.sharding import is_sharded
-from .base_model import load_base, weights_digest
+from .base_model import load_base, recompute_activations, weights_digest
 from .compiled import compile_layers
 from .lora import check_lora, lora_linears
 
@@ -74,7 +74,7 @@ class AdaptedModel(nn.Module):
         self._linears = lora_linears(self)
         self._lora_layers = [module for module in self.modules() if isinstance(module, LoraLayer)]
         if self.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            recompute_activations(self.model)
         if self.compiles:
             compile_layers(self.model)
         self.train()

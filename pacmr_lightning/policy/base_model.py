@@ -61,3 +61,13 @@ def weights_digest(model: PreTrainedModel) -> str:
                 digest.update(name.encode() + str(value.dtype).encode() + str(tuple(value.shape)).encode())
                 digest.update(value.contiguous().cpu().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def recompute_activations(model: PreTrainedModel, recomputed: bool = True) -> None:
+    """Sets whether activations inside of a layer are computed again in backward, or kept."""
+    # transformers calls activation checkpointing what it called gradient checkpointing at first.
+    kind = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
+    if recomputed:
+        getattr(model, f"{kind}_checkpointing_enable")({"use_reentrant": False})
+    else:
+        getattr(model, f"{kind}_checkpointing_disable")()

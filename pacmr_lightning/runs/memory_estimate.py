@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from ..policy.base_model import recompute_activations
 from ..policy.logprobs import token_log_probs
 
 Stage = Literal[0, 1, 2, 3]
@@ -163,10 +164,7 @@ def activation_bytes(
     rows, length = (pairs, prompt_tokens + 2 * response_tokens)
     if not shared:
         rows, length = 2 * pairs, prompt_tokens + response_tokens
-    if gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    else:
-        model.gradient_checkpointing_disable()
+    recompute_activations(model, gradient_checkpointing)
     policy.train()
     with FakeTensorMode():
         _replace_by_fake(policy)

@@ -139,7 +139,7 @@ def two_processes(tmp_path_factory):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
     assert result.returncode == 0, result.stderr
     return folder

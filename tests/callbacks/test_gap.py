@@ -222,7 +222,7 @@ def test_two_processes(config, tmp_path):
     command = [sys.executable, "-m", "pacmr_lightning", "fit", "--config", str(config), *EVERY]
     command += ["--trainer.default_root_dir", str(tmp_path / "two")]
     command += ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     two = pd.read_csv(tmp_path / "two" / "analysis" / "weight-gap.csv")
     assert two["step"].tolist() == alone["step"].tolist()

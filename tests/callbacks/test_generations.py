@@ -1,12 +1,10 @@
 """``pacmr predict`` on a real tiny model: its file, killed with kill -9, in two processes, from the store."""
 
 import json
-import os
 import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -186,23 +184,35 @@ def command(tmp_path, model):
     return make
 
 
+STOPPED_BEFORE_THE_SECOND_BATCH = """
+import signal, sys
+from pacmr_lightning.cli import main
+from pacmr_lightning.evaluation.store import AnswerStore
+put = AnswerStore.put
+def once(store, values):
+    put(store, values)
+    AnswerStore.put = wait
+def wait(store, values):
+    print("waits", flush=True)
+    signal.pause()
+AnswerStore.put = once
+main(sys.argv[1:])
+"""
+
+
 @pytest.mark.slow
-def test_killed_it_goes_on(command, tmp_path):
+def test_killed_it_goes_on(command, tmp_path, forked):
     """kill -9 in the middle, in a new folder; the same command then writes what an uninterrupted one does."""
-    whole = subprocess.run(command("whole"), capture_output=True, text=True, timeout=300)
+    whole = subprocess.run(command("whole"), capture_output=True, text=True, timeout=1200)
     assert whole.returncode == 0, whole.stderr
-    process = subprocess.Popen(command("run"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    path = tmp_path / "run" / "generations.jsonl.answers.sqlite"
-    deadline = time.monotonic() + 120
-    while not path.exists() or not stored(path):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    left = stored(path)
+    process = forked(STOPPED_BEFORE_THE_SECOND_BATCH, *command("run")[3:])
+    assert any(line == "waits\n" for line in process.stdout)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    left = stored(tmp_path / "run" / "generations.jsonl.answers.sqlite")
     expected = (tmp_path / "whole" / "generations.jsonl").read_bytes()
     assert 0 < left < len(expected.splitlines()) and not (tmp_path / "run" / "generations.jsonl").exists()
-    again = subprocess.run(command("run"), capture_output=True, text=True, timeout=300)
+    again = subprocess.run(command("run"), capture_output=True, text=True, timeout=1200)
     assert again.returncode == 0 and f"; {left} were there from an earlier run." in again.stderr
     assert (tmp_path / "run" / "generations.jsonl").read_bytes() == expected
 
@@ -228,13 +238,13 @@ def test_two_processes_answer_every_prompt_once(command, tmp_path):
             "6",
         ]
         options += ["--trainer.strategy", "auto" if devices == "1" else "ddp"]
-        done = subprocess.run(command(folder, *options), capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command(folder, *options), capture_output=True, text=True, timeout=1200)
         assert done.returncode == 0, done.stderr
         files.append((tmp_path / folder / "generations.jsonl").read_bytes())
         assert stored(tmp_path / folder / "generations.jsonl.answers.sqlite") == 15
     assert files[0] == files[1] and len(files[0].splitlines()) == 15
     options[3] = "1"
-    none = subprocess.run(command("none", *options), capture_output=True, text=True, timeout=300)
+    none = subprocess.run(command("none", *options), capture_output=True, text=True, timeout=1200)
     assert none.returncode == 2 and "Traceback" not in none.stderr
     sentence = "There are 1 prompts to answer, but each of 2 processes needs one; use fewer"
     assert sentence in none.stderr and not (tmp_path / "none").exists()

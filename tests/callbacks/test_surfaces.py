@@ -238,7 +238,7 @@ def test_two_processes_see_what_one_sees(fit, tmp_path):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
     assert result.returncode == 0, result.stderr
     alone = tmp_path / "alone"

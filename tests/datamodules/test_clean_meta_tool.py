@@ -3,9 +3,7 @@
 import json
 import re
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -168,21 +166,16 @@ clean_meta(Files(data, data), output, judges, n=25)
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on(pairs, server, judge, tmp_path, capsys):
+def test_a_killed_run_goes_on(pairs, server, judge, tmp_path, capsys, forked):
     output = tmp_path / "clean.jsonl"
-    command = [sys.executable, "-c", KILLED, pairs.splits.place("train"), server.url, str(output)]
-    server.delay = 0.02
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 120
-    # The first judge has looked at all pairs, and the second one at some.
-    while len(server.requests) < 63 and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    errors = process.communicate()[1].decode()
-    assert process.returncode == -signal.SIGKILL, errors
-    killed_at = len(server.requests)
-    assert 63 <= killed_at < 100 and not output.exists()
-    server.delay = 0
+    # The first judge looks at all pairs, and the second one at some; its last two are under way at the kill.
+    server.script, server.always = [None] * 61, "hang"
+    process = forked(KILLED, pairs.splits.place("train"), server.url, output)
+    server.wait_for(63)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert len(server.requests) == 63 and not output.exists()
+    server.always = None
     clean_meta(pairs, str(output), [judge("one"), judge("two")], n=25)
     # 2 judges, 25 pairs, 2 orders; the kill has lost at most the two that were under way.
     assert 100 <= len(server.requests) <= 102

@@ -156,7 +156,7 @@ def test_two_processes_share_what_one_would_get(trainer, data, write_rows, pair_
     train, validation = write_rows(pair_rows(46)), write_rows(pair_rows(10), "validation.jsonl")
     script = Path(__file__).with_name("ddp_shares.py")
     command = [sys.executable, str(script), train, validation, tiny_tokenizer_folder]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=True)
     ranks = [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("SHARE: ")]
     first, second = sorted(ranks, key=lambda share: share["rank"])
     for (step, ids, meta), one, two in zip(whole.seen, first["seen"], second["seen"], strict=True):

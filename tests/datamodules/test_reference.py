@@ -1,10 +1,6 @@
 """The cache of reference log-probabilities: equal to live, and never stale, torn or doubled."""
 
-import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import datasets
@@ -153,7 +149,9 @@ def test_whatever_changes_a_value_changes_the_key(model, cache, monkeypatch):
     # The same weights in another folder are the same reference.
     assert entries(policy_of(model(0, "copy")), data.train_pairs) == 8
     for number, changed in enumerate(({"torch": "3"}, {"matmul_precision": "high"}, {"device": "cuda"})):
-        monkeypatch.setattr("pacmr_lightning.policy.numerics", lambda device, c=changed: numerics(device) | c)
+        monkeypatch.setattr(
+            "pacmr_lightning.policy.model.numerics", lambda device, c=changed: numerics(device) | c
+        )
         assert entries(policy_of(folder), data.train_pairs) == 9 + number
 
 
@@ -196,53 +194,64 @@ def test_values_that_are_no_numbers_are_refused(model, cache):
     policy, pairs = policy_of(folder), data_of(folder).train_pairs
     with torch.no_grad():
         policy.model.get_input_embeddings().weight[:] = float("nan")
-    with pytest.raises(UserError, match=r"log-probability of the pair .* is not a finite number"):
+    with (
+        pytest.warns(UserWarning, match="one sequence a row"),
+        pytest.warns(UserWarning, match="whole logits"),
+        pytest.raises(UserError, match=r"log-probability of the pair .* is not a finite number"),
+    ):
         cached_log_probs(policy, pairs, **ALONE)
     assert not list(cache.rglob("*.npy"))
 
 
 BUILD = """
-import sys, time
+import os, signal, sys, time
+from pathlib import Path
 from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule, reference
-from pacmr_lightning.policy import PolicyModel, adapted_model
-from pacmr_lightning.policy import model as policy_module
+from pacmr_lightning.policy import PolicyModel
+model, waits_after, meeting, processes = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
 reference.PART = 16
-policy = PolicyModel(sys.argv[1])
+policy = PolicyModel(model)
 policy.build()
-data = PreferenceDataModule(EmbeddedWorld(200, 20), sys.argv[1])
+data = PreferenceDataModule(EmbeddedWorld(200, 20), model)
 data.setup("fit")
 ask = policy.reference_log_probs
-def slow(batch):
-    time.sleep(float(sys.argv[2]))
-    print("asked", len(batch), flush=True)
+asked = 0
+def counting(batch):
+    global asked
+    if asked == waits_after:
+        print("waits", flush=True)
+        signal.pause()
+    asked += 1
+    # All begin before any goes on.
+    (meeting / str(os.getpid())).touch()
+    while len(list(meeting.iterdir())) < processes:
+        time.sleep(0.001)
     return ask(batch)
-policy.reference_log_probs = slow
+policy.reference_log_probs = counting
 found = reference.cached_log_probs(policy, data.train_pairs, rank=0, world_size=1, barrier=lambda: None)
-print("sum", repr(float(found.sum())))
+print(asked, repr(float(found.sum())))
 """
 
 
-def test_two_runs_at_once_and_a_kill(model, tmp_path):
+def test_two_runs_at_once_and_a_kill(model, tmp_path, forked):
     """A killed run leaves whole parts, which two others that run at once complete; all agree."""
     folder = model()
 
-    def start(cache, pause):
-        env = os.environ | {"HF_DATASETS_CACHE": str(tmp_path / cache)}
-        command = [sys.executable, "-c", BUILD, folder, str(pause)]
-        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def start(cache, processes=1, waits_after=-1):
+        meeting = tmp_path / f"{cache}-{processes}-{waits_after}"
+        meeting.mkdir(exist_ok=True)
+        cache = str(tmp_path / cache)
+        return forked(BUILD, folder, waits_after, meeting, processes, HF_DATASETS_CACHE=cache)
 
-    truth = start("alone", 0).communicate()[0].splitlines()
-    killed = start("shared", 0.3)
-    for _ in range(4):
-        killed.stdout.readline()
-    time.sleep(0.1)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    done = len(list((tmp_path / "shared").rglob("part-*.npy")))
-    assert 0 < done < 13
-    both = [start("shared", 0.05) for _ in range(2)]
-    outputs = [run.communicate()[0].splitlines() for run in both]
-    for lines in outputs:
-        assert lines[-1] == truth[-1]
-        assert sum(line.startswith("asked") for line in lines) <= 13 - done
-    assert not list((tmp_path / "shared").rglob("*.partial")) or killed.returncode
+    asked, truth = start("alone").communicate()[0].split()
+    assert asked == "13"
+    killed = start("shared", waits_after=3)
+    assert killed.stdout.readline() == "waits\n"
+    killed.kill()
+    assert killed.wait() == -signal.SIGKILL
+    assert len(list((tmp_path / "shared").rglob("part-*.npy"))) == 3
+    both = [start("shared", processes=2) for _ in range(2)]
+    for run in both:
+        asked, found = run.communicate()[0].split()
+        assert found == truth and 0 < int(asked) <= 13 - 3
+    assert not list((tmp_path / "shared").rglob("*.partial"))

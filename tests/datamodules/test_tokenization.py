@@ -3,6 +3,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import datasets
 import pytest
 
 from pacmr_lightning.datamodules.columns import PREFERENCES
@@ -115,31 +116,37 @@ def test_what_is_known_of_labels_is_kept(tokenizer, pair_rows):
 SECOND_PROCESS = """
 import sys
 from pacmr_lightning.datamodules.reading import read_preferences
-from pacmr_lightning.datamodules import tokenization
+from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 tokenizer = load_tokenizer(sys.argv[2])
 tokenizer(["used", "before"], padding=True)
-kept, counts = tokenization.tokenize_pairs(read_preferences(sys.argv[1]), tokenizer, int(sys.argv[3]))
+kept, counts = tokenize_pairs(read_preferences(sys.argv[1]), tokenizer, 100)
 print(counts["kept"])
 """
 
 
-def test_second_process_reads_the_cache(write_rows, pair_rows, tiny_tokenizer_folder, tmp_path):
+def test_second_process_reads_the_cache(
+    write_rows, pair_rows, tokenizer, tiny_tokenizer_folder, tmp_path, monkeypatch
+):
     """Another process, with another hash seed, writes no file; another max_length does."""
-    path = write_rows(pair_rows(20))
-    cache = tmp_path / "cache"
+    path, cache = write_rows(pair_rows(20)), tmp_path / "cache"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
 
-    def run(seed, max_length=100):
-        environment = os.environ | {"HF_DATASETS_CACHE": str(cache), "PYTHONHASHSEED": seed}
-        command = [sys.executable, "-c", SECOND_PROCESS, path, tiny_tokenizer_folder, str(max_length)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == "20"
+    def run(max_length):
+        assert tokenize_pairs(read_preferences(path), tokenizer, max_length)[1]["kept"] == 20
+        return files()
+
+    def files():
         return {str(f): f.stat().st_mtime_ns for f in Path(cache).rglob("*.arrow")}
 
-    first = run("1")
+    first = run(100)
     assert len(first) == 2
-    assert run("2") == first
-    assert len(run("1", max_length=99)) == 3
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    environment = os.environ | {"HF_DATASETS_CACHE": str(cache), "PYTHONHASHSEED": seed}
+    command = [sys.executable, "-c", SECOND_PROCESS, path, tiny_tokenizer_folder]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "20" and files() == first
+    assert len(run(99)) == 3
 
 
 def test_tokenizers_that_cannot_be_loaded(tmp_path, tokenizer):

@@ -29,6 +29,7 @@ STRATEGIES = {
     for stage in (1, 2, 3)
 }
 """What is put over the config."""
+RUN_SCRIPT = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 ATOL = {name: 0 if name == "single" else 1e-6 for name in STRATEGIES}
 """How far a resumed run may be from a straight one."""
 CALLBACKS = {
@@ -50,8 +51,9 @@ class Runs:
 
     updates, saved_every = UPDATES, SAVED_EVERY
 
-    def __init__(self, folder: Path, tokenizer: str):
+    def __init__(self, folder: Path, tokenizer: str, forked):
         self.folder = folder
+        self._forked = forked
         self._straight: set[str] = set()
         torch.manual_seed(0)
         shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -61,18 +63,21 @@ class Runs:
             (model / file.name).write_bytes(file.read_bytes())
         (folder / "config.yaml").write_text(yaml.safe_dump(config(model)))
 
-    def start(self, run, strategy, *options, fsync=0.0, limit=None):
-        """Starts ``pacmr fit`` in a process group; ``fsync`` in seconds, ``limit`` of a file's size in KB."""
+    def start(self, run, strategy, *options, fsync=0.0, **variables):
+        """Starts ``pacmr fit`` in a process group; ``fsync`` in seconds, other variables of slow_disk.py."""
         extra = self.folder / f"{strategy}.yaml"
         extra.write_text(yaml.safe_dump(STRATEGIES[strategy]))
-        words = [sys.executable, str(Path(__file__).with_name("slow_disk.py")), "fit"]
+        words = [str(Path(__file__).with_name("slow_disk.py")), "fit"]
         words += ["--config", str(self.folder / "config.yaml"), "--config", str(extra)]
         words += ["--trainer.default_root_dir", str(run), *options]
-        if limit is not None:
-            words = ["bash", "-c", f'ulimit -f {limit}; exec "$@"', "bash", *words]
+        variables = {name: str(value) for name, value in variables.items()}
+        variables |= {"OMP_NUM_THREADS": "1", "SECONDS_OF_FSYNC": str(fsync)}
+        if strategy == "single":
+            return self._forked(RUN_SCRIPT, *words, merge=True, **variables)
+        # For each further process Lightning starts the command once more, which a fork has none of.
         return subprocess.Popen(
-            words,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "SECONDS_OF_FSYNC": str(fsync)},
+            [sys.executable, *words],
+            env=os.environ | variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -81,7 +86,7 @@ class Runs:
 
     def finish(self, process, status=0):
         """Waits for it and returns what it said."""
-        output, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=1200)
         assert process.returncode == status, output
         assert "Traceback" not in output, output
         return output
@@ -100,8 +105,8 @@ class Runs:
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory, tiny_tokenizer_folder):
-    return Runs(tmp_path_factory.mktemp("kills"), tiny_tokenizer_folder)
+def runs(tmp_path_factory, tiny_tokenizer_folder, forked):
+    return Runs(tmp_path_factory.mktemp("kills"), tiny_tokenizer_folder, forked)
 
 
 def config(model: Path) -> dict:

@@ -7,13 +7,14 @@ import signal
 import time
 
 import pandas as pd
+import psutil
 import pytest
 
 
 def wait_for(process, condition):
     """Waits until something is so, or the process has ended."""
     while process.poll() is None and not condition():
-        time.sleep(0.0005)
+        time.sleep(0.001)
 
 
 def trains_from(run, step):
@@ -31,6 +32,18 @@ def writes(run, process):
     return list(run.glob(f"checkpoints/.*.{process.pid}.partial"))
 
 
+def frozen_writing(run, process):
+    """Stops the run, which goes on unless it writes a checkpoint; whether it writes or has ended."""
+    with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+        os.killpg(process.pid, signal.SIGSTOP)
+        while psutil.Process(process.pid).status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+            time.sleep(0.001)
+        if writes(run, process):
+            return True
+        os.killpg(process.pid, signal.SIGCONT)
+    return process.poll() is not None
+
+
 def killed_at(run, process):
     """What a run was doing when it was killed, as its files show."""
     if writes(run, process):
@@ -44,13 +57,15 @@ def kill_and_resume(runs, run, strategy, kills, seed):
     """Kills a run that many times along its way, goes on each time, and returns what the kills hit."""
     rng, hits, options = random.Random(seed), [], ()
     for kill in range(kills):
-        process = runs.start(run, strategy, *options, fsync=0.1)
+        reached = runs.saved_every * (runs.updates * kill // kills // runs.saved_every)
+        # However late a kill comes, it meets a run that has not ended; the last ones may meet its end.
+        held = {"HELD_AFTER": reached + 2 * runs.saved_every, "GO_ON": run / "never"}
+        process = runs.start(run, strategy, *options, fsync=0.1, **held)
         options = ("--ckpt_path", "last")
         kind = rng.choice(["starting", "checkpoint", "checkpoint", "any", "any"]) if kill else "checkpoint"
         if kind == "starting":
             time.sleep(rng.uniform(1, 8))
         else:
-            reached = runs.saved_every * (runs.updates * kill // kills // runs.saved_every)
             wait_for(process, trains_from(run, reached))
             if kind == "any":
                 # The end, with its figures and samples, takes longer than some updates.
@@ -61,6 +76,8 @@ def kill_and_resume(runs, run, strategy, kills, seed):
                     wait_for(process, lambda process=process: not writes(run, process))
                     wait_for(process, lambda process=process: writes(run, process))
                 time.sleep(rng.uniform(0, 0.1))
+                while not frozen_writing(run, process):
+                    wait_for(process, lambda process=process: writes(run, process))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()

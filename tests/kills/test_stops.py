@@ -14,14 +14,16 @@ def step_of(path):
 
 def stop_and_resume(runs, run, strategy, number, status, everybody=False):
     """Sends a signal when the second checkpoint is there, and goes on after that."""
-    process = runs.start(run, strategy)
+    go_on = runs.folder / f"{run.name}-goes-on"
+    process = runs.start(run, strategy, HELD_AFTER=8, GO_ON=go_on)
     while not (run / "checkpoints" / "step-8.ckpt").exists():
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.001)
     (os.killpg if everybody else os.kill)(process.pid, number)
+    go_on.touch()
     output = runs.finish(process, status)
     stopped = step_of(run / "checkpoints" / "last.ckpt")
-    assert 8 <= stopped < runs.updates
+    assert 8 <= stopped <= 12 < runs.updates
     said = (
         f"Stopped by {number.name} after update {stopped}; go on with the same command and --ckpt_path last."
     )
@@ -68,7 +70,7 @@ def test_a_full_disk(runs, strategy):
     """A limit on the size of files (in KB) stands for the disk: over at a figure, then at a checkpoint."""
     run, options = runs.folder / f"full-{strategy}", ()
     for limit in (150, 50):
-        output = runs.finish(runs.start(run, strategy, *options, limit=limit), status=2)
+        output = runs.finish(runs.start(run, strategy, *options, FILE_LIMIT=1024 * limit), status=2)
         lines = [line for line in output.splitlines() if line.startswith("pacmr: ")]
         assert len(lines) == 1 and "The disk is full" in lines[0], output
         assert not list(run.rglob(".*.partial"))

@@ -71,7 +71,7 @@ def fit(model, tmp_path, monkeypatch):
     return fit
 
 
-def run(command, deadline=240):
+def run(command, deadline=1200):
     return subprocess.run(
         [sys.executable, "-m", *command], capture_output=True, text=True, timeout=deadline, check=False
     )

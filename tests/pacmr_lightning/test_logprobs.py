@@ -175,7 +175,11 @@ def test_transformed_logits_are_found(make_policy, make_batch, monkeypatch):
     """Soft-capped or scaled logits (Gemma, Cohere, Granite): the head alone does not give the model's own."""
     policy, batch = make_policy(), make_batch()
     monkeypatch.setattr(policy.model, "forward", _scaled(policy.model.forward))
-    with pytest.warns(UserWarning, match="whole logits"), torch.no_grad():
+    with (
+        pytest.warns(UserWarning, match="one sequence a row"),
+        pytest.warns(UserWarning, match="whole logits"),
+        torch.no_grad(),
+    ):
         found = policy.log_probs(batch)
     assert policy._plan.layout == "plain"
     truth = plain_log_probs(policy.model, batch)
@@ -226,7 +230,10 @@ def test_what_held_out_pairs_are_judged_by(make_policy, make_batch):
 def test_token_kl_of_transformed_logits(make_policy, make_batch, monkeypatch):
     policy, batch = make_policy(double=True), make_batch(3)
     monkeypatch.setattr(policy.model, "forward", _scaled(policy.model.forward))
-    with pytest.warns(UserWarning, match="whole logits"):
+    with (
+        pytest.warns(UserWarning, match="one sequence a row"),
+        pytest.warns(UserWarning, match="whole logits"),
+    ):
         found = policy.judged(batch)[2]
     with torch.no_grad():
         torch.testing.assert_close(found, plain_kl(policy, batch))

@@ -20,8 +20,7 @@ from pacmr_lightning.gradient import accumulated_gradient
 from pacmr_lightning.objectives import CDPO, DPO, IPO, R3M, RDPO, ROPO, RPOEM, DrDPO, Objective
 from pacmr_lightning.rewards import Rewards
 
-# No database and no fixed deadline: reproducible on a busy machine, and nothing is left in the folder.
-PROPERTY = settings(max_examples=60, deadline=None, database=None, derandomize=True)
+PROPERTY = settings(max_examples=60)
 REAL = st.floats(-30, 30)
 RATE = st.floats(0, 0.45)
 
@@ -569,7 +568,7 @@ def test_two_ranks_equal_one(tmp_path):
 
     running = [start(rank) for rank in (0, 1, -1)]
     try:
-        outputs = [process.communicate(timeout=240)[0] for process in running]
+        outputs = [process.communicate(timeout=1200)[0] for process in running]
     finally:
         for process in running:  # one that waits for another that died
             process.kill()

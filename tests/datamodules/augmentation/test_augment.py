@@ -5,9 +5,6 @@ import random
 import re
 import signal
 import sqlite3
-import subprocess
-import sys
-import time
 from collections import Counter
 from hashlib import blake2b
 
@@ -211,8 +208,25 @@ def stored(path):
         return 0
 
 
+STOPPED_AFTER_40 = """
+import signal, sys
+from pacmr_lightning.commands.augment import main
+from pacmr_lightning.evaluation.store import AnswerStore
+count, put = 0, AnswerStore.put
+def counting(store, values):
+    global count
+    if count >= 40:
+        print("waits", flush=True)
+        signal.pause()
+    put(store, values)
+    count += len(values)
+AnswerStore.put = counting
+main(sys.argv[1:])
+"""
+
+
 @pytest.mark.slow
-def test_killed_and_started_again(translators, write_rows, tmp_path, capsys):  # noqa: F811
+def test_killed_and_started_again(translators, write_rows, tmp_path, capsys, forked):  # noqa: F811
     """A run that is killed -9 goes on: it computes what is missing and ends like one that was left alone."""
     rng = random.Random(8)
     rows = [
@@ -228,19 +242,15 @@ def test_killed_and_started_again(translators, write_rows, tmp_path, capsys):  #
     output = tmp_path / "killed.parquet"
     answers = tmp_path / "killed.parquet.answers.sqlite"
 
-    script = "import sys; from pacmr_lightning.commands.augment import main; main(sys.argv[1:])"
     arguments = ["--source", "Files", "--source.train", train, "--output", str(output)]
     for option, value in zip(("forward", "backward"), translators, strict=True):
         arguments += [f"--rewriter.{option}", value]
     arguments += ["--rewriter.batch_size", "4", "--rewriter.num_beams", "1"]
-    process = subprocess.Popen([sys.executable, "-c", script, *arguments])
-    deadline = time.monotonic() + 120
-    while stored(answers) < 40 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process = forked(STOPPED_AFTER_40, *arguments)
+    assert any(line == "waits\n" for line in process.stdout)
+    process.kill()
     done = stored(answers)
-    assert process.returncode == -signal.SIGKILL and done >= 40
+    assert process.wait() == -signal.SIGKILL and done >= 40
     assert not output.exists() and not (tmp_path / "killed-report.md").exists()
 
     rewriter = BackTranslation(*translators, batch_size=4, num_beams=1)

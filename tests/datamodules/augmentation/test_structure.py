@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pacmr_lightning.datamodules.augmentation.structure import (
@@ -143,7 +143,6 @@ _POSTS = st.tuples(_TEXTS, _TEXTS, st.sampled_from(["\n", "\n\n", "\n\n\n"])).ma
 )
 
 
-@settings(deadline=None)
 @given(text=_TEXTS | _POSTS, length=st.integers(1, 40))
 def test_parts_joined_are_the_text(text, length):
     parts = cut(text)
@@ -157,7 +156,6 @@ def test_parts_joined_are_the_text(text, length):
             assert part.text == part.text.strip() and any(map(str.isalpha, part.text))
 
 
-@settings(deadline=None)
 @given(text=_TEXTS | _POSTS)
 def test_the_frame_stays_when_contents_change(text):
     """Other contents are found in the same frame again, so a reworded prompt is still of its kind."""
@@ -166,7 +164,6 @@ def test_the_frame_stays_when_contents_change(text):
     assert set(contents(other)) <= {"other words"}
 
 
-@settings(deadline=None)
 @given(contents=st.lists(st.tuples(st.sampled_from(["user", "assistant", "system"]), _TEXTS), max_size=5))
 def test_conversations(contents):
     messages = [{"role": role, "content": text} for role, text in contents]
@@ -178,7 +175,6 @@ def test_conversations(contents):
     assert changed == [m | {"content": m["content"] + "!" * (m["role"] == "user")} for m in messages]
 
 
-@settings(deadline=None)
 @given(text=_TEXTS)
 def test_a_text_is_its_own_only_text(text):
     assert texts_of(text, chat=False) == [text] and with_texts(text, False, [text]) == text

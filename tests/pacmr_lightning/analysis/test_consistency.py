@@ -121,7 +121,7 @@ def test_two_processes(tmp_path):
     script = str(Path(__file__).with_name("ddp_consistency.py"))
     paths = [str(tmp_path / name) for name in ("init", "pairs.json", "found")]
     processes = [subprocess.Popen([sys.executable, script, str(rank), *paths]) for rank in (0, 1)]
-    assert [process.wait(120) for process in processes] == [0, 0]
+    assert [process.wait(1200) for process in processes] == [0, 0]
     expected = measured(pairs, (0.5, 0.6, 0.9))
     for rank in (0, 1):
         for found in json.loads((tmp_path / f"found-{rank}").read_text()):

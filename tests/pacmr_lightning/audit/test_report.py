@@ -116,7 +116,7 @@ def test_in_a_browser(page, tmp_path):
         done = subprocess.run(
             [*command, *options, path.as_uri()],
             capture_output=True,
-            timeout=120,
+            timeout=1200,
             env={**os.environ, "HOME": str(tmp_path)},
         )
         assert done.returncode == 0, done.stderr.decode()

@@ -1,5 +1,7 @@
 """AuditedWeights: a run whose weights come from the audit of another run."""
 
+import shutil
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,14 +15,22 @@ from pacmr_lightning.weighting import AuditedWeights
 from .conftest import PAIRS
 
 
-@pytest.fixture
-def audited(run):
+@pytest.fixture(scope="module")
+def table(finished, tmp_path_factory):
     """A real audit's table. So few pairs say nothing of labels, so the probabilities are put in."""
+    run = shutil.copytree(finished, tmp_path_factory.mktemp("audited") / "run")
     audit(str(run))
-    path = run / "audit/pairs.parquet"
-    table = pd.read_parquet(path)
+    table = pd.read_parquet(run / "audit/pairs.parquet")
     assert table["p_wrong"].isna().all()
     table["p_wrong"] = np.random.default_rng(0).uniform(size=PAIRS)
+    return table
+
+
+@pytest.fixture
+def audited(run, table):
+    """The table's file in a run that a test may change."""
+    path = run / "audit/pairs.parquet"
+    path.parent.mkdir()
     table.to_parquet(path)
     return path
 

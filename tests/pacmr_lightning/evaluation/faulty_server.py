@@ -9,6 +9,7 @@
 
 import json
 import re
+import select
 import socket
 import threading
 import time
@@ -47,6 +48,7 @@ class FaultyServer:
         always: what happens to every request after the script instead of a good answer.
         refuses: name of a parameter with which every request gets a 400, as OpenAI words it.
         delay: seconds before a good answer.
+        together: requests that must have been under way at a time before any good answer.
         requests: the JSON bodies of all requests.
         keys: their Authorization headers.
         most_at_once: requests that were under way at a time, at most.
@@ -56,6 +58,7 @@ class FaultyServer:
         self.reply = reply
         self.replies = {}
         self.delay = delay
+        self.together = 1
         self.script = []
         self.always = None
         self.refuses = None
@@ -63,7 +66,7 @@ class FaultyServer:
         self.keys = set()
         self.most_at_once = 0
         self._at_once = 0
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._stopped = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -85,6 +88,7 @@ class FaultyServer:
             self.keys.add(key)
             self._at_once += 1
             self.most_at_once = max(self.most_at_once, self._at_once)
+            self._lock.notify_all()
             if self.refuses in body:
                 message = f"Unsupported parameter: '{self.refuses}' is not supported with this model."
                 return 400, {"message": message, "param": self.refuses, "code": "unsupported_parameter"}
@@ -94,9 +98,20 @@ class FaultyServer:
         with self._lock:
             self._at_once -= 1
 
-    def hang(self):
-        """Until the server is stopped; no test waits so long."""
-        self._stopped.wait(60)
+    def gather(self):
+        """Waits for the others; the limit only guards against a client that sends fewer."""
+        with self._lock:
+            self._lock.wait_for(lambda: self.most_at_once >= self.together, 60)
+
+    def hang(self, connection):
+        """Until the client hangs up, or the server is stopped."""
+        while not self._stopped.is_set() and not select.select([connection], [], [], 0.01)[0]:
+            pass
+
+    def wait_for(self, requests):
+        """Waits until so many requests have come; the limit only guards against a client that sends fewer."""
+        with self._lock:
+            assert self._lock.wait_for(lambda: len(self.requests) >= requests, 600), len(self.requests)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -127,6 +142,7 @@ class Handler(BaseHTTPRequestHandler):
             return good | {"choices": [{"index": 0, "message": message, "finish_reason": reason}]}
 
         if fault is None:
+            chat.gather()
             if chat.delay:
                 time.sleep(chat.delay)
             reply = chat.replies.get(body["model"], chat.reply)
@@ -139,7 +155,7 @@ class Handler(BaseHTTPRequestHandler):
         elif fault == "status 429, retry after 1 s":
             self.send(429, {"error": {"message": "slow down"}}, {"Retry-After": "1"})
         elif fault == "hang":
-            chat.hang()
+            chat.hang(self.connection)
             self.close_connection = True
         elif fault == "cut":
             self.cut()

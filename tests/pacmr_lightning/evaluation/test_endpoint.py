@@ -18,6 +18,9 @@ from pacmr_lightning.evaluation.store import AnswerStore
 sys.path.append(str(Path(__file__).parent))
 from faulty_server import SECRET, FaultyServer
 
+HANG = 2
+"""Seconds after which a client gives up; good answers of the same server must be there before."""
+
 
 def reply(messages):
     return f"You said: {messages[-1]['content']}"
@@ -51,7 +54,7 @@ def no_key(monkeypatch):
 
 def test_answers_in_order_each_asked_once_and_kept(server, store):
     endpoint = Endpoint("judge", base_url=server.url, concurrency=3)
-    server.delay = 0.05
+    server.together = 3
     conversations = [*said(8), *said(4), *said(2)]
     answers = endpoint.ask(conversations, store)
     assert [a.text for a in answers] == [reply(c) for c in conversations]
@@ -105,7 +108,7 @@ def test_unset_options_are_not_sent(server, store):
 )
 def test_faults_are_retried(fault, server, store, quick):
     server.script = [fault]
-    endpoint = Endpoint("judge", base_url=server.url, retries=1, timeout=0.5)
+    endpoint = Endpoint("judge", base_url=server.url, retries=1, timeout=HANG if fault == "hang" else 60)
     [answer] = endpoint.ask(said(1), store)
     assert answer.text == "You said: word 0" and len(server.requests) == 2
 
@@ -114,7 +117,8 @@ def test_the_server_says_how_long_to_wait(server, store):
     server.script = ["status 429, retry after 1 s"]
     start = time.monotonic()
     [answer] = Endpoint("judge", base_url=server.url, retries=1).ask(said(1), store)
-    assert answer.text == "You said: word 0" and 1 <= time.monotonic() - start < 3
+    # At most a few seconds more on any machine: without the server's word it would be half a second.
+    assert answer.text == "You said: word 0" and 1 <= time.monotonic() - start < 30
 
 
 def test_broken_answers_and_statuses_share_the_retries(server, store, quick):
@@ -133,7 +137,7 @@ def test_broken_answers_and_statuses_share_the_retries(server, store, quick):
 @pytest.mark.parametrize(
     ("fault", "problem"),
     [
-        ("hang", "no answer within 0.3 s"),
+        ("hang", f"no answer within {HANG} s"),
         ("cut", "the connection was cut"),
         (500, "status 500: no 500 for Bearer none"),
         ("length", "no text within max_tokens 96; the model may need more"),
@@ -141,7 +145,8 @@ def test_broken_answers_and_statuses_share_the_retries(server, store, quick):
     ],
 )
 def test_one_failure_among_answers_is_told_and_the_rest_goes_on(fault, problem, server, store):
-    endpoint = Endpoint("judge", base_url=server.url, retries=0, timeout=0.3, concurrency=1)
+    limit = HANG if fault == "hang" else 60
+    endpoint = Endpoint("judge", base_url=server.url, retries=0, timeout=limit, concurrency=1)
     server.script = [None, fault]
     answers = endpoint.ask(said(4), store)
     assert [a.problem for a in answers] == [None, problem, None, None]
@@ -153,7 +158,8 @@ def test_one_failure_among_answers_is_told_and_the_rest_goes_on(fault, problem, 
 )
 def test_a_server_that_answers_nobody_stops_early(fault, server, store):
     server.always = fault
-    endpoint = Endpoint("judge", base_url=server.url, retries=0, timeout=0.3, concurrency=4)
+    limit = 0.3 if fault == "hang" else 60  # nothing that is in time is expected of a server that hangs
+    endpoint = Endpoint("judge", base_url=server.url, retries=0, timeout=limit, concurrency=4)
     with pytest.raises(UserError, match=r"judge'\) failed 4 requests in a row \(.*see to the server"):
         endpoint.ask(said(100), store)
     assert len(server.requests) <= 8
@@ -224,11 +230,11 @@ def test_what_no_retry_mends_stops_at_once(fault, sentence, server, store, monke
 
 
 def test_no_server(store):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-    with pytest.raises(UserError, match=rf"{url} \(model 'judge'\) cannot be reached .*check base_url"):
-        Endpoint("judge", base_url=url, retries=0).ask(said(3), store)
+    with socket.socket() as silent:  # the port is taken, and nobody listens
+        silent.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        with pytest.raises(UserError, match=rf"{url} \(model 'judge'\) cannot be reached .*check base_url"):
+            Endpoint("judge", base_url=url, retries=0).ask(said(3), store)
 
 
 @pytest.mark.parametrize("of_openai", [False, True])
@@ -238,7 +244,6 @@ def test_the_other_name_of_the_token_limit(of_openai, server, store, monkeypatch
     names = ["max_tokens", "max_completion_tokens"]
     wrong, right = reversed(names) if of_openai else names
     server.refuses = wrong
-    server.delay = 0.05
     answers = Endpoint("judge", base_url=server.url, concurrency=3, retries=0).ask(said(9), store)
     assert [a.text for a in answers] == [reply(c) for c in said(9)]
     # Those that were under way at first, and never again.

@@ -3,7 +3,6 @@
 import json
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -133,7 +132,7 @@ def test_verdicts_summary_table_and_figure(files, server, tmp_path, capsys):
 
 
 def test_faults_change_nothing(files, server, tmp_path, capsys):
-    judge = EndpointJudge("tldr", model="m", base_url=server.url, timeout=0.5, concurrency=3, retries=12)
+    judge = EndpointJudge("tldr", model="m", base_url=server.url, timeout=2, concurrency=3, retries=12)
     faults = ["status 429, retry after 1 s", 500, "hang", "truncated body", "broken json", "html", 503, "cut"]
     server.script = [None, *faults, "empty", None, "no choices", "null"]
     judge_files(*files, judge, str(tmp_path / "out"))
@@ -151,6 +150,7 @@ def test_answers_belong_to_their_questions(files, server, tmp_path):
         return f"{messages[-1]['content'].split('Post: ')[1].split()[1]}\n{prefer_longer(messages)}"
 
     server.reply = reply
+    server.together = 2
     judge_files(*files, EndpointJudge("tldr", base_url=server.url, concurrency=12), str(tmp_path / "out"))
     _, verdicts = read(tmp_path / "out")
     assert [row["verdict"] for row in verdicts] == EXPECTED and 1 < server.most_at_once <= 12
@@ -190,7 +190,7 @@ def test_empty_and_identical_responses(write, server, tmp_path, capsys):
         [{"id": i, "prompt": "p", "response": t} for i, t in enumerate(texts)]
         for texts in (("", "same", "", "long"), ("text", " same", " ", "x"))
     )
-    judge = EndpointJudge("hh", base_url=server.url)
+    judge = EndpointJudge("hh", base_url=server.url, concurrency=1)
     judge_files(write("$a_$.jsonl", first), write("b.jsonl", second), judge, str(tmp_path / "out"))
     summary, verdicts = read(tmp_path / "out")
     assert [row["verdict"] for row in verdicts] == ["loss", "tie", "tie", "win"]
@@ -278,24 +278,21 @@ KILLED = "import sys; from pacmr_lightning.commands.judge import main; main(sys.
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on(files, server, tmp_path):
+def test_a_killed_run_goes_on(files, server, tmp_path, forked):
     output = tmp_path / "out"
-    command = [sys.executable, "-c", KILLED, *files, "--output", str(output)]
-    command += ["--judge", "EndpointJudge", "--judge.task", "tldr", "--judge.base_url", server.url]
-    command += ["--judge.concurrency", "2"]
-    server.delay = 0.05
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 120
-    while len(server.requests) < 15 and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    errors = process.communicate()[1].decode()
-    assert process.returncode == -signal.SIGKILL, errors
-    assert 15 <= len(server.requests) < 2 * PAIRS
+    arguments = [*files, "--output", str(output), "--judge", "EndpointJudge", "--judge.task", "tldr"]
+    arguments += ["--judge.base_url", server.url, "--judge.concurrency", "2"]
+    # Two at a time: the last two are under way when it is killed.
+    server.script, server.always = [None] * 15, "hang"
+    process = forked(KILLED, *arguments)
+    server.wait_for(17)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL and len(server.requests) == 17
     assert not [path for path in output.iterdir() if not path.name.startswith("answers.sqlite")]
-    server.delay = 0
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    server.always = None
+    again = forked(KILLED, *arguments)
+    _, errors = again.communicate()
+    assert again.returncode == 0, errors
     # The kill has lost at most the two that were under way.
     assert 2 * PAIRS <= len(server.requests) <= 2 * PAIRS + 2
     assert [row["verdict"] for row in read(output)[1]] == EXPECTED

@@ -3,8 +3,6 @@
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -12,11 +10,6 @@ import pytest
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.store import AnswerStore, content_key
-
-
-def program(text, *arguments):
-    command = [sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_values_come_back(tmp_path):
@@ -55,7 +48,7 @@ def test_content_keys():
     assert content_key("a", {"b": "é"}) == "b72e855f74ee92c747739dbea489a6f006874289e2c0c85632a8e80d6f4d927d"
 
 
-WRITER = """
+WRITER = textwrap.dedent("""
     import sys
     from pacmr_lightning.evaluation.store import AnswerStore
 
@@ -65,13 +58,13 @@ WRITER = """
             # Two keys at once: both are there, or none.
             store.put({f"{name} {i} a": "x" * 3000, f"{name} {i} b": i})
             print(i, flush=True)
-"""
+""")
 
 
 @pytest.mark.parametrize("written", [1, 7, 40])
-def test_a_kill_loses_nothing_that_was_put(written, tmp_path):
+def test_a_kill_loses_nothing_that_was_put(written, tmp_path, forked):
     path = tmp_path / "answers.sqlite"
-    writer = program(WRITER, path, "w", 100_000)
+    writer = forked(WRITER, path, "w", 100_000)
     for _ in range(written):
         last = int(writer.stdout.readline())
     writer.send_signal(signal.SIGKILL)
@@ -84,21 +77,21 @@ def test_a_kill_loses_nothing_that_was_put(written, tmp_path):
         store.put({"and": "on"})
 
 
-def test_two_processes_at_once(tmp_path):
+def test_three_processes_at_once(tmp_path, forked):
     path = tmp_path / "answers.sqlite"
-    writers = [program(WRITER, path, name, 60) for name in ("one", "two", "three")]
+    writers = [forked(WRITER, path, name, 60) for name in ("one", "two", "three")]
     for writer in writers:
-        assert writer.communicate(timeout=60)[1] == "" and writer.returncode == 0
+        assert writer.communicate()[1] == "" and writer.returncode == 0
     with AnswerStore(path) as store:
         keys = [f"{name} {i} {part}" for name in ("one", "two", "three") for i in range(60) for part in "ab"]
         assert len(store.get(keys)) == 360
 
 
-def test_a_full_disk(tmp_path):
+def test_a_full_disk(tmp_path, forked):
     """A limit on the size of files, which SQLite meets in the middle of a transaction."""
     path = tmp_path / "answers.sqlite"
-    writer = program(
-        """
+    writer = forked(
+        textwrap.dedent("""
         import resource, sys
         from pacmr_lightning.errors import UserError
         from pacmr_lightning.evaluation.store import AnswerStore
@@ -114,10 +107,10 @@ def test_a_full_disk(tmp_path):
             store.put({"small too": 2})
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
             store.put({"big": "x" * 500_000})
-        """,
+        """),
         path,
     )
-    output, errors = writer.communicate(timeout=60)
+    output, errors = writer.communicate()
     assert errors == "" and writer.returncode == 0
     sentence, found = output.splitlines()
     assert (

@@ -1,6 +1,7 @@
 """A world small enough for sweeps that run in seconds."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -49,27 +50,29 @@ def world(tmp_path_factory, tiny_tokenizer_folder) -> Path:
 
 @pytest.fixture
 def write_sweep(world, tmp_path, monkeypatch) -> Callable[..., str]:
-    """Writes a sweep file in an empty working directory, DPO and PACMR-DPO unless told otherwise."""
+    """Writes a sweep file in an empty working directory."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    return partial(write, world)
 
-    def write(**changes: object) -> str:
-        sweep = {
-            "base": [str(world / "base.yaml")],
-            "output": "out",
-            "noise_rates": [0.3],
-            "seeds": [0, 1],
-            "options": OPTIONS,
-            "methods": {
-                "dpo": None,
-                "pacmr": {
-                    "label": "PACMR-DPO",
-                    "options": {"model.weighting.every": 2, "model.weighting.outer.tau": 0.5},
-                },
+
+def write(world: Path, **changes: object) -> str:
+    """Writes a sweep file into the working directory, DPO and PACMR-DPO unless told otherwise."""
+    if not Path("configs").exists():
+        Path("configs").symlink_to(ROOT / "configs")
+    sweep = {
+        "base": [str(world / "base.yaml")],
+        "output": "out",
+        "noise_rates": [0.3],
+        "seeds": [0, 1],
+        "options": OPTIONS,
+        "methods": {
+            "dpo": None,
+            "pacmr": {
+                "label": "PACMR-DPO",
+                "options": {"model.weighting.every": 2, "model.weighting.outer.tau": 0.5},
             },
-            "jobs": 2,
-        }
-        Path("sweep.yaml").write_text(yaml.safe_dump(sweep | changes, sort_keys=False))
-        return "sweep.yaml"
-
-    return write
+        },
+        "jobs": 2,
+    }
+    Path("sweep.yaml").write_text(yaml.safe_dump(sweep | changes, sort_keys=False))
+    return "sweep.yaml"

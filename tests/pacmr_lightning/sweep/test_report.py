@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -11,6 +12,8 @@ import pytest
 from pacmr_lightning import cli
 from pacmr_lightning.sweep.cells import cells, config_contents
 from pacmr_lightning.sweep.spec import read_sweep
+
+from .conftest import write
 
 METHODS = {
     "dpo": {"label": "DPO"},
@@ -38,10 +41,27 @@ TAU = {"pacmr-tau0.5": "PACMR_DPO, τ = 0.5", "pacmr-tau0.6": "PACMR_DPO, τ = 0
 
 
 @pytest.fixture
-def finished(write_sweep) -> str:
-    """A sweep file whose cells have ended, one seed of the oracle apart."""
-    path = write_sweep(
-        methods=METHODS, noise_rates=[0.2, 0.4], seeds=SEEDS, comparisons={"both": ["dpo", "pacmr"]}
+def finished(ended, tmp_path, monkeypatch) -> str:
+    """A sweep file whose cells have ended, in a working directory that a test may change."""
+    monkeypatch.chdir(shutil.copytree(ended, tmp_path / "sweep", symlinks=True))
+    return "sweep.yaml"
+
+
+@pytest.fixture(scope="module")
+def ended(world, tmp_path_factory) -> Path:
+    """The folder of a sweep whose cells have ended, one seed of the oracle apart, with its tables."""
+    folder = tmp_path_factory.mktemp("ended")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        end_cells(world)
+    return folder
+
+
+def end_cells(world: Path) -> None:
+    path = write(
+        world,
+        **{"methods": METHODS, "noise_rates": [0.2, 0.4], "seeds": SEEDS},
+        comparisons={"both": ["dpo", "pacmr"]},
     )
     for cell in cells(read_sweep(path)):
         if cell.method == "oracle" and cell.seed == 2:
@@ -66,7 +86,6 @@ def finished(write_sweep) -> str:
         lines = [json.dumps({"prompt": "p", "response": "r", "gold_reward": r}) + "\n" for r in rewards]
         (cell.folder / "samples.jsonl").write_text("".join(lines))
     cli.main(["sweep", path, "--tables_only"])
-    return path
 
 
 def moments(values: list[float]) -> list[float]:

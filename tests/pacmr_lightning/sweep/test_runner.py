@@ -49,11 +49,21 @@ def same(one: str, other: str) -> bool:
     return equal and states[0].keys() == states[1].keys() and summaries[0] == summaries[1]
 
 
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
+def wait_for(condition) -> object:
+    """What the condition says once it holds; the deadline only guards against a hang."""
+    deadline = time.monotonic() + 600
+    while not (found := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    return found
+
+
+def writer_of(pipe: Path) -> int | None:
+    """A file descriptor to write into a pipe that somebody has opened to read, else None."""
+    try:
+        return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
 
 
 def cells_of(sweep: int) -> list[psutil.Process]:
@@ -133,9 +143,15 @@ def test_devices(write_sweep, tmp_path, capsys):
     assert sweep(write_sweep(jobs=1, devices=wanted)) == 2
     assert f"1 jobs with {wanted} GPUs each need {wanted}, but there are" in capsys.readouterr().err
     assert not Path("out").exists()
-    process = worker.start([["fit", "--nonsense"]], tmp_path / "log.txt", "3,5")
-    wait_for(lambda: psutil.Process(process.pid).children())
-    assert psutil.Process(process.pid).children()[0].environ()["CUDA_VISIBLE_DEVICES"] == "3,5"
+    # It lives, and is no longer its parent's copy, as long as it waits for what is written into the pipe.
+    config = tmp_path / "config.yaml"
+    os.mkfifo(config)
+    process = worker.start([["fit", "--config", str(config), "--nonsense"]], tmp_path / "log.txt", "3,5")
+    writing = wait_for(lambda: writer_of(config) if process.is_alive() else "it has ended")
+    with open(writing, "w") as file:
+        file.write("seed_everything: 1\n")
+        (child,) = psutil.Process(process.pid).children()
+        assert child.environ()["CUDA_VISIBLE_DEVICES"] == "3,5"
     process.join()
     assert (
         process.exitcode == 2 and "--nonsense: there is no such option" in (tmp_path / "log.txt").read_text()
@@ -143,9 +159,11 @@ def test_devices(write_sweep, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_kills(write_sweep, capsys):
+def test_kills(write_sweep, capsys, monkeypatch):
     """A killed cell, a Ctrl-C and a kill -9 of the sweep: nothing runs on, and the end is that of one run."""
-    options = OPTIONS | {"data.source.pairs": 400}  # 50 updates, so that a kill meets a cell at work
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    options = OPTIONS | {"data.source.pairs": 400, "trainer.callbacks+": "held.Held"}  # 50 updates
     path = write_sweep(seeds=[0], jobs=1, options=options)
     cells = [Path(f"out/{name}") for name in CELLS[:2]]
 
@@ -168,9 +186,10 @@ def test_kills(write_sweep, capsys):
     wait_for(lambda: cells_of(process.pid))
     below = psutil.Process(process.pid).children(recursive=True)
     process.kill()
-    gone, alive = psutil.wait_procs(below, timeout=30)
+    gone, alive = psutil.wait_procs(below, timeout=600)
     assert gone and not alive and process.wait() == -signal.SIGKILL
 
+    Path("go-on").touch()
     assert sweep(path) == 0
     assert all(record(cell)["resumed"] for cell in cells)
     assert sweep(write_sweep(seeds=[0], options=options, output="at-once")) == 0
