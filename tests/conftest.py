@@ -1,7 +1,10 @@
 """Of all tests: their order, no time limits, nothing leaves the temporary folder, and what many need."""
 
+import gzip
+import json
 import os
 import tempfile
+from pathlib import Path
 
 # Before datasets is imported: it reads the variable once.
 _CACHE = tempfile.TemporaryDirectory(prefix="pacmr-tests-")
@@ -24,6 +27,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("tests")
 
+SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 LONG = ("test_strategies", "test_configs", "test_translation", "test_kills", "test_stops")
 """Files that take longest on two cores: one that comes last would keep one process waiting for the other."""
 
@@ -54,3 +58,50 @@ def forked():
     yield start
     for process in started:
         process.kill()
+
+
+@pytest.fixture
+def write_rows(tmp_path):
+    """Writes rows as JSON Lines and returns the path."""
+
+    def write(rows, name="rows.jsonl"):
+        path = tmp_path / name
+        opener = gzip.open if name.endswith(".gz") else open
+        with opener(path, "wt", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def tokenizer(tiny_tokenizer_folder):
+    from pacmr_lightning.datamodules.tokenizer import load_tokenizer
+
+    return load_tokenizer(tiny_tokenizer_folder)
+
+
+@pytest.fixture
+def shared_data():
+    """Real rows, where this checkout has them beside it; never part of the repository."""
+    if not SHARED.is_dir():
+        pytest.skip("the real preference rows are not beside this checkout")
+    return SHARED
+
+
+@pytest.fixture
+def pair_rows():
+    """Makes pairs with distinct prompts that the rules can reword."""
+
+    def make(count, **columns):
+        return [
+            {
+                "prompt": f"What is the best of {i} books?",
+                "chosen": f" I do not know all {i}.",
+                "rejected": f" The {i} of rain.",
+            }
+            | columns
+            for i in range(count)
+        ]
+
+    return make

@@ -19,7 +19,7 @@ from pacmr_lightning.evaluation import chat_request
 from pacmr_lightning.evaluation.judging import EndpointJudge
 from pacmr_lightning.world import ATTRIBUTES, World
 
-sys.path.append(str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1] / "evaluation"))
 from faulty_server import SECRET, FaultyServer, prefer_longer, prefer_position_a
 
 PAIRS = 24

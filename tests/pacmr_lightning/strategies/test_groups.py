@@ -17,7 +17,7 @@ from pacmr_lightning.datamodules import EmbeddedWorld
 from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
 from pacmr_lightning.runs.memory_estimate import build, held
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from pacmr_lightning.datamodules.sampling import stratified_sample
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.judging import EndpointJudge
 
-sys.path.append(str(Path(__file__).parents[1] / "pacmr_lightning" / "evaluation"))
+sys.path.append(str(Path(__file__).parents[1] / "evaluation"))
 from faulty_server import SECRET, FaultyServer, prefer_longer, prefer_position_a
 
 

@@ -15,7 +15,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation import chat_request
 from pacmr_lightning.evaluation.endpoint import Endpoint
 
-sys.path.append(str(Path(__file__).parents[1] / "pacmr_lightning" / "evaluation"))
+sys.path.append(str(Path(__file__).parents[1] / "evaluation"))
 from faulty_server import SECRET, FaultyServer
 
 
