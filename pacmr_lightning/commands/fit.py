@@ -212,4 +212,5 @@ def _run_folder(config: Namespace) -> str:
     noise = "-".join(f"{100 * rate:g}" for rate in rates)
     noise = "mask" if data.get("noise_mask") else noise
     noise = "categories" if data.get("category_noise_rates") else noise
+    noise = data.noise.class_path.rpartition(".")[2] if data.get("noise") else noise
     return os.path.join("runs", f"{data.task}-{model.method}-noise{noise}-seed{config.seed_everything}")

@@ -17,7 +17,13 @@ from ..errors import UserError
 from ..modules import PreferenceModule
 from .folder import CONFIG
 
-NO_NOISE = {"noise_rate": 0.0, "noise_rates": None, "category_noise_rates": None, "noise_mask": None}
+NO_NOISE = {
+    "noise_rate": 0.0,
+    "noise_rates": None,
+    "category_noise_rates": None,
+    "noise_mask": None,
+    "noise": None,
+}
 """Options of the datamodule under which labels stay as found in the data."""
 
 
