@@ -7,6 +7,7 @@ policy's update, and no wrapper (DDP, DeepSpeed) mistakes a gradient of the oute
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,13 +45,13 @@ def sum_over_ranks(tensors: Iterable[Tensor]) -> None:
         tensor.copy_(part.view_as(tensor))
 
 
-def on_all_ranks(names: list[str]) -> list[str]:
-    """The ranks' lists one after the other."""
+def on_all_ranks(values: list[Any]) -> list[Any]:
+    """The ranks' lists one after the other, the same on all of them."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-        return names
-    lists: list[list[str]] = [[]] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(lists, names)
-    return [name for part in lists for name in part]
+        return values
+    lists: list[list[Any]] = [[]] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(lists, values)
+    return [value for part in lists for value in part]
 
 
 def max_over_ranks(value: int, device: torch.device) -> int:

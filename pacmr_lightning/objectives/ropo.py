@@ -11,9 +11,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from ..errors import UserError
+from ..gradient import on_all_ranks
 from ..rewards import Rewards
 from .base import Objective
-from .grouped import _several_ranks
 
 
 class ROPO(Objective):
@@ -83,14 +83,8 @@ class ROPO(Objective):
         """Remembers each pair's loss; filters when it is time. See ``Objective``."""
         if self.filter_share is None:
             return
-        seen = [(ids, self(rewards).tolist())]
-        if _several_ranks():
-            # All ranks remember all pairs: a checkpoint is written by one, and all have to drop the same.
-            gathered: list[Any] = [None] * torch.distributed.get_world_size()
-            torch.distributed.all_gather_object(gathered, seen[0])
-            seen = gathered
-        for names, losses in seen:
-            self._last_loss.update(zip(names, losses, strict=True))
+        # All ranks remember all pairs: a checkpoint is written by one, and all have to drop the same.
+        self._last_loss.update(on_all_ranks(list(zip(ids, self(rewards).tolist(), strict=True))))
         self._updates += 1
         if self._updates % self.filter_every == 0:
             self._filter()
