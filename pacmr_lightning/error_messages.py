@@ -32,6 +32,19 @@ def short_message(message: str) -> str:
     unknown = re.search(r"Option '([^']+)' is not accepted|does not accept option '([^']+)'", message)
     if unknown:
         return f"There is no option {unknown[1] or unknown[2]} here; look for its right name with --help."
+    no_import = re.search(r"Problem with given class_path '([^']+)':\s+(.+)", message)
+    if no_import and re.search(r"^(No module|module '|cannot import|Import)", no_import[2]):
+        reason = no_import[2].rstrip(".")
+        return (
+            f"{name}{no_import[1]} cannot be imported ({reason}); correct the path, or install what has it."
+        )
+    given = re.search(r"Given value: .*?([\w.]+\.\w+)", message)
+    given_name = given[1] if given else "the class"
+    no_subclass = re.search(r"does not correspond to a subclass of (\w+)", message)
+    if no_subclass:
+        return f"{name}{given_name} is no subclass of {no_subclass[1]}; give one."
+    if "Expected an instantiatable class, but is abstract" in message:
+        return f"{name}{given_name} leaves an abstract method of its base class out; define it."
     missing = re.search(r"the following arguments are required: (.+)", message)
     if missing:
         return f"The option {missing[1]} is missing; give it in a config or on the command line."

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 import lightning.pytorch.callbacks as lightning_callbacks
@@ -192,8 +193,11 @@ def _remove_partial_files(root: Path) -> None:
 
 
 def _every(weighting: Namespace | None) -> int | None:
-    """The weighting's ``every``; None for one that does not learn."""
-    return weighting.get("init_args", {}).get("every") if weighting is not None else None
+    """The weighting's ``every``, an option or an attribute of its class; None for one that does not learn."""
+    if weighting is None:
+        return None
+    options = weighting.get("init_args") or {}
+    return options["every"] if "every" in options else resolve_name(weighting.class_path).every
 
 
 def _checkpoints(root: Path) -> str:
