@@ -46,7 +46,10 @@ class Run:
     def noise(self) -> str:
         """The options that flipped labels in training; empty where none did."""
         options = self.data["init_args"]
-        return ", ".join(f"{name} {options[name]}" for name in NO_NOISE if options.get(name))
+        given = {name: options[name] for name in NO_NOISE if options.get(name)}
+        if kind := given.pop("noise", None):
+            given[kind["class_path"]] = kind.get("init_args") or ""
+        return ", ".join(f"{name} {value}".strip() for name, value in given.items())
 
 
 def find_run(folder: str, checkpoint: str) -> Run:
