@@ -3,9 +3,10 @@
 from .completions import CompletionFiles, WorldCompletions
 from .hh import AnthropicHH, HHCompletions
 from .hub import HubCompletions, HubPreferences
+from .noise import LabelNoise
 from .preference import PreferenceDataModule
 from .sft import SFTDataModule
-from .sources import EmbeddedWorld, Files
+from .sources import EmbeddedWorld, Files, Source
 from .tldr import TLDR, TLDRCompletions
 
 __all__ = [
@@ -17,8 +18,10 @@ __all__ = [
     "HHCompletions",
     "HubCompletions",
     "HubPreferences",
+    "LabelNoise",
     "PreferenceDataModule",
     "SFTDataModule",
+    "Source",
     "TLDRCompletions",
     "WorldCompletions",
 ]

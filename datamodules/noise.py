@@ -1,11 +1,13 @@
 """Label noise that does not depend on order, machine, number of ranks or method.
 
-A pair is flipped iff the hash of its id, mapped to [0, 1), lies under its rate. So masks are nested: a pair
-flipped at 20% is flipped at 40%, and two runs with one ``noise_seed`` train on the same wrong labels.
+A pair is flipped iff the hash of its id, mapped to [0, 1), lies under its own probability of a flip. So masks
+are nested: a pair flipped at 20% is flipped at 40%, and two runs with one ``noise_seed`` train on the same
+wrong labels.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from datasets import Dataset
@@ -19,97 +21,185 @@ from .reading import numbered_rows
 from .rows import values_of
 
 
-class LabelNoise:
-    """Which training labels are flipped on purpose.
+class LabelNoise(ABC):
+    """Which training labels are flipped on purpose: a kind of noise says how probable each pair's flip is."""
 
-    Args:
-        rate: probability of a flip, in [0, 1).
-        rates: two probabilities instead (paper, appendix D): of the pairs whose first response is the chosen
-            one, and of those whose second is. First is the response whose text has the smaller hash, an order
-            that knows nothing of labels.
-        category_rates: probability by category; pairs of other categories have ``rate``.
-        mask: a file that says which pairs are flipped instead: JSON Lines or Parquet with ``id`` and
-            ``flipped``, as a run keeps it in ``noise_mask.parquet``.
-        seed: another seed flips other pairs.
+    rate: float | None = None
+    """The probability of a flip where all pairs have the same; else None."""
 
-    Raises:
-        UserError: a rate is outside [0, 1), ``rates`` are not two, or more than one kind of noise is given.
-    """
+    @abstractmethod
+    def probabilities(self, rows: Dataset) -> Sequence[float]:
+        """Each row's probability of a flip, in [0, 1]; 0 and 1 say for certain.
 
-    def __init__(
-        self,
-        rate: float = 0.0,
-        rates: Sequence[float] | None = None,
-        category_rates: dict[str, float] | None = None,
-        mask: str | None = None,
-        seed: int = 42,
-    ):
-        _check_rate("noise_rate", rate)
-        if rates is not None and len(rates) != 2:
-            raise UserError(f"noise_rates is {list(rates)}, but two rates are needed, such as [0.1, 0.3].")
-        for value in rates or ():
-            _check_rate("noise_rates", value)
-        for category, value in (category_rates or {}).items():
-            _check_rate(f"category_noise_rates of {category!r}", value)
-        kinds = {"noise_rates": rates, "category_noise_rates": category_rates, "noise_mask": mask}
-        given = [name for name, value in kinds.items() if value is not None]
-        if rate and given != ["category_noise_rates"]:
-            given = ["noise_rate", *given]
-        if len(given) > 1:
-            raise UserError(f"{' and '.join(given)} are given together; take out all but one.")
-        self.rate, self.rates, self.category_rates, self.mask, self.seed = (
-            rate,
-            rates,
-            category_rates,
-            mask,
-            seed,
-        )
+        Called once, before training, on every rank with the same rows. It may look at the whole row, at its
+        labels too, but must draw nothing itself: that is left to the hash of the row's id.
 
-    @property
-    def uniform(self) -> bool:
-        """Whether every pair has the same probability of a flip, which is ``rate``."""
-        return self.rates is None and self.category_rates is None and self.mask is None
+        Args:
+            rows: all N training rows as found, with the columns that ``reading.read_preferences`` names;
+                ``chosen`` is the response that the data prefers.
 
-    @property
-    def is_injected(self) -> bool:
-        """Whether labels may be flipped at all."""
-        return not self.uniform or self.rate > 0
-
-    def flips(self, rows: Dataset) -> dict[str, bool]:
-        """For each id of the rows (as ``reading.read_preferences`` makes them), whether its label is flipped.
+        Returns:
+            N numbers.
 
         Raises:
-            UserError: the mask cannot be read or lacks a row, or no row is of a named category.
+            UserError: the noise does not fit these rows.
         """
-        ids = rows["id"][:]
-        if self.mask is not None:
-            mask = read_mask(self.mask)
-            missing = [pair for pair in ids if pair not in mask]
-            if missing:
-                raise UserError(
-                    f"noise_mask is {self.mask}, but it says nothing of {len(missing)} of the {len(ids)} "
-                    f"training pairs, {missing[0]!r} for one; give the mask of these pairs."
-                )
-            return {pair: mask[pair] for pair in ids}
-        rates = zip(ids, self._rates(rows), strict=True)
-        return {pair: unit_hash(pair, self.seed) < rate for pair, rate in rates}
 
-    def _rates(self, rows: Dataset) -> list[float]:
-        """Each row's probability of a flip."""
-        if self.rates is not None:
-            splits = (split_row(*row) for row in values_of(rows, "prompt", "chosen", "rejected", "chat"))
-            return [self.rates[0 if _is_first(s.chosen, s.rejected) else 1] for s in splits]
-        if self.category_rates is None:
-            return [self.rate] * len(rows)
+    def flips(self, rows: Dataset, seed: int) -> dict[str, bool]:
+        """For each id of the rows, whether its label is flipped.
+
+        Args:
+            rows: see ``probabilities``.
+            seed: another one flips other pairs.
+
+        Raises:
+            UserError: see ``probabilities``; or these are not N numbers in [0, 1].
+        """
+        ids, probabilities = rows["id"][:], self.probabilities(rows)
+        if len(probabilities) != len(ids):
+            raise UserError(
+                f"{type(self).__name__} gives {len(probabilities)} probabilities of {len(ids)} training "
+                "pairs; each needs one."
+            )
+        flips = {}
+        for pair, probability in zip(ids, probabilities, strict=True):
+            if not 0 <= probability <= 1:
+                raise UserError(
+                    f"{type(self).__name__} gives the pair {pair!r} the probability {probability} of a flip, "
+                    "but it must lie in [0, 1]."
+                )
+            flips[pair] = unit_hash(pair, seed) < probability
+        return flips
+
+
+class SymmetricNoise(LabelNoise):
+    """All labels are flipped with one probability.
+
+    Args:
+        rate: that probability, in [0, 1).
+    """
+
+    def __init__(self, rate: float):
+        _check_rate("noise_rate", rate)
+        self.rate = rate
+
+    def probabilities(self, rows: Dataset) -> list[float]:
+        """The rate, for every row."""
+        return [self.rate] * len(rows)
+
+
+class TwoRateNoise(LabelNoise):
+    """One probability for pairs whose first response is the chosen one, another for those whose second is.
+
+    (Paper, appendix D.) First is the response whose text has the smaller hash, an order that knows nothing of
+    labels.
+
+    Args:
+        rates: both probabilities, in [0, 1).
+    """
+
+    def __init__(self, rates: Sequence[float]):
+        if len(rates) != 2:
+            raise UserError(f"noise_rates is {list(rates)}, but two rates are needed, such as [0.1, 0.3].")
+        for value in rates:
+            _check_rate("noise_rates", value)
+        self.rates = rates
+
+    def probabilities(self, rows: Dataset) -> list[float]:
+        """One of the two rates for each row."""
+        splits = (split_row(*row) for row in values_of(rows, "prompt", "chosen", "rejected", "chat"))
+        return [self.rates[0 if _is_first(s.chosen, s.rejected) else 1] for s in splits]
+
+
+class CategoryNoise(LabelNoise):
+    """A probability for each category.
+
+    Args:
+        rates: probabilities by category, in [0, 1).
+        others: that of pairs of other categories, or of none.
+    """
+
+    def __init__(self, rates: dict[str, float], others: float = 0.0):
+        _check_rate("noise_rate", others)
+        for category, value in rates.items():
+            _check_rate(f"category_noise_rates of {category!r}", value)
+        self.rates = rates
+        self.others = others
+
+    def probabilities(self, rows: Dataset) -> list[float]:
+        """Each row's category's rate.
+
+        Raises:
+            UserError: no row is of a named category.
+        """
         categories = rows["category"][:]
-        for name in self.category_rates:
+        for name in self.rates:
             if name not in categories:
                 found = ", ".join(sorted({str(c) for c in categories})[:10])
                 raise UserError(
                     f"category_noise_rates names {name!r}, but no training pair is of that category (there "
                     f"are {found}); correct the name."
                 )
-        return [self.category_rates.get(category, self.rate) for category in categories]
+        return [self.rates.get(category, self.others) for category in categories]
+
+
+class NoiseFromMask(LabelNoise):
+    """A file says which pairs are flipped.
+
+    Args:
+        mask: JSON Lines or Parquet with ``id`` and ``flipped``, as a run keeps it in ``noise_mask.parquet``.
+    """
+
+    def __init__(self, mask: str):
+        self.mask = mask
+
+    def probabilities(self, rows: Dataset) -> list[float]:
+        """1 for the rows that are flipped, 0 for the others.
+
+        Raises:
+            UserError: the mask cannot be read or lacks a row.
+        """
+        ids, mask = rows["id"][:], read_mask(self.mask)
+        missing = [pair for pair in ids if pair not in mask]
+        if missing:
+            raise UserError(
+                f"noise_mask is {self.mask}, but it says nothing of {len(missing)} of the {len(ids)} "
+                f"training pairs, {missing[0]!r} for one; give the mask of these pairs."
+            )
+        return [float(mask[pair]) for pair in ids]
+
+
+def label_noise(
+    noise: LabelNoise | None,
+    noise_rate: float,
+    noise_rates: Sequence[float] | None,
+    category_noise_rates: dict[str, float] | None,
+    noise_mask: str | None,
+) -> LabelNoise | None:
+    """The noise that the datamodule's options ask for; None where labels stay as found.
+
+    Raises:
+        UserError: a rate is outside [0, 1), ``noise_rates`` are not two, or more than one kind is given.
+    """
+    plain = SymmetricNoise(noise_rate)
+    kinds = {
+        "noise": noise,
+        "noise_rates": noise_rates,
+        "category_noise_rates": category_noise_rates,
+        "noise_mask": noise_mask,
+    }
+    given = [name for name, value in kinds.items() if value is not None]
+    if noise_rate and given != ["category_noise_rates"]:
+        given = ["noise_rate", *given]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)} are given together; take out all but one.")
+    if noise_rates is not None:
+        return TwoRateNoise(noise_rates)
+    if category_noise_rates is not None:
+        return CategoryNoise(category_noise_rates, noise_rate)
+    if noise_mask is not None:
+        return NoiseFromMask(noise_mask)
+    return plain if noise_rate else noise
 
 
 def _check_rate(option: str, rate: float) -> None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.policy import PolicyModel
 
-from .noise import LabelNoise
+from .noise import LabelNoise, label_noise
 from .pairs import Pairs
 from .preparation import Preparation
 from .prompt_loader import PromptData
@@ -46,6 +46,7 @@ class PreferenceDataModule(PromptData):
             one, in an order of the two that knows nothing of labels.
         category_noise_rates: probability by category; other categories have ``noise_rate``.
         noise_mask: a file that says which labels are flipped instead, such as a run's ``noise_mask.parquet``.
+        noise: any other kind of noise instead.
         noise_seed: which labels are flipped.
         seed: order of the pairs.
         num_workers: processes that prepare batches; 0 prepares them in the training process.
@@ -89,6 +90,7 @@ class PreferenceDataModule(PromptData):
         noise_rates: list[float] | None = None,
         category_noise_rates: dict[str, float] | None = None,
         noise_mask: str | None = None,
+        noise: LabelNoise | None = None,
         noise_seed: int = 42,
         seed: int = 42,
         num_workers: int = 0,
@@ -112,7 +114,7 @@ class PreferenceDataModule(PromptData):
             _check_at_least("predict_prompts", predict_prompts, 1)
         if meta_every is not None:
             _check_at_least("meta_every (the weighting's every)", meta_every, 1)
-        self._noise = LabelNoise(noise_rate, noise_rates, category_noise_rates, noise_mask, noise_seed)
+        noise = label_noise(noise, noise_rate, noise_rates, category_noise_rates, noise_mask)
         self.source = source
         self.tokenizer_name = tokenizer
         self.max_length = max_length
@@ -120,7 +122,9 @@ class PreferenceDataModule(PromptData):
         self.validation_batch_size = validation_batch_size
         self.meta_every = meta_every
         self.meta_batch_size = meta_batch_size
-        self.noise_rate = noise_rate
+        self.noise = noise
+        self.uniform_noise = noise is None or noise.rate is not None
+        self.noise_rate = noise.rate if noise is not None and self.uniform_noise else noise_rate
         self.noise_seed = noise_seed
         self.seed = seed
         self.num_workers = num_workers
@@ -139,7 +143,6 @@ class PreferenceDataModule(PromptData):
         self.predict_prompts = predict_prompts
         self.predict_seed = predict_seed
         self.predict_max_length = predict_max_length
-        self.uniform_noise = self._noise.uniform
         self.clean_pairs: Pairs | None = None
         self.train_pairs: Pairs | None = None
         self.validation_pairs: Pairs | None = None
@@ -157,7 +160,8 @@ class PreferenceDataModule(PromptData):
             self.source,
             self.tokenizer,
             self.max_length,
-            self._noise,
+            self.noise,
+            self.noise_seed,
             self.clean_meta,
             self.hold_out_clean_meta,
             self.augmentations if reworded else None,

@@ -26,7 +26,8 @@ class Preparation:
         source: where the pairs come from.
         tokenizer: encodes them.
         max_length: tokens of a prompt with its longer response; longer pairs are dropped and counted.
-        noise: which training labels are flipped.
+        noise: which training labels are flipped; None leaves all as found.
+        noise_seed: of the noise.
         clean_meta: a source of clean pairs, or None.
         hold_out: leave pairs of ``clean_meta`` out of the training pairs, by id.
         augmentations: file with second wordings of training prompts, or None.
@@ -42,7 +43,8 @@ class Preparation:
         source: Source,
         tokenizer: PreTrainedTokenizerBase,
         max_length: int,
-        noise: LabelNoise,
+        noise: LabelNoise | None,
+        noise_seed: int,
         clean_meta: Source | None,
         hold_out: bool,
         augmentations: str | None,
@@ -51,6 +53,7 @@ class Preparation:
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.noise = noise
+        self.noise_seed = noise_seed
         self.clean_meta = clean_meta
         self.hold_out = hold_out
         self.augmentations = augmentations
@@ -79,8 +82,8 @@ class Preparation:
         found = self.source.load("train")
         rows, counts = self._tokenize_training_rows(found)
         swapped = None
-        if self.noise.is_injected:
-            self.noise_flips = self.noise.flips(found)
+        if self.noise is not None:
+            self.noise_flips = self.noise.flips(found, self.noise_seed)
             swapped = [self.noise_flips[name] for name in rows["id"][:]]
         self._everything = Pairs(rows, self.tokenizer.pad_token_id, swapped)
         held_out = set(clean.rows["id"][:]) if clean is not None and self.hold_out else set()

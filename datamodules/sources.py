@@ -18,25 +18,35 @@ from .splits import DEFAULT_FRACTION, Split, Splits
 
 
 class Source(ABC):
-    """Preference pairs for training and validation."""
+    """Preference pairs for training and validation.
+
+    A source makes no random choice that its options do not fix: every rank, and every start of a run that
+    goes on, loads its rows for itself.
+    """
 
     name: str
     """What messages call the source."""
     gold_reward: Callable[[str, str], float] | None = None
-    """r(prompt, response) where the truth is known, else None."""
+    """r(prompt, response) where the truth is known, else None; ``GoldReward`` scores responses with it."""
     prompts: list[str] | None = None
     """Prompts to answer when the policy is evaluated; None means those of the validation pairs."""
 
     @abstractmethod
     def load(self, split: Split) -> Dataset:
-        """Rows as ``reading.read_preferences`` makes them.
+        """Rows as ``reading.read_preferences`` makes them of a file.
+
+        Where a program has the rows, as dicts, ``reading.rows_to_dataset(rows, columns.PREFERENCES, name)``
+        checks them and makes ids. Every rank calls it, the first of a machine once more before the others.
 
         Raises:
             UserError: the data cannot be read.
         """
 
     def load_all(self) -> Dataset:
-        """The training rows, also those that ``load`` sets aside for validation."""
+        """The training rows, also those that ``load`` sets aside for validation.
+
+        They are the clean pairs of a ``clean_meta``, and what ``pacmr audit --cleaned`` writes.
+        """
         return self.load("train")
 
 

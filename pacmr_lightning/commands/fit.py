@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import lightning.pytorch.callbacks as lightning_callbacks
@@ -188,8 +189,11 @@ def _remove_partial_files(root: Path) -> None:
 
 
 def _every(weighting: Namespace | None) -> int | None:
-    """The weighting's ``every``; None for one that does not learn."""
-    return weighting.get("init_args", {}).get("every") if weighting is not None else None
+    """The weighting's ``every``, an option or an attribute of its class; None for one that does not learn."""
+    if weighting is None:
+        return None
+    options = weighting.get("init_args") or {}
+    return options["every"] if "every" in options else resolve_name(weighting.class_path).every
 
 
 def _checkpoints(root: Path) -> str:
@@ -208,4 +212,5 @@ def _run_folder(config: Namespace) -> str:
     noise = "-".join(f"{100 * rate:g}" for rate in rates)
     noise = "mask" if data.get("noise_mask") else noise
     noise = "categories" if data.get("category_noise_rates") else noise
+    noise = data.noise.class_path.rpartition(".")[2] if data.get("noise") else noise
     return os.path.join("runs", f"{data.task}-{model.method}-noise{noise}-seed{config.seed_everything}")

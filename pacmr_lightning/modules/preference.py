@@ -18,6 +18,7 @@ from ..ranks import on_all_ranks, sum_over_ranks
 from ..rewards import PairRecord
 from ..strategies import check_precision, check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting
+from ..weighting.base import check_update
 from ..weighting.inner import inner_step
 from ..weighting.train_pairs import TrainPairs, train_pairs
 from .held_out import HeldOutSteps
@@ -76,6 +77,7 @@ class PreferenceModule(HeldOutSteps):
         self.policy = policy
         self.objective = objective or DPO()
         self.weighting = weighting or Unweighted()
+        check_update(self.weighting)
         if self.objective.grouped and not isinstance(self.weighting, Unweighted):
             raise UserError(
                 f"{type(self.objective).__name__} weighs the pairs of a batch itself, so "

@@ -17,8 +17,12 @@ from ..rewards import Rewards
 class Objective(ABC):
     """A preference loss, one value a pair; the weighting multiplies it, the module averages it.
 
-    The other methods have neutral defaults. They are for objectives that weigh the pairs of a batch against
-    each other (``grouped``), drop pairs (``pair_weights``) or learn something from every step (``observe``).
+    ``__call__`` is all that a loss needs. The other methods have neutral defaults. They are for objectives
+    that weigh the pairs of a batch against each other (``grouped``), drop pairs (``pair_weights``) or learn
+    something from every step (``observe``). Before training come ``resolve_label_noise`` where
+    ``label_noise`` is "auto", ``load_state_dict`` where a run goes on, and ``check_plan``; in each step
+    ``__call__`` and ``pair_weights`` for each micro-batch, several times over, then ``observe`` and the
+    group's methods, once each, with all of this rank's pairs.
 
     Args:
         beta: DPO temperature, which scales log(pi / pi_ref) to implicit rewards; above 0.
@@ -42,7 +46,11 @@ class Objective(ABC):
 
     @abstractmethod
     def __call__(self, rewards: Rewards) -> Tensor:
-        """(N,) losses, unreduced.
+        """(N,) losses, unreduced, each of which depends on its own pair only.
+
+        Args:
+            rewards: of N pairs: u, Delta, h and the log-probabilities that they are made of. Those of the
+                policy carry the gradient where the step needs one.
 
         Raises:
             UserError: ``label_noise`` is "auto" and nobody resolved it.
@@ -96,7 +104,10 @@ class Objective(ABC):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must keep, as plain numbers, lists and dicts. The same on all ranks."""
+        """What a checkpoint must keep, as plain numbers, strings, lists and dicts. The same on all ranks.
+
+        Its keys are always the same.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -84,8 +84,7 @@ class ROPO(Objective):
         if self.filter_share is None:
             return
         # All ranks remember all pairs: a checkpoint is written by one, and all have to drop the same.
-        for names, losses in on_all_ranks([(ids, self(rewards).tolist())]):
-            self._last_loss.update(zip(names, losses, strict=True))
+        self._last_loss.update(on_all_ranks(list(zip(ids, self(rewards).tolist(), strict=True))))
         self._updates += 1
         if self._updates % self.filter_every == 0:
             self._filter()

@@ -18,7 +18,13 @@ from ..errors import UserError
 from ..modules import PreferenceModule
 from .folder import CONFIG
 
-NO_NOISE = {"noise_rate": 0.0, "noise_rates": None, "category_noise_rates": None, "noise_mask": None}
+NO_NOISE = {
+    "noise_rate": 0.0,
+    "noise_rates": None,
+    "category_noise_rates": None,
+    "noise_mask": None,
+    "noise": None,
+}
 """Options of the datamodule under which labels stay as found in the data."""
 
 
@@ -41,7 +47,10 @@ class Run:
     def noise(self) -> str:
         """The options that flipped labels in training; empty where none did."""
         options = self.data["init_args"]
-        return ", ".join(f"{name} {options[name]}" for name in NO_NOISE if options.get(name))
+        given = {name: options[name] for name in NO_NOISE if options.get(name)}
+        if kind := given.pop("noise", None):
+            given[kind["class_path"]] = kind.get("init_args") or ""
+        return ", ".join(f"{name} {value}".strip() for name, value in given.items())
 
 
 def find_run(folder: str, checkpoint: str) -> Run:

@@ -5,7 +5,13 @@ from .base import Weighting, Weights
 from .estimators import CentralDifference, Estimator, ExactCoefficients, GhostDotProduct
 from .learner import VNetWeighting
 from .oracle import DropFlipped, OracleWeights
-from .outer import CleanPreference, OuterObjective, PromptAugmentationConsistency, SoftPromptConsistency
+from .outer import (
+    CleanPreference,
+    OuterGradient,
+    OuterObjective,
+    PromptAugmentationConsistency,
+    SoftPromptConsistency,
+)
 from .prior import SigmoidPrior, Unweighted
 from .train_pairs import TrainPairs
 from .vnet import VNet
@@ -19,6 +25,7 @@ __all__ = [
     "ExactCoefficients",
     "GhostDotProduct",
     "OracleWeights",
+    "OuterGradient",
     "OuterObjective",
     "PromptAugmentationConsistency",
     "SigmoidPrior",

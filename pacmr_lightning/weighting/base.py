@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import PairBatch
+from ..errors import UserError
 from ..rewards import Rewards
 from .train_pairs import TrainPairs
 
@@ -36,19 +38,38 @@ class Weighting(ABC):
     """How much each pair's loss counts.
 
     A weighting is no nn.Module: what it learns must not be cast, sharded or stepped together with the policy.
+    One that learns sets ``every``, defines ``update``, and keeps what it learned, which must be the same on
+    all ranks, in ``state_dict``. The module calls ``to``, ``set_label_noise`` and ``check_pairs`` before
+    training, then ``load_state_dict`` where a run goes on, and then in each step on every rank ``update``
+    (where it is due) and ``weights``.
     """
 
     every: int | None = None
-    """A weighting that learns does so at policy updates 0, every, 2 every, ...; else None."""
+    """A weighting that learns does so at policy updates 0, every, 2 every, ...; else None. The command
+    line tells it the datamodule: the constructor's option of this name, or else the class's value."""
     vnet: nn.Module | None = None
+    """The network of a weighting that has one of the paper's kind, (Delta, u) to (g, a, b); ``VNetSurfaces``
+    draws it and ``pacmr export`` writes it. Others leave it at None and need not."""
     vnet_optimizer: torch.optim.Optimizer | None = None
+    """Its optimizer."""
 
     mean_one: bool = False
     """Whether the weights of an optimizer-step batch are divided by their mean over all ranks."""
 
     @abstractmethod
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
-        """Weights of the batch's N pairs, from their detached rewards, before any division by their mean."""
+        """Weights of N pairs under what is learned so far, before any division by their mean.
+
+        A step calls it several times, for all of the rank's pairs at once or for some: what it gives a pair
+        must depend neither on the other pairs nor on earlier calls.
+
+        Args:
+            rewards: of the N pairs at omega, detached.
+            batch: the pairs.
+
+        Returns:
+            (N,) weights g on the rewards' device, without gradient, at least 0.
+        """
 
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
         """Tells a weighting that depends on it the datamodule's noise rate, before training starts.
@@ -59,7 +80,7 @@ class Weighting(ABC):
         """
 
     def check_pairs(self, pairs: Any) -> None:
-        """Called before training with the datamodule's ``train_pairs``.
+        """Called before training, on every rank, with the datamodule's ``train_pairs`` (of all ranks).
 
         Raises:
             UserError: the weighting does not fit them.
@@ -75,22 +96,51 @@ class Weighting(ABC):
     def update(self, pairs: TrainPairs, meta: PairBatch, learning_rate: float) -> dict[str, Tensor]:
         """Learns from one train and one meta batch; returns 0-dim values to log, by name.
 
-        The module calls it where ``every`` is set, before it asks for the weights of the same policy update.
+        The module calls it where ``every`` is set, by position and on every rank, before it asks for the
+        weights of the same policy update. What is learned must stay the same on all ranks: values and
+        gradients that were found from this rank's pairs go through ``gradient.sum_over_ranks`` first.
 
         Args:
-            pairs: this rank's train pairs at omega, with the policy, which must be left as it is, and the
-                objective: their rewards, losses, weighted gradients, and products with a direction.
-            meta: this rank's meta pairs.
+            pairs: this rank's N train pairs at omega, with the policy, which must be left as it is, and the
+                objective. ``rewards`` and ``losses`` are detached (N,) values, ``weighted(factors)`` is the
+                gradient of the weighted sum of losses over all ranks, ``along(direction)`` the (N,) products
+                of each pair's gradient with a direction.
+            meta: this rank's M meta pairs. ``policy.reference_log_probs(meta)`` are their reference's, and
+                ``meta.augmented`` their second views where they are reworded training pairs, else None. Run
+                no more than ``pairs.micro_batch_size`` of them at once.
             learning_rate: the policy's current learning rate.
+
+        Returns:
+            Finite values on the policy's device without gradient, logged as ``train/<name>``.
         """
         raise NotImplementedError(f"{type(self).__name__} does not learn")
 
     def to(self, device: torch.device) -> None:
-        """Moves what is learned to a device."""
+        """Moves what is learned to a device, before it is restored and before its optimizer has any state."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must keep."""
+        """What a checkpoint must keep: tensors, numbers, strings, and lists and dicts of these.
+
+        Its keys are always the same. Rank 0's is kept, and all ranks go on with it.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what ``state_dict`` returned."""
+
+
+def check_update(weighting: Weighting) -> None:
+    """Calls nothing, but looks whether the module could call ``update`` where the weighting learns.
+
+    Raises:
+        UserError: it takes other arguments.
+    """
+    if not weighting.every:
+        return
+    try:
+        inspect.signature(weighting.update).bind("pairs", "meta", 0.0)
+    except TypeError as error:
+        raise UserError(
+            f"{type(weighting).__name__}.update is called with pairs, meta and learning_rate, but takes "
+            f"other arguments ({error}); define it as Weighting.update is."
+        ) from None

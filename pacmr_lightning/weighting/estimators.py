@@ -21,7 +21,7 @@ from .train_pairs import TrainPairs
 
 
 class Estimator(ABC):
-    """Estimates c_i for N pairs.
+    """Estimates c_i for N pairs; ``VNetWeighting`` asks for them once an update, on every rank.
 
     Args:
         clip: coefficients are clipped to [-clip, clip] (the paper's constant is 10); None for no clipping.
@@ -42,10 +42,17 @@ class Estimator(ABC):
 
     @abstractmethod
     def coefficients(self, pairs: TrainPairs, direction: Direction) -> Tensor:
-        """(N,) unclipped coefficients of pairs that bring their reference log-probabilities."""
+        """(N,) unclipped coefficients.
+
+        Args:
+            pairs: this rank's N train pairs at omega, which must be left as it is: ``shift.shifted`` runs the
+                policy elsewhere. ``pairs.losses`` are those at omega, ``pair_gradients.pair_losses`` computes
+                them anew, for no more of ``pairs.micro_batches()`` at a time.
+            direction: d, full-size and the same on all ranks.
+        """
 
     def clipped(self, coefficients: Tensor) -> Tensor:
-        """The coefficients within the clipping bounds."""
+        """(N,) coefficients within the clipping bounds, which VNet then learns from."""
         return coefficients if self.clip is None else coefficients.clamp(-self.clip, self.clip)
 
 

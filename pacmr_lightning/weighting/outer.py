@@ -32,13 +32,29 @@ class OuterGradient:
 
 
 class OuterObjective(ABC):
-    """A loss of the meta pairs whose gradient with respect to omega is d_meta."""
+    """A loss of the meta pairs whose gradient with respect to omega is d_meta.
+
+    ``VNetWeighting`` asks for it at each of its updates, on every rank, while the policy runs at the virtual
+    parameters; the reference stays where it is.
+    """
 
     @abstractmethod
     def gradient(
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
     ) -> OuterGradient:
-        """The loss's gradient, summed over ranks; ``meta`` is this rank's share."""
+        """The loss's gradient, summed over ranks, as ``gradient.accumulated_gradient`` makes it.
+
+        Args:
+            policy: gives ``log_probs`` of pairs, with gradient, and ``reference_log_probs``, without.
+            beta: the objective's, for ``Rewards``.
+            meta: this rank's M pairs. ``meta.augmented`` are the same pairs under reworded prompts; None
+                where the datamodule has clean meta pairs. Where some are left out, the ranks' numbers of
+                forward passes differ, and ``policy.in_step`` evens them out for ZeRO-3.
+            micro_batch_size: pairs that a forward pass with gradient may hold; None for all.
+
+        Raises:
+            UserError: the meta pairs are of the wrong kind.
+        """
 
 
 class PromptConsistency(OuterObjective):

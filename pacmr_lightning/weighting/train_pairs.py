@@ -87,7 +87,7 @@ class TrainPairs(ABC):
 
     def micro_batches(self) -> list[PairBatch]:
         """The pairs in the parts that one forward pass holds."""
-        return self.batch.micro_batches(self.micro_batch_size)
+        return list(self.batch.micro_batches(self.micro_batch_size))
 
 
 class RecomputedPairs(TrainPairs):

@@ -8,7 +8,16 @@ import pytest
 
 from pacmr_lightning.datamodules.columns import PREFERENCES
 from pacmr_lightning.datamodules.hashing import unit_hash
-from pacmr_lightning.datamodules.noise import LabelNoise, flip_flags, read_mask
+from pacmr_lightning.datamodules.noise import (
+    CategoryNoise,
+    LabelNoise,
+    NoiseFromMask,
+    SymmetricNoise,
+    TwoRateNoise,
+    flip_flags,
+    label_noise,
+    read_mask,
+)
 from pacmr_lightning.datamodules.reading import rows_to_dataset
 from pacmr_lightning.errors import UserError
 
@@ -36,7 +45,7 @@ def pairs():
 
 
 def test_masks_are_nested_over_rates(pairs):
-    masks = [LabelNoise(rate).flips(pairs) for rate in (0.0, 0.1, 0.2, 0.3, 0.4)]
+    masks = [SymmetricNoise(rate).flips(pairs, 42) for rate in (0.0, 0.1, 0.2, 0.3, 0.4)]
     assert not any(masks[0].values())
     for low, high in pairwise(masks):
         assert all(high[i] for i in IDS if low[i])
@@ -46,19 +55,17 @@ def test_masks_are_nested_over_rates(pairs):
 @pytest.mark.parametrize("rate", [0.2, 0.4])
 def test_share_is_the_rate_within_four_standard_errors(pairs, rate):
     tolerance = 4 * (rate * (1 - rate) / len(IDS)) ** 0.5
-    assert sum(LabelNoise(rate, seed=1).flips(pairs).values()) / len(IDS) == pytest.approx(
-        rate, abs=tolerance
-    )
+    assert sum(SymmetricNoise(rate).flips(pairs, 1).values()) / len(IDS) == pytest.approx(rate, abs=tolerance)
 
 
 def test_mask_does_not_depend_on_order_or_on_other_rows(pairs):
-    mask = LabelNoise(0.3).flips(pairs)
+    mask = SymmetricNoise(0.3).flips(pairs, 42)
     shuffled = random.Random(0).sample(IDS, 1000)
-    assert LabelNoise(0.3).flips(rows(shuffled)) == {i: mask[i] for i in shuffled}
+    assert SymmetricNoise(0.3).flips(rows(shuffled), 42) == {i: mask[i] for i in shuffled}
 
 
 def test_seeds_flip_other_pairs(pairs):
-    first, second = (LabelNoise(0.5, seed=seed).flips(pairs) for seed in (0, 1))
+    first, second = (SymmetricNoise(0.5).flips(pairs, seed) for seed in (0, 1))
     agreement = sum(first[i] == second[i] for i in IDS) / len(IDS)
     assert agreement == pytest.approx(0.5, abs=0.04)
 
@@ -70,8 +77,8 @@ def test_hash_is_the_same_on_every_machine():
 
 def test_two_rates_hold_by_an_order_that_knows_nothing_of_labels(pairs):
     """The pairs that get eps0 as they are get eps1 once chosen and rejected are exchanged."""
-    noise = LabelNoise(rates=[0.05, 0.6])
-    flips, exchanged = noise.flips(pairs), noise.flips(rows(swap=True))
+    noise = TwoRateNoise([0.05, 0.6])
+    flips, exchanged = noise.flips(pairs, 42), noise.flips(rows(swap=True), 42)
     # The hash of the id decides under both rates: between the two, exactly one of the orders is flipped.
     between = [i for i in IDS if 0.05 <= unit_hash(i, 42) < 0.6]
     assert all(flips[i] != exchanged[i] for i in between)
@@ -79,36 +86,36 @@ def test_two_rates_hold_by_an_order_that_knows_nothing_of_labels(pairs):
     assert len(first) / len(between) == pytest.approx(0.5, abs=0.05)
     rest = set(IDS) - set(between)
     assert all(flips[i] == exchanged[i] == (unit_hash(i, 42) < 0.05) for i in rest)
-    assert not noise.uniform and noise.is_injected
-    equal = LabelNoise(rates=[0.3, 0.3]).flips(pairs)
-    assert equal == LabelNoise(0.3).flips(pairs)
+    assert noise.rate is None
+    equal = TwoRateNoise([0.3, 0.3]).flips(pairs, 42)
+    assert equal == SymmetricNoise(0.3).flips(pairs, 42)
 
 
 def test_rates_by_category():
     found = rows(category=lambda i: f"c{int(i[5:]) % 3}")
-    flips = LabelNoise(0.1, category_rates={"c0": 0.0, "c1": 0.4}).flips(found)
+    flips = CategoryNoise({"c0": 0.0, "c1": 0.4}, 0.1).flips(found, 42)
     category = dict(zip(found["id"], found["category"], strict=True))
     for name, rate in (("c0", 0.0), ("c1", 0.4), ("c2", 0.1)):
-        plain = LabelNoise(rate).flips(found)
+        plain = SymmetricNoise(rate).flips(found, 42)
         assert all(flips[i] == plain[i] for i in IDS if category[i] == name)
     with pytest.raises(UserError, match=r"category_noise_rates names 'x', but .* \(there are c0, c1, c2\)"):
-        LabelNoise(category_rates={"x": 0.1}).flips(found)
+        CategoryNoise({"x": 0.1}).flips(found, 42)
 
 
 @pytest.mark.parametrize("ending", ["parquet", "jsonl"])
 def test_mask_files(pairs, tmp_path, ending):
-    mask = LabelNoise(0.3).flips(pairs)
+    mask = SymmetricNoise(0.3).flips(pairs, 42)
     path = tmp_path / f"mask.{ending}"
     if ending == "parquet":
         pq.write_table(pa.table({"id": list(mask), "flipped": list(mask.values())}), path)
     else:
         path.write_text("".join(json.dumps({"id": i, "flipped": f}) + "\n" for i, f in mask.items()))
     assert read_mask(str(path)) == mask
-    noise = LabelNoise(mask=str(path))
-    assert noise.flips(pairs) == mask and not noise.uniform
-    assert noise.flips(rows(IDS[5:10])) == {i: mask[i] for i in IDS[5:10]}
+    noise = NoiseFromMask(str(path))
+    assert noise.flips(pairs, 1) == mask and noise.rate is None
+    assert noise.flips(rows(IDS[5:10]), 1) == {i: mask[i] for i in IDS[5:10]}
     with pytest.raises(UserError, match=r"says nothing of 1 of the 3 training pairs, 'other' for one"):
-        noise.flips(rows([*IDS[:2], "other"]))
+        noise.flips(rows([*IDS[:2], "other"]), 1)
 
 
 def test_bad_masks(tmp_path):
@@ -122,23 +129,55 @@ def test_bad_masks(tmp_path):
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5, float("nan")])
 def test_rates_outside_the_unit_interval_are_refused(rate):
     with pytest.raises(UserError, match=f"noise_rate is {rate}"):
-        LabelNoise(rate)
+        SymmetricNoise(rate)
     with pytest.raises(UserError, match=f"noise_rates is {rate}"):
-        LabelNoise(rates=[0.1, rate])
+        TwoRateNoise([0.1, rate])
     with pytest.raises(UserError, match=f"category_noise_rates of 'c' is {rate}"):
-        LabelNoise(category_rates={"c": rate})
+        CategoryNoise({"c": rate})
 
 
 def test_kinds_of_noise_exclude_each_other():
     with pytest.raises(UserError, match=r"noise_rates is \[0\.1\], but two"):
-        LabelNoise(rates=[0.1])
+        TwoRateNoise([0.1])
+
+    class Alternating(LabelNoise):
+        def probabilities(self, rows):
+            return [i % 2 for i in range(len(rows))]
+
+    def chosen(noise=None, rate=0.0, rates=None, category_rates=None, mask=None):
+        return label_noise(noise, rate, rates, category_rates, mask)
+
     for given in (
         {"rate": 0.1, "rates": [0.1, 0.2]},
         {"rate": 0.1, "mask": "m"},
         {"rates": [0, 0], "mask": "m"},
+        {"rate": 0.1, "noise": Alternating()},
+        {"category_rates": {"a": 0.1}, "noise": Alternating()},
     ):
         with pytest.raises(UserError, match="are given together; take out all but one"):
-            LabelNoise(**given)
+            chosen(**given)
+    assert chosen() is None
+    assert chosen(rate=0.1).rate == 0.1 and isinstance(chosen(rates=[0, 0]), TwoRateNoise)
+    both = chosen(category_rates={"a": 0.1}, rate=0.2)
+    assert (both.rates, both.others) == ({"a": 0.1}, 0.2)
+    assert isinstance(chosen(mask="m"), NoiseFromMask) and isinstance(chosen(Alternating()), Alternating)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([0.5, 1.5], r"Odd gives the pair 'b' the probability 1\.5"),
+        ([float("nan"), 0], r"Odd gives the pair 'a' the probability nan"),
+        ([0.5], r"Odd gives 1 probabilities of 2 training pairs"),
+    ],
+)
+def test_probabilities_are_checked(values, message):
+    class Odd(LabelNoise):
+        def probabilities(self, rows):
+            return values
+
+    with pytest.raises(UserError, match=message):
+        Odd().flips(rows(["a", "b"]), 42)
 
 
 def test_flags_are_relative_to_what_the_data_says():

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
+from pacmr_lightning.datamodules.noise import NoiseFromMask, SymmetricNoise
 from pacmr_lightning.errors import UserError
 
 
@@ -83,12 +84,15 @@ def test_noise_of_every_kind_arrives_in_the_pairs(make, write_rows, pair_rows, t
     assert make(source).noise_flips is None
     uniform = make(source, noise_rate=0.4)
     assert uniform.uniform_noise and uniform.noise_rate == 0.4
+    same = make(source, noise=SymmetricNoise(0.4))
+    assert same.uniform_noise and same.noise_rate == 0.4 and same.noise_flips == uniform.noise_flips
     mask = tmp_path / "mask.jsonl"
     mask.write_text("".join(json.dumps({"id": f"r{i}", "flipped": i < 6}) + "\n" for i in range(30)))
     for options in (
         {"noise_rates": [0.1, 0.6]},
         {"category_noise_rates": {"a": 0.9}},
         {"noise_mask": str(mask)},
+        {"noise": NoiseFromMask(str(mask))},
     ):
         data = make(source, **options)
         pairs = data.train_pairs

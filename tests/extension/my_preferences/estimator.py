@@ -1,0 +1,36 @@
+"""An estimator for VNetWeighting: how far each training pair pulls along a direction."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pacmr_lightning.gradient import Direction, norm
+from pacmr_lightning.weighting import Estimator, TrainPairs
+from pacmr_lightning.weighting.pair_gradients import pair_losses
+from pacmr_lightning.weighting.shift import shifted
+
+
+class OneSidedDifference(Estimator):
+    """[l_i(omega + eps d / norm(d)) - l_i(omega)] norm(d) / eps: one forward pass, half of the central one's.
+
+    Args:
+        epsilon: length of the step.
+        clip: bound that the coefficients approach; see ``Estimator``.
+    """
+
+    def __init__(self, epsilon: float = 0.05, clip: float | None = 10.0):
+        super().__init__(clip)
+        self.epsilon = epsilon
+
+    @torch.no_grad()
+    def coefficients(self, pairs: TrainPairs, direction: Direction) -> Tensor:
+        """(N,) unclipped coefficients."""
+        step = self.epsilon / float(norm(direction))
+        with shifted(pairs.policy, direction, step):
+            parts = [pair_losses(pairs.policy, pairs.objective, part)[1] for part in pairs.micro_batches()]
+        return (torch.cat(parts) - pairs.losses) / step
+
+    def clipped(self, coefficients: Tensor) -> Tensor:
+        """Squashed smoothly, so that the order of the largest stays."""
+        return coefficients if self.clip is None else self.clip * torch.tanh(coefficients / self.clip)

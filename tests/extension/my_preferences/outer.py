@@ -1,0 +1,44 @@
+"""An outer objective for VNetWeighting: what the policy should be good at after the virtual step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.gradient import accumulated_gradient, sum_over_ranks
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.rewards import Rewards
+from pacmr_lightning.weighting import OuterGradient, OuterObjective
+
+
+class BrierConsistency(OuterObjective):
+    """Mean squared distance of sigma(u) under the reworded prompt from sigma(u) under the original one."""
+
+    def gradient(
+        self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
+    ) -> OuterGradient:
+        """See ``OuterObjective``."""
+        if meta.augmented is None:
+            raise UserError("BrierConsistency needs reworded prompts; take clean_meta out of the datamodule.")
+        counts = torch.tensor([float(len(meta)), 0.0], device=meta.input_ids.device)
+        total = counts[0].clone()
+        sum_over_ranks([total])
+
+        def belief(part: PairBatch) -> Tensor:
+            return Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta).u.sigmoid()
+
+        def losses() -> Iterator[Tensor]:
+            for part in meta.micro_batches(micro_batch_size):
+                with torch.no_grad():
+                    target = belief(part)
+                loss = (belief(part.augmented) - target).square()
+                counts[1] += loss.detach().sum()
+                yield loss.sum() / total
+
+        direction = accumulated_gradient(policy.adapter(), losses())
+        sum_over_ranks([counts])
+        return OuterGradient(direction, int(counts[0]), {"meta/loss": counts[1] / counts[0]})

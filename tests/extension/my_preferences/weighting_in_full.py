@@ -1,0 +1,27 @@
+"""A weighting that looks at the noise, the pairs and the strategy before training starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pacmr_lightning.errors import UserError
+
+from .weighting import ConsensusWeights
+
+
+class CautiousConsensus(ConsensusWeights):
+    """``ConsensusWeights`` where a consensus can be found."""
+
+    def set_label_noise(self, rate: float, uniform: bool = True) -> None:
+        """Refuses labels that say nothing."""
+        if rate >= 0.5:
+            raise UserError(f"A consensus trusts the majority, but {rate:.0%} of the labels are wrong.")
+
+    def check_pairs(self, pairs: Any) -> None:
+        """Refuses a single pair, which agrees with itself."""
+        if len(pairs) < 2:
+            raise UserError(f"A consensus needs 2 training pairs or more, but there is {len(pairs)}.")
+
+    def check_sharded(self) -> None:
+        """Says that nobody has tried it."""
+        raise UserError("CautiousConsensus has not been tried under ZeRO-3; use a lower stage.")

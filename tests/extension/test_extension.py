@@ -1,0 +1,332 @@
+"""A distribution of a user's own, installed beside this one and used by class paths from YAML.
+
+``my_preferences`` is what docs/extending.md shows. It is imported from the folder it was installed into.
+"""
+
+import csv
+import importlib
+import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from functools import wraps
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from pacmr_lightning import cli
+from pacmr_lightning.datamodules import LabelNoise, Source
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.objectives import Objective
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.runs.folder import read_weights
+from pacmr_lightning.weighting import Estimator, OuterObjective, Weighting
+from pacmr_lightning.world import World
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "extending.md"
+BASES = (Objective, Weighting, OuterObjective, Estimator, Source, LabelNoise)
+FINAL = {"LabelNoise.flips"}
+"""Public methods that an extension leaves as they are."""
+CALLS: dict[str, set[str]] = defaultdict(set)
+"""By base class, the methods that were called on a class of the extension."""
+
+
+ODD = """
+import torch
+from pacmr_lightning.weighting import Weighting, Weights
+
+class Odd(Weighting):
+    every = 2
+
+    def weights(self, rewards, batch):
+        return Weights(torch.ones_like(rewards.u))
+
+    def update(self, policy, objective, train, meta):
+        raise AssertionError("called")
+
+class Half(Weighting):
+    every = 2
+
+class Fixed(Odd):
+    def update(self, pairs, meta, learning_rate):
+        return {"met": torch.tensor(float(len(meta)))}
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The folder that the distribution is installed into, on the path; calls of its methods are noted."""
+    source, target = tmp_path_factory.mktemp("source") / "my", tmp_path_factory.mktemp("installed")
+    shutil.copytree(HERE, source, ignore=shutil.ignore_patterns("test_*", "__pycache__"))
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    install += ["--no-index", "--disable-pip-version-check", "--target", str(target), str(source)]
+    subprocess.run(install, check=True, capture_output=True)
+    (target / "odd_weighting.py").write_text(ODD)
+    sys.path.insert(0, str(target))
+    package = importlib.import_module("my_preferences")
+    for name in package.__all__:
+        for base in BASES:
+            if issubclass(getattr(package, name), base):
+                note_calls(getattr(package, name), base)
+    yield target
+    # The modules stay: their classes do too, and jsonargparse looks for all subclasses that there are.
+    sys.path.remove(str(target))
+
+
+def methods(base):
+    """Names of the methods that the class documents, but for its constructor."""
+    return {n for n, f in vars(base).items() if inspect.isfunction(f) and (n[0] != "_" or n == "__call__")}
+
+
+def note_calls(cls, base):
+    def noting(name, method):
+        @wraps(method)
+        def noted(*args, **options):
+            CALLS[base.__name__].add(name)
+            return method(*args, **options)
+
+        return noted
+
+    for name in methods(base) & vars(cls).keys():
+        setattr(cls, name, noting(name, vars(cls)[name]))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tiny_tokenizer_folder):
+    """An empty folder with pairs in a CSV file and a tiny model."""
+    folder = tmp_path_factory.mktemp("extension")
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
+    for file in Path(tiny_tokenizer_folder).iterdir():
+        shutil.copy(file, folder / "model")
+    rows = World().preference_rows(80, 0)
+    with (folder / "pairs.csv").open("w", newline="", encoding="utf-8") as file:
+        columns = ["id", "prompt", "chosen", "rejected", "category", "augmented_prompt"]
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder
+
+
+@pytest.fixture
+def inside(folder, installed, monkeypatch):
+    monkeypatch.chdir(folder)
+
+
+def config(*names):
+    return [word for name in names for word in ("--config", str(HERE / "configs" / f"{name}.yaml"))]
+
+
+def arguments(*names, run=None, **options):
+    """Words of a run with the named configs of the extension over the same small base."""
+    words = "--model PreferenceModule --model.policy PolicyModel --model.policy.model model --data"
+    words += " PreferenceDataModule --data.global_batch_size 8 --data.meta_batch_size 8"
+    words += " --model.learning_rate 0.05 --model.micro_batch_size 4 --model.max_new_tokens 3"
+    words += " --trainer.accelerator cpu --trainer.max_steps 8 --trainer.log_every_n_steps 1"
+    words += " --trainer.enable_progress_bar false --trainer.enable_model_summary false"
+    words = words.split() + ([] if run is None else ["--trainer.default_root_dir", run])
+    given = [word for name, value in options.items() for word in (f"--{name.replace('__', '.')}", str(value))]
+    return [*words, *config("source", *names), *given]
+
+
+def checkpoint(run, name="last"):
+    return torch.load(Path(run, "checkpoints", f"{name}.ckpt"), weights_only=True)
+
+
+def pairs():
+    """Rows of the CSV file, as texts."""
+    return pd.read_csv("pairs.csv", dtype=str).to_dict("records")
+
+
+def metrics(run, name):
+    """What was logged under that name."""
+    return pd.read_csv(Path(run, "metrics.csv"))[name].dropna().tolist()
+
+
+def fails(capsys, words):
+    """Runs the command, which must fail with status 2 and one line; returns that line."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pacmr: ")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def run(folder, installed):
+    """A run of the weighting, objective, source, noise and callback, and its name."""
+    kinds = ("objective", "weighting", "noise", "callback")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        cli.main(["fit", *arguments(*kinds, checkpoint__every_n_train_steps=4, checkpoint__save_top_k=-1)])
+    return "runs/mine-consensus-noiseLengthBias-seed42"
+
+
+def test_the_package_is_the_installed_one(installed):
+    package = sys.modules["my_preferences"]
+    assert Path(package.__file__).is_relative_to(installed)
+    assert (installed / "my_preferences-0.1.0.dist-info").is_dir()
+
+
+def test_a_run_with_all_of_it(run, inside):
+    recorded = read_weights(run)
+    assert len(recorded) == 64 and recorded["id"].is_unique
+    # The noise flips what it was told to: some of the labels whose rejected response was the longer one.
+    rows = {row["id"]: row for row in pairs()}
+    longer = {name: len(row["rejected"]) > len(row["chosen"]) for name, row in rows.items()}
+    flipped = dict(zip(recorded["id"], recorded["flipped"], strict=True))
+    assert 0 < sum(flipped.values()) < sum(longer[name] for name in flipped)
+    assert all(longer[name] for name, flip in flipped.items() if flip)
+    summary = json.loads(Path(run, "summary.json").read_text())
+    assert summary["noise_rate"] == sum(flipped.values()) / 64
+    # The slope has learned from updates 0, 2, 4 and 6, and its weights are those that were recorded.
+    state = checkpoint(run)["weighting"]
+    assert state["slope"].abs() > 1e-3
+    last = recorded[recorded["step"] == 7]
+    expected = torch.sigmoid(state["slope"] * torch.tensor(last["u"].to_numpy()) / state["scale"])
+    assert torch.allclose(torch.tensor(last["weight"].to_numpy()), expected, atol=1e-6)
+    assert len(set(metrics(run, "train/consensus/slope"))) == 4
+    least = Path(run, "least_trusted.txt").read_text().split()
+    assert least == recorded.sort_values("weight", kind="stable")["id"].tolist()[:5]
+
+
+def test_going_on_in_a_process_of_its_own(run, inside, installed, tmp_path):
+    """As an installed package, from an empty folder: the second half again, exactly."""
+    again = tmp_path / "again"
+    shutil.copytree(run, again)
+    for file in (again / "checkpoints").glob("*.ckpt"):
+        file.unlink()
+    shutil.copy(Path(run, "checkpoints", "step-4.ckpt"), again / "checkpoints" / "last.ckpt")
+    half = checkpoint(again)
+    assert half["global_step"] == 4
+    for name in ("model", "pairs.csv"):
+        (tmp_path / name).symlink_to(Path(name).resolve())
+    command = [sys.executable, "-m", "pacmr_lightning", "fit", "--config", str(again / "config.yaml")]
+    command += ["--ckpt_path", "last", "--trainer.default_root_dir", str(again)]
+    env = os.environ | {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    before, after = checkpoint(run), checkpoint(again)
+    assert before["global_step"] == after["global_step"] == 8
+    assert not torch.equal(half["weighting"]["slope"], after["weighting"]["slope"])
+    assert torch.equal(before["weighting"]["slope"], after["weighting"]["slope"])
+    assert torch.equal(before["weighting"]["scale"], after["weighting"]["scale"])
+    assert all(torch.equal(value, after["state_dict"][name]) for name, value in before["state_dict"].items())
+    assert read_weights(run).equals(read_weights(again))
+    assert (again / "least_trusted.txt").read_text() == Path(run, "least_trusted.txt").read_text()
+
+
+def test_tools_of_a_run(run, inside, capsys):
+    """Each of them builds the run's classes again from their class paths."""
+    cli.main(["audit", run, "--cleaned", "cleaned.jsonl", "--action", "drop"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "on purpose (my_preferences.LengthBias {'strength': 0.6})" in said
+    assert 0 < len(Path("cleaned.jsonl").read_text().splitlines()) <= 80
+    cli.main(["export", run, "exported"])
+    card = Path("exported", "README.md").read_text()
+    assert Path("exported", "adapter_config.json").exists()
+    assert "LengthBias" in card and "ConsensusWeights" in card and "margin" in card
+    module = PreferenceModule.load_from_checkpoint(f"{run}/checkpoints/last.ckpt")
+    assert type(module.objective).__name__ == "SLiC" and module.objective.margin == 0.5
+    assert torch.equal(module.weighting.slope, checkpoint(run)["weighting"]["slope"])
+    cli.main(["predict", "--config", f"{run}/config.yaml", "--ckpt_path", "last"])
+    answered = pd.read_json(Path(run, "generations.jsonl"), lines=True)["prompt"]
+    assert sorted(answered) == sorted({row["prompt"] for row in pairs()[-16:]})
+
+
+def test_outer_objective_and_estimator(inside):
+    """With an objective that drops pairs, told the noise rate by the datamodule, and a gold reward."""
+    words = [
+        "fit",
+        *arguments("noise", "outer", run="brier"),
+        "--model.objective",
+        "my_preferences.SmallLoss",
+    ]
+    words += ["--trainer.callbacks+=GoldReward", "--trainer.callbacks.samples", "4"]
+    words += ["--trainer.callbacks.max_new_tokens", "3", "--trainer.max_steps"]
+    cli.main([*words, "6"])
+    kept = checkpoint("brier")
+    assert kept["weighting"]["updates"] >= 1
+    state = kept["objective"]
+    assert state["updates"] == 6 and len(state["last_loss"]) == 48
+    assert 0 < state["label_noise"] < 0.6
+    samples = pd.read_json(Path("brier", "samples.jsonl"), lines=True)
+    assert (samples["gold_reward"] == -samples["response"].str.len()).all()
+    # It goes on with what the objective has seen.
+    cli.main([*words, "8", "--ckpt_path", "last"])
+    assert checkpoint("brier")["objective"]["updates"] == 8
+
+
+def test_grouped_objective(inside):
+    cli.main(
+        ["fit", *arguments(run="hard", trainer__max_steps=2), "--model.objective", "my_preferences.HardPairs"]
+    )
+    losses = metrics("hard", "train/loss")
+    assert losses[0] == pytest.approx(1.0)  # u is 0, and the margin of all pairs 1
+    assert len(losses) == 2 and losses[1] > 0
+
+
+def test_all_that_can_be_overridden_was(run, inside, capsys, monkeypatch):
+    """After the tests above: each documented method of the base classes was called on the extension's."""
+    monkeypatch.setattr(PolicyModel, "is_sharded", property(lambda self: True))
+    words = ["fit", *arguments(run="sharded"), "--model.weighting", "my_preferences.CautiousConsensus"]
+    assert "CautiousConsensus has not been tried under ZeRO-3" in fails(capsys, words)
+    for base in BASES:
+        missing = {
+            name for name in methods(base) - CALLS[base.__name__] if f"{base.__name__}.{name}" not in FINAL
+        }
+        assert not missing, f"{base.__name__}: {missing}"
+
+
+def test_mistakes_end_in_one_sentence(inside, capsys):
+
+    def said(*words):
+        return fails(capsys, ["fit", *arguments(run="bad"), *words])
+
+    line = said("--model.objective", "my_preferences.Slick")
+    assert (
+        "my_preferences.Slick cannot be imported (module 'my_preferences' has no attribute 'Slick'); " in line
+    )
+    line = said("--data.noise", "my_preference.LengthBias")
+    assert "my_preference.LengthBias cannot be imported (No module named 'my_preference'); correct" in line
+    line = said("--model.weighting", "my_preferences.SLiC")
+    assert line.endswith("weighting: my_preferences.SLiC is no subclass of Weighting; give one.")
+    line = said("--model.weighting", "odd_weighting.Half")
+    assert line.endswith("odd_weighting.Half leaves an abstract method of its base class out; define it.")
+    assert "margin is 0" in said("--model.objective", "my_preferences.SLiC", "--model.objective.margin", "0")
+    assert "noise_rate and noise are given together" in fails(
+        capsys, ["fit", *arguments("noise", run="bad"), "--data.noise_rate", "0.1"]
+    )
+    line = said("--model.weighting", "odd_weighting.Odd")
+    assert "Odd.update is called with pairs, meta and learning_rate, but takes other arguments" in line
+    assert not Path("bad").exists()
+
+
+def test_every_of_a_class_brings_meta_pairs(inside):
+    """A weighting that has no option of that name gets its meta pairs all the same."""
+    words = [*arguments(run="fixed", trainer__max_steps=3), "--model.weighting", "odd_weighting.Fixed"]
+    cli.main(["fit", *words])
+    assert set(metrics("fixed", "train/met")) == {8.0}
+
+
+def test_the_page_shows_these_files():
+    """Each code block of docs/extending.md is a file of the package; all but the longer ones are there."""
+    files = [*HERE.glob("my_preferences/*.py"), *HERE.glob("configs/*.yaml"), HERE / "pyproject.toml"]
+    shown = re.findall(r"^```\w+\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    names = {file.read_text(): file.name for file in files}
+    assert all(block in names for block in shown), "a block is no file"
+    left_out = set(names.values()) - {names[block] for block in shown}
+    assert left_out == {"__init__.py", "objectives_in_full.py", "weighting_in_full.py"}
