@@ -76,8 +76,11 @@ def _of_key(key: str, said: str, parser: ArgumentParser | None) -> Cause:
 
 def _of_class(path: str, said: str, parser: ArgumentParser | None) -> Cause:
     """What is wrong with a class that was named, or with one of its options."""
-    if re.match(r"No module named|module '.*' has no attribute|Expected a dot import path", said.strip()):
+    if re.match(r"module '.*' has no attribute|Expected a dot import path", said.strip()):
         return _no_class(path)
+    if missing := re.match(r"No module named '[^']*'", said.strip()):
+        text = f"{path} cannot be imported ({missing[0]}); correct the path, or install what has it."
+        return Cause("", text, OWN)
     inner = _cause(said, parser)
     if not inner.key and inner.text == collapse(said):  # no message of a parser
         return Cause("", f"{path} cannot be imported ({inner.text.rstrip('.')}).", OWN)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.gradient import on_all_ranks, sum_over_ranks
+from pacmr_lightning.ranks import on_all_ranks, sum_over_ranks
 from pacmr_lightning.rewards import Rewards
 
 from .objective import SLiC

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.gradient import sum_over_ranks
+from pacmr_lightning.ranks import sum_over_ranks
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import TrainPairs, Weighting, Weights
 
