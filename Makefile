@@ -1,8 +1,10 @@
-# make test and make quickstart do all their own set-up in .venv and re-use it.
+# make test and make quickstart do all their own set-up in .venv and re-use it. With CONSTRAINTS=constraints.txt
+# they install exactly the versions that are written there.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALLED := $(VENV)/.installed-$(shell cksum < pyproject.toml | cut -d' ' -f1)
+CONSTRAINTS ?=
+INSTALLED := $(VENV)/.installed-$(shell cat pyproject.toml $(CONSTRAINTS) | cksum | cut -d' ' -f1)
 PAIRS ?= 6400
 SFT_ROWS ?= 20000
 SAMPLES ?= 1440
@@ -14,7 +16,8 @@ PREFERENCE := $(BIN)/pacmr fit --config configs/quickstart/preference.yaml \
 
 $(INSTALLED):
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test,oracle]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test,oracle]" \
+		$(addprefix --constraint ,$(CONSTRAINTS))
 	touch $@
 
 # One thread each: DPO and PACMR-DPO run side by side on two cores.

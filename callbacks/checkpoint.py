@@ -74,7 +74,7 @@ class RunCheckpoint(ModelCheckpoint):
         self._save_last_checkpoint(trainer, metrics)
         counts = (
             (trainer.global_step, self._every_n_train_steps),
-            (trainer.current_epoch, self._every_n_epochs),
+            (trainer.current_epoch, self.every_n_epochs),
         )
         due = any(every and count % every == 0 for count, every in counts)
         if due and (self.monitor is None or self.monitor in metrics):

@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils.hub import cached_file, extract_commit_hash
+from transformers.utils import cached_file, extract_commit_hash
 
 from pacmr_lightning.errors import UserError
 

@@ -143,7 +143,7 @@ class PacmrCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Adds the loggers of a run's folder, the progress bar, and how checkpoints are written and read."""
-        settings = self._get(self.config_init, "trainer")
+        settings = self.config_init[self.subcommand].trainer
         plugins = _listed(settings.plugins)
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             plugins.append(CheckpointFiles())

@@ -227,12 +227,9 @@ def _replace_by_fake(module: nn.Module) -> None:
     """Puts fake CPU tensors in the place of meta ones, for which attention has only a wasteful kernel."""
     made: dict[int, nn.Parameter] = {}  # tied ones stay tied
     for part in module.modules():
-        for name, p in part._parameters.items():
-            if p is None:
-                continue
+        for name, p in list(part.named_parameters(recurse=False, remove_duplicate=False)):
             if id(p) not in made:
                 made[id(p)] = nn.Parameter(torch.empty(p.shape, dtype=p.dtype), p.requires_grad)
-            part._parameters[name] = made[id(p)]
-        for name, buffer in part._buffers.items():
-            if buffer is not None:
-                part._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+            setattr(part, name, made[id(p)])
+        for name, buffer in list(part.named_buffers(recurse=False, remove_duplicate=False)):
+            setattr(part, name, torch.empty(buffer.shape, dtype=buffer.dtype))

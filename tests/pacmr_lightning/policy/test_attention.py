@@ -64,12 +64,19 @@ def flash_on_cpu(monkeypatch):
         return torch.stack([one(*part, window_size, options["softmax_scale"]) for part in parts])
 
     module = modeling_flash_attention_utils
-    functions = (dense, varlen, None, module._pad_input, module._unpad_input)
     supported = collections.defaultdict(lambda: True)
-    options = functools.partial(module._process_flash_attention_kwargs, supports_mapping=supported)
-    monkeypatch.setattr(
-        module, "lazy_import_flash_attention", lambda *name, **more: (functions, (options, None))
-    )
+    loaded = {
+        "_loaded_implementation": "flash_attention_2",
+        "_flash_fn": dense,
+        "_flash_varlen_fn": varlen,
+        "_pad_fn": module._pad_input,
+        "_unpad_fn": module._unpad_input,
+        "_process_flash_kwargs_fn": functools.partial(
+            module._process_flash_attention_kwargs, supports_mapping=supported
+        ),
+    }
+    for name, value in loaded.items():
+        monkeypatch.setattr(module, name, value)
     return calls
 
 

@@ -52,7 +52,8 @@ def strategy_of(name, options):
         offload_optimizer="offload" in options,
         offload_parameters="offload" in options and name[-1] == "3",
     )
-    if name[-1] == "3":  # the model is small, and nothing of it is to be whole on every rank
+    # The model is small, and only in "whole" is any of it, which is all by default, whole on every rank.
+    if name[-1] == "3" and "whole" not in options:
         strategy.config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     return strategy
 

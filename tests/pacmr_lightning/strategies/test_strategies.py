@@ -22,7 +22,7 @@ ALONE_SLOW = (
 # Stage 3 last: DeepSpeed then replaces torch's linear function for good.
 TOGETHER = ("ddp", "ddp-few", "zero1", "zero2-micro", "zero3", "zero3-few", "zero3-from:zero1")
 TOGETHER_SLOW = (
-    *("ddp-bf16", "zero2-bf16", "zero3-bf16"),
+    *("ddp-bf16", "zero2-bf16", "zero3-bf16", "zero3-whole-bf16"),
     *("zero3-micro-central", "zero3-cached", "zero2-from:zero3"),
 )
 
@@ -198,12 +198,14 @@ def test_stage_3_keeps_parts_only(alone, together):
 @pytest.mark.slow
 def test_half_precision_base(all_together):
     """fp32 adapters over a bf16 base: ZeRO-2 is DDP bit for bit, and nothing casts the base."""
-    for case in ("ddp-bf16", "zero2-bf16", "zero3-bf16"):
+    for case in ("ddp-bf16", "zero2-bf16", "zero3-bf16", "zero3-whole-bf16"):
         assert all_together[case]["held"]["base_dtypes"] == {"torch.bfloat16"}
         assert {v.dtype for v in all_together[case]["adapter"].values()} == {torch.float32}
     assert max(distance(all_together["zero2-bf16"], all_together["ddp-bf16"])) == 0.0
     # At stage 3 the fp32 sums differ in their last bits, which a bf16 forward pass makes larger.
     assert max(distance(all_together["zero3-bf16"], all_together["ddp-bf16"])[:1]) < 1e-2
+    # By DeepSpeed's default small parameters stay whole, which before 0.19.3 it gathered as if of one dtype.
+    assert max(distance(all_together["zero3-whole-bf16"], all_together["zero3-bf16"])) == 0.0
 
 
 def test_what_is_refused(base, tmp_path):
