@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
-from torchmetrics import Metric
 from torchmetrics.functional.classification import binary_auroc, binary_average_precision
-from torchmetrics.utilities import dim_zero_cat
 
 FLIP_METRICS = ("mean_unflipped", "mean_flipped", "gap", "auroc", "average_precision")
 """Names of the numbers."""
@@ -43,31 +40,3 @@ def flip_metrics(weights: Tensor, flipped: Tensor) -> dict[str, float | None]:
             # They sum in float32, where a perfect score can come out as 1.0000001.
             found[name] = round(float(score(suspicion, wrong.long())), 6)
     return found
-
-
-class FlipMetrics(Metric):
-    """``flip_metrics`` of pairs that come in batches and on several ranks.
-
-    Ranking needs all the pairs, so the pairs of all ranks are gathered, of each as many as it has.
-    """
-
-    full_state_update = False
-    weights: list[Tensor]
-    flipped: list[Tensor]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("weights", default=[], dist_reduce_fx="cat")
-        self.add_state("flipped", default=[], dist_reduce_fx="cat")
-
-    def update(self, weights: Tensor, flipped: Tensor) -> None:
-        """Adds N pairs: (N,) weights and (N,) flips, 1, 0 or -1 where unknown."""
-        # A rank without pairs sends empty states in the metric's own dtype, so all states must have that.
-        self.weights.append(weights.detach().to(self.dtype))
-        self.flipped.append(flipped.to(self.dtype))
-
-    def compute(self) -> dict[str, float | None]:
-        """See ``flip_metrics``."""
-        if not len(self.weights):
-            return flip_metrics(torch.empty(0), torch.empty(0))
-        return flip_metrics(dim_zero_cat(self.weights), dim_zero_cat(self.flipped))

@@ -2,10 +2,9 @@ import math
 
 import pytest
 import torch
-import torch.distributed as dist
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from pacmr_lightning.weight_gap import FLIP_METRICS, FlipMetrics, flip_metrics
+from pacmr_lightning.weight_gap import FLIP_METRICS, flip_metrics
 
 
 def make(count=400, seed=0, unknown=0.2, scale=0.2):
@@ -51,43 +50,3 @@ def test_none_where_nothing_is_defined():
     assert (equal["gap"], equal["auroc"], equal["average_precision"]) == (0.0, None, None)
     assert set(flip_metrics(torch.tensor([math.nan, 0.5]), torch.tensor([0, 1])).values()) == {None}
     assert set(flip_metrics(torch.empty(0), torch.empty(0)).values()) == {None}
-
-
-def test_in_batches():
-    weights, flipped = make()
-    metric = FlipMetrics()
-    for rows in (slice(0, 10), slice(10, 10), slice(10, None)):
-        metric.update(weights[rows], flipped[rows])
-    assert metric.compute() == pytest.approx(expected(weights.float(), flipped), abs=2e-6)
-    metric.reset()
-    assert set(metric.compute().values()) == {None}
-
-
-def share(rank, init, folder):
-    """One of two processes: 10 pairs here and the rest there, then none here and all there."""
-    dist.init_process_group("gloo", init_method=f"file://{init}", rank=rank, world_size=2)
-    weights, flipped = make()
-    found = []
-    for cut in (10, 0):
-        rows = slice(0, cut) if rank == 0 else slice(cut, None)
-        metric = FlipMetrics()
-        if len(weights[rows]):
-            metric.update(weights[rows], flipped[rows])
-        found.append(metric.compute())
-    torch.save(found, f"{folder}/{rank}")
-    dist.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_two_processes_with_uneven_shares(tmp_path):
-    context = torch.multiprocessing.get_context("fork")
-    processes = [context.Process(target=share, args=(rank, tmp_path / "init", tmp_path)) for rank in (0, 1)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-        assert process.exitcode == 0
-    weights, flipped = make()
-    for rank in (0, 1):
-        for found in torch.load(tmp_path / str(rank)):
-            assert found == pytest.approx(expected(weights.float(), flipped), abs=2e-6)
