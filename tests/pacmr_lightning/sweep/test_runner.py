@@ -16,7 +16,8 @@ import torch
 
 from pacmr_lightning import cli
 from pacmr_lightning.sweep import worker
-from pacmr_lightning.tests_.conftest import OPTIONS, save_model
+
+from .conftest import OPTIONS, save_model
 
 CELLS = ("dpo-noise30-seed0", "pacmr-noise30-seed0", "dpo-noise30-seed1", "pacmr-noise30-seed1")
 
