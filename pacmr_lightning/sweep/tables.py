@@ -109,13 +109,11 @@ def _numbers(value: Value) -> tuple[str, str]:
 
 
 def _escape(text: str) -> str:
-    special = {
-        "%": r"\%",
-        "_": r"\_",
-        "&": r"\&",
-        "#": r"\#",
-        "±": r"$\pm$",
-        "σ": r"$\sigma$",
-        "τ": r"$\tau$",
-    }
-    return "".join(special.get(letter, letter) for letter in text)
+    return text.translate(_ESCAPED)
+
+
+_ESCAPED = str.maketrans(
+    {letter: f"\\{letter}" for letter in "%_&#${}"}
+    | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+    | {"±": r"$\pm$", "β": r"$\beta$", "ε": r"$\epsilon$", "σ": r"$\sigma$", "τ": r"$\tau$"}
+)

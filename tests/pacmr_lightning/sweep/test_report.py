@@ -12,6 +12,7 @@ import pytest
 from pacmr_lightning import cli
 from pacmr_lightning.sweep.cells import cells, config_contents
 from pacmr_lightning.sweep.spec import read_sweep
+from pacmr_lightning.sweep.tables import Table
 
 from .conftest import write
 
@@ -173,6 +174,13 @@ def test_layouts(finished):
     for name in ("noise-rates", "reward-and-accuracy", "pacmr-tau"):
         assert Path(f"out/figures/{name}.png").read_bytes().startswith(b"\x89PNG")
         assert Path(f"out/figures/{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_what_latex_would_take_for_its_own():
+    latex = Table("t", "50% & more", [("", "β"), ("", "ε")], [["a_b", r"$x^2 {~} \ σ"]]).latex()
+    assert r"\caption{50\% \& more.}" in latex and r"$\beta$ & $\epsilon$ \\" in latex
+    row = r"a\_b & \$x\textasciicircum{}2 \{\textasciitilde{}\} \textbackslash{} $\sigma$ \\"
+    assert row in latex.splitlines()
 
 
 def test_one_seed(write_sweep, finished):
