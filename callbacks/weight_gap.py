@@ -204,8 +204,8 @@ def _log(trainer: Trainer, rows: list[dict[str, Any]]) -> None:
 
 
 def _read(path: Path) -> pd.DataFrame:
-    # pandas' default parser is off by a bit now and then, which adds up over rewritings.
-    return pd.read_csv(path, float_precision="round_trip")
+    # The default parser of pandas before 3.1 is off by a bit now and then, which adds up over rewritings.
+    return pd.read_csv(path, engine="pyarrow")
 
 
 def _write(table: pd.DataFrame, path: Path) -> None:

@@ -199,7 +199,7 @@ def same_frames(a, b, atol):
 
 
 def read_csv(path):
-    return pd.read_csv(path, float_precision="round_trip")
+    return pd.read_csv(path, engine="pyarrow")
 
 
 def curves(path):
