@@ -109,7 +109,11 @@ TABLE = {
     "pacmr_lightning/modules/preference.py": {
         "lightning": ("lightning.pytorch.core.mixins.hparams_mixin:_given_hyperparameters",)
     },
-    "pacmr_lightning/policy/model.py": {
+    "pacmr_lightning/gradient.py": {"torch": ("torch:_foreach_add_", "torch:_foreach_mul_")},
+    "pacmr_lightning/ranks.py": {"torch": ("torch:_foreach_copy_",)},
+    "pacmr_lightning/weighting/inner.py": {"torch": ("torch:_foreach_div_",)},
+    "pacmr_lightning/command_line/proposals.py": {"jsonargparse": ("argparse:ArgumentParser._actions",)},
+    "pacmr_lightning/policy/adapted_model.py": {
         "transformers": ("transformers:PreTrainedConfig._attn_implementation",)
     },
     "pacmr_lightning/strategies/sharding.py": {
