@@ -40,6 +40,7 @@ def short_message(message: str) -> str:
 def read(message: str, parser: ArgumentParser | None) -> Cause:
     """What the message says is wrong; the parser that it comes from knows which names would be right."""
     cause = _cause(message, parser)
+    cause = replace(cause, text=cause.text.replace("{value}", "the class"))
     if "{classes" in cause.text:  # of no option that is known
         return replace(cause, text=name_classes(cause.text, "", None))
     return cause
@@ -76,7 +77,9 @@ def _of_key(key: str, said: str, parser: ArgumentParser | None) -> Cause:
 
 def _of_class(path: str, said: str, parser: ArgumentParser | None) -> Cause:
     """What is wrong with a class that was named, or with one of its options."""
-    if re.match(r"module '.*' has no attribute|Expected a dot import path", said.strip()):
+    if path.endswith((".yaml", ".yml")) or re.match(
+        r"module '.*' has no attribute|Expected a dot import path", said.strip()
+    ):
         return _no_class(path)
     if missing := re.match(r"No module named '[^']*'", said.strip()):
         text = f"{path} cannot be imported ({missing[0]}); correct the path, or install what has it."
@@ -99,11 +102,14 @@ def _of_union(types: list[str], errors: list[str], value: str, parser: ArgumentP
         error = error.removeprefix("- ")
         if re.match(r"Expected an? (<class |typing\.)", error) and "Got value" not in error:
             causes.append(Cause("", "", TYPE))
+        elif "is abstract" in error and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", value):
+            causes.append(_abstract(value))
         elif "is abstract" in error or error.startswith("Not a valid subclass of"):
             causes.append(_needs_class(value, nested and nested[1]))
         else:
             causes.append(_cause(error, parser))
     best = max(causes, key=lambda cause: cause.rank)
+    best = replace(best, text=best.text.replace("{value}", shown(value)))
     is_word = re.fullmatch(r"[A-Za-z_][\w.]*", value)
     if best.rank > CLASS or (best.rank == CLASS and (is_word or nested or value.startswith(("{", "[")))):
         if best.rank == OWN and (item := re.search(r", but got (.*?)([.;].*)$", best.text, re.S)):
@@ -121,8 +127,8 @@ def _leaf(message: str, parser: ArgumentParser | None) -> Cause:
         return _no_class(found[1], option)
     if "is abstract" in text or text.startswith("Not a valid subclass of"):
         return _needs_class((re.findall(r"Got value: (.*?) Subclass types", text) or [""])[0], None)
-    if found := re.match(r"Import path (\S+) does not correspond to a subclass of (\S+)", text):
-        return Cause("", f"{found[1]} is no {found[2]}; {{classes}}.", OWN)
+    if found := re.match(r"Import path ?(\S*) does not correspond to a subclass of (\S+)", text):
+        return Cause("", f"{found[1] or '{value}'} is no {found[2]}; {{classes}}.", OWN)
     if found := re.match(r"Expected an? (.+?)\. Got value: ?(.*)", text):
         return Cause("", expected([found[1]], found[2]), OWN)
     if found := re.match(r"Value not boolean: (.*)\.", text):
@@ -165,6 +171,12 @@ def _no_class(name: str, option: str = "") -> Cause:
     if name.endswith((".yaml", ".yml")):
         return Cause(option, f"there is no file {name}.", OWN)
     return Cause(option, f"there is no class {name}; {{classes:{name}}}.", CLASS)
+
+
+def _abstract(name: str) -> Cause:
+    return Cause(
+        "", f"{name} leaves an abstract method of its base class out; define it, or {{classes}}.", OWN
+    )
 
 
 def _needs_class(value: str, option: str | None) -> Cause:

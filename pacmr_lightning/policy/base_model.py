@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from peft import AutoPeftModelForCausalLM
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..errors import UserError
 from ..strategies.sharding import whole
@@ -33,12 +34,9 @@ def load_base(name: str, dtype: torch.dtype, attention: str | None) -> PreTraine
     try:
         if (folder / "adapter_config.json").exists():
             rank_zero_info(f"Merging the adapter {name} into its base to get the reference.")
-            return AutoPeftModelForCausalLM.from_pretrained(name, **options).merge_and_unload()
-        config = AutoConfig.from_pretrained(name)
-        for key, value in config.to_dict().items():
-            if isinstance(value, float) and ("dropout" in key or key.endswith("pdrop")):
-                setattr(config, key, 0.0)
-        return AutoModelForCausalLM.from_pretrained(name, config=config, **options)
+            model = AutoPeftModelForCausalLM.from_pretrained(name, **options).merge_and_unload()
+        else:
+            model = AutoModelForCausalLM.from_pretrained(name, **options)
     except (OSError, ImportError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0]
         about_attention = isinstance(error, ImportError) or "attention" in first_line.lower()
@@ -48,6 +46,18 @@ def load_base(name: str, dtype: torch.dtype, attention: str | None) -> PreTraine
         elif isinstance(error, ValueError):
             raise
         raise UserError(f"The model {name} cannot be loaded: {first_line}") from None
+    _switch_off_dropout(model)
+    return model
+
+
+def _switch_off_dropout(model: PreTrainedModel) -> None:
+    """Of layers, and of the probabilities that attention keeps as numbers."""
+    for holder in (model.config, *model.modules()):
+        if isinstance(holder, nn.Dropout):
+            holder.p = 0.0
+        for name, value in list(vars(holder).items()):
+            if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+                setattr(holder, name, 0.0)
 
 
 def weights_digest(model: PreTrainedModel) -> str:

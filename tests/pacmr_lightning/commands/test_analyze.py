@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ import yaml
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from pacmr_lightning import cli
-from pacmr_lightning.analysis import probe
+from pacmr_lightning.analysis import pair_log_probs
 from pacmr_lightning.analysis.consistency_figure import draw
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.command_line.exceptions import user_error
@@ -160,7 +161,7 @@ def test_the_table(run, capsys):
 def test_a_killed_analysis_goes_on(run, monkeypatch, tmp_path):
     def calls_before(limit):
         """Counts passes of the policy; the one after ``limit`` is a kill."""
-        real, made = probe._u, []
+        real, made = pair_log_probs._four, []
 
         def counted(*arguments):
             if len(made) == limit:
@@ -168,7 +169,7 @@ def test_a_killed_analysis_goes_on(run, monkeypatch, tmp_path):
             made.append(1)
             return real(*arguments)
 
-        monkeypatch.setattr(probe, "_u", counted)
+        monkeypatch.setattr(pair_log_probs, "_four", counted)
         return made
 
     analyze([str(run)], output=str(tmp_path / "whole"), micro_batch_size=5)
@@ -332,11 +333,11 @@ def test_a_diverged_policy(run, capsys):
     for value in checkpoint["state_dict"].values():
         value.fill_(torch.nan)
     torch.save(checkpoint, path)
-    with (
-        pytest.warns(UserWarning, match="one sequence a row"),
-        pytest.warns(UserWarning, match="whole logits"),
-    ):
-        assert "u is not finite for 24 of 24 pairs" in refused([str(run)], capsys)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert "not finite for 24 of 24 pairs" in refused([str(run)], capsys)
+    said = " ".join(str(warning.message) for warning in caught)
+    assert "one sequence a row" in said and "whole logits" in said
 
 
 def test_curves_end_where_few_pairs_are_left(tmp_path):

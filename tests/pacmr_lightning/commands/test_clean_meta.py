@@ -360,4 +360,4 @@ def test_from_the_command_line(pairs, server, tmp_path, capsys, monkeypatch):
         main([*options, "x.jsonl", "--judges+=EndpointJudg"])
     assert stop.value.code == 2
     error = capsys.readouterr().err
-    assert "no class EndpointJudg" in error and "EndpointJudge, GoldJudge, RewardModelJudge" in error
+    assert "judges: there is no class EndpointJudg; did you mean EndpointJudge?" in error

@@ -31,6 +31,7 @@ from pacmr_lightning.weighting import (
     Unweighted,
     VNetWeighting,
 )
+from pacmr_lightning.weighting.train_pairs import RecomputedPairs
 from pacmr_lightning.world import World
 
 WEIGHTINGS = {
@@ -120,8 +121,7 @@ def test_gradient_of_a_step(weighting, make_policy, make_batch):
     loss = -(g * torch.nn.functional.logsigmoid(rewards.u)).mean()
     expected = torch.autograd.grad(loss, list(policy.adapter().values()))
     for size in (None, 1, 2, 3, 6):
-        module.micro_batch_size = size
-        record, found = module._weighted_gradient(batch)
+        record, found = module._weighted_gradient(RecomputedPairs(policy, module.objective, batch, size))
         for a, b in zip(found.values(), expected, strict=True):
             torch.testing.assert_close(a, b, atol=1e-13, rtol=1e-9)
         assert record.ids == batch.ids
