@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 from pathlib import Path
@@ -26,7 +25,7 @@ from ..errors import UserError
 from ..files import replacing
 from ..modules import PreferenceModule, SFTModule  # noqa: F401
 from ..runs.checkpoints import CheckpointFiles, to_resume_from
-from ..runs.folder import CONFIG
+from ..runs.folder import CONFIG, default_folder
 from ..runs.loggers import ContinuedCSVLogger
 from ..strategies import check_strategy
 
@@ -107,7 +106,8 @@ class PacmrCLI(LightningCLI):
         """
         config = self.config[self.subcommand]
         if config.trainer.default_root_dir is None:
-            config.trainer.default_root_dir = _run_folder(config)
+            model, data = config.model.init_args, config.data.init_args
+            config.trainer.default_root_dir = default_folder(model, data, config.seed_everything)
         root = Path(config.trainer.default_root_dir)
         self._new_folders = [folder for folder in (root, *root.parents) if not folder.exists()]
         if config.checkpoint.dirpath is None:
@@ -198,19 +198,3 @@ def _every(weighting: Namespace | None) -> int | None:
 
 def _checkpoints(root: Path) -> str:
     return str(root / "checkpoints")
-
-
-def _run_folder(config: Namespace) -> str:
-    """``runs/<task>-<method>-noise<percent>-seed<seed>``; ``runs/<task>-sft`` for SFT.
-
-    Noise of other kinds than one rate is named by both its rates, or by its kind.
-    """
-    data, model = config.data.init_args, config.model.init_args
-    if "method" not in model:
-        return os.path.join("runs", f"{data.task}-sft")
-    rates = data.get("noise_rates") or [data.noise_rate]
-    noise = "-".join(f"{100 * rate:g}" for rate in rates)
-    noise = "mask" if data.get("noise_mask") else noise
-    noise = "categories" if data.get("category_noise_rates") else noise
-    noise = data.noise.class_path.rpartition(".")[2] if data.get("noise") else noise
-    return os.path.join("runs", f"{data.task}-{model.method}-noise{noise}-seed{config.seed_everything}")

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: the names of its files, and how to read its numbers."""
+"""What a run leaves in its folder: its name, those of its files, and how to read its numbers."""
 
 from __future__ import annotations
 
@@ -28,6 +28,26 @@ RESPONSES = "responses.jsonl"
 """File of the responses to a few fixed prompts along the way inside a run's folder."""
 SAMPLES = "samples.jsonl"
 """File of the responses that were sampled from a run's policy inside a run's folder."""
+
+
+def default_folder(model: Any, data: Any, seed: int) -> str:
+    """``runs/<task>-<method>-noise<percent>-seed<seed>``; ``runs/<task>-sft`` for SFT.
+
+    Noise of other kinds than one rate is named by both its rates, or by its kind.
+
+    Args:
+        model: the module's options in a config.
+        data: the datamodule's.
+        seed: of the run.
+    """
+    if "method" not in model:
+        return str(Path("runs", f"{data.task}-sft"))
+    rates = data.get("noise_rates") or [data.noise_rate]
+    noise = "-".join(f"{100 * rate:g}" for rate in rates)
+    noise = "mask" if data.get("noise_mask") else noise
+    noise = "categories" if data.get("category_noise_rates") else noise
+    noise = data.noise.class_path.rpartition(".")[2] if data.get("noise") else noise
+    return str(Path("runs", f"{data.task}-{model.method}-noise{noise}-seed{seed}"))
 
 
 def weight_parts(run_folder: str | Path) -> list[Path]:
