@@ -7,6 +7,8 @@ from pkgutil import resolve_name
 
 import pytest
 
+from pacmr_lightning.old_names import MOVED
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "configs").rglob("*.yaml")]
 
@@ -28,15 +30,10 @@ def test_what_pages_name_is_there(name):
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("robust_objectives", "objectives:DrDPO"),
-        ("robust_objectives", "objectives:ROPO"),
-        ("robust_objectives", "objectives:RPOEM"),
-        ("vnet_folder", "weighting.vnet_folder:load_vnet"),
-        ("vnet_folder", "weighting.vnet_folder:save_vnet"),
-    ],
+    ("old", "names"), [("robust_objectives", ("DrDPO", "ROPO", "RPOEM")), ("vnet_folder", ("load_vnet",))]
 )
-def test_what_older_runs_and_exports_name(old, new):
-    name = new.partition(":")[2]
-    assert getattr(import_module(f"pacmr_lightning.{old}"), name) is resolve_name(f"pacmr_lightning.{new}")
+def test_what_older_runs_and_exports_name(old, names):
+    module = import_module(f"pacmr_lightning.{old}")
+    today = import_module(MOVED[f"pacmr_lightning.{old}"])
+    assert all(getattr(module, name) is getattr(today, name) for name in names)
+    assert today.__spec__.name == today.__name__ == MOVED[f"pacmr_lightning.{old}"]
