@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,21 +36,25 @@ class Means(nn.Module):
 
     def __init__(self, names: tuple[str, ...], checked: bool = True):
         super().__init__()
-        strategy = "error" if checked else "disable"
+        strategy: Literal["error", "disable"] = "error" if checked else "disable"
         self.means = nn.ModuleDict({name: MeanMetric(nan_strategy=strategy) for name in names})
-        for metric in self.means.values():
+        for metric in self._metrics.values():
             metric.persistent(True)  # so that a window that a checkpoint interrupts goes on
+
+    @property
+    def _metrics(self) -> Mapping[str, MeanMetric]:
+        return cast("Mapping[str, MeanMetric]", self.means)
 
     def update(self, values: dict[str, Tensor]) -> None:
         """Adds (N,) values, detached, to each named mean; empty ones add nothing."""
         for name, value in values.items():
             if value.numel():
-                self.means[name].update(value.detach().float())
+                self._metrics[name].update(value.detach().float())
 
     def gathered_state(self) -> dict[str, Tensor]:
         """``state_dict`` of what all ranks saw; they call it together, and go on with their own."""
         with ExitStack() as stack:
-            for metric in self.means.values():
+            for metric in self._metrics.values():
                 stack.enter_context(metric.sync_context())
             return {name: value.clone() for name, value in self.state_dict().items()}
 
@@ -58,14 +62,14 @@ class Means(nn.Module):
         """Goes on from what ``gathered_state`` returned, on the device that the means are on."""
         found = super().load_state_dict(state, strict, assign)
         # torchmetrics takes the loaded tensors themselves, which come from the CPU.
-        for metric in self.means.values():
+        for metric in self._metrics.values():
             metric.to(metric.device)
         return found
 
     def compute(self) -> dict[str, Tensor]:
         """0-dim means over what all ranks saw since the last call."""
         found = {}
-        for name, metric in self.means.items():
+        for name, metric in self._metrics.items():
             with warnings.catch_warnings():
                 # Of metrics that saw nothing, as all have right after a resume. Their mean is NaN; they are
                 # computed all the same, since other ranks may have seen something and wait.
@@ -112,7 +116,7 @@ class WeightStatistics(Means):
         # Shares and products instead of a choice of rows, for which a GPU would have to be waited for.
         for name, is_it in (("unflipped", flipped == 0), ("flipped", flipped == 1)):
             values |= {name: is_it, f"of_{name}": is_it * g}
-        if weights.a is not None:
+        if weights.a is not None and weights.b is not None:
             values |= {"slope": weights.a, "offset": weights.b}
         self.update(values)
 

@@ -26,6 +26,7 @@ class Rewards:
     @classmethod
     def of(cls, policy: LogProbs, batch: PairBatch, beta: float) -> Rewards:
         """Rewards of a batch's N pairs, which bring their reference log-probabilities, with token counts."""
+        assert batch.reference is not None
         chosen, rejected = ((batch.segment_ids == s).sum(1) for s in (Segment.CHOSEN, Segment.REJECTED))
         return cls(policy, batch.reference, beta, chosen, rejected)
 

@@ -27,11 +27,13 @@ def weight_gap(weights: Tensor, flipped: Tensor) -> dict[str, float | None]:
     found: dict[str, float | None] = dict.fromkeys(NUMBERS)
     if scores.isnan().any():
         return found
-    for name, part in (("mean_unflipped", scores[~wrong]), ("mean_flipped", scores[wrong])):
-        found[name] = float(part.mean()) if len(part) else None
-    if not wrong.any() or wrong.all():
+    mean_unflipped, mean_flipped = (
+        float(part.mean()) if len(part) else None for part in (scores[~wrong], scores[wrong])
+    )
+    found |= {"mean_unflipped": mean_unflipped, "mean_flipped": mean_flipped}
+    if mean_unflipped is None or mean_flipped is None:
         return found
-    found["gap"] = found["mean_unflipped"] - found["mean_flipped"]
+    found["gap"] = mean_unflipped - mean_flipped
     # Ranks in [0, 1], because torchmetrics squashes other scores by a sigmoid, under which large ones tie.
     levels, level = scores.unique(return_inverse=True)
     if len(levels) > 1:

@@ -9,13 +9,14 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ..errors import UserError
 from .chat_server import OPENAI_URL, ChatServer
 
 if TYPE_CHECKING:
     from openai import APIError, APIStatusError, AsyncOpenAI
+    from openai.types.chat import ChatCompletionMessageParam
 
 
 Messages = list[dict[str, str]]
@@ -137,11 +138,12 @@ class ChatRequests:
     async def _create(self, messages: Messages, retries: int) -> Any:
         from openai import BadRequestError, UnprocessableEntityError
 
+        turns = cast("list[ChatCompletionMessageParam]", messages)
         while True:
             tokens_as = self.tokens_as
             completions = self.client.with_options(max_retries=retries).chat.completions
             try:
-                return await completions.with_raw_response.create(messages=messages, **self._parameters())
+                return await completions.with_raw_response.create(messages=turns, **self._parameters())
             except (BadRequestError, UnprocessableEntityError) as error:
                 if not self._switch_tokens(tokens_as, error):
                     raise
@@ -166,7 +168,7 @@ class ChatRequests:
             text = choice["message"].get("content") or choice["message"].get("refusal") or ""
             text.encode()
             usage = body.get("usage") or {}
-            counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+            read, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
         except (ValueError, LookupError, TypeError, AttributeError):
             return Failure("the server's answer is no chat completion", "broken answer", "unknown")
         if not text.strip():
@@ -178,9 +180,14 @@ class ChatRequests:
             return Failure("the answer is empty", "empty answer", "unknown")
         if valid is not None and not valid(text):
             return Failure("the answer is not of the kind that was asked for", "invalid answer", "unknown")
-        counts = [n if isinstance(n, int) else 0 for n in counts]
         reason = choice.get("finish_reason")
-        return Answer(text, *counts, cached=False, finish_reason=reason if isinstance(reason, str) else None)
+        return Answer(
+            text,
+            prompt_tokens=read if isinstance(read, int) else 0,
+            completion_tokens=written if isinstance(written, int) else 0,
+            cached=False,
+            finish_reason=reason if isinstance(reason, str) else None,
+        )
 
     def _failure(self, error: APIError) -> Failure:
         """What an error that the client gave up on means for this request.

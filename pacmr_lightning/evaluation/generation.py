@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from jinja2 import TemplateError
@@ -69,7 +70,7 @@ def respond(
     """
     _check_room(policy, batch, max_new_tokens)
     ends = end_tokens(policy, tokenizer)
-    options = {"do_sample": False}
+    options: dict[str, Any] = {"do_sample": False}
     if decoding.temperature > 0:
         # transformers' own top_k keeps the 50 likeliest tokens only.
         options = {
@@ -100,6 +101,7 @@ def _response(
     """What was generated up to the first token that ends it; after that there is padding."""
     end = next((i for i, token in enumerate(tokens) if token in ends), None)
     text = tokenizer.decode(tokens[:end], skip_special_tokens=True)
+    assert isinstance(text, str)
     if end is None:
         return Response(text, "length", prompt_tokens, len(tokens))
     return Response(text, "stop", prompt_tokens, end + 1)
@@ -123,9 +125,11 @@ def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
         return None
     talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "0123"}]
     try:
-        after = tokenizer.apply_chat_template(talk, tokenize=False).rpartition("0123")[2].strip()
+        chat = tokenizer.apply_chat_template(talk, tokenize=False)
     except TemplateError:
         return None
+    assert isinstance(chat, str)
+    after = chat.rpartition("0123")[2].strip()
     ids = tokenizer(after, add_special_tokens=False)["input_ids"]
     return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
 

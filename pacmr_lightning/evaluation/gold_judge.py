@@ -41,6 +41,6 @@ class GoldJudge(PairJudge):
                 f"The prompt {str(item.prompt)[:80]} is a chat, but the embedded world has texts only; name "
                 "another judge."
             )
-        scores = [self.world.gold_reward(item.prompt, response) for response in (item.first, item.second)]
-        opinion = by_scores(*scores)
+        first, second = (self.world.gold_reward(item.prompt, text) for text in (item.first, item.second))
+        opinion = by_scores(first, second)
         return Verdict((opinion, opinion))

@@ -71,9 +71,10 @@ NO_HISTORY = "(none)"
 """Where the final user query is the first one; the paper does not say what to write."""
 
 _MARKS = r"[\s*_`\"'“”‘’„«»]*"
+_VERDICT_WORDS: dict[Task, str] = {"summary": "preferred", "dialogue": r"more\s+helpful"}
 _VERDICTS: dict[Task, re.Pattern[str]] = {
     task: re.compile(rf"{_MARKS}(?i:{words}){_MARKS}:{_MARKS}([AB]){_MARKS}(?:\.{_MARKS})?")
-    for task, words in (("summary", "preferred"), ("dialogue", r"more\s+helpful"))
+    for task, words in _VERDICT_WORDS.items()
 }
 
 
@@ -109,7 +110,9 @@ def parse_verdict(task: Task, answer: str) -> Literal["A", "B"] | None:
     lines = answer.strip().splitlines()
     found = [_VERDICTS[task].fullmatch(line) for line in lines]
     letters = {match[1] for match in found if match}
-    return letters.pop() if lines and found[-1] and len(letters) == 1 else None
+    if not lines or not found[-1] or len(letters) > 1:
+        return None
+    return "A" if "A" in letters else "B"
 
 
 def _post(messages: Messages) -> str:

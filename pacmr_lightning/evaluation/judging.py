@@ -109,7 +109,7 @@ class EndpointJudge(PairJudge):
     """
 
     def __init__(self, task: Literal["summary", "dialogue", "tldr", "hh"] = "dialogue", **endpoint: Any):
-        self.task: Task = {"tldr": "summary", "hh": "dialogue"}.get(task, task)
+        self.task: Task = "summary" if task == "tldr" else "dialogue" if task == "hh" else task
         self.endpoint = Endpoint(**endpoint)
         self.name = self.endpoint.model
         self.settings = {"task": self.task, **self.endpoint.settings}

@@ -116,8 +116,8 @@ def pair_rows(
 
 
 def _pair(key: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> ResponsePair:
-    tokens = (first.get("response_tokens"), second.get("response_tokens"))
-    known = None if None in tokens else tokens
+    one, other = first.get("response_tokens"), second.get("response_tokens")
+    known = None if one is None or other is None else (one, other)
     return ResponsePair(key, first["prompt"], first["response"], second["response"], known)
 
 

@@ -107,10 +107,10 @@ class RewardModelJudge(PairJudge):
         else:
             messages = [*as_messages(prompt), {"role": "assistant", "content": response.strip()}]
             try:
-                text = self._tokenizer.apply_chat_template(messages, tokenize=False)
+                chat = self._tokenizer.apply_chat_template(messages, tokenize=False)
             except TemplateError as error:
                 return [], f"the chat template refuses the conversation ({error})"
-            ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            ids = self._tokenizer(chat, add_special_tokens=False, verbose=False)["input_ids"]
         if len(ids) > self.max_length:
             return [], f"prompt and response are longer than max_length {self.max_length} tokens"
         return ids, None

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import UserError
-from .judging import PairJudge, Verdict
+from .judging import PairJudge, Preference, Verdict
 from .length_control import length_term, rates_at_equal_length
 from .response_pairs import ResponsePair, pair_rows
 from .store import AnswerStore, content_key
@@ -29,8 +29,8 @@ class Judged:
     @property
     def outcome(self) -> Outcome:
         """Of the first response. Inconsistent, invalid and missing answers are ties."""
-        preferred = "none" if self.verdict is None else self.verdict.preferred
-        return {"first": "win", "none": "tie", "second": "loss"}[preferred]
+        outcomes: dict[Preference, Outcome] = {"first": "win", "none": "tie", "second": "loss"}
+        return outcomes["none" if self.verdict is None else self.verdict.preferred]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from ..metrics import REWARDS, Means, reward_values
 from ..objectives import Objective
 from ..policy import PolicyModel
 from ..rewards import Rewards
+from .data import datamodule
 
 
 class HeldOutSteps(LightningModule):
@@ -60,5 +61,5 @@ class HeldOutSteps(LightningModule):
         """Responses to N prompts, decoded as ``decoding`` says; the answers that the batch brings, if any."""
         if batch.answers is not None:
             return batch.answers
-        tokenizer = self.trainer.datamodule.tokenizer
+        tokenizer = datamodule(self.trainer).tokenizer
         return respond(self.policy, tokenizer, batch, self.max_new_tokens, self.decoding)

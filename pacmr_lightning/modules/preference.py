@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..batch import LogProbs, PairBatch, PairedBatch
 from ..errors import UserError
@@ -21,6 +23,7 @@ from ..weighting import Unweighted, Weighting
 from ..weighting.base import check_update
 from ..weighting.inner import inner_step
 from ..weighting.train_pairs import TrainPairs, train_pairs
+from .data import datamodule
 from .held_out import HeldOutSteps
 from .schedule import check_schedule, planned_updates, warmup_cosine
 
@@ -129,7 +132,7 @@ class PreferenceModule(HeldOutSteps):
         # DeepSpeed moves no module whose parameters it keeps in parts, and so none of its metrics.
         for metrics in (self.train_means, self.weight_statistics, self.held_out_means):
             metrics.to(device)
-        data = self.trainer.datamodule
+        data = datamodule(self.trainer)
         if stage != "fit" or data is None:
             return
         self.weighting.set_label_noise(data.noise_rate, data.uniform_noise)
@@ -158,10 +161,11 @@ class PreferenceModule(HeldOutSteps):
                 )
         if self.policy.is_sharded:
             self.weighting.check_sharded()
-        if self.trainer.datamodule is not None:
-            self.trainer.datamodule.fill_reference(self.policy)
+        data = datamodule(self.trainer)
+        if data is not None:
+            data.fill_reference(self.policy)
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW over the adapter; linear warm-up, then a cosine to ``min_lr_ratio`` of the peak."""
         optimizer = torch.optim.AdamW(
             self.policy.adapter().values(),
@@ -170,7 +174,7 @@ class PreferenceModule(HeldOutSteps):
             weight_decay=self.weight_decay,
         )
         updates = planned_updates(self.trainer)
-        self.objective.check_plan(updates, len(self.trainer.datamodule.train_dataloader()))
+        self.objective.check_plan(updates, len(datamodule(self.trainer).train_dataloader()))
         schedule = warmup_cosine(optimizer, updates, self.warmup_ratio, self.min_lr_ratio)
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
@@ -181,16 +185,19 @@ class PreferenceModule(HeldOutSteps):
         if self.micro_batch_size is not None and not self.objective.grouped:
             train = train.longest_first()
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
+        assert not isinstance(optimizer, list) and isinstance(schedule, LRScheduler)
         train = train.with_reference(self._reference(train))
-        log_now = (self.global_step + 1) % self.trainer.log_every_n_steps == 0
-        learns = bool(self.weighting.every) and self.global_step % self.weighting.every == 0
+        # Lightning sets it without declaring it.
+        log_every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        log_now = (self.global_step + 1) % log_every == 0
+        every = self.weighting.every
+        learns = bool(every and self.global_step % every == 0)
         pairs = train_pairs(self.policy, self.objective, train, self.micro_batch_size, often=learns)
         if learns:
             if batch.meta is None:
                 raise UserError(
-                    f"Policy update {self.global_step} is due for a VNet update (every "
-                    f"{self.weighting.every}), but its batch has no meta pairs; set the datamodule's "
-                    "meta_every to the weighting's every."
+                    f"Policy update {self.global_step} is due for a VNet update (every {every}), but its "
+                    "batch has no meta pairs; set the datamodule's meta_every to the weighting's every."
                 )
             self.outer_values = self.weighting.update(pairs, batch.meta, optimizer.param_groups[0]["lr"])
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.types import LRSchedulerConfigType
 from torch.optim import Optimizer
 from transformers import get_cosine_with_min_lr_schedule_with_warmup
 
 from ..errors import UserError
+from .data import datamodule
 
 
 def check_schedule(learning_rate: float, warmup_ratio: float, min_lr_ratio: float) -> None:
@@ -28,7 +29,7 @@ def check_schedule(learning_rate: float, warmup_ratio: float, min_lr_ratio: floa
 
 def warmup_cosine(
     optimizer: Optimizer, updates: int, warmup_ratio: float, min_lr_ratio: float
-) -> dict[str, Any]:
+) -> LRSchedulerConfigType:
     """Lightning's description of a linear warm-up and a cosine to ``min_lr_ratio`` of the peak, by update."""
     schedule = get_cosine_with_min_lr_schedule_with_warmup(
         optimizer, round(warmup_ratio * updates), updates, min_lr_rate=min_lr_ratio
@@ -45,7 +46,7 @@ def planned_updates(trainer: Trainer) -> int:
     Raises:
         UserError: neither max_steps nor max_epochs bounds the fit.
     """
-    batches = len(trainer.datamodule.train_dataloader())
+    batches = len(datamodule(trainer).train_dataloader())
     limit = trainer.limit_train_batches
     if limit is not None:
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from peft import LoraConfig, PeftModel
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -18,6 +19,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from ..errors import UserError
 from ..policy.base_model import recompute_activations
 from ..policy.logprobs import upcast
+from .data import datamodule
 from .schedule import check_schedule, planned_updates, warmup_cosine
 from .sft_model import OWN_KEYS, add_lora, check_keys, load_pretrained, new_llama, save_model
 
@@ -107,7 +109,7 @@ class SFTModule(LightningModule):
     @property
     def folder(self) -> Path:
         """Where the model is saved when fitting ends."""
-        return Path(self.hparams.save_to or Path(self.trainer.default_root_dir) / "model").expanduser()
+        return Path(self.hparams["save_to"] or Path(self.trainer.default_root_dir) / "model").expanduser()
 
     def setup(self, stage: str) -> None:
         """Checks what would otherwise fail after the training.
@@ -116,7 +118,7 @@ class SFTModule(LightningModule):
             UserError: there is no datamodule, the model's folder is taken by something else, or the strategy
                 shards the weights.
         """
-        if self.trainer.datamodule is None:
+        if datamodule(self.trainer) is None:
             raise UserError(
                 "SFTModule needs a datamodule, whose tokenizer it uses; give fit an SFTDataModule."
             )
@@ -146,21 +148,23 @@ class SFTModule(LightningModule):
         """
         if self.network is not None:
             return
-        tokenizer = self.trainer.datamodule.tokenizer
-        dtype = getattr(torch, self.hparams.dtype)
-        if self.hparams.from_scratch is not None:
-            network = new_llama(self.hparams.from_scratch, tokenizer, dtype)
+        tokenizer = datamodule(self.trainer).tokenizer
+        dtype = getattr(torch, self.hparams["dtype"])
+        network: PreTrainedModel | PeftModel
+        if self.hparams["from_scratch"] is not None:
+            network = new_llama(self.hparams["from_scratch"], tokenizer, dtype)
         else:
-            network = load_pretrained(self.hparams.model, tokenizer, dtype)
-        if self.hparams.gradient_checkpointing:
+            network = load_pretrained(self.hparams["model"], tokenizer, dtype)
+        if self.hparams["gradient_checkpointing"]:
             recompute_activations(network)
-        if self.hparams.lora is not None:
-            network = add_lora(network, self.hparams.lora)
+        if self.hparams["lora"] is not None:
+            network = add_lora(network, self.hparams["lora"])
         # transformers loads models in eval mode, where dropout and gradient checkpointing do nothing.
         self.network = network.train()
 
     def token_losses(self, batch: dict[str, Tensor]) -> Tensor:
         """(K,) cross-entropy in nats of the K response tokens of a batch, row by row, in at least fp32."""
+        assert self.network is not None
         logits = self.network(
             input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
         ).logits
@@ -185,7 +189,7 @@ class SFTModule(LightningModule):
         self.log("val/loss", self.val_loss, prog_bar=True)
         self.log("val/perplexity", self.val_perplexity)
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW; warm-up, then a cosine over the run's optimizer steps.
 
         Raises:
@@ -193,12 +197,12 @@ class SFTModule(LightningModule):
         """
         optimizer = torch.optim.AdamW(
             [p for p in self.parameters() if p.requires_grad],
-            lr=self.hparams.learning_rate,
-            betas=self.hparams.betas,
-            weight_decay=self.hparams.weight_decay,
+            lr=self.hparams["learning_rate"],
+            betas=self.hparams["betas"],
+            weight_decay=self.hparams["weight_decay"],
         )
         steps = planned_updates(self.trainer)
-        schedule = warmup_cosine(optimizer, steps, self.hparams.warmup_ratio, self.hparams.min_lr_ratio)
+        schedule = warmup_cosine(optimizer, steps, self.hparams["warmup_ratio"], self.hparams["min_lr_ratio"])
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def on_fit_start(self) -> None:
@@ -207,6 +211,7 @@ class SFTModule(LightningModule):
         Raises:
             UserError: a trained weight is below fp32.
         """
+        assert self.network is not None
         for name, parameter in self.network.named_parameters():
             if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
                 raise UserError(
@@ -216,14 +221,16 @@ class SFTModule(LightningModule):
 
     def on_fit_end(self) -> None:
         """Saves the model on rank zero; Lightning has moved it to the CPU by now."""
-        if not self.trainer.is_global_zero or self.trainer.fast_dev_run:
+        # Lightning sets fast_dev_run without declaring it.
+        if not self.trainer.is_global_zero or self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        save_model(self.folder, self.network, self.trainer.datamodule.tokenizer)
+        assert self.network is not None
+        save_model(self.folder, self.network, datamodule(self.trainer).tokenizer)
         rank_zero_info(f"The model is saved in {self.folder}.")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leaves the frozen base out."""
-        if self.hparams.lora is not None:
+        if self.hparams["lora"] is not None:
             state = checkpoint["state_dict"]
             checkpoint["state_dict"] = {name: state[name] for name in self._trained()}
 

@@ -8,11 +8,12 @@ import os
 import shutil
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
@@ -93,7 +94,7 @@ def load_pretrained(name: str, tokenizer: PreTrainedTokenizerBase, dtype: torch.
         raise UserError(
             f"The model {name} cannot be loaded ({_first_line(error)}); give a model's folder or Hub id."
         ) from None
-    rows = model.get_input_embeddings().num_embeddings
+    rows = cast("nn.Embedding", model.get_input_embeddings()).num_embeddings
     if len(tokenizer) > rows:
         raise UserError(
             f"The tokenizer {tokenizer.name_or_path} has {len(tokenizer)} tokens, but the model {name} knows "
@@ -127,13 +128,12 @@ def save_model(folder: Path, model: PreTrainedModel | PeftModel, tokenizer: PreT
     An adapter is merged into its base, in a copy: the model itself stays as it is. The folder is written
     under another name first, so nobody reads a part of it.
     """
-    if isinstance(model, PeftModel):
-        model = copy.deepcopy(model).merge_and_unload()
+    plain = copy.deepcopy(model).merge_and_unload() if isinstance(model, PeftModel) else model
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial, old = (folder.with_name(f".{folder.name}.{state}") for state in ("partial", "old"))
     for leftover in (partial, old):
         shutil.rmtree(leftover, ignore_errors=True)
-    model.save_pretrained(partial)
+    plain.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
     if folder.exists():
         os.replace(folder, old)

@@ -26,6 +26,8 @@ class LabelNoiseObjective(Objective):
         label_noise: the rate, in [0, 0.5); "auto" leaves it to ``resolve_label_noise``.
     """
 
+    label_noise: float | Literal["auto"]
+
     def __init__(self, beta: float = 0.1, label_noise: float | Literal["auto"] = "auto"):
         super().__init__(beta)
         if label_noise != "auto":

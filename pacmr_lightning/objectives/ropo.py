@@ -81,26 +81,26 @@ class ROPO(Objective):
     @torch.no_grad()
     def observe(self, rewards: Rewards, ids: list[str]) -> None:
         """Remembers each pair's loss; filters when it is time. See ``Objective``."""
-        if self.filter_share is None:
+        if self.filter_share is None or self.filter_every is None:  # both or neither
             return
         # All ranks remember all pairs: a checkpoint is written by one, and all have to drop the same.
         self._last_loss.update(on_all_ranks(list(zip(ids, self(rewards).tolist(), strict=True))))
         self._updates += 1
         if self._updates % self.filter_every == 0:
-            self._filter()
+            self._filter(self.filter_share)
 
-    def _filter(self) -> None:
+    def _filter(self, share: float) -> None:
         # Ties are broken by id, so that all ranks and a resumed run agree.
         worst_first = sorted(self._last_loss.items(), key=lambda item: (-item[1], item[0]))
-        self._dropped = {name for name, _ in worst_first[: round(self.filter_share * len(worst_first))]}
+        self._dropped = {name for name, _ in worst_first[: round(share * len(worst_first))]}
         rank_zero_info(
             f"ROPO at update {self._updates}: dropped {len(self._dropped)} of the {len(worst_first)} pairs "
-            f"seen so far ({self.filter_share:.1%}), those with the largest losses."
+            f"seen so far ({share:.1%}), those with the largest losses."
         )
 
     def check_plan(self, updates: int, updates_per_epoch: int) -> None:
         """Refuses filtering in a run that visits no pair after the first filtering. See ``Objective``."""
-        if self.filter_share is None:
+        if self.filter_share is None or self.filter_every is None:
             return
         if updates <= max(updates_per_epoch, self.filter_every):
             raise UserError(

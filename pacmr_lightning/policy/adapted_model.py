@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -83,7 +83,7 @@ class AdaptedModel(nn.Module):
     @property
     def model(self) -> PreTrainedModel:
         """The transformers model, with LoRA layers inside."""
-        return self.peft.get_base_model()
+        return cast("PreTrainedModel", self.peft.get_base_model())
 
     @property
     def attention(self) -> str:
@@ -96,7 +96,8 @@ class AdaptedModel(nn.Module):
 
     def adapter(self) -> dict[str, nn.Parameter]:
         """The trainable parameters omega by name."""
-        return {name: linear.weight for name, linear in self._linears.items()}
+        # torch annotates a linear's weight as any tensor.
+        return {name: linear.weight for name, linear in self._linears.items()}  # type: ignore[misc]
 
     @contextmanager
     def reference(self) -> Iterator[None]:

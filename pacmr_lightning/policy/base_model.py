@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -30,7 +31,7 @@ def load_base(name: str, dtype: torch.dtype, attention: str | None) -> PreTraine
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_local and not folder.is_dir():
         raise UserError(f"The model folder {name} does not exist; run SFT first or name another.")
-    options = {"dtype": dtype, "attn_implementation": attention}
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
     try:
         if (folder / "adapter_config.json").exists():
             rank_zero_info(f"Merging the adapter {name} into its base to get the reference.")

@@ -72,7 +72,8 @@ def _with_slopes(head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tens
     # d log p_t / d logits = e_t - p
     scores.mul_(-factors[:, None])
     scores[torch.arange(len(targets), device=targets.device), targets] += 1
-    return values, *torch.autograd.grad(output, hidden, logits.copy_(scores))
+    (slopes,) = torch.autograd.grad(output, hidden, logits.copy_(scores))
+    return values, slopes
 
 
 class _FrozenHead(torch.autograd.Function):

@@ -48,11 +48,13 @@ def shared_mask(rows: Rows, config: PretrainedConfig, dtype: torch.dtype) -> Mas
     config = config.get_text_config()
     settings = config.to_dict()
     window, kinds = settings.get("sliding_window"), set(settings.get("layer_types") or ())
+    segments, positions = rows.segment_ids, rows.position_ids
+    assert segments is not None
     count, length = rows.input_ids.shape
     device = rows.input_ids.device
 
     def prepared(limit: int | None) -> Mask:
-        visible = _visible(rows.segment_ids, rows.position_ids, limit)
+        visible = _visible(segments, positions, limit)
         if config._attn_implementation == FLEX:
             return create_block_mask(visible, count, None, length, length, device)
         row, column = torch.arange(count, device=device), torch.arange(length, device=device)

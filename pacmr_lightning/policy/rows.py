@@ -87,16 +87,16 @@ def padded(rows: Rows, multiple: int) -> Rows:
     if not more:
         return rows
 
-    def longer(values: Tensor | None) -> Tensor | None:
-        return None if values is None else F.pad(values, (0, more))
+    def longer(values: Tensor) -> Tensor:
+        return F.pad(values, (0, more))
 
     return replace(
         rows,
         input_ids=longer(rows.input_ids),
         position_ids=longer(rows.position_ids),  # 0, which every model has
         token_pair=torch.cat([rows.token_pair, rows.token_pair[:, -1:].expand(count, more)], dim=1),
-        segment_ids=longer(rows.segment_ids),
-        real=longer(rows.real),
+        segment_ids=None if rows.segment_ids is None else longer(rows.segment_ids),
+        real=None if rows.real is None else longer(rows.real),
     )
 
 
@@ -161,6 +161,7 @@ def packed_rows(batch: PairBatch) -> Rows:
     """A single row: the N chosen sequences, then the N rejected ones."""
     padded = separate_rows(batch)
     real = padded.real
+    assert real is not None
     lengths = real.sum(1)
     starts = lengths.cumsum(0) - lengths
     row, col = padded.source

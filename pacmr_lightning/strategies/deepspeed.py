@@ -17,7 +17,6 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ..errors import UserError
 from .sharding import whole
@@ -99,6 +98,7 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
     def _init_config_if_needed(self) -> None:
         # For DeepSpeed's log of throughput alone; Lightning would ask the loader's batch sampler, of which
         # there is none.
+        assert self.config is not None
         self.config.setdefault("train_micro_batch_size_per_gpu", 1)
         super()._init_config_if_needed()
         # torch's AdamW also where the state is offloaded: it is an adapter's, and DeepSpeed's own needs a
@@ -118,6 +118,7 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
 
             policy = getattr(self.lightning_module, "policy", None)
             half = policy is not None and policy.dtype == torch.bfloat16
+            assert self.config is not None
             # transformers holds it weakly, and asks it again when it generates.
             self._hf_config = HfDeepSpeedConfig({**self.config, "bf16": {"enabled": half}})
         yield
@@ -134,7 +135,7 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
         with whole(self._trained().values()):
             return {name: p.detach().cpu().clone() for name, p in self._trained().items()}
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """AdamW's ``state_dict`` as a single process has it; all ranks take part."""
         from deepspeed.utils import safe_get_full_optimizer_state
 
@@ -182,7 +183,8 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Cuts AdamW's state to this rank's part."""
-        for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+        optimizers: list[Any] = self.optimizers
+        for optimizer, saved in zip(optimizers, checkpoint["optimizer_states"], strict=True):
             base = optimizer.optimizer
             for group, kept in zip(base.param_groups, saved["param_groups"], strict=True):
                 group.update({key: value for key, value in kept.items() if key != "params"})
@@ -198,8 +200,9 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
                     _set(optimizer, p, saved["state"][i][key], key)
 
     def _trained(self) -> dict[str, nn.Parameter]:
-        named = self.lightning_module.named_parameters()
-        return {name: p for name, p in named if p.requires_grad}
+        module = self.lightning_module
+        assert module is not None
+        return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
 def check_strategy(strategy: Strategy) -> None:
@@ -231,10 +234,13 @@ def set_gradient(
         for name, parameter in parameters.items():
             parameter.grad = gradient[name]
         return
+    module = strategy.lightning_module
+    assert module is not None
     # The engine takes gradients from its own backward only, so it gets a loss that has this one.
     with whole(parameters.values()):
         loss = sum((p * gradient[name]).sum() for name, p in parameters.items())
-        strategy.lightning_module.manual_backward(loss)
+        assert isinstance(loss, Tensor)
+        module.manual_backward(loss)
 
 
 def check_precision(

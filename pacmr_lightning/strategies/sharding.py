@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
 
 
-def is_sharded(parameter: nn.Parameter) -> bool:
-    """Whether this rank holds a part of the parameter only."""
+def is_sharded(parameter: nn.Parameter) -> TypeGuard[Any]:
+    """Whether this rank holds a part of the parameter only, which then has DeepSpeed's own attributes."""
     return hasattr(parameter, "ds_id")
 
 

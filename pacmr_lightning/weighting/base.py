@@ -30,8 +30,11 @@ class Weights:
     @staticmethod
     def cat(parts: list[Weights]) -> Weights:
         """Joins consecutive micro-batches."""
-        columns = ([getattr(p, name) for p in parts] for name in ("g", "a", "b"))
-        return Weights(*(None if column[0] is None else torch.cat(column) for column in columns))
+        columns = ([getattr(p, name) for p in parts] for name in ("a", "b"))
+        return Weights(
+            torch.cat([p.g for p in parts]),
+            *(None if column[0] is None else torch.cat(column) for column in columns),
+        )
 
 
 class Weighting(ABC):

@@ -128,6 +128,7 @@ class ExactCoefficients(Estimator):
                 gradients = torch.autograd.grad((w * losses).sum(), parameters, create_graph=True)
                 products = zip(gradients, direction.values(), strict=True)
                 along = sum((gradient * d).sum() for gradient, d in products)
+                assert isinstance(along, Tensor)
                 parts.append(torch.autograd.grad(along, w)[0])
         return torch.cat(parts)
 

@@ -47,7 +47,9 @@ def inner_step(pairs: TrainPairs, weighting: Weighting) -> InnerStep:
     def factors(seen: SeenPairs) -> Tensor:
         if not objective.grouped:
             return weighting.weights(seen.rewards, seen.batch).g / total
-        return objective.group_weights(seen.losses) if group is None else group[seen.place]
+        weights = objective.group_weights(seen.losses) if group is None else group[seen.place]
+        assert weights is not None, "a grouped objective has weights"
+        return weights
 
     gradient = pairs.weighted(factors)
     weights = weighting.weights(pairs.rewards, pairs.batch)

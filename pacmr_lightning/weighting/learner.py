@@ -59,6 +59,9 @@ class VNetWeighting(Weighting):
         UserError: an argument is out of its range.
     """
 
+    vnet: VNet
+    vnet_optimizer: torch.optim.Optimizer
+
     def __init__(
         self,
         outer: OuterObjective | None = None,
@@ -162,7 +165,7 @@ class VNetWeighting(Weighting):
         with torch.enable_grad():
             g, _, _ = self.vnet(rewards.delta, rewards.u)
             (-(c.to(g.dtype) * g).sum() / total.to(g.dtype)).backward()
-        sum_over_ranks([p.grad for p in self.vnet.parameters()])
+        sum_over_ranks([p.grad for p in self.vnet.parameters() if p.grad is not None])
         self.vnet_optimizer.step()
         if self.updates % SAME_EVERY == 0:
             self._check_same()

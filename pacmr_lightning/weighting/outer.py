@@ -88,6 +88,8 @@ class PromptConsistency(OuterObjective):
             )
         if micro_batch_size is not None:
             meta = meta.longest_first()
+        augmented = meta.augmented
+        assert augmented is not None
         u = _u_without_gradient(policy, beta, meta, micro_batch_size)
         kept, targets = self.targets(u)
         flips, as_observed = meta.flipped[kept], targets >= 0.5
@@ -102,8 +104,8 @@ class PromptConsistency(OuterObjective):
         divisor = self.divisor(*sizes).clamp(min=1)
 
         def losses() -> Iterator[Tensor]:
-            parts, done = meta.augmented[kept].micro_batches(_even(len(kept), micro_batch_size)), 0
-            for part, counted in policy.in_step(parts, meta.augmented[:1]):
+            parts, done = augmented[kept].micro_batches(_even(len(kept), micro_batch_size)), 0
+            for part, counted in policy.in_step(parts, augmented[:1]):
                 view = Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta).u
                 if not counted:
                     yield 0 * view.sum()

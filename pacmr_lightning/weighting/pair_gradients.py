@@ -75,7 +75,7 @@ def _watched(policy: PolicyModel, owner: Tensor, pairs: int, anchor: Tensor, tak
     # Rows are those of the pairs, or (one sequence a row) chosen ones before rejected ones, or all in one.
     unpacked = _unpacking(owner[0], pairs) if len(owner) % pairs else None
 
-    def watch(name: str, module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
+    def watch(name: str, module: nn.Linear, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
         if not output.requires_grad:
             return None
         if output.shape[:-1] != owner.shape:

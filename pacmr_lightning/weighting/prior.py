@@ -43,6 +43,7 @@ class SigmoidPrior(Weighting):
 
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
         """(N,) weights with their constant slope and offset."""
+        assert self.offset != "auto", "set_label_noise resolves it"
         u = rewards.u
         g = torch.sigmoid(self.slope * u + self.offset)
         return Weights(g, torch.full_like(u, self.slope), torch.full_like(u, self.offset))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -33,17 +34,21 @@ class VNet(nn.Module):
         self.layers = nn.Sequential(*layers, last)
         self.start(slope, offset)
 
+    @property
+    def _last(self) -> nn.Linear:
+        return cast("nn.Linear", self.layers[-1])
+
     @torch.no_grad()
     def start(self, slope: float, offset: float) -> None:
         """Sets the last layer's bias, which is a and b of every pair as long as its weight is 0."""
-        self.layers[-1].bias.copy_(torch.tensor([slope, offset]))
+        self._last.bias.copy_(torch.tensor([slope, offset]))
 
     def forward(self, delta: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Maps (N,) reward sums and differences to (N,) weights g, slopes a and offsets b.
 
         The inputs are frozen: no gradient flows into the rewards (paper, appendix A).
         """
-        dtype = self.layers[-1].weight.dtype
+        dtype = self._last.weight.dtype
         with torch.autocast(u.device.type, enabled=False):
             inputs = torch.stack([delta, u], dim=1).detach().to(dtype)
             a, b = self.layers(inputs).unbind(1)
