@@ -11,6 +11,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from pacmr_lightning.files import replacing
 from pacmr_lightning.runs.folder import NOISE_MASK
 
+from .run_data import data_of
+
 
 class NoiseMask(Callback):
     """Writes ``noise_mask.parquet`` into the run's folder: ``id`` and ``flipped`` of every training row.
@@ -21,7 +23,7 @@ class NoiseMask(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the file on rank zero."""
-        flips = getattr(trainer.datamodule, "noise_flips", None)
+        flips = getattr(data_of(trainer), "noise_flips", None)
         if flips is None or not trainer.is_global_zero:
             return
         table = pa.table(

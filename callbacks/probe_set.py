@@ -6,17 +6,22 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle, islice
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN, LogProbs, PairBatch
 from pacmr_lightning.rewards import Rewards
 
 from .records import gathered
+from .run_data import data_of
+
+if TYPE_CHECKING:
+    from pacmr_lightning.modules import PreferenceModule
 
 COLUMNS = ("u", "delta", "a", "b", "weight", "swapped_weight", "flipped")
 """Numbers of a probe pair."""
@@ -38,7 +43,7 @@ def probe_indices(ids: Sequence[str], count: int) -> list[int]:
 
 
 @torch.no_grad()
-def probe(trainer: Trainer, pl_module: LightningModule, indices: Sequence[int]) -> pd.DataFrame:
+def probe(trainer: Trainer, pl_module: PreferenceModule, indices: Sequence[int]) -> pd.DataFrame:
     """Asks the policy and the weighting about the training pairs at ``indices``, which the ranks share.
 
     All ranks take the same number of forward passes, as sharded models need: where the pairs cannot be shared
@@ -51,7 +56,7 @@ def probe(trainer: Trainer, pl_module: LightningModule, indices: Sequence[int]) 
         would give to the pair with its two responses exchanged; NaN without VNet), and ``flipped`` (pandas'
         ``boolean``, NA where unknown).
     """
-    pairs, ranks = trainer.datamodule.train_pairs, trainer.world_size
+    pairs, ranks = data_of(trainer).train_pairs, trainer.world_size
     share = -(-len(indices) // ranks)
     mine = list(islice(cycle(indices), share * ranks))[trainer.global_rank :: ranks]
     device = trainer.strategy.root_device
@@ -75,7 +80,7 @@ def probe(trainer: Trainer, pl_module: LightningModule, indices: Sequence[int]) 
     return frame
 
 
-def _numbers(pl_module: LightningModule, batch: PairBatch) -> Tensor:
+def _numbers(pl_module: PreferenceModule, batch: PairBatch) -> Tensor:
     """(N, 7) float32 ``COLUMNS`` of N pairs."""
     reference = pl_module.policy.reference_log_probs(batch)
     batch = batch.with_reference(reference)

@@ -23,6 +23,7 @@ from pacmr_lightning.weight_gap import weight_gap
 
 from .last_visits import LastVisits
 from .records import gathered, record_of
+from .run_data import data_of
 
 
 class RunSummary(Callback):
@@ -136,7 +137,7 @@ class RunSummary(Callback):
             if path.exists() or not len(rows):
                 return
             self._statistics = self._totals(trainer.global_step, self._pairs, rows)
-        data = trainer.datamodule
+        data = data_of(trainer)
         seed = os.environ.get("PL_GLOBAL_SEED")
         metrics = self._val_metrics(trainer)
         summary = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
@@ -18,6 +18,10 @@ from pacmr_lightning.weight_gap import NUMBERS, weight_gap
 from .last_visits import LastVisits
 from .probe_set import probe, probe_indices
 from .records import record_of
+from .run_data import data_of
+
+if TYPE_CHECKING:
+    from pacmr_lightning.modules import PreferenceModule
 
 TABLE = "weight-gap.csv"
 """File of the table inside that folder."""
@@ -71,7 +75,7 @@ class WeightGap(Callback):
         """Chooses the probe set; a checkpoint is loaded after this."""
         if stage != "fit":
             return
-        pairs = getattr(trainer.datamodule, "train_pairs", None)
+        pairs = getattr(data_of(trainer), "train_pairs", None)
         if pairs is None:
             raise UserError(
                 "WeightGap asks about training pairs, but this run's data has no train_pairs; use "
@@ -116,7 +120,7 @@ class WeightGap(Callback):
             _write(table[table["step"] <= trainer.global_step], folder / TABLE)
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Takes the step's pairs, which stay where they are, and adds to the table where it is due."""
         record = record_of(outputs)
@@ -126,12 +130,12 @@ class WeightGap(Callback):
         if self.every and trainer.global_step % self.every == 0:
             self._measure(trainer, pl_module)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """The last row of the table, while the ranks can still talk to each other."""
         if self._last_step != trainer.global_step:
             self._measure(trainer, pl_module)
 
-    def _measure(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _measure(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
         """Asks on all ranks; logs on all of them, since each has the numbers; writes on rank 0."""
         step = self._last_step = trainer.global_step
         visits = self._visits.of_all_ranks(trainer.strategy.root_device)

@@ -145,8 +145,9 @@ def inspect_pairs(
             bias=length_bias(table),
             repeats=repeats(table),
         )
-    tables = [pairs.table for pairs in kept.values()]
-    return Report(reports, overlap(*tables, "prompt"), overlap(*tables, "normalised prompt")), kept
+    train, validation = kept["train"].table, kept["validation"].table
+    same, normalised = (overlap(train, validation, name) for name in ("prompt", "normalised prompt"))
+    return Report(reports, same, normalised), kept
 
 
 def pair_table(rows: Dataset) -> pd.DataFrame:
