@@ -21,9 +21,8 @@ from pacmr_lightning.evaluation.generation_file import (
 )
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch, Response
 from pacmr_lightning.evaluation.store import AnswerStore, content_key
+from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.ranks import on_all_ranks
-
-from .run_data import data_of
 
 GENERATIONS = "generations.jsonl"
 """File of generated responses inside a run's folder."""
@@ -69,7 +68,7 @@ class GenerationWriter(BasePredictionWriter):
                 "predict needs the whole model on each device, but trainer.strategy shards it; set "
                 "trainer.strategy to auto or ddp."
             )
-        tokenizer, limit = data_of(trainer).tokenizer, pl_module.max_new_tokens
+        tokenizer, limit = datamodule(trainer).tokenizer, pl_module.max_new_tokens
         self._key = generation_key(pl_module.policy, tokenizer, limit, self.decoding)
         self._store = AnswerStore(self._answers) if self._answers.exists() else None
         self._rows, self._stored = {}, 0

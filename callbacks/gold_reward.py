@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.runs.folder import SAMPLES
-
-from .run_data import data_of
-
-if TYPE_CHECKING:
-    from pacmr_lightning.modules import PreferenceModule
 
 
 class GoldReward(Callback):
@@ -58,7 +55,7 @@ class GoldReward(Callback):
         """Refuses data that cannot be scored before any time is spent on training."""
         if stage != "fit":
             return
-        data = data_of(trainer)
+        data = datamodule(trainer)
         if data is None or data.gold_reward is None:
             task = "of this run" if data is None else f"of task {data.task}"
             raise UserError(
@@ -72,7 +69,7 @@ class GoldReward(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Generates, scores, logs and writes."""
-        data = data_of(trainer)
+        data = datamodule(trainer)
         every = data.source.prompts
         prompts = [every[i % len(every)] for i in range(self.samples)]
         responses = self._responses(trainer, pl_module, prompts)
@@ -100,7 +97,7 @@ class GoldReward(Callback):
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
     def _responses(self, trainer: Trainer, pl_module: PreferenceModule, prompts: list[str]) -> list[str]:
-        tokenizer = data_of(trainer).tokenizer
+        tokenizer = datamodule(trainer).tokenizer
         device = trainer.strategy.root_device
         responses: list[str] = []
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -12,15 +12,13 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.ranks import sum_over_ranks
 
 from .health_values import dead_adapters, outer_values
 from .records import record_of
-from .run_data import data_of
 from .self_confirmation import SelfConfirmation, Thresholds
-
-if TYPE_CHECKING:
-    from pacmr_lightning.modules import PreferenceModule
 
 SATURATED_U = math.log(0.999 / 0.001)
 """u from which sigmoid(u) > 0.999, and DPO's loss is under 1e-3."""
@@ -211,7 +209,7 @@ class Health(Callback):
         if norm and getattr(outer, "normalize", None) == "meta":
             norm /= coverage
         share = values.get("meta/pseudo_labels_as_observed") if coverage else None
-        retained = 0.0 if share is None else coverage * data_of(pl_module.trainer).meta_batch_size
+        retained = 0.0 if share is None else coverage * datamodule(pl_module.trainer).meta_batch_size
         return self.signs.update(norm or None, (share or 0.0) * retained, retained)
 
     def _alarm(self, trainer: Trainer, what: str) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
+from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.strategies.sharding import whole
-
-if TYPE_CHECKING:
-    from pacmr_lightning.modules import PreferenceModule
 
 OUTER = ("meta/d_norm", "meta/coverage", "meta/pseudo_labels_as_observed")
 """Values of a VNet update that Health looks at."""

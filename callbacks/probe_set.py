@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle, islice
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
@@ -15,13 +14,11 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN, LogProbs, PairBatch
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.rewards import Rewards
 
 from .records import gathered
-from .run_data import data_of
-
-if TYPE_CHECKING:
-    from pacmr_lightning.modules import PreferenceModule
 
 COLUMNS = ("u", "delta", "a", "b", "weight", "swapped_weight", "flipped")
 """Numbers of a probe pair."""
@@ -56,7 +53,7 @@ def probe(trainer: Trainer, pl_module: PreferenceModule, indices: Sequence[int])
         would give to the pair with its two responses exchanged; NaN without VNet), and ``flipped`` (pandas'
         ``boolean``, NA where unknown).
     """
-    pairs, ranks = data_of(trainer).train_pairs, trainer.world_size
+    pairs, ranks = datamodule(trainer).train_pairs, trainer.world_size
     share = -(-len(indices) // ranks)
     mine = list(islice(cycle(indices), share * ranks))[trainer.global_rank :: ranks]
     device = trainer.strategy.root_device

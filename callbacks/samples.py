@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
@@ -15,12 +15,9 @@ from lightning.pytorch.utilities import move_data_to_device
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.files import replacing
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.runs.folder import RESPONSES
-
-from .run_data import data_of
-
-if TYPE_CHECKING:
-    from pacmr_lightning.modules import PreferenceModule
 
 
 class SampleResponses(Callback):
@@ -108,7 +105,7 @@ class SampleResponses(Callback):
                     logger.experiment.add_text(f"responses/{row['id']}", _markdown(row), logged_at)
 
     def _answers(self, trainer: Trainer, pl_module: PreferenceModule) -> list[str]:
-        tokenizer = data_of(trainer).tokenizer
+        tokenizer = datamodule(trainer).tokenizer
         with torch.no_grad():
             sequences = pl_module.policy.generate(
                 input_ids=self._batch.input_ids,
@@ -130,13 +127,13 @@ def _first_prompts(trainer: Trainer, count: int) -> PromptBatch:
     """The first prompts that ``predict`` would answer, as one batch."""
     rows = [
         (batch.ids[i], batch.prompts[i], batch.input_ids[i][batch.attention_mask[i] == 1].tolist())
-        for batch in islice(data_of(trainer).predict_dataloader(), count)
+        for batch in islice(datamodule(trainer).predict_dataloader(), count)
         for i in range(len(batch))
     ]
     if not rows:
         raise UserError("SampleResponses needs prompts, but the data has none; take it out.")
     columns = zip(*rows[:count], strict=True)
-    return PromptBatch.collate(*columns, pad_id=data_of(trainer).tokenizer.pad_token_id)
+    return PromptBatch.collate(*columns, pad_id=datamodule(trainer).tokenizer.pad_token_id)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.files import replacing
+from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.runs.folder import SUMMARY
 from pacmr_lightning.weight_gap import weight_gap
 
 from .last_visits import LastVisits
 from .records import gathered, record_of
-from .run_data import data_of
 
 
 class RunSummary(Callback):
@@ -137,7 +137,7 @@ class RunSummary(Callback):
             if path.exists() or not len(rows):
                 return
             self._statistics = self._totals(trainer.global_step, self._pairs, rows)
-        data = data_of(trainer)
+        data = datamodule(trainer)
         seed = os.environ.get("PL_GLOBAL_SEED")
         metrics = self._val_metrics(trainer)
         summary = {

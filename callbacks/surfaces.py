@@ -19,8 +19,8 @@ from pacmr_lightning.analysis.surface import (
     slope_and_offset,
 )
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.modules.data import datamodule
 
-from .run_data import data_of
 from .visit_figures import VisitFigures, publish
 
 
@@ -71,7 +71,7 @@ class VNetSurfaces(VisitFigures):
                 "The weighting's slope or offset differs between pairs, but it has no VNet to ask about "
                 "others; take VNetSurfaces out of trainer.callbacks."
             )
-        data = data_of(trainer)
+        data = datamodule(trainer)
         noise = None if data is None else data.noise_rate
         surface = Surface(
             step=trainer.global_step,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import torch
@@ -12,16 +12,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.runs.folder import ANALYSIS
 from pacmr_lightning.weight_gap import NUMBERS, weight_gap
 
 from .last_visits import LastVisits
 from .probe_set import probe, probe_indices
 from .records import record_of
-from .run_data import data_of
-
-if TYPE_CHECKING:
-    from pacmr_lightning.modules import PreferenceModule
 
 TABLE = "weight-gap.csv"
 """File of the table inside that folder."""
@@ -75,7 +73,7 @@ class WeightGap(Callback):
         """Chooses the probe set; a checkpoint is loaded after this."""
         if stage != "fit":
             return
-        pairs = getattr(data_of(trainer), "train_pairs", None)
+        pairs = getattr(datamodule(trainer), "train_pairs", None)
         if pairs is None:
             raise UserError(
                 "WeightGap asks about training pairs, but this run's data has no train_pairs; use "

@@ -140,7 +140,7 @@ def inspect_pairs(
             known=known_columns(found),
             prompts=len(a_prompt),
             pairs_a_prompt={"median": float(a_prompt.median()), "max": int(a_prompt.max())},
-            categories={name: int(n) for name, n in table["category"].value_counts().items()},
+            categories={str(name): int(n) for name, n in table["category"].value_counts().items()},
             lengths=lengths(usable, counts["rows"], max_length),
             bias=length_bias(table),
             repeats=repeats(table),
