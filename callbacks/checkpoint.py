@@ -43,6 +43,7 @@ class RunCheckpoint(ModelCheckpoint):
         received = self._signals.agreed(trainer)
         if received is None:
             return
+        assert self.dirpath is not None  # since setup
         path = Path(self.dirpath) / f"{self.CHECKPOINT_NAME_LAST}{self.FILE_EXTENSION}"
         self._save_checkpoint(trainer, str(path))
         rank_zero_info(

@@ -21,6 +21,7 @@ from pacmr_lightning.evaluation.generation_file import (
 )
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch, Response
 from pacmr_lightning.evaluation.store import AnswerStore, content_key
+from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.ranks import on_all_ranks
 
 GENERATIONS = "generations.jsonl"
@@ -60,14 +61,14 @@ class GenerationWriter(BasePredictionWriter):
         """Looks whether the file can be written, before any model is loaded."""
         self._path = output_path(self.output or Path(trainer.default_root_dir) / GENERATIONS)
 
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_predict_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Looks for answers of an earlier run."""
         if pl_module.policy.is_sharded:
             raise UserError(
                 "predict needs the whole model on each device, but trainer.strategy shards it; set "
                 "trainer.strategy to auto or ddp."
             )
-        tokenizer, limit = trainer.datamodule.tokenizer, pl_module.max_new_tokens
+        tokenizer, limit = datamodule(trainer).tokenizer, pl_module.max_new_tokens
         self._key = generation_key(pl_module.policy, tokenizer, limit, self.decoding)
         self._store = AnswerStore(self._answers) if self._answers.exists() else None
         self._rows, self._stored = {}, 0
@@ -112,10 +113,12 @@ class GenerationWriter(BasePredictionWriter):
         else:
             self._stored += len(batch)
         columns = zip(batch.places, batch.ids, batch.asked, prediction, strict=True)
-        self._rows |= {place: generation(*row) for place, *row in columns}
+        self._rows |= {place: generation(name, asked, response) for place, name, asked, response in columns}
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Collects the ranks' rows and writes the file."""
+        # Every rank has had a batch, and each batch came with answers or left some.
+        assert self._store is not None
         self._store.close()
         parts = on_all_ranks([(self._rows, self._stored)])
         found = {place: row for rows, _ in parts for place, row in rows.items()}

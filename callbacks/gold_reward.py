@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.runs.folder import SAMPLES
 
 
@@ -52,7 +55,7 @@ class GoldReward(Callback):
         """Refuses data that cannot be scored before any time is spent on training."""
         if stage != "fit":
             return
-        data = trainer.datamodule
+        data = datamodule(trainer)
         if data is None or data.gold_reward is None:
             task = "of this run" if data is None else f"of task {data.task}"
             raise UserError(
@@ -64,14 +67,13 @@ class GoldReward(Callback):
                 f"The source of task {data.task} has no prompts; take GoldReward out of trainer.callbacks."
             )
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Generates, scores, logs and writes."""
-        every = trainer.datamodule.source.prompts
+        data = datamodule(trainer)
+        every = data.source.prompts
         prompts = [every[i % len(every)] for i in range(self.samples)]
         responses = self._responses(trainer, pl_module, prompts)
-        scores = [
-            float(trainer.datamodule.gold_reward(*pair)) for pair in zip(prompts, responses, strict=True)
-        ]
+        scores = [float(data.gold_reward(*pair)) for pair in zip(prompts, responses, strict=True)]
         rewards = torch.tensor(scores, dtype=torch.double)
         metrics = {
             "val/gold_reward": rewards.mean(),
@@ -94,8 +96,8 @@ class GoldReward(Callback):
                     row = {"prompt": prompt, "response": response, "gold_reward": score}
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
-    def _responses(self, trainer: Trainer, pl_module: LightningModule, prompts: list[str]) -> list[str]:
-        tokenizer = trainer.datamodule.tokenizer
+    def _responses(self, trainer: Trainer, pl_module: PreferenceModule, prompts: list[str]) -> list[str]:
+        tokenizer = datamodule(trainer).tokenizer
         device = trainer.strategy.root_device
         responses: list[str] = []
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

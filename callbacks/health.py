@@ -12,6 +12,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.ranks import sum_over_ranks
 
 from .health_values import dead_adapters, outer_values
@@ -145,7 +147,7 @@ class Health(Callback):
             self._sums = torch.tensor(state["sums"], dtype=torch.double)
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Adds up the step's pairs on the device; checks where the step is logged."""
         record = record_of(outputs)
@@ -156,12 +158,13 @@ class Health(Callback):
         every = pl_module.weighting.every
         if every and (trainer.global_step - 1) % every == 0:
             self._updates.append(outer_values(trainer, pl_module))
-        if trainer.global_step % trainer.log_every_n_steps == 0:
+        # Lightning sets the attribute without declaring it.
+        if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             self._check(trainer, pl_module)
         if trainer.global_step == self.lora_after:
             self._look_at_lora(trainer, pl_module)
 
-    def _check(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _check(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
         """All ranks compute the same numbers, so they decide the same."""
         pairs, g, squares, a, saturated = self._total(trainer).tolist()
         self._sums.zero_()
@@ -176,8 +179,9 @@ class Health(Callback):
             found |= signs
             causes |= self.signs.causes(signs)
         self._updates = []
-        if pl_module.vnet is not None and pl_module.weighting.start_slope > 0:
-            found["slope_ratio"] = a / pairs / pl_module.weighting.start_slope
+        start_slope = getattr(pl_module.weighting, "start_slope", 0.0)
+        if pl_module.vnet is not None and start_slope > 0:
+            found["slope_ratio"] = a / pairs / start_slope
             causes |= self.signs.causes({"slope_ratio": found["slope_ratio"]})
         if pl_module.weighting.every:
             found["idle_vnet_updates"] = self._idle
@@ -196,15 +200,16 @@ class Health(Callback):
         sum_over_ranks([total])
         return total
 
-    def _take(self, pl_module: LightningModule, values: dict[str, float]) -> dict[str, float]:
+    def _take(self, pl_module: PreferenceModule, values: dict[str, float]) -> dict[str, float]:
         """Feeds the signs with one VNet update's values."""
         coverage = values.get("meta/coverage", 1.0)
         self._idle = 0 if coverage else self._idle + 1
         norm = values.get("meta/d_norm") if coverage else None
-        if norm and getattr(pl_module.weighting.outer, "normalize", None) == "meta":
+        outer = getattr(pl_module.weighting, "outer", None)
+        if norm and getattr(outer, "normalize", None) == "meta":
             norm /= coverage
         share = values.get("meta/pseudo_labels_as_observed") if coverage else None
-        retained = 0.0 if share is None else coverage * pl_module.trainer.datamodule.meta_batch_size
+        retained = 0.0 if share is None else coverage * datamodule(pl_module.trainer).meta_batch_size
         return self.signs.update(norm or None, (share or 0.0) * retained, retained)
 
     def _alarm(self, trainer: Trainer, what: str) -> None:
@@ -254,7 +259,7 @@ class Health(Callback):
                 "confidence.",
             )
 
-    def _look_at_lora(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _look_at_lora(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
         dead, layers = dead_adapters(pl_module)
         if dead:
             self._warn(

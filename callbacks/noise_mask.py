@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from pacmr_lightning.files import replacing
+from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.runs.folder import NOISE_MASK
 
 
@@ -21,7 +22,7 @@ class NoiseMask(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the file on rank zero."""
-        flips = getattr(trainer.datamodule, "noise_flips", None)
+        flips = getattr(datamodule(trainer), "noise_flips", None)
         if flips is None or not trainer.is_global_zero:
             return
         table = pa.table(

@@ -10,10 +10,12 @@ from itertools import cycle, islice
 import pandas as pd
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN, LogProbs, PairBatch
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.rewards import Rewards
 
 from .records import gathered
@@ -38,7 +40,7 @@ def probe_indices(ids: Sequence[str], count: int) -> list[int]:
 
 
 @torch.no_grad()
-def probe(trainer: Trainer, pl_module: LightningModule, indices: Sequence[int]) -> pd.DataFrame:
+def probe(trainer: Trainer, pl_module: PreferenceModule, indices: Sequence[int]) -> pd.DataFrame:
     """Asks the policy and the weighting about the training pairs at ``indices``, which the ranks share.
 
     All ranks take the same number of forward passes, as sharded models need: where the pairs cannot be shared
@@ -51,7 +53,7 @@ def probe(trainer: Trainer, pl_module: LightningModule, indices: Sequence[int]) 
         would give to the pair with its two responses exchanged; NaN without VNet), and ``flipped`` (pandas'
         ``boolean``, NA where unknown).
     """
-    pairs, ranks = trainer.datamodule.train_pairs, trainer.world_size
+    pairs, ranks = datamodule(trainer).train_pairs, trainer.world_size
     share = -(-len(indices) // ranks)
     mine = list(islice(cycle(indices), share * ranks))[trainer.global_rank :: ranks]
     device = trainer.strategy.root_device
@@ -75,7 +77,7 @@ def probe(trainer: Trainer, pl_module: LightningModule, indices: Sequence[int]) 
     return frame
 
 
-def _numbers(pl_module: LightningModule, batch: PairBatch) -> Tensor:
+def _numbers(pl_module: PreferenceModule, batch: PairBatch) -> Tensor:
     """(N, 7) float32 ``COLUMNS`` of N pairs."""
     reference = pl_module.policy.reference_log_probs(batch)
     batch = batch.with_reference(reference)

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import move_data_to_device
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.files import replacing
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.runs.folder import RESPONSES
 
 
@@ -35,6 +37,9 @@ class SampleResponses(Callback):
         UserError: a number is below 1; or, when training starts, the datamodule has no prompt.
     """
 
+    _batch: PromptBatch
+    """The prompts, on the ranks that ask; there from the start of training on."""
+
     def __init__(self, prompts: int = 4, every: int = 500, max_new_tokens: int | None = None):
         super().__init__()
         for option, value in (("prompts", prompts), ("every", every), ("max_new_tokens", max_new_tokens)):
@@ -44,11 +49,10 @@ class SampleResponses(Callback):
         self.every = every
         self.max_new_tokens = max_new_tokens
         self._asks = False
-        self._batch: PromptBatch | None = None
         self._reference: list[str] = []
         self._rows: list[dict[str, Any]] = []
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Asks the reference, once, and the policy as it is."""
         self._asks = trainer.is_global_zero or pl_module.policy.is_sharded
         if not self._asks:
@@ -63,18 +67,18 @@ class SampleResponses(Callback):
             self._look(trainer, pl_module)
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Asks the policy where it is time."""
         if self._asks and trainer.global_step % self.every == 0:
             self._look(trainer, pl_module)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Asks the policy for the last time."""
         if self._asks and self._rows[-1]["step"] != trainer.global_step:
             self._look(trainer, pl_module)
 
-    def _look(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _look(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
         # The row of the update that has just been done, as everything that the loggers get.
         logged_at = max(trainer.global_step - 1, 0)
         responses = self._answers(trainer, pl_module)
@@ -100,8 +104,8 @@ class SampleResponses(Callback):
                 for row in new:
                     logger.experiment.add_text(f"responses/{row['id']}", _markdown(row), logged_at)
 
-    def _answers(self, trainer: Trainer, pl_module: LightningModule) -> list[str]:
-        tokenizer = trainer.datamodule.tokenizer
+    def _answers(self, trainer: Trainer, pl_module: PreferenceModule) -> list[str]:
+        tokenizer = datamodule(trainer).tokenizer
         with torch.no_grad():
             sequences = pl_module.policy.generate(
                 input_ids=self._batch.input_ids,
@@ -123,13 +127,13 @@ def _first_prompts(trainer: Trainer, count: int) -> PromptBatch:
     """The first prompts that ``predict`` would answer, as one batch."""
     rows = [
         (batch.ids[i], batch.prompts[i], batch.input_ids[i][batch.attention_mask[i] == 1].tolist())
-        for batch in islice(trainer.datamodule.predict_dataloader(), count)
+        for batch in islice(datamodule(trainer).predict_dataloader(), count)
         for i in range(len(batch))
     ]
     if not rows:
         raise UserError("SampleResponses needs prompts, but the data has none; take it out.")
     columns = zip(*rows[:count], strict=True)
-    return PromptBatch.collate(*columns, pad_id=trainer.datamodule.tokenizer.pad_token_id)
+    return PromptBatch.collate(*columns, pad_id=datamodule(trainer).tokenizer.pad_token_id)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -24,9 +24,13 @@ class StopSignals:
     def __init__(self, trainer: Trainer):
         self.received = 0
         environment = trainer._accelerator_connector.cluster_environment
-        self._slurm = isinstance(environment, SLURMEnvironment) and environment.auto_requeue
+        wanted = [signal.SIGTERM, signal.SIGINT]
+        self._slurm = False
+        if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
+            self._slurm = True
+            assert environment.requeue_signal is not None  # but on Windows, which SLURM does not run on
+            wanted.append(environment.requeue_signal)
         if threading.current_thread() is threading.main_thread():
-            wanted = [signal.SIGTERM, signal.SIGINT, *([environment.requeue_signal] if self._slurm else [])]
             for number in wanted:
                 signal.signal(number, self._remember)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.files import replacing
+from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.runs.folder import SUMMARY
 from pacmr_lightning.weight_gap import weight_gap
 
@@ -136,7 +137,7 @@ class RunSummary(Callback):
             if path.exists() or not len(rows):
                 return
             self._statistics = self._totals(trainer.global_step, self._pairs, rows)
-        data = trainer.datamodule
+        data = datamodule(trainer)
         seed = os.environ.get("PL_GLOBAL_SEED")
         metrics = self._val_metrics(trainer)
         summary = {

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from pacmr_lightning.analysis.surface import (
     slope_and_offset,
 )
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.modules.data import datamodule
 
 from .visit_figures import VisitFigures, publish
 
@@ -53,9 +55,7 @@ class VNetSurfaces(VisitFigures):
             raise UserError(f"points is {points}, but a grid needs at least 2 along either axis.")
         self.points = points
 
-    def look(
-        self, trainer: Trainer, pl_module: LightningModule, visits: Visits, a: Tensor, b: Tensor
-    ) -> None:
+    def look(self, trainer: Trainer, pl_module: Any, visits: Visits, a: Tensor, b: Tensor) -> None:
         """See ``VisitFigures``."""
         if bool(a.isnan().any()):
             rank_zero_info("VNetSurfaces draws nothing, because the weighting has no slope a and offset b.")
@@ -71,7 +71,7 @@ class VNetSurfaces(VisitFigures):
                 "The weighting's slope or offset differs between pairs, but it has no VNet to ask about "
                 "others; take VNetSurfaces out of trainer.callbacks."
             )
-        data = trainer.datamodule
+        data = datamodule(trainer)
         noise = None if data is None else data.noise_rate
         surface = Surface(
             step=trainer.global_step,

@@ -115,9 +115,7 @@ class VisitFigures(Callback):
         rows = rows[rows[:, 1:5].isfinite().all(dim=1)]
         if len(rows) and trainer.is_global_zero:
             _, u, delta, weight, flipped, a, b = rows.unbind(1)
-            visits = Visits(
-                *(column.numpy() for column in (u, delta, weight)), flipped.numpy().astype(np.int8)
-            )
+            visits = Visits(u.numpy(), delta.numpy(), weight.numpy(), flipped.numpy().astype(np.int8))
             self.look(trainer, pl_module, visits, a, b)
 
 

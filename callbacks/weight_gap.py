@@ -12,6 +12,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.runs.folder import ANALYSIS
 from pacmr_lightning.weight_gap import NUMBERS, weight_gap
 
@@ -71,7 +73,7 @@ class WeightGap(Callback):
         """Chooses the probe set; a checkpoint is loaded after this."""
         if stage != "fit":
             return
-        pairs = getattr(trainer.datamodule, "train_pairs", None)
+        pairs = getattr(datamodule(trainer), "train_pairs", None)
         if pairs is None:
             raise UserError(
                 "WeightGap asks about training pairs, but this run's data has no train_pairs; use "
@@ -116,7 +118,7 @@ class WeightGap(Callback):
             _write(table[table["step"] <= trainer.global_step], folder / TABLE)
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Takes the step's pairs, which stay where they are, and adds to the table where it is due."""
         record = record_of(outputs)
@@ -126,12 +128,12 @@ class WeightGap(Callback):
         if self.every and trainer.global_step % self.every == 0:
             self._measure(trainer, pl_module)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """The last row of the table, while the ranks can still talk to each other."""
         if self._last_step != trainer.global_step:
             self._measure(trainer, pl_module)
 
-    def _measure(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _measure(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
         """Asks on all ranks; logs on all of them, since each has the numbers; writes on rank 0."""
         step = self._last_step = trainer.global_step
         visits = self._visits.of_all_ranks(trainer.strategy.root_device)

@@ -60,6 +60,7 @@ def render(tokenizer: PreTrainedTokenizerBase, prompt: Messages, response: str) 
             f"The chat template of {tokenizer.name_or_path!r} refuses the roles "
             f"{[m['role'] for m in prompt]} ({error}); change the messages or the template."
         ) from None
+    assert isinstance(start, str) and isinstance(whole, str)  # one conversation, not tokenized
     if not whole.startswith(start):
         raise UserError(
             f"The chat template of {tokenizer.name_or_path!r} writes a prompt in another way once its "

@@ -31,7 +31,7 @@ def check_output(source: Source, output: str) -> Path:
         UserError: it is the source's own file, or its ending is not that of the source's format.
     """
     path = Path(output).expanduser()
-    endings = (*_JSON, ".parquet")
+    endings: tuple[str, ...] = (*_JSON, ".parquet")
     if isinstance(source, Files):
         train = Path(source.splits.train).expanduser()
         if path.resolve() == train.resolve():

@@ -48,7 +48,8 @@ class AnthropicHH(Source):
     ):
         self.path = path
         self.subsets = list(SUBSETS) if subsets is None else subsets
-        for name in self.subsets or [None]:
+        wanted: list[str] | list[None] = self.subsets or [None]
+        for name in wanted:
             if name not in SUBSETS:
                 raise UserError(f"subsets names {name!r}; choose from {', '.join(SUBSETS)}.")
         self.splits = Splits("train", None, validation_fraction, split_seed)
@@ -68,8 +69,9 @@ class AnthropicHH(Source):
         parts = [(name, load_split(self.path, upstream, folder=name)) for name in self.subsets]
         return convert(parts, PREFERENCES, _pair, self.path, "hh 1")
 
+    # A cached property can be written, but mypy takes it for one that can only be read.
     @cached_property
-    def prompts(self) -> list[str]:
+    def prompts(self) -> list[str]:  # type: ignore[override]
         """The test split's distinct prompts, perhaps only those with one human turn."""
         found = dict.fromkeys(prompt for prompt in prompts_of(self._rows("test")) if prompt)
         return [prompt for prompt in found if not self.single_turn or is_single_turn(prompt)]

@@ -79,6 +79,8 @@ class SymmetricNoise(LabelNoise):
         rate: that probability, in [0, 1).
     """
 
+    rate: float
+
     def __init__(self, rate: float):
         _check_rate("noise_rate", rate)
         self.rate = rate

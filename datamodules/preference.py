@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
@@ -21,6 +22,11 @@ from .reference import cached_log_probs
 from .sources import Source
 from .stream import PairBatches, PairedBatches, RankSteps, StepLoader, check_shares
 from .tokenizer import load_tokenizer
+
+
+class _Ranks(TypedDict):
+    rank: int
+    world_size: int
 
 
 class PreferenceDataModule(PromptData):
@@ -147,8 +153,9 @@ class PreferenceDataModule(PromptData):
         self.train_pairs: Pairs | None = None
         self.validation_pairs: Pairs | None = None
 
+    # A cached property can be written, but mypy takes it for one that can only be read.
     @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
+    def tokenizer(self) -> PreTrainedTokenizerBase:  # type: ignore[override]
         """The tokenizer, loaded when first asked for."""
         return load_tokenizer(self.tokenizer_name)
 
@@ -178,12 +185,12 @@ class PreferenceDataModule(PromptData):
         return self._preparation.noise_flips
 
     @property
-    def gold_reward(self):
+    def gold_reward(self) -> Callable[[str, str], float] | None:
         """r(prompt, response) -> float of the source, or None where nobody knows it."""
         return self.source.gold_reward
 
     @property
-    def _ranks(self) -> dict[str, int]:
+    def _ranks(self) -> _Ranks:
         """This process among the trainer's; alone without a trainer (tools that look at the data)."""
         if self.trainer is None:
             return {"rank": 0, "world_size": 1}
@@ -207,9 +214,11 @@ class PreferenceDataModule(PromptData):
         """
         check_shares("global_batch_size", self.global_batch_size, self._ranks["world_size"])
         if stage == TrainerFn.FITTING and self.train_pairs is None:
-            if self.trainer is not None and self.trainer.overfit_batches:
+            # Lightning sets the attribute without declaring it.
+            overfit = self.trainer is not None and self.trainer.overfit_batches  # type: ignore[attr-defined]
+            if overfit:
                 raise UserError(
-                    f"overfit_batches is {self.trainer.overfit_batches}, but it would undo the order of the "
+                    f"overfit_batches is {overfit}, but it would undo the order of the "
                     "pairs; give a smaller training file and more epochs instead."
                 )
             self.clean_pairs = self._preparation.clean()
@@ -227,6 +236,7 @@ class PreferenceDataModule(PromptData):
         """
         if self.reference == "live":
             return
+        assert self.trainer is not None and self.train_pairs is not None and self.validation_pairs is not None
         ask = partial(cached_log_probs, policy, **self._ranks, barrier=self.trainer.strategy.barrier)
         self.train_pairs.reference = self._preparation.train_reference(ask)
         self.validation_pairs.reference = ask(self.validation_pairs)
@@ -238,6 +248,7 @@ class PreferenceDataModule(PromptData):
 
     def train_dataloader(self) -> DataLoader:
         """``PairedBatch`` of this rank, beginning at the trainer's global step."""
+        assert self.train_pairs is not None, "The training pairs are there after setup."
         batches = PairedBatches(
             self.train_pairs,
             self.global_batch_size,
@@ -251,6 +262,7 @@ class PreferenceDataModule(PromptData):
 
     def val_dataloader(self) -> DataLoader:
         """``PairBatch`` of this rank, validation pairs in their own order."""
+        assert self.validation_pairs is not None, "The validation pairs are there after setup."
         batches = PairBatches(self.validation_pairs, self.validation_batch_size, **self._ranks)
         return self._loader(batches, RankSteps(len(batches), lambda: 0))
 
@@ -282,6 +294,7 @@ class PreferenceDataModule(PromptData):
         Raises:
             UserError: training is resumed with other pairs, another order or other noise.
         """
+        assert self.trainer is not None
         now = self.state_dict()
         for name, value in state_dict.items():
             if self.trainer.state.fn == TrainerFn.FITTING and now[name] != value:

@@ -42,7 +42,7 @@ class EvaluationPrompt:
 
     def rendered(self, tokenizer: PreTrainedTokenizerBase) -> str:
         """The text that a model reads, special tokens of a chat template included."""
-        return render(tokenizer, self.asked, self.response)[0] if self.chat else self.text
+        return render(tokenizer, decode_messages(self.text), self.response)[0] if self.chat else self.text
 
 
 def draw_prompts(source: Source, count: int | None, seed: int) -> list[EvaluationPrompt]:
@@ -64,8 +64,9 @@ def draw_prompts(source: Source, count: int | None, seed: int) -> list[Evaluatio
         found = {text: EvaluationPrompt(prompt_hash(text), text) for text in source.prompts if text.strip()}
     else:
         rows = source.load("validation")
-        for name, chat, *texts in values_of(rows, "id", "chat", "prompt", "chosen", "rejected"):
-            split = split_row(*texts, chat)
+        columns = ("id", "prompt", "chosen", "rejected", "chat")
+        for name, prompt, chosen, rejected, chat in values_of(rows, *columns):
+            split = split_row(prompt, chosen, rejected, chat)
             if split.reason is None and split.prompt.strip():
                 found.setdefault(split.prompt, EvaluationPrompt(name, split.prompt, chat, split.chosen))
     if not found:
@@ -134,7 +135,8 @@ def prompt_loader(
             names, texts, ids, pad_id=tokenizer.pad_token_id, asked=asked, places=places
         )
 
-    return DataLoader(rows, batch_size=batch_size, collate_fn=collate)
+    # Any sequence will do, but torch asks for a Dataset in its types.
+    return DataLoader(rows, batch_size=batch_size, collate_fn=collate)  # type: ignore[arg-type]
 
 
 class PromptData(LightningDataModule):

@@ -55,6 +55,7 @@ def split_completion(prompt: str | None, completion: str, chat: bool = False) ->
     the prompt.
     """
     if not chat:
+        assert prompt is not None  # read_sft asks for it
         return Demonstration(prompt, completion)
     messages = _joined(prompt, completion)
     if len(messages) < 2 or messages[-1]["role"] != "assistant":

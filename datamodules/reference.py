@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import datasets
@@ -66,9 +66,12 @@ def cached_log_probs(
     asked = np.array(pairs.with_second_view if augmented else range(len(pairs)), dtype=np.int64)
     plain = Pairs(pairs.rows, pairs.pad_id)
 
-    def batch(places: Sequence[int]) -> PairBatch:
+    def batch(places: np.ndarray) -> PairBatch:
         found = plain.batch([int(i) for i in asked[places]], augmented)
-        return found.augmented if augmented else found
+        if not augmented:
+            return found
+        assert found.augmented is not None
+        return found.augmented
 
     columns = ["augmented_ids" if augmented else "prompt_ids", "chosen_ids", "rejected_ids"]
     lengths, tokens = _lengths_and_digest(pairs.rows.select_columns(columns), asked)
@@ -102,10 +105,10 @@ def cached_log_probs(
             passes = max(map(len, together), default=0) if policy.is_sharded else len(own)
             values = []
             for number in range(passes):
-                found = _ask(policy, batch(own[number] if number < len(own) else together[0][0]))
+                answers = _ask(policy, batch(own[number] if number < len(own) else together[0][0]))
                 if number < len(own):
-                    values.append(found)
-                    progress.update(len(found))
+                    values.append(answers)
+                    progress.update(len(answers))
             if values:
                 with replacing(folder / "key.json") as temporary:
                     temporary.write_text(text)

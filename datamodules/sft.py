@@ -123,6 +123,7 @@ class SFTDataModule(LightningDataModule):
         if self.tokenizer_name is not None:
             self._tokenizer = load_tokenizer(self.tokenizer_name)
         else:
+            assert self.vocab_size is not None  # one of the two was given
             rows = zip(texts["train"]["prompt"], texts["train"]["completion"], strict=True)
             self._tokenizer = train_tokenizer((text for row in rows for text in row if text), self.vocab_size)
         for split, rows in texts.items():
@@ -142,6 +143,7 @@ class SFTDataModule(LightningDataModule):
         return self._loader("validation", shuffle=False)
 
     def _loader(self, split: str, shuffle: bool) -> DataLoader:
+        assert self.trainer is not None
         rows = self._rows[split]
         # False repeats a few rows instead, which matters in validation only.
         options = {"shuffle": shuffle, "seed": self.seed, "drop_last": not shuffle}
@@ -158,6 +160,7 @@ class SFTDataModule(LightningDataModule):
 
     def _rows_done(self) -> int:
         """Rows that this rank has had in the epoch that goes on; above 0 after a resume only."""
+        assert self.trainer is not None
         return self.batch_size * self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
     def _collate(self, rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
@@ -218,7 +221,7 @@ def tokenize_completions(
 
 
 def _tokenize_batch(
-    rows: dict[str, list[str]], tokenizer: PreTrainedTokenizerBase, max_length: int
+    rows: dict[str, list], tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> dict[str, list]:
     """What ``Dataset.map`` calls: columns in, columns out."""
     names = ("prompt", "completion", "chat")

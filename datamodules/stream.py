@@ -183,7 +183,8 @@ class RankSteps(DistributedSampler):
     """
 
     def __init__(self, length: int, first_step: Callable[[], int]):
-        super().__init__(range(length), num_replicas=1, rank=0, shuffle=False)
+        # Any sequence will do, but torch asks for a Dataset in its types.
+        super().__init__(range(length), num_replicas=1, rank=0, shuffle=False)  # type: ignore[arg-type]
         self.length = length
         self.first_step = first_step
 

@@ -51,6 +51,14 @@ def test_all_packages_are_named():
     assert sorted(settings["packages"]) == sorted(found)
 
 
+def test_the_wheel_says_that_it_is_typed():
+    """Type checkers read annotations of installed packages only where py.typed lies in them."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and later read TOML")
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    assert settings["package-data"] == {"pacmr_lightning": ["py.typed"]}
+    assert (ROOT / "pacmr_lightning" / "py.typed").read_bytes() == b""
+
+
 @pytest.mark.slow
 def test_every_command_of_an_installed_wheel(tmp_path):
     """Installed in a folder of its own, away from the checkout; only the dependencies are borrowed."""
@@ -59,6 +67,7 @@ def test_every_command_of_an_installed_wheel(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         files = archive.namelist()
+        assert "pacmr_lightning/py.typed" in files
         (entry_points,) = [name for name in files if name.endswith("entry_points.txt")]
         assert "pacmr = pacmr_lightning.cli:main" in archive.read(entry_points).decode()
     tops = {name.split("/")[0] for name in files}

@@ -64,8 +64,11 @@ class Decoding:
         if not self.sample:
             return {"do_sample": False, "num_beams": self.num_beams}
         # Not transformers' own sampling: it draws the tokens of a whole batch from one stream of numbers.
-        processors = [TemperatureLogitsWarper(self.temperature)] if self.temperature != 1 else []
-        processors += [TopPLogitsWarper(self.top_p)] if self.top_p < 1 else []
+        processors: list[LogitsProcessor] = []
+        if self.temperature != 1:
+            processors.append(TemperatureLogitsWarper(self.temperature))
+        if self.top_p < 1:
+            processors.append(TopPLogitsWarper(self.top_p))
         processors.append(_GumbelNoise(texts, self.seed))
         return {"do_sample": False, "num_beams": 1, "logits_processor": LogitsProcessorList(processors)}
 
@@ -80,7 +83,8 @@ class _GumbelNoise(LogitsProcessor):
         size = scores.shape[-1]
         # -log(E) of an exponential E is Gumbel. Drawn on the CPU, so that it is the same on every device.
         noise = torch.stack([-torch.empty(size).exponential_(generator=g).log() for g in self.generators])
-        return scores + noise.to(scores)
+        # To torch's types the sum is no longer a FloatTensor.
+        return scores + noise.to(scores)  # type: ignore[return-value]
 
 
 def _seed(text: str, seed: int) -> int:

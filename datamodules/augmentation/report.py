@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 import numpy as np
+from torch import Tensor
 from torchmetrics.text import CHRFScore
 from tqdm import tqdm
 
@@ -66,7 +67,8 @@ def summary(rows: Sequence[AugmentedPrompt], about: str) -> str:
         Markdown: pairs covered, identical prompts, the ratio of lengths and what was kept, for all and for
         the largest categories; why it was kept, and chrF of a sample.
     """
-    everything, by_category = _Numbers(), defaultdict(_Numbers)
+    everything = _Numbers()
+    by_category: defaultdict[str | None, _Numbers] = defaultdict(_Numbers)
     for row in tqdm(rows, desc="Comparing", unit="prompt", leave=False):
         before, after = (_content(text, row.chat) for text in (row.prompt, row.augmented))
         ratio = len(after) / len(before) if before else None
@@ -116,7 +118,9 @@ def _chrf(rows: Sequence[AugmentedPrompt]) -> float:
     score = CHRFScore(n_word_order=0)
     for row in random.Random(0).sample(list(rows), min(CHRF_SAMPLE, len(rows))):
         score.update([_content(row.augmented, row.chat)], [[_content(row.prompt, row.chat)]])
-    return float(score.compute())
+    mean = score.compute()
+    assert isinstance(mean, Tensor)  # a tuple comes with the sentences' own scores only
+    return float(mean)
 
 
 def _content(prompt: str, chat: bool) -> str:

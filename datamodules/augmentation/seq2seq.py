@@ -197,7 +197,8 @@ class Translator:
         times, more = _ROOM
         room = min(times * ids.shape[1] + more, self.positions - 1)
         try:
-            found = self.model.generate(
+            # AutoModelForSeq2SeqLM's classes generate, but PreTrainedModel, their base, does not.
+            found = self.model.generate(  # type: ignore[operator]
                 input_ids=ids, attention_mask=mask, max_new_tokens=room, **decoding.arguments(texts)
             )
         except torch.OutOfMemoryError:
@@ -212,7 +213,9 @@ class Translator:
         end = next(
             (i for i, token in enumerate(ids) if token in (ends if isinstance(ends, list) else [ends])), None
         )
-        text = self.tokenizer.decode(ids[:end], skip_special_tokens=True).strip()
+        decoded = self.tokenizer.decode(ids[:end], skip_special_tokens=True)
+        assert isinstance(decoded, str)  # of one row
+        text = decoded.strip()
         problem = ENDLESS if end is None else EMPTY if not text else None
         if _repeats(ids[:end]):
             problem = REPEATED

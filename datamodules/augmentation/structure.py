@@ -115,7 +115,9 @@ def looks_like_frame(text: str) -> bool:
 
 
 def _line(line: str) -> list[Part]:
-    begin = _LINE_START.match(line).end()
+    start = _LINE_START.match(line)
+    assert start is not None  # everything in it is optional
+    begin = start.end()
     core = line[begin:].rstrip()
     end = begin + len(core)
     return [Part(line[:begin], False), _part(core), Part(line[end:], False)]

@@ -140,13 +140,14 @@ def inspect_pairs(
             known=known_columns(found),
             prompts=len(a_prompt),
             pairs_a_prompt={"median": float(a_prompt.median()), "max": int(a_prompt.max())},
-            categories={name: int(n) for name, n in table["category"].value_counts().items()},
+            categories={str(name): int(n) for name, n in table["category"].value_counts().items()},
             lengths=lengths(usable, counts["rows"], max_length),
             bias=length_bias(table),
             repeats=repeats(table),
         )
-    tables = [pairs.table for pairs in kept.values()]
-    return Report(reports, overlap(*tables, "prompt"), overlap(*tables, "normalised prompt")), kept
+    train, validation = kept["train"].table, kept["validation"].table
+    same, normalised = (overlap(train, validation, name) for name in ("prompt", "normalised prompt"))
+    return Report(reports, same, normalised), kept
 
 
 def pair_table(rows: Dataset) -> pd.DataFrame:

@@ -47,7 +47,7 @@ def show_rows(
             yield Padding(heading + Text(shown, style=style), (0, 0, 0, 2), expand=False)
 
 
-def token_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, counts: bool) -> str:
+def token_text(ids: list[int], tokenizer: PreTrainedTokenizerBase, counts: bool) -> str:
     """Tokens decoded one by one, in angle brackets where they count for the loss; a long middle left out."""
     pieces = {}
     for place in range(len(ids)):
@@ -56,10 +56,13 @@ def token_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, counts: b
         # Not alone: some tokenizers drop the blank at the beginning of what they decode.
         before = tokenizer.decode(ids[max(place - 1, 0) : place])
         both = tokenizer.decode(ids[max(place - 1, 0) : place + 1])
+        name = tokenizer.convert_ids_to_tokens(ids[place])
+        # Lists come of lists only.
+        assert isinstance(before, str) and isinstance(both, str) and isinstance(name, str)
         text = both[len(before) :] if both.startswith(before) else ""
         # Bytes of half a character have no text; the token's own name says more.
         if not text or "\N{REPLACEMENT CHARACTER}" in both:
-            text = tokenizer.convert_ids_to_tokens(ids[place])
+            text = name
         piece = "".join(_visible(character) for character in text)
         pieces[place] = f"‹{piece}›" if counts else piece
     shown = list(pieces.values())
