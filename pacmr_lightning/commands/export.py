@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import yaml
@@ -25,6 +25,7 @@ from ..policy import PolicyModel
 from ..runs.finished_run import Run, find_run, load
 from ..runs.folder import CONFIG, SUMMARY, read_summary
 from ..runs.model_card import model_card, on_hub, weighting_settings
+from ..weighting.vnet import VNet
 from ..weighting.vnet_folder import save_vnet
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -74,7 +75,9 @@ def export(
         data.tokenizer.save_pretrained(folder)
         if module.vnet is not None:
             settings = {"beta": module.objective.beta, "step": step, "method": module.method}
-            save_vnet(folder, module.vnet, settings | {"weighting": weighting_settings(found, module)})
+            settings["weighting"] = weighting_settings(found, module)
+            # A weighting's network is one of the paper's kind.
+            save_vnet(folder, cast(VNet, module.vnet), settings)
         if merged:
             model = merge(module.policy, bottom, getattr(torch, dtype) if dtype else module.policy.dtype)
             model.save_pretrained(folder)
