@@ -70,7 +70,7 @@ def _let_rank_0_speak() -> None:
     """Waits on other ranks: what all of them find wrong is said by rank 0, whose end is that of all."""
     from lightning.pytorch.utilities import rank_zero_only
 
-    if rank_zero_only.rank:
+    if rank_zero_only.rank:  # type: ignore[attr-defined]  # Lightning sets it on the function
         time.sleep(LET_SPEAK)
 
 

@@ -227,7 +227,9 @@ def _meaning(prompt: str) -> tuple[int, int, int, int]:
 
 
 def _draw_meaning(rng: np.random.Generator) -> tuple[int, int, int, int]:
-    return tuple(int(rng.integers(k)) for k in (len(TOPICS), len(TOPICS[0]), len(MOODS), len(MOODS[0])))
+    sizes = (len(TOPICS), len(TOPICS[0]), len(MOODS), len(MOODS[0]))
+    topic, topic_wording, mood, mood_wording = (int(rng.integers(k)) for k in sizes)
+    return topic, topic_wording, mood, mood_wording
 
 
 def _text(response: tuple[int, ...]) -> str:

@@ -81,6 +81,12 @@ class PromptConsistencyMetrics(Metric):
 
     full_state_update = False
     is_differentiable = False
+    pairs: Tensor
+    l1: Tensor
+    retained: Tensor
+    known: Tensor
+    right: Tensor
+    same: Tensor
 
     def __init__(self, taus: Sequence[float]):
         super().__init__()

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from ..batch import UNKNOWN
 from ..weight_gap import weight_gap
 
-BINS = np.linspace(0, 1, 31)
+BINS = np.linspace(0, 1, 31).tolist()
 GROUPS = {"unflipped": (0, "#0072B2"), "flipped": (1, "#D55E00"), "unknown": (UNKNOWN, "0.5")}
 """Name, value of ``flipped`` and colour of each distribution; colours of Okabe and Ito."""
 

@@ -52,7 +52,8 @@ def pair_log_probs(
         UserError: a value is not finite.
     """
     size = micro_batch_size or module.micro_batch_size or 32
-    policy = Fabric(accelerator="auto", devices=1).to_device(module.policy).eval()
+    Fabric(accelerator="auto", devices=1).to_device(module.policy)
+    policy = module.policy.eval()
     device = next(iter(policy.adapter().values())).device
     tokens, lengths = _tokens(pairs, indices, augmented)
     # Equal lengths together save padding; the longest first, so that too little memory shows at once.

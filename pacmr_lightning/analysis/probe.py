@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from lightning.pytorch import LightningDataModule
 
 from ..batch import LogProbs
 from ..errors import UserError
 from ..modules import PreferenceModule
 from ..rewards import Rewards
+from ..runs.finished_run import PreferenceData
 from .pair_log_probs import pair_log_probs
 
 Split = Literal["train", "validation"]
@@ -20,7 +20,7 @@ Split = Literal["train", "validation"]
 
 def judged_pairs(
     module: PreferenceModule,
-    data: LightningDataModule,
+    data: PreferenceData,
     split: Split,
     answers: Path,
     *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -18,7 +19,7 @@ from .surface import Surface
 NAMES = {"a": "Slope $a(z)$", "b": "Offset $b(z)$", "g": "Weight $g(z)$"}
 DELTA, U = "Reward sum $\\Delta(z)$", "Reward difference $u(z)$"
 COLORS = "viridis"
-SHARES = {0.9: "--", 0.5: "-"}
+SHARES: dict[float, Literal["--", "-"]] = {0.9: "--", 0.5: "-"}
 """Shares of the pairs that the contours enclose, and their line styles."""
 SMOOTHING = 0.05
 """Standard deviation of the kernel under the contours, as a share of the grid's sides."""
@@ -80,9 +81,9 @@ def draw_page(surfaces: Sequence[Surface], headings: Sequence[str]) -> Figure:
     figure = Figure(figsize=(width, 11.4))
     rows = figure.add_gridspec(4, 1, height_ratios=(1, 1, 1, 0.75), hspace=0.17)
     rows.update(left=0.7 / width, right=1 - 0.2 / width, top=0.955, bottom=0.05)
-    for row, name in zip(rows, NAMES, strict=False):
+    for row, name in enumerate(NAMES):
         scale = limits(surfaces, name)
-        cells = row.subgridspec(1, columns, wspace=0.1)
+        cells = rows[row].subgridspec(1, columns, wspace=0.1)
         for place, (surface, heading) in enumerate(zip(surfaces, headings, strict=True)):
             axis = figure.add_subplot(cells[place], projection="3d")
             _surface_on(axis, surface, name, scale)

@@ -76,8 +76,16 @@ def draw_reliability(tables: Sequence[pd.DataFrame], labels: Sequence[str], erro
     for table, label, (_, row), (axis,) in zip(tables, labels, errors.iterrows(), axes, strict=True):
         axis.plot([0, 1], [0, 1], "--", color="0.2", linewidth=1, label="calibrated")
         for name, (heading, color, marker) in KINDS.items():
-            style = {"marker": marker, "color": color, "mec": "white", "markersize": 5.5, "linewidth": 1.3}
-            axis.plot(table["predicted"], table[name], label=heading, **style)
+            axis.plot(
+                table["predicted"],
+                table[name],
+                label=heading,
+                marker=marker,
+                color=color,
+                mec="white",
+                markersize=5.5,
+                linewidth=1.3,
+            )
         axis.set(xlim=(0, 1), ylim=(0, 1), xticks=TICKS, yticks=TICKS)
         axis.set_xlabel("$\\sigma(u)$")
         axis.set_title(label, fontsize=10)

@@ -111,8 +111,11 @@ def weight_log_ratio(weighting: Weighting, u: Tensor, delta: Tensor, batch: Pair
         policy = LogProbs((delta + u) / 2, (delta - u) / 2)
         weights = weighting.weights(Rewards(policy, LogProbs(nothing, nothing), beta=1.0), batch)
         # Of a weight near 0 the logarithm is known better from where it came.
-        return weights.g.log() if weights.a is None else F.logsigmoid(weights.a * u + weights.b)
+        if weights.a is None or weights.b is None:
+            return weights.g.log()
+        return F.logsigmoid(weights.a * u + weights.b)
 
+    assert batch.eta is not None
     exchanged = replace(batch, eta=1 - batch.eta)
     return (log_weights(u, batch) - log_weights(-u, exchanged)).double()
 
@@ -198,7 +201,7 @@ def with_intervals(
     draws = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=resamples)
     rows = (np.repeat(np.arange(len(prompts)), draw[prompts]) for draw in draws)
     resampled = pd.DataFrame([measure(*(column[some] for column in columns)) for some in rows])
-    found = {}
+    found: dict[str, float] = {}
     for name, value in measure(*columns).items():
         low, high = np.quantile(resampled[name], [0.025, 0.975])
         found |= {name: value, f"{name}_low": float(low), f"{name}_high": float(high)}

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import torch
@@ -22,7 +22,7 @@ from ..files import replacing
 from ..modules import PreferenceModule
 from ..objectives import DPO
 from ..policy import PolicyModel
-from ..runs.finished_run import Run
+from ..runs.finished_run import PreferenceData, Run
 from ..weighting import Unweighted
 
 FOLDER = "cross-fit"
@@ -50,7 +50,7 @@ class CrossFit:
     def __init__(
         self,
         run: Run,
-        data: LightningDataModule,
+        data: PreferenceData,
         updates: int,
         beta: float,
         folder: Path,
@@ -155,7 +155,9 @@ class CrossFit:
         self.data.reference = "live"
         try:
             last = unfinished / "last.ckpt"
-            trainer.fit(module, self.data, ckpt_path=last if last.is_file() else None)
+            trainer.fit(
+                module, cast(LightningDataModule, self.data), ckpt_path=last if last.is_file() else None
+            )
             if trainer.interrupted:
                 raise KeyboardInterrupt
         finally:

@@ -6,6 +6,7 @@ import base64
 import io
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy.special import expit
@@ -25,7 +26,7 @@ def distribution(findings: Findings) -> str:
     pairs, column = findings.pairs, SCORES[findings.scorer]
     score = pairs[column].to_numpy()
     figure, axis = _figure()
-    edges = np.histogram_bin_edges(score, bins=min(60, max(10, len(score) // 20)))
+    edges = np.histogram_bin_edges(score, bins=min(60, max(10, len(score) // 20))).tolist()
     known = pairs["flipped"].notna().to_numpy()
     if known.any():
         flipped = pairs["flipped"].fillna(False).to_numpy(dtype=bool)
@@ -52,14 +53,17 @@ def against(findings: Findings) -> str:
     tenths = share.tenths
     size = np.linspace(0, tenths["size"].max() * 1.05, 200)
     fitted = share.rate + (1 - 2 * share.rate) * expit(-share.slope * size)
-    bars = {"color": RIGHT, "ecolor": RIGHT, "elinewidth": 1.2, "capsize": 2.5, "markersize": 5}
     axis.errorbar(
         tenths["size"],
         100 * tenths["against"],
         100 * tenths["stderr"].fillna(0),
         fmt="o",
         label="tenths of the pairs, ± 1 standard error",
-        **bars,
+        color=RIGHT,
+        ecolor=RIGHT,
+        elinewidth=1.2,
+        capsize=2.5,
+        markersize=5,
     )
     axis.plot(size, 100 * fitted, color=DARK, linewidth=1.4, label="fit")
     if share.identified:
@@ -72,7 +76,7 @@ def against(findings: Findings) -> str:
     return _encoded(figure)
 
 
-def _figure():
+def _figure() -> tuple[Figure, Axes]:
     figure = Figure(figsize=(5.4, 3.4), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.add_subplot()

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 import pandas as pd
 
@@ -172,7 +173,7 @@ def _table(heading: list[str], rows: list[list[str]]) -> str:
     return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"
 
 
-def _pair(row, texts: Texts) -> str:
+def _pair(row: Any, texts: Texts) -> str:
     facts = [f"#{row.rank}", row.id]
     facts += [] if pd.isna(row.category) else [row.category]
     facts += [] if pd.isna(row.p_wrong) else [f"P(wrong) {row.p_wrong:.3f}"]

@@ -29,8 +29,9 @@ def user_error(error: BaseException | None) -> UserError | None:
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
-    of_union = last is not None and last.tb_frame.f_code.co_name == "raise_union_unexpected_value"
-    causes = last.tb_frame.f_locals["exceptions"] if of_union else [error.__cause__]
+    causes = [error.__cause__]
+    if last is not None and last.tb_frame.f_code.co_name == "raise_union_unexpected_value":
+        causes = last.tb_frame.f_locals["exceptions"]
     return next(filter(None, map(user_error, causes)), None)
 
 
@@ -54,7 +55,8 @@ def full_disk(error: BaseException | None) -> UserError | None:
         of_rust = re.search(r"\(os error (\d+)\)", str(error))
         number = int(of_rust[1]) if of_rust else getattr(error, "errno", None)
         if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            place = f" at {error.filename}" if getattr(error, "filename", None) else ""
+            file = getattr(error, "filename", None)
+            place = f" at {file}" if file else ""
             return UserError(
                 f"The disk is full{place} ({os.strerror(number)}); free some space and run it again: what "
                 "was finished is kept."

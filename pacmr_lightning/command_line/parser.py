@@ -12,12 +12,12 @@ from .exceptions import stop
 from .sentences import read
 
 
-class OneSentence:
+class OneSentence(ArgumentParser):
     """What makes jsonargparse's parsers say in one sentence what is wrong; abbreviations are refused."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **{"allow_abbrev": False} | kwargs)
-        self._file = None
+        self._file: str | None = None
 
     def parse_path(self, cfg_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Reads a config, whose name stands before what is wrong in it."""
@@ -41,14 +41,14 @@ class OneSentence:
 
     def validate(self, namespace: Any, *args: Any, **kwargs: Any) -> None:
         """Also refuses a value in the place of a group of options, such as ``trainer: 3``."""
-        for name in self.groups:
+        for name in self.groups or ():
             value = namespace.get(name)
             if value is not None and not isinstance(value, Namespace):
                 raise TypeError(f'Parser key "{name}": Unable to load config "{value}"')
         super().validate(namespace, *args, **kwargs)
 
 
-class ToolParser(OneSentence, ArgumentParser):
+class ToolParser(OneSentence):
     """jsonargparse's parser with options as one types them: flags without a value, and lists as words."""
 
     def add_argument(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,7 +77,7 @@ def run_tool(
     YAML (``--source Files --source.train pairs.jsonl``), and ``--config FILE`` reads options from a file.
     With ``positional``, parameters without a default are given as plain words, unless they are keyword-only.
     """
-    told = inspect.getdoc(function).partition("\n\nArgs:")[0].replace("``", "")
+    told = (inspect.getdoc(function) or "").partition("\n\nArgs:")[0].replace("``", "")
     return auto_cli(
         function,
         args=arguments,

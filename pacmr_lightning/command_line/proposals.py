@@ -59,16 +59,18 @@ def name_classes(text: str, key: str, parser: ArgumentParser | None) -> str:
     hints = [getattr(action, "_typehint", None) for action in _actions(parser) if action.dest == key]
     bases = [base for hint in hints for base in _classes(hint)]
     blank = re.search(r"\{classes:?(\.?)(.*?)\}\.", text)
-    found, queue = set(), bases
+    assert blank is not None  # callers looked for it
+    found: set[type] = set()
+    queue = bases
     while queue:
         one = queue.pop()
         queue += one.__subclasses__()
         if not inspect.isabstract(one) and not one.__name__.startswith(("_", "LazyInstance_")):
             found.add(one)
-    own = {one for one in found if one.__module__.startswith("pacmr_lightning")}
+    classes = {one for one in found if one.__module__.startswith("pacmr_lightning")}
     option = blank[2].partition(".")[0] if blank[1] else None
-    having = sorted(one.__name__ for one in own if option in inspect.signature(one).parameters)
-    own = sorted(one.__name__ for one in own)
+    having = sorted(one.__name__ for one in classes if option in inspect.signature(one).parameters)
+    own = sorted(one.__name__ for one in classes)
     near = get_close_matches(blank[2].rpartition(".")[2], {one.__name__ for one in found}, 1, ALIKE)
     if having:
         filled = f"it is an option of {listed(having, 'or')}."

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
-from lightning.pytorch import LightningDataModule
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -19,7 +18,7 @@ from ..datamodules.prompts import split_row
 from ..errors import UserError
 from ..files import replacing
 from ..modules import PreferenceModule
-from ..runs.finished_run import find_run, load
+from ..runs.finished_run import PreferenceData, find_run, load
 from ..weighting import AuditedWeights, DropFlipped, OracleWeights
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ def audit(
     _write(folder, table, findings.methods, page)
     console = Console()
     _show(console, findings, folder, notes)
-    if cleaned is not None:
+    if cleaned is not None and action is not None:
         suspects = set(table["id"][table["suggested"] == "flip"])
         _write_cleaned(console, data, cleaned, action, suspects)
     return table
@@ -138,7 +137,7 @@ def _varies(module: PreferenceModule, pairs: pd.DataFrame) -> bool:
     return not told and bool(np.ptp(pairs["weight"]) > 1e-6)
 
 
-def _notes(noise: str, data: LightningDataModule) -> list[str]:
+def _notes(noise: str, data: PreferenceData) -> list[str]:
     """What a reader has to know of the pairs."""
     notes = []
     if noise:
@@ -154,7 +153,7 @@ def _notes(noise: str, data: LightningDataModule) -> list[str]:
     return notes
 
 
-def _texts(data: LightningDataModule, table: pd.DataFrame) -> list[Texts]:
+def _texts(data: PreferenceData, table: pd.DataFrame) -> list[Texts]:
     """Prompts and responses of the pairs of a table, labels as trained."""
     from ..audit.report import Texts
 
@@ -220,7 +219,7 @@ def _show(console: Console, findings: Findings, folder: Path, notes: list[str]) 
 
 
 def _write_cleaned(
-    console: Console, data: LightningDataModule, output: str, action: Action, suspects: set[str]
+    console: Console, data: PreferenceData, output: str, action: Action, suspects: set[str]
 ) -> None:
     """The cleaned pairs, which start from the labels as trained."""
     swapped = {name for name, flip in (data.noise_flips or {}).items() if flip}

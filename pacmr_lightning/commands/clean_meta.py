@@ -84,6 +84,7 @@ def clean_meta(
     path = Path(output).expanduser()
     if path.suffix not in (".jsonl", ".parquet") or path.is_dir():
         raise UserError(f"output is {output}, but it must be a file ending in .jsonl or .parquet.")
+    judges = judges or []
     if source.gold_reward is None and not judges:
         raise UserError(
             f"judges is missing, and nobody else knows which labels of {source.name} are wrong; give one or "
@@ -94,7 +95,7 @@ def clean_meta(
             f"judges and store have no effect where the source is {source.name}, whose gold reward is known; "
             "leave them out."
         )
-    for i, judge in enumerate(judges or []):
+    for i, judge in enumerate(judges):
         if judge.settings in [other.settings for other in judges[:i]]:
             raise UserError(
                 f"judges holds {judge.name} twice, which would say the same twice; name another model."
@@ -107,7 +108,7 @@ def clean_meta(
         with AnswerStore(store or f"{path}.answers.sqlite") as answers:
             verdicts = [judge.compare([pair.comparison for pair in pairs], answers) for judge in judges]
         wrong = [all(v.preferred == "second" for v in of_pair) for of_pair in zip(*verdicts, strict=True)]
-    names = [judge.name for judge in judges or []]
+    names = [judge.name for judge in judges]
     rows = [
         _row(pair, corrected, [_told(name, of[i]) for name, of in zip(names, verdicts, strict=True)])
         for i, (pair, corrected) in enumerate(zip(pairs, wrong, strict=True))
@@ -136,7 +137,10 @@ def _sample(source: Source, n: int, seed: int) -> tuple[list[_Pair], int]:
     """The sample, and how many pairs could have been in it."""
     rows = source.load("train")
     columns = values_of(rows, "id", "category", "chat", "prompt", "chosen", "rejected")
-    pairs = [_Pair(name, category, chat, split_row(*texts, chat)) for name, category, chat, *texts in columns]
+    pairs = [
+        _Pair(name, category, chat, split_row(prompt, chosen, rejected, chat))
+        for name, category, chat, prompt, chosen, rejected in columns
+    ]
     usable = [pair for pair in pairs if _is_usable(pair.split)]
     taken = stratified_sample([p.id for p in usable], [p.category for p in usable], n, seed)
     return [usable[i] for i in taken], len(usable)

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 import yaml
@@ -25,6 +25,7 @@ from ..policy import PolicyModel
 from ..runs.finished_run import Run, find_run, load
 from ..runs.folder import CONFIG, SUMMARY, read_summary
 from ..runs.model_card import model_card, on_hub, weighting_settings
+from ..weighting.vnet import VNet
 from ..weighting.vnet_folder import save_vnet
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -63,7 +64,7 @@ def export(
         )
     hub_base = bottom if on_hub(bottom) else None
     console = Console()
-    say = {"highlight": False, "markup": False, "soft_wrap": True}
+    say: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
     with _new_folder(out) as folder:
         console.print(f"Loading {found.base} and {found.checkpoint}", **say)
         module, data, step = load(found)
@@ -74,13 +75,15 @@ def export(
         data.tokenizer.save_pretrained(folder)
         if module.vnet is not None:
             settings = {"beta": module.objective.beta, "step": step, "method": module.method}
-            save_vnet(folder, module.vnet, settings | {"weighting": weighting_settings(found, module)})
+            settings["weighting"] = weighting_settings(found, module)
+            # A weighting's network is one of the paper's kind.
+            save_vnet(folder, cast(VNet, module.vnet), settings)
         if merged:
             model = merge(module.policy, bottom, getattr(torch, dtype) if dtype else module.policy.dtype)
             model.save_pretrained(folder)
         else:
             # PEFT would look at the Hub for whether the vocabulary was changed, which it never is.
-            module.policy.peft.save_pretrained(folder, save_embedding_layers=False)
+            module.policy.peft.save_pretrained(str(folder), save_embedding_layers=False)
         # Last, for PEFT writes a card of its own.
         (folder / "README.md").write_text(card, encoding="utf-8")
     loader = "AutoModelForCausalLM" if merged else "AutoPeftModelForCausalLM"
@@ -116,11 +119,13 @@ def merge(policy: PolicyModel, bottom: str, dtype: torch.dtype) -> PreTrainedMod
     head = policy.model.get_output_embeddings()
     if isinstance(head, LoraLayer) and policy.model.config.tie_word_embeddings:
         # The adapter moves the head alone, so the merged model's embeddings are not its head any more.
-        head.get_base_layer().weight = nn.Parameter(head.get_base_layer().weight.detach().clone())
+        linear = head.get_base_layer()
+        linear.weight = nn.Parameter(linear.get_parameter("weight").detach().clone())
         policy.model.config.tie_word_embeddings = False
     if dtype != policy.dtype:
         policy.model.float()
-    model = policy.peft.merge_and_unload().to(dtype)
+    peft: Any = policy.peft  # it passes the call on to its LoraModel
+    model: PreTrainedModel = peft.merge_and_unload().to(dtype)
     for name, value in model.state_dict().items():
         if not torch.isfinite(value).all():
             raise UserError(f"The merged weight {name} is too large for {dtype}; choose another --dtype.")

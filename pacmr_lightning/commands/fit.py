@@ -18,9 +18,9 @@ from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 
 # Importing the packages is what makes the short names of their classes work in YAML.
-from .. import callbacks as callbacks_of_runs
-from .. import datamodules  # noqa: F401
+from ..callbacks import GenerationWriter, NoiseMask, RunCheckpoint
 from ..command_line.parser import OneSentence
+from ..datamodules import PreferenceDataModule, SFTDataModule  # noqa: F401
 from ..errors import UserError
 from ..files import replacing
 from ..modules import PreferenceModule, SFTModule  # noqa: F401
@@ -77,7 +77,7 @@ class PacmrCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds the checkpoint section and the links between module and datamodule."""
-        parser.add_lightning_class_args(callbacks_of_runs.RunCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
         parser.set_defaults({"checkpoint.save_last": True, "checkpoint.filename": "step-{step}"})
         parser.set_defaults({"checkpoint.auto_insert_metric_name": False})
         # A run's folder has one run, so a file of the same name is to be replaced.
@@ -91,7 +91,7 @@ class PacmrCLI(LightningCLI):
         """Adds the section ``generation`` (``GenerationWriter``) to ``predict``."""
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "predict":
-            parser.add_lightning_class_args(callbacks_of_runs.GenerationWriter, "generation")
+            parser.add_lightning_class_args(GenerationWriter, "generation")
         return parser
 
     def _parse_ckpt_path(self) -> None:
@@ -152,7 +152,7 @@ class PacmrCLI(LightningCLI):
         if settings.enable_progress_bar is not False:
             callbacks.append(lightning_callbacks.RichProgressBar(leave=True))
         if self.subcommand == "fit":
-            callbacks.append(callbacks_of_runs.NoiseMask())
+            callbacks.append(NoiseMask())
         if settings.logger is None or settings.logger is True:
             root = settings.default_root_dir
             if self.subcommand == "fit":

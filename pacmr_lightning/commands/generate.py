@@ -66,13 +66,15 @@ def generate(
 
 
 def _response(answer: Answer, endpoint: Endpoint) -> Response:
-    """The answer as a row's response; servers that give no reason are judged by their count of tokens."""
+    """An answer with text as a row's response; servers that give no reason are judged by their tokens."""
+    assert answer.text is not None
     limit = endpoint.max_tokens
     is_cut = answer.finish_reason == "length"
     if answer.finish_reason is None:
         is_cut = limit is not None and answer.completion_tokens >= limit
-    reason = "length" if is_cut else "stop"
-    return Response(answer.text, reason, answer.prompt_tokens, answer.completion_tokens)
+    return Response(
+        answer.text, "length" if is_cut else "stop", answer.prompt_tokens, answer.completion_tokens
+    )
 
 
 def main(arguments: list[str]) -> None:

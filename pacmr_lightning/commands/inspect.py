@@ -102,19 +102,23 @@ def _pairs_table(report: Report) -> Table:
     def add(label: str, cell: Callable[[SplitReport], str]) -> None:
         table.add_row(label, *(cell(split) for split in report.splits.values()))
 
+    def dropped(reason: str) -> Callable[[SplitReport], str]:
+        return lambda s: _of(s.counts.get(reason, 0), s.counts["rows"])
+
+    def with_value(name: str) -> Callable[[SplitReport], str]:
+        wrong = f"wrong by {name}"
+        return lambda s: (
+            f"{s.known[name]:.1%}" + (f", {s.known[wrong]:.1%} wrong" if wrong in s.known else "")
+        )
+
     add("rows", lambda s: f"{s.counts['rows']:,}")
     add("kept pairs", lambda s: _of(s.counts["kept"], s.counts["rows"]))
     for reason in REASONS:
         if any(reason in split.counts for split in report.splits.values()):
-            add(f"  dropped, {reason}", lambda s, r=reason: _of(s.counts.get(r, 0), s.counts["rows"]))
+            add(f"  dropped, {reason}", dropped(reason))
     for name in ("flipped", "eta", "augmented_prompt", "category", "non-ASCII"):
-        wrong = f"wrong by {name}"
-        add(
-            f"rows with {name}" if name != "non-ASCII" else "rows with text that is not ASCII",
-            lambda s, n=name, w=wrong: (
-                f"{s.known[n]:.1%}" + (f", {s.known[w]:.1%} wrong" if w in s.known else "")
-            ),
-        )
+        label = f"rows with {name}" if name != "non-ASCII" else "rows with text that is not ASCII"
+        add(label, with_value(name))
     table.add_section()
     add("Of the kept pairs:", lambda s: "")
     add("no second view", lambda s: _of(s.counts[NO_SECOND_VIEW], s.counts["kept"]))

@@ -114,7 +114,7 @@ def _costs(
         prompts = sum(opinion.prompt_tokens for opinion in counted)
         completions = sum(opinion.completion_tokens for opinion in counted)
         tokens[name] = {"prompt": prompts, "completion": completions}
-        if prompt_price is not None:
+        if prompt_price is not None and completion_price is not None:
             cost[name] = (prompts * prompt_price + completions * completion_price) / MILLION
     return {"tokens": tokens, "cost": cost or None}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from rich.box import SIMPLE_HEAD
@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..runs.memory_estimate import Held, activation_bytes, build, held
 
 GIB = 2**30
-STRATEGIES = {
+STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"stage": 0},
     "zero1": {"stage": 1},
     "zero2": {"stage": 2},

@@ -131,8 +131,8 @@ def surfaces_page(runs: Sequence[str], output: str, step: int | None = None) -> 
         # Unknown noise last.
         key=lambda pair: (np.isnan(pair[0].noise_rate), pair[0].noise_rate),
     )
-    surfaces, named = zip(*found, strict=True)
-    names = headings(surfaces, named)
+    surfaces, folders = zip(*found, strict=True)
+    names = headings(surfaces, folders)
     from ..analysis.surface_figure import draw_page
 
     figure = draw_page(surfaces, names)

@@ -8,6 +8,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -95,7 +96,7 @@ def check_options(found: list[Cell]) -> None:
         pass
 
     class Parsing(PacmrCLI):
-        def parse_arguments(self, parser, args) -> None:
+        def parse_arguments(self, parser: Any, args: Any) -> None:
             super().parse_arguments(parser, args)
             self.parser.instantiate_classes(self.config)
             raise Done

@@ -88,9 +88,9 @@ def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple
             ) from None
         return str(path), step
     found = sorted(folder.glob("*.ckpt"))
-    path, step = _newest(found, training)
-    if path is not None:
-        return str(path), step
+    newest, step = _newest(found, training)
+    if newest is not None:
+        return str(newest), step
     if found:
         raise UserError(
             f"None of the {len(found)} checkpoints in {folder} can be used; put a good copy of one there, or "

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import yaml
 from jsonargparse import ArgumentError
 from lightning.pytorch import LightningDataModule, LightningModule
+from transformers import PreTrainedTokenizerBase
 
 from ..command_line.parser import ToolParser
 from ..command_line.sentences import short_message
@@ -53,6 +54,41 @@ class Run:
         return ", ".join(f"{name} {value}".strip() for name, value in given.items())
 
 
+class PreferenceData(Protocol):
+    """What the tools ask of a run's datamodule, and the cross-fit sets."""
+
+    source: Any
+    task: str
+    seed: int
+    global_batch_size: int
+    uniform_noise: bool
+    noise_rate: float
+    augmentations: str | None
+    meta_every: int | None
+    reference: str
+    train_pairs: Any
+    """After ``setup``, as the following."""
+    validation_pairs: Any
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The run's."""
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Rows and pairs of each split."""
+
+    @property
+    def noise_flips(self) -> dict[str, bool] | None:
+        """Whether the run's noise flipped a label, by the pair's id; None without noise."""
+
+    def setup(self, stage: str) -> None:
+        """Reads the pairs of a stage."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What decides the pairs and their order."""
+
+
 def find_run(folder: str, checkpoint: str) -> Run:
     """Looks for a run's configuration and the named checkpoint in its folder.
 
@@ -89,7 +125,7 @@ def find_run(folder: str, checkpoint: str) -> Run:
 
 def load(
     run: Run, augmentations: str | None = None, *, as_trained: bool = False
-) -> tuple[PreferenceModule, LightningDataModule, int]:
+) -> tuple[PreferenceModule, PreferenceData, int]:
     """The run's module with the checkpoint's adapter, its datamodule, and the policy's step.
 
     Args:

@@ -19,7 +19,7 @@ class ContinuedWriter(ExperimentWriter):
 
     def __init__(self, log_dir: str) -> None:
         super().__init__(log_dir)
-        self._first_step: int | None = None
+        self._first_step: float | None = None
 
     def _check_log_dir_exists(self) -> None:
         """Overrides the deletion of an earlier run's file."""
@@ -48,6 +48,8 @@ class ContinuedWriter(ExperimentWriter):
 
 class ContinuedCSVLogger(CSVLogger):
     """Lightning's CSVLogger over a ``ContinuedWriter``; hyperparameters are left to ``config.yaml``."""
+
+    _experiment: ContinuedWriter | None
 
     @property
     @rank_zero_experiment

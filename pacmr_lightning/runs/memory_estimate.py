@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -17,7 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ..policy.base_model import recompute_activations
 from ..policy.logprobs import token_log_probs
@@ -160,7 +160,7 @@ def activation_bytes(
         gradient_checkpointing: activations inside of a layer are computed again in backward.
         logit_chunk: response tokens whose logits exist at a time.
     """
-    model = policy.get_base_model()
+    model = cast(PreTrainedModel, policy.get_base_model())
     rows, length = (pairs, prompt_tokens + 2 * response_tokens)
     if not shared:
         rows, length = 2 * pairs, prompt_tokens + response_tokens

@@ -121,7 +121,6 @@ def draw_option(part: pd.DataFrame, numbers: pd.DataFrame, option: str, method: 
         for i, rate in enumerate(sorted(part["noise"].unique())):
             found = numbers[numbers["measure"].eq(name) & numbers["noise"].eq(rate)].set_index("row")
             found = found.reindex(x.sort_values().index)
-            style = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)]}
             axis.errorbar(
                 x[found.index],
                 found["mean"],
@@ -129,7 +128,8 @@ def draw_option(part: pd.DataFrame, numbers: pd.DataFrame, option: str, method: 
                 ms=4,
                 capsize=2,
                 label=f"{rate:.0%}",
-                **style,
+                color=COLORS[i % len(COLORS)],
+                marker=MARKERS[i % len(MARKERS)],
             )
         axis.set(xlabel=GREEK.get(option, option), ylabel=MEASURES[name].heading)
         if not numeric:
@@ -164,8 +164,7 @@ def _panels(count: int, width: float, height: float, sharey: bool = False) -> tu
 
 def _legend(figure: Figure, axis: Axes, title: str) -> None:
     handles, labels = axis.get_legend_handles_labels()
-    place = {"loc": "outside upper center", "ncols": len(labels), "frameon": False}
-    figure.legend(handles, labels, title=title, **place)
+    figure.legend(handles, labels, title=title, loc="outside upper center", ncols=len(labels), frameon=False)
 
 
 def _save(figure: Figure, path: Path) -> None:

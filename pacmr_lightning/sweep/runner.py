@@ -50,6 +50,7 @@ def run(sweep: Sweep, left: Sequence[Cell], done: int, console: Console) -> None
                     ended = wait([process.sentinel for process in running])
                     for process in [process for process in running if process.sentinel in ended]:
                         process.join()
+                        assert process.exitcode is not None
                         cell, slot = running.pop(process)
                         slots.append(slot)
                         if state.end(cell, process.exitcode):
@@ -58,6 +59,7 @@ def run(sweep: Sweep, left: Sequence[Cell], done: int, console: Console) -> None
                             waiting.insert(0, cell)
                     progress.show(len(running), len(waiting))
             for cell in waiting:
+                assert cell.after is not None  # otherwise it would have run
                 console.print(f"{cell.name} was not run: {cell.after.name} failed", highlight=False)
         finally:
             for process in running:

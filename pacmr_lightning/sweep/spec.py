@@ -147,10 +147,10 @@ def _check_values(sweep: Sweep, path: str) -> None:
         )
     named = {"anchor": [sweep.anchor] if sweep.anchor else [], **sweep.comparisons}
     for place, methods in named.items():
-        for method in methods:
-            if method not in sweep.methods:
+        for one in methods:
+            if one not in sweep.methods:
                 raise UserError(
-                    f"{path}: {place} names {method}, which is none of the methods "
+                    f"{path}: {place} names {one}, which is none of the methods "
                     f"({', '.join(sweep.methods)}); correct it, or set anchor to null."
                 )
     above: list[str] = []

@@ -79,8 +79,10 @@ class Table:
         for i, heading in enumerate(self._flat_headings()):
             entries = [row[i] for row in self.rows]
             if self._is_number(i):
-                columns[heading] = [entry.mean if entry else None for entry in entries]
-                columns[f"{heading}, standard error"] = [entry.stderr if entry else None for entry in entries]
+                columns[heading] = [e.mean if isinstance(e, Value) else None for e in entries]
+                columns[f"{heading}, standard error"] = [
+                    e.stderr if isinstance(e, Value) else None for e in entries
+                ]
             else:
                 columns[heading] = entries
         return pd.DataFrame(columns).to_csv(index=False)

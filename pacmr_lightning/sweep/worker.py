@@ -6,6 +6,7 @@ tensor operation, so neither threads nor a GPU's state are forked.
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import runpy
@@ -42,7 +43,8 @@ def start(commands: list[list[str]], log: Path, devices: str | None) -> BaseProc
 
 
 def kill(process: BaseProcess) -> None:
-    """Ends a process and all that it has started, and waits for it."""
+    """Ends a started process and all that it has started, and waits for it."""
+    assert process.pid is not None
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:  # it has no group of its own yet, or has ended
@@ -56,6 +58,7 @@ def _run(commands: list[list[str]], log: Path, devices: str | None) -> None:
     with open(log, "ab") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
+    assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)
     for arguments in commands:
         if devices is None:
@@ -71,5 +74,7 @@ def _run(commands: list[list[str]], log: Path, devices: str | None) -> None:
 
 def _end_with_parent() -> None:
     """A sweep that is killed leaves no run behind, which would write to a folder that the next one uses."""
-    multiprocessing.parent_process().join()
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # ``start`` made this process
+    parent.join()
     os.killpg(0, signal.SIGKILL)
