@@ -87,7 +87,7 @@ def find(
         methods.append(same_number("u", -pairs["u"].to_numpy(), number))
     basis = "cross_fit_u" if computed["dpo"] else "u"
     named = "cleanlab on cross-fitted u" if computed["dpo"] else "cleanlab on u"
-    if learned := confident_learning(named, pairs[basis].to_numpy(), pairs["id"]):
+    if learned := confident_learning(named, pairs[basis].to_numpy(), pairs["id"].tolist()):
         methods.append(learned)
     ranked = ranked.sort_values([SCORES[scorer], "u"], kind="stable", ignore_index=True)
     ranked["rank"] = np.arange(1, len(ranked) + 1)

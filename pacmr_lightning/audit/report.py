@@ -133,6 +133,7 @@ def _methods(methods: pd.DataFrame, known: bool) -> list[str]:
     heading = ["score", "suspects", "expected share"]
     heading += ["precision", "recall", "AUROC", "average precision"] if known else []
     rows = []
+    row: Any  # its fields are the columns
     for row in methods.itertuples():
         expected = _number(row.expected, "{:.1%}")
         if not pd.isna(row.expected_stderr):
@@ -152,6 +153,7 @@ def _categories(table: pd.DataFrame, known: bool) -> list[str]:
     heading = ["category", "pairs", "suspects", "suspect share", "expected share"]
     heading += ["known to be wrong"] if known else []
     rows = []
+    row: Any  # its fields are the columns
     for row in table.head(CATEGORIES).itertuples():
         name = "(none)" if pd.isna(row.category) else row.category
         cells = [

@@ -93,7 +93,7 @@ def audit(
     cross_fit = CrossFit(found, data, updates, beta, kept / FOLDER, micro_batch_size)
     scorer = scorer or ("vnet" if varies else "dpo")
     u = cross_fit.u() if scorer == "dpo" else cross_fit.kept()
-    pairs.insert(pairs.columns.get_loc("loss"), "cross_fit_u", np.nan if u is None else u.to_numpy())
+    pairs.insert(list(pairs.columns).index("loss"), "cross_fit_u", np.nan if u is None else u.to_numpy())
     findings = find(pairs, scorer, threshold, varies, share)
     columns = ["rank", "id", "category", "observed", "suggested", "p_wrong", "weight", "u", "delta", "a", "b"]
     table = findings.pairs[[*columns, "loss", "cross_fit_u", "flipped"]]

@@ -52,8 +52,8 @@ def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str |
     sentences = advice(report, max_length, overlap=source.gold_reward is None)
     console = Console(highlight=False, markup=False)
     console.print(f"{source.name}, tokenizer {tokenizer}, max_length {max_length}", style="bold")
-    for table in tables(report):
-        console.print(table)
+    for numbers_table in tables(report):
+        console.print(numbers_table)
     rows, table = kept["train"]
     console.print("Three training pairs as the model sees them", style="bold")
     console.print(LEGEND, style="italic")
