@@ -8,8 +8,8 @@ from .noise_mask import NoiseMask
 from .samples import SampleResponses
 from .snapshots import Snapshots
 from .summary import RunSummary
-from .surfaces import VNetSurfaces
 from .throughput import Throughput, pairs_in, tokens_in
+from .vnet_surfaces import VNetSurfaces
 from .weight_distributions import WeightDistributions
 from .weight_gap import WeightGap
 from .weights import WeightRecorder

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from .signals import StopSignals
+from .stop_signals import StopSignals
 
 
 class RunCheckpoint(ModelCheckpoint):

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.utilities import rank_zero_info
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.answer_store import AnswerStore, content_key
 from pacmr_lightning.evaluation.generation import Decoding, generation_key, is_reference
 from pacmr_lightning.evaluation.generation_file import (
     answers_path,
@@ -20,7 +21,6 @@ from pacmr_lightning.evaluation.generation_file import (
     write_generations,
 )
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch, Response
-from pacmr_lightning.evaluation.store import AnswerStore, content_key
 from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.ranks import on_all_ranks
 

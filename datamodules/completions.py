@@ -7,8 +7,8 @@ from pathlib import Path
 
 from datasets import Dataset
 
+from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.world import World
 
 from .columns import SFT
 from .prompts import completion_prompts

@@ -18,7 +18,7 @@ from .noise import LabelNoise, label_noise
 from .pairs import Pairs
 from .preparation import Preparation
 from .prompt_loader import PromptData
-from .reference import cached_log_probs
+from .reference_cache import cached_log_probs
 from .sources import Source
 from .stream import PairBatches, PairedBatches, RankSteps, StepLoader, check_shares
 from .tokenizer import load_tokenizer

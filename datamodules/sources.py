@@ -8,8 +8,8 @@ from pathlib import Path
 
 from datasets import Dataset
 
+from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.world import World
 
 from .columns import PREFERENCES
 from .prompts import pair_prompts

@@ -8,4 +8,4 @@ if not torch.accelerator.is_available():
     # DeepSpeed, which transformers imports, else says on stdout that it found none.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
-from . import old_names  # noqa: F401
+import pacmr_lightning.old_names  # noqa: F401

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning import cli
 from pacmr_lightning.commands import memory as memory_tool
-from pacmr_lightning.world import World
+from pacmr_lightning.embedded_world import World
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))

@@ -8,8 +8,8 @@ from typing import Any
 
 from jsonargparse import lazy_instance
 
+from pacmr_lightning.evaluation.answer_store import AnswerStore
 from pacmr_lightning.evaluation.endpoint import Endpoint
-from pacmr_lightning.evaluation.store import AnswerStore
 
 from .rewriter import Rewriter, Rewriting, rewriting
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.store import AnswerStore, content_key
+from pacmr_lightning.evaluation.answer_store import AnswerStore, content_key
 
 from .decoding import Decoding
 from .rewriter import Rewriter, Rewriting, rewriting

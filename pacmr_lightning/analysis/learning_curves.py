@@ -13,7 +13,8 @@ import pandas as pd
 
 from ..errors import UserError
 from ..files import replacing
-from ..runs.folder import METRICS, read_summary, read_weights
+from ..runs.folder import METRICS, read_weights
+from ..runs.summary import read_summary
 
 LAST = 2000
 """Visits at the end of a run whose weights are drawn."""

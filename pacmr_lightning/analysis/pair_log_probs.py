@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from ..batch import PairBatch
 from ..errors import UserError
-from ..evaluation.store import AnswerStore, content_key
+from ..evaluation.answer_store import AnswerStore, content_key
 from ..modules import PreferenceModule
 from ..policy import PolicyModel
 

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 
 from ..analysis.last_pass import last_pass
 from ..errors import UserError
-from ..evaluation.store import content_key
+from ..evaluation.answer_store import content_key
 from ..files import replacing
 from ..modules import PreferenceModule
 from ..objectives import DPO

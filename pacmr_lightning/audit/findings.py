@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from sklearn.isotonic import IsotonicRegression
 
-from .share import Share, expected_share
-from .truth import Method, compare, confident_learning, same_number
+from .detection_quality import Method, compare, confident_learning, same_number
+from .wrong_label_share import Share, expected_share
 
 Scorer = Literal["vnet", "dpo", "policy"]
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from .figures import against, distribution
 from .findings import Findings, by_category
-from .words import sentences, share_in_words
+from .findings_in_words import sentences, share_in_words
 
 FOLD = 600
 """Characters of a text that are shown before it has to be unfolded."""

@@ -183,7 +183,7 @@ def _write(folder: Path, table: pd.DataFrame, methods: pd.DataFrame, page: str) 
 
 def _show(console: Console, findings: Findings, folder: Path, notes: list[str]) -> None:
     from ..audit.findings import NAMES
-    from ..audit.words import share_in_words
+    from ..audit.findings_in_words import share_in_words
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("score")

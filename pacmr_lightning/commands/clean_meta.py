@@ -22,9 +22,9 @@ from ..datamodules.rows import values_of
 from ..datamodules.sampling import stratified_sample
 from ..datamodules.sources import Source
 from ..errors import UserError
+from ..evaluation.answer_store import AnswerStore
 from ..evaluation.judging import Comparison, EndpointJudge, PairJudge, Preference, Verdict
 from ..evaluation.reward_model import RewardModelJudge
-from ..evaluation.store import AnswerStore
 from ..files import replacing
 
 # The judges are imported for their short names on the command line.

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..command_line.parser import run_tool
-from ..runs.folder import read_summary
+from ..runs.summary import read_summary
 
 COLUMNS = {
     "noise": "{noise_rate:.0%}",

@@ -23,8 +23,9 @@ from ..errors import UserError
 from ..modules import PreferenceModule
 from ..policy import PolicyModel
 from ..runs.finished_run import Run, find_run, load
-from ..runs.folder import CONFIG, SUMMARY, read_summary
+from ..runs.folder import CONFIG, SUMMARY
 from ..runs.model_card import model_card, on_hub, weighting_settings
+from ..runs.summary import read_summary
 from ..weighting.vnet import VNet
 from ..weighting.vnet_folder import save_vnet
 

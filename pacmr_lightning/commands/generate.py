@@ -11,12 +11,12 @@ from ..command_line.parser import run_tool
 from ..datamodules.prompt_loader import draw_prompts
 from ..datamodules.sources import Source
 from ..errors import UserError
+from ..evaluation.answer_store import AnswerStore
 from ..evaluation.chat_request import Answer
 from ..evaluation.conversation import as_messages
 from ..evaluation.endpoint import Endpoint
 from ..evaluation.generation_file import answers_path, generation, output_path, write_generations
 from ..evaluation.prompt_batch import Response
-from ..evaluation.store import AnswerStore
 
 _ENDPOINT = lazy_instance(Endpoint, max_tokens=128)
 

@@ -15,11 +15,11 @@ from rich.table import Table
 
 from ..command_line.parser import run_tool
 from ..errors import UserError
+from ..evaluation.answer_store import AnswerStore, content_key
 from ..evaluation.gold_judge import GoldJudge
 from ..evaluation.judging import EndpointJudge, Opinion, PairJudge
 from ..evaluation.response_pairs import pair_rows, read_rows
 from ..evaluation.reward_model import RewardModelJudge
-from ..evaluation.store import AnswerStore, content_key
 from ..evaluation.win_rate import Estimate, Judged, WinRate, judge_pairs, summarize
 from ..files import replacing
 

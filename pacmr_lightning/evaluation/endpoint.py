@@ -11,9 +11,9 @@ from typing import Any
 from tqdm import tqdm
 
 from ..errors import UserError
+from .answer_store import AnswerStore, content_key
 from .chat_request import Answer, ChatRequests, Failure, Messages
 from .chat_server import ChatServer
-from .store import AnswerStore, content_key
 
 _FEWEST = 3
 """Failures one after the other from which on a server seems to be broken."""

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import UserError
 from ..numerics import numerics
 from ..policy import PolicyModel
+from .answer_store import content_key
 from .prompt_batch import PromptBatch, Response
-from .store import content_key
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..embedded_world import World
 from ..errors import UserError
-from ..world import World
+from .answer_store import AnswerStore
 from .judging import Comparison, PairJudge, Verdict, by_scores
-from .store import AnswerStore
 
 
 class GoldJudge(PairJudge):

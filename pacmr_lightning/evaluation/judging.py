@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .answer_store import AnswerStore
 from .chat_request import Answer
 from .conversation import Messages
 from .endpoint import Endpoint
 from .judge_prompts import Task, judge_messages, parse_verdict
-from .store import AnswerStore
 
 Preference = Literal["first", "second", "none"]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from .answer_store import content_key
 from .conversation import Messages
 from .judging import Comparison
-from .store import content_key
 
 
 @dataclass(frozen=True)

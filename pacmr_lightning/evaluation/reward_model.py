@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from ..errors import UserError
 from ..numerics import numerics
+from .answer_store import AnswerStore, content_key
 from .conversation import Messages, as_messages, as_text
 from .judging import Comparison, Opinion, PairJudge, Verdict, by_scores
-from .store import AnswerStore, content_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import UserError
+from .answer_store import AnswerStore, content_key
 from .judging import PairJudge, Preference, Verdict
 from .length_control import length_term, rates_at_equal_length
 from .response_pairs import ResponsePair, pair_rows
-from .store import AnswerStore, content_key
 
 Outcome = Literal["win", "tie", "loss"]
 OUTCOMES: tuple[Outcome, ...] = ("win", "tie", "loss")

@@ -21,7 +21,7 @@ from ..rewards import PairRecord
 from ..strategies import check_precision, check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting
 from ..weighting.base import check_update
-from ..weighting.inner import inner_step
+from ..weighting.inner_gradient import inner_step
 from ..weighting.train_pairs import TrainPairs, train_pairs
 from .data import datamodule
 from .held_out import HeldOutSteps

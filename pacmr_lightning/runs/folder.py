@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -85,20 +84,3 @@ def read_weights(run_folder: str | Path) -> pd.DataFrame:
             ) from None
     frame = pa.concat_tables(tables).to_pandas(types_mapper={pa.bool_(): pd.BooleanDtype()}.get)
     return frame.sort_values("step", kind="stable", ignore_index=True)
-
-
-def read_summary(run: str | Path) -> dict[str, Any]:
-    """The numbers of a finished run.
-
-    Raises:
-        UserError: the folder holds no readable summary.
-    """
-    path = Path(run) / SUMMARY
-    try:
-        return json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(
-            f"{path} does not exist; name the folder of a run that has finished with the RunSummary callback."
-        ) from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not JSON ({error}); train again.") from None

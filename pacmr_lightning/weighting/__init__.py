@@ -5,7 +5,7 @@ from .base import Weighting, Weights
 from .estimators import CentralDifference, Estimator, ExactCoefficients, GhostDotProduct
 from .learner import VNetWeighting
 from .oracle import DropFlipped, OracleWeights
-from .outer import (
+from .outer_objectives import (
     CleanPreference,
     OuterGradient,
     OuterObjective,

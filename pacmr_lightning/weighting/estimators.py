@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..gradient import Direction, norm
 from ..policy.attention import PLAIN
 from .pair_gradients import pair_losses
-from .shift import shifted
+from .shifted_parameters import shifted
 from .train_pairs import TrainPairs
 
 

@@ -16,10 +16,10 @@ from ..ranks import spread_over_ranks, sum_over_ranks
 from ..rewards import Rewards
 from .base import Weighting, Weights
 from .estimators import Estimator, GhostDotProduct
-from .inner import InnerStep, inner_step
-from .outer import OuterObjective, PromptAugmentationConsistency
+from .inner_gradient import InnerStep, inner_step
+from .outer_objectives import OuterObjective, PromptAugmentationConsistency
 from .prior import auto_offset
-from .shift import shifted
+from .shifted_parameters import shifted
 from .train_pairs import TrainPairs
 from .vnet import VNet
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from conftest import Ordered, run
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from pacmr_lightning.callbacks.surfaces import VNetSurfaces
+from pacmr_lightning.callbacks.vnet_surfaces import VNetSurfaces
 from pacmr_lightning.callbacks.weight_distributions import WeightDistributions
 
 

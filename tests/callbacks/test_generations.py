@@ -187,7 +187,7 @@ def command(tmp_path, model):
 STOPPED_BEFORE_THE_SECOND_BATCH = """
 import signal, sys
 from pacmr_lightning.cli import main
-from pacmr_lightning.evaluation.store import AnswerStore
+from pacmr_lightning.evaluation.answer_store import AnswerStore
 put = AnswerStore.put
 def once(store, values):
     put(store, values)

@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from pacmr_lightning import cli
 from pacmr_lightning.callbacks.health import SATURATED_U, Health
 from pacmr_lightning.callbacks.self_confirmation import SelfConfirmation, Thresholds
+from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.weighting import VNetWeighting
-from pacmr_lightning.world import World
 
 
 def fired(signs, updates):

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from pacmr_lightning import cli
 from pacmr_lightning.callbacks.probe_set import probe_indices
 from pacmr_lightning.callbacks.weight_gap import WeightGap, gap_rows
+from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.folder import read_weights
-from pacmr_lightning.world import World
 
 CATEGORIES = ("sea", "rain", None)
 

@@ -8,8 +8,8 @@ from transformers import AutoTokenizer
 
 from pacmr_lightning.datamodules.tokenizer import prompt_tokens, response_tokens
 from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
+from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.world import World
 
 TEXTS = [text for row in World().sft_rows(500, 0) for text in row.values()]
 HARD = [
@@ -69,7 +69,7 @@ def test_frequent_words_are_single_tokens(tokenizer):
 def test_the_same_texts_give_the_same_tokenizer_in_every_process():
     script = (
         "from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer;"
-        "from pacmr_lightning.world import World;"
+        "from pacmr_lightning.embedded_world import World;"
         "texts = [text for row in World().sft_rows(500, 0) for text in row.values()];"
         "print(train_tokenizer(texts, vocab_size=420).backend_tokenizer.to_str())"
     )

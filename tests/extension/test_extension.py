@@ -23,12 +23,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning import cli
 from pacmr_lightning.datamodules import LabelNoise, Source
+from pacmr_lightning.embedded_world import World
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.objectives import Objective
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.weighting import Estimator, OuterObjective, Weighting
-from pacmr_lightning.world import World
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "extending.md"

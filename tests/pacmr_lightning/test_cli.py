@@ -10,8 +10,8 @@ import torch
 import yaml
 
 from pacmr_lightning import cli
+from pacmr_lightning.embedded_world import World
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.world import World
 
 
 @pytest.fixture

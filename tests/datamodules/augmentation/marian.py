@@ -19,7 +19,7 @@ import torch
 from filelock import FileLock
 from transformers import MarianConfig, MarianMTModel, MarianTokenizer
 
-from pacmr_lightning.world import MOODS, TOPICS
+from pacmr_lightning.embedded_world import MOODS, TOPICS
 
 _OTHERS = (
     "Describe the in a mood : . ? , What/Which is/was I my best/finest book/novel lost/misplaced friend/pal"

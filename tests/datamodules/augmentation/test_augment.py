@@ -211,7 +211,7 @@ def stored(path):
 STOPPED_AFTER_40 = """
 import signal, sys
 from pacmr_lightning.commands.augment import main
-from pacmr_lightning.evaluation.store import AnswerStore
+from pacmr_lightning.evaluation.answer_store import AnswerStore
 count, put = 0, AnswerStore.put
 def counting(store, values):
     global count

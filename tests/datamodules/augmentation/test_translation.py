@@ -13,9 +13,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, LlamaConfig, Llam
 from pacmr_lightning.datamodules.augmentation.rewriter import LIKE_FRAME, WORDLESS, Rewriting, rewriting
 from pacmr_lightning.datamodules.augmentation.seq2seq import EMPTY, ENDLESS, REPEATED
 from pacmr_lightning.datamodules.augmentation.translation import TOO_LONG, BackTranslation
+from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.store import AnswerStore
-from pacmr_lightning.world import World
+from pacmr_lightning.evaluation.answer_store import AnswerStore
 
 from .marian import POSITIONS, back_and_forth, random_words, sentence, translators  # noqa: F401
 

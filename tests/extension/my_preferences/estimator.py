@@ -8,7 +8,7 @@ from torch import Tensor
 from pacmr_lightning.gradient import Direction, norm
 from pacmr_lightning.weighting import Estimator, TrainPairs
 from pacmr_lightning.weighting.pair_gradients import pair_losses
-from pacmr_lightning.weighting.shift import shifted
+from pacmr_lightning.weighting.shifted_parameters import shifted
 
 
 class OneSidedDifference(Estimator):

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from pacmr_lightning import cli
-from pacmr_lightning.world import World
+from pacmr_lightning.embedded_world import World
 
 PAIRS = 64
 HOSTILE = "<script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\">"

@@ -13,7 +13,7 @@ from pacmr_lightning.audit.findings import find
 from pacmr_lightning.audit.report import FOLD, Texts, as_text, report
 
 from .conftest import HOSTILE
-from .test_truth import frame
+from .test_detection_quality import frame
 
 NASTY = f"</div></details>{HOSTILE}&amp;<!-- \x00\x07\x1b[31m \u202eabc\u2066 \r\n\t😀 \x85 ' \" ]]>"
 VISIBLE = NASTY.replace("\r\n", "\n")

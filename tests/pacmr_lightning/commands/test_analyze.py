@@ -17,9 +17,9 @@ from pacmr_lightning.analysis.consistency_figure import draw
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.command_line.exceptions import user_error
 from pacmr_lightning.commands.analyze import analyze, main, measure
+from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.world import World
 
 TAUS = [0.5, 0.55]
 LAST = "checkpoints/last.ckpt"

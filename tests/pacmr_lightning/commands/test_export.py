@@ -18,12 +18,12 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
 
 from pacmr_lightning import cli
+from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.runs.finished_run import find_run, load
 from pacmr_lightning.runs.model_card import model_card, on_hub, public
 from pacmr_lightning.weighting.vnet_folder import load_vnet
-from pacmr_lightning.world import World
 
 LAST = "checkpoints/last.ckpt"
 PADDING = 5  # rows of the embeddings that no token has

@@ -14,10 +14,10 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassificat
 
 from pacmr_lightning import cli
 from pacmr_lightning.commands.judge import judge_files, main
+from pacmr_lightning.embedded_world import ATTRIBUTES, World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation import chat_request
 from pacmr_lightning.evaluation.judging import EndpointJudge
-from pacmr_lightning.world import ATTRIBUTES, World
 
 sys.path.append(str(Path(__file__).parents[1] / "evaluation"))
 from faulty_server import SECRET, FaultyServer, prefer_longer, prefer_position_a

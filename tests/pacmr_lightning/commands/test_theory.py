@@ -24,10 +24,10 @@ from pacmr_lightning.analysis.theory_measures import (
 )
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.commands.theory import theory_check
+from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.weighting import DropFlipped, OracleWeights, SigmoidPrior, Unweighted, VNetWeighting
-from pacmr_lightning.world import World
 
 RNG = np.random.default_rng(0)
 ETA = RNG.uniform(0.001, 0.999, 400)

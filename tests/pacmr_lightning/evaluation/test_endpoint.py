@@ -12,8 +12,8 @@ import pytest
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation import chat_request
+from pacmr_lightning.evaluation.answer_store import AnswerStore
 from pacmr_lightning.evaluation.endpoint import Endpoint
-from pacmr_lightning.evaluation.store import AnswerStore
 
 sys.path.append(str(Path(__file__).parent))
 from faulty_server import SECRET, FaultyServer

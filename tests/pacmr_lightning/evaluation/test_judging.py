@@ -11,10 +11,10 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.answer_store import AnswerStore
 from pacmr_lightning.evaluation.judge_prompts import judge_messages, parse_verdict
 from pacmr_lightning.evaluation.judging import Comparison, EndpointJudge
 from pacmr_lightning.evaluation.reward_model import RewardModelJudge
-from pacmr_lightning.evaluation.store import AnswerStore
 
 sys.path.append(str(Path(__file__).parent))
 from faulty_server import FaultyServer, prefer_longer, prefer_position_a

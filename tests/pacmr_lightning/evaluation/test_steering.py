@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from pacmr_lightning.evaluation.answer_store import AnswerStore
 from pacmr_lightning.evaluation.judge_prompts import judge_messages
 from pacmr_lightning.evaluation.judging import Comparison, EndpointJudge
-from pacmr_lightning.evaluation.store import AnswerStore
 
 sys.path.append(str(Path(__file__).parent))
 from faulty_server import FaultyServer, prefer_longer

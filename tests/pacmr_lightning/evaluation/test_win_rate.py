@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from pacmr_lightning.embedded_world import ATTRIBUTES, World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.gold_judge import GoldJudge
 from pacmr_lightning.evaluation.judging import Comparison, Opinion, PairJudge, Verdict
 from pacmr_lightning.evaluation.length_control import length_term, rates_at_equal_length
 from pacmr_lightning.evaluation.response_pairs import pair_rows
 from pacmr_lightning.evaluation.win_rate import judge_pairs, summarize, win_rate
-from pacmr_lightning.world import ATTRIBUTES, World
 
 OPINIONS = {
     "f": Opinion("first", "x"),

@@ -16,6 +16,7 @@ from torchmetrics import Metric
 
 from pacmr_lightning.callbacks import RunSummary, Throughput, WeightRecorder
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
+from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.objectives import DPO, RDPO, ROPO, RPOEM, DrDPO
@@ -32,7 +33,6 @@ from pacmr_lightning.weighting import (
     VNetWeighting,
 )
 from pacmr_lightning.weighting.train_pairs import RecomputedPairs
-from pacmr_lightning.world import World
 
 WEIGHTINGS = {
     "dpo": Unweighted,

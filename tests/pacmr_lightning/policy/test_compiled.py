@@ -12,7 +12,7 @@ from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.compiled import compile_layers
 from pacmr_lightning.weighting import GhostDotProduct
-from pacmr_lightning.weighting.shift import shifted
+from pacmr_lightning.weighting.shifted_parameters import shifted
 from pacmr_lightning.weighting.train_pairs import RecomputedPairs
 
 

@@ -16,7 +16,7 @@ from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.strategies import LoraDeepSpeedStrategy
 from pacmr_lightning.weighting import CentralDifference, GhostDotProduct, VNetWeighting
-from pacmr_lightning.weighting.outer import PromptAugmentationConsistency, SoftPromptConsistency
+from pacmr_lightning.weighting.outer_objectives import PromptAugmentationConsistency, SoftPromptConsistency
 
 STEPS = 12
 

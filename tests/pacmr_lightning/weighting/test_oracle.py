@@ -10,7 +10,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import DropFlipped, OracleWeights, SigmoidPrior
-from pacmr_lightning.weighting.inner import inner_step
+from pacmr_lightning.weighting.inner_gradient import inner_step
 from pacmr_lightning.weighting.train_pairs import RecomputedPairs
 
 REWARDS = Rewards(*(LogProbs(torch.zeros(5), torch.zeros(5)) for _ in range(2)), 1.0)

@@ -17,7 +17,7 @@ from pacmr_lightning.weighting import (
     VNetWeighting,
 )
 from pacmr_lightning.weighting import train_pairs as module
-from pacmr_lightning.weighting.inner import inner_step
+from pacmr_lightning.weighting.inner_gradient import inner_step
 from pacmr_lightning.weighting.train_pairs import KeptGradients, RecomputedPairs, train_pairs
 
 BETA = 0.7

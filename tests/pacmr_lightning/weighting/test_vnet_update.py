@@ -24,8 +24,8 @@ from pacmr_lightning.weighting import (
     SoftPromptConsistency,
     VNetWeighting,
 )
-from pacmr_lightning.weighting.inner import inner_step
-from pacmr_lightning.weighting.shift import shifted
+from pacmr_lightning.weighting.inner_gradient import inner_step
+from pacmr_lightning.weighting.shifted_parameters import shifted
 from pacmr_lightning.weighting.train_pairs import RecomputedPairs
 
 BETA = 0.7

@@ -5,7 +5,7 @@ import pytest
 from scipy.special import expit
 from scipy.stats import norm
 
-from pacmr_lightning.audit.share import expected_share
+from pacmr_lightning.audit.wrong_label_share import expected_share
 
 
 def scores(n, rate, slope=1.5, spread=2.0, prompts=None, seed=0):

@@ -18,9 +18,10 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from pacmr_lightning.analysis.surface import load, steps_of
 from pacmr_lightning.callbacks import WeightRecorder
-from pacmr_lightning.callbacks.surfaces import VNetSurfaces
+from pacmr_lightning.callbacks.vnet_surfaces import VNetSurfaces
 from pacmr_lightning.callbacks.weight_distributions import WeightDistributions
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
+from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.objectives import DPO
@@ -28,7 +29,6 @@ from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.runs.loggers import ContinuedCSVLogger
 from pacmr_lightning.weighting import SigmoidPrior, VNetWeighting
-from pacmr_lightning.world import World
 
 SHARES = ["weights/monotone_share", "weights/monotone_share_data"]
 

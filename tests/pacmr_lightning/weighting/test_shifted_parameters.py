@@ -8,7 +8,7 @@ import torch
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.gradient import norm
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.weighting.shift import shifted
+from pacmr_lightning.weighting.shifted_parameters import shifted
 
 
 def random_direction(policy: PolicyModel, scale: float = 0.1) -> dict[str, torch.Tensor]:

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pacmr_lightning.audit.detection_quality import Method, compare, confident_learning, same_number
 from pacmr_lightning.audit.findings import by_category, find
-from pacmr_lightning.audit.truth import Method, compare, confident_learning, same_number
 
-from .test_share import scores
+from .test_wrong_label_share import scores
 
 
 def table(flags, methods):

@@ -9,8 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule, reference
-from pacmr_lightning.datamodules.reference import cached_log_probs
+from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
+from pacmr_lightning.datamodules import reference_cache as reference
+from pacmr_lightning.datamodules.reference_cache import cached_log_probs
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.numerics import numerics
 from pacmr_lightning.policy import PolicyModel, adapted_model
@@ -206,7 +207,7 @@ def test_values_that_are_no_numbers_are_refused(model, cache):
 BUILD = """
 import os, signal, sys, time
 from pathlib import Path
-from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule, reference
+from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule, reference_cache as reference
 from pacmr_lightning.policy import PolicyModel
 model, waits_after, meeting, processes = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
 reference.PART = 16

@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
+from pacmr_lightning.embedded_world import ATTRIBUTES, MOODS, TOPICS, World
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.world import ATTRIBUTES, MOODS, TOPICS, World
 
 
 @pytest.fixture(params=[0, 1, 7])
@@ -148,7 +148,7 @@ def test_rows_are_streams_that_differ_by_seed_and_kind():
 
 def test_the_same_rows_in_another_process():
     script = (
-        "from pacmr_lightning.world import World;"
+        "from pacmr_lightning.embedded_world import World;"
         "print(list(World(3).preference_rows(20, 1)), list(World(3).sft_rows(20, 1)))"
     )
     outputs = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.store import AnswerStore, content_key
+from pacmr_lightning.evaluation.answer_store import AnswerStore, content_key
 
 
 def test_values_come_back(tmp_path):
@@ -50,7 +50,7 @@ def test_content_keys():
 
 WRITER = textwrap.dedent("""
     import sys
-    from pacmr_lightning.evaluation.store import AnswerStore
+    from pacmr_lightning.evaluation.answer_store import AnswerStore
 
     path, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
     with AnswerStore(path) as store:
@@ -94,7 +94,7 @@ def test_a_full_disk(tmp_path, forked):
         textwrap.dedent("""
         import resource, sys
         from pacmr_lightning.errors import UserError
-        from pacmr_lightning.evaluation.store import AnswerStore
+        from pacmr_lightning.evaluation.answer_store import AnswerStore
 
         with AnswerStore(sys.argv[1]) as store:
             store.put({"small": 1})

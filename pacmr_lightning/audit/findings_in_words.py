@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .findings import NAMES, Findings, Scorer
-from .share import Share
+from .wrong_label_share import Share
 
 _HELD_OUT = (
     "u is that of two DPO policies, each of them trained on half of the prompts, about the half that it has "
