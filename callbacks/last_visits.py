@@ -1,4 +1,4 @@
-"""The last visits of all ranks, in whole steps."""
+"""The pairs that training visited last, with their weights: a window of whole steps over all ranks."""
 
 from __future__ import annotations
 

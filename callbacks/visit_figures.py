@@ -1,4 +1,4 @@
-"""Draws the last visits after chosen policy updates and at the end."""
+"""Base of callbacks that draw the pairs visited last, after chosen policy updates and at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows what VNet believes of every pair that could come."""
+"""Draws the weights that VNet gives over a grid of implicit reward differences and sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's table of learned weights: how far flipped pairs are from the others."""
+"""Mean weights of flipped and unflipped pairs along a run, as in the paper's table of learned weights."""
 
 from __future__ import annotations
 

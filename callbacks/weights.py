@@ -1,4 +1,4 @@
-"""Writes down how much every pair counted at every visit."""
+"""Writes every pair's weight at every visit to Parquet files."""
 
 from __future__ import annotations
 

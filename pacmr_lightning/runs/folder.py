@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: its name, those of its files, and how to read its numbers."""
+"""What a run leaves in its folder: the folder's name, those of its files, and the weights of its pairs."""
 
 from __future__ import annotations
 
