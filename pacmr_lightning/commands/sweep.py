@@ -98,7 +98,7 @@ def check_options(found: list[Cell]) -> None:
     class Parsing(PacmrCLI):
         def parse_arguments(self, parser: Any, args: Any) -> None:
             super().parse_arguments(parser, args)
-            self.parser.instantiate_classes(self.config)
+            self.parser.instantiate(self.config)
             raise Done
 
     variants = {json.dumps([cell.method, cell.variation]): cell for cell in found}

@@ -159,7 +159,7 @@ def load(
     except ArgumentError as error:
         reason = short_message(str(error))
         raise UserError(f"The {CONFIG} of {run.folder} cannot be used: {reason}") from None
-    objects = parser.instantiate_classes(config)
+    objects = parser.instantiate(config)
     return objects.model, objects.data, _restore(objects.model, run.checkpoint)
 
 
