@@ -6,6 +6,7 @@ from .gold_reward import GoldReward
 from .health import Health
 from .noise_mask import NoiseMask
 from .samples import SampleResponses
+from .sequence_kl import SequenceKL
 from .snapshots import Snapshots
 from .summary import RunSummary
 from .throughput import Throughput, pairs_in, tokens_in
@@ -22,6 +23,7 @@ __all__ = [
     "RunCheckpoint",
     "RunSummary",
     "SampleResponses",
+    "SequenceKL",
     "Snapshots",
     "Throughput",
     "VNetSurfaces",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ from pacmr_lightning.files import replacing
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.runs.folder import RESPONSES
+
+from .first_prompts import first_prompts
 
 
 class SampleResponses(Callback):
@@ -58,7 +59,7 @@ class SampleResponses(Callback):
         if not self._asks:
             return
         device = trainer.strategy.root_device
-        self._batch = move_data_to_device(_first_prompts(trainer, self.prompts), device)
+        self._batch = move_data_to_device(first_prompts(trainer, self.prompts, "SampleResponses"), device)
         with pl_module.policy.reference():
             self._reference = self._answers(trainer, pl_module)
         step = trainer.global_step
@@ -121,19 +122,6 @@ class SampleResponses(Callback):
     @staticmethod
     def _path(trainer: Trainer) -> Path:
         return Path(trainer.default_root_dir) / RESPONSES
-
-
-def _first_prompts(trainer: Trainer, count: int) -> PromptBatch:
-    """The first prompts that ``predict`` would answer, as one batch."""
-    rows = [
-        (batch.ids[i], batch.prompts[i], batch.input_ids[i][batch.attention_mask[i] == 1].tolist())
-        for batch in islice(datamodule(trainer).predict_dataloader(), count)
-        for i in range(len(batch))
-    ]
-    if not rows:
-        raise UserError("SampleResponses needs prompts, but the data has none; take it out.")
-    columns = zip(*rows[:count], strict=True)
-    return PromptBatch.collate(*columns, pad_id=datamodule(trainer).tokenizer.pad_token_id)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -89,10 +89,29 @@ def reward_values(rewards: Rewards, losses: Tensor) -> dict[str, Tensor]:
         "rewards/chosen": rewards.chosen,
         "rewards/rejected": rewards.rejected,
         "rewards/margins": u,
-        "rewards/accuracies": ((u > 0).float() + (u >= 0).float()) / 2,
+        "rewards/accuracies": _share_above_zero(u),
         "logps/chosen": rewards.policy.chosen,
         "logps/rejected": rewards.policy.rejected,
     }
+
+
+def gold_accuracy(rewards: Rewards, eta: Tensor) -> Tensor:
+    """Of the n <= N pairs whose better response is known: 1 where u prefers it, 0 where not, (n,) values.
+
+    Labels that are drawn go the unlikely way at times, so even a perfect policy disagrees with some of them;
+    with the gold sign it does not. A tie in eta has no better response, one in u counts as half right.
+
+    Args:
+        rewards: of N pairs.
+        eta: (N,) probability that the chosen response is better, NaN where unknown.
+    """
+    better = torch.sign(eta - 0.5)
+    known = better.abs() == 1  # NaN is not
+    return _share_above_zero((rewards.u * better.to(rewards.u))[known])
+
+
+def _share_above_zero(u: Tensor) -> Tensor:
+    return ((u > 0).float() + (u >= 0).float()) / 2
 
 
 class WeightStatistics(Means):

@@ -68,7 +68,7 @@ def respond(
     Raises:
         UserError: ``max_new_tokens`` is below 1, or the model has too few positions for prompt and response.
     """
-    _check_room(policy, batch, max_new_tokens)
+    check_room(policy, batch, max_new_tokens)
     ends = end_tokens(policy, tokenizer)
     options: dict[str, Any] = {"do_sample": False}
     if decoding.temperature > 0:
@@ -134,7 +134,12 @@ def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
 
 
-def _check_room(policy: PolicyModel, batch: PromptBatch, max_new_tokens: int) -> None:
+def check_room(policy: PolicyModel, batch: PromptBatch, max_new_tokens: int) -> None:
+    """Looks whether the model can answer N prompts.
+
+    Raises:
+        UserError: ``max_new_tokens`` is below 1, or the model has too few positions for prompt and response.
+    """
     if max_new_tokens < 1:
         raise UserError(f"max_new_tokens is {max_new_tokens}, but it must be at least 1.")
     positions = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)

@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule
 from ..batch import PairBatch
 from ..evaluation.generation import Decoding, respond
 from ..evaluation.prompt_batch import PromptBatch, Response
-from ..metrics import REWARDS, Means, reward_values
+from ..metrics import REWARDS, Means, gold_accuracy, reward_values
 from ..objectives import Objective
 from ..policy import PolicyModel
 from ..rewards import Rewards
@@ -24,7 +24,7 @@ class HeldOutSteps(LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.held_out_means = Means((*REWARDS, "kl"))
+        self.held_out_means = Means((*REWARDS, "kl", "gold_accuracy"))
         self.decoding = Decoding()
 
     def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
@@ -38,9 +38,11 @@ class HeldOutSteps(LightningModule):
     def _held_out_step(self, batch: PairBatch) -> None:
         parts = batch.micro_batches(self.micro_batch_size)
         for part, counts in self.policy.in_step(parts, batch[:1]):
-            log_probs, reference, kl = self.policy.judged(part)
-            rewards = Rewards.of(log_probs, part.with_reference(reference), self.objective.beta)
-            values = {**reward_values(rewards, self.objective(rewards)), "kl": kl}
+            judged = self.policy.judged(part)
+            rewards = Rewards.of(judged.policy, part.with_reference(judged.reference), self.objective.beta)
+            values = {**reward_values(rewards, self.objective(rewards)), "kl": judged.token_kl}
+            if part.eta is not None:
+                values["gold_accuracy"] = gold_accuracy(rewards, part.eta)
             if counts:
                 self.held_out_means.update(values)
 

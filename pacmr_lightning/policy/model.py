@@ -22,7 +22,7 @@ from .attention import (
     use_attention,
 )
 from .rows import Rows, rows_of
-from .scoring import ScoringModel
+from .scoring import Judged, ScoringModel
 from .selfcheck import choose_plan
 
 
@@ -127,11 +127,10 @@ class PolicyModel(ScoringModel):
             "config": {name: config[name] for name in sorted(config) if name not in ignored},
         }
 
-    def judged(self, batch: PairBatch) -> tuple[LogProbs, LogProbs, Tensor]:
-        """What held-out pairs are judged by: log-probabilities of both models, and the KL between them.
+    def judged(self, batch: PairBatch) -> Judged:
+        """What held-out pairs and samples are judged by: log-probabilities of both models, and their KL.
 
-        Returns:
-            See ``score_both``; the reference's are those that the batch brings, if any.
+        The reference's log-probabilities are those that the batch brings, if any.
         """
         layout = self._plan_for(batch).layout
         return self.score_both(rows_of(layout, batch), layout == "plain", batch.reference)

@@ -54,7 +54,7 @@ class Rows:
     """(2N,) tokens of each sequence: all of them in one row."""
 
     def log_probs(self, tokens: Tensor) -> LogProbs:
-        """Sums (K,) token log-probabilities to one value a response."""
+        """Sums (K,) values of the response tokens, such as log-probabilities, to one a response."""
         # Added up one by one in fp32, 50 tokens lose more than the model's own rounding. MPS has no float64.
         wide = tokens if tokens.device.type == "mps" else tokens.double()
         sums = wide.new_zeros(2 * self.pairs).index_add(0, self.owner, wide).to(tokens.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,17 @@ from .attention import AskedLayout
 from .logprobs import token_log_probs, upcast
 from .masks import attention_inputs
 from .rows import Layout, Rows, rows_of
+
+
+class Judged(NamedTuple):
+    """What policy and reference say of N pairs' responses, in nats."""
+
+    policy: LogProbs
+    reference: LogProbs
+    token_kl: Tensor
+    """(N,) KL(pi || pi_ref) of the next token, averaged over the positions of both responses."""
+    chosen_kl: Tensor
+    """(N,) the same KL, summed over the positions of the chosen response."""
 
 
 class ScoringModel(AdaptedModel):
@@ -41,19 +53,13 @@ class ScoringModel(AdaptedModel):
         return rows.log_probs(token_log_probs(states, head, rows.targets, self._pieces(rows), frozen))
 
     @torch.no_grad()
-    def score_both(
-        self, rows: Rows, whole_logits: bool, reference: LogProbs | None
-    ) -> tuple[LogProbs, LogProbs, Tensor]:
+    def score_both(self, rows: Rows, whole_logits: bool, reference: LogProbs | None) -> Judged:
         """Log-probabilities under policy and reference, and their KL, from one forward pass of each.
 
         Args:
             rows: of N pairs.
             whole_logits: see ``score``.
             reference: its log-probabilities, if they are known.
-
-        Returns:
-            Summed response log-probabilities under the policy and under the reference in nats, and the (N,)
-            KL(pi || pi_ref) of the next token in nats, averaged over the pair's response positions.
         """
         states, head = self._predictions(rows, whole_logits)
         with self.reference():
@@ -72,7 +78,12 @@ class ScoringModel(AdaptedModel):
         pair = rows.owner % rows.pairs
         sums = tokens_kl.new_zeros(rows.pairs).index_add(0, pair, tokens_kl)
         kl = sums / torch.bincount(pair, minlength=rows.pairs)
-        return rows.log_probs(tokens_p), reference or rows.log_probs(tokens_q), kl
+        return Judged(
+            rows.log_probs(tokens_p),
+            reference or rows.log_probs(tokens_q),
+            kl,
+            rows.log_probs(tokens_kl).chosen,
+        )
 
     def _pieces(self, rows: Rows) -> int:
         """How often the head is asked; as often on every rank where it is gathered each time."""

@@ -45,9 +45,10 @@ class Estimator(ABC):
         """(N,) unclipped coefficients.
 
         Args:
-            pairs: this rank's N train pairs at omega, which must be left as it is: ``shift.shifted`` runs the
-                policy elsewhere. ``pairs.losses`` are those at omega, ``pair_gradients.pair_losses`` computes
-                them anew, for no more of ``pairs.micro_batches()`` at a time.
+            pairs: this rank's N train pairs at omega, which must be left as it is:
+                ``shifted_parameters.shifted`` runs the policy elsewhere. ``pairs.losses`` are those at omega,
+                ``pair_gradients.pair_losses`` computes them anew, for no more of ``pairs.micro_batches()`` at
+                a time.
             direction: d, full-size and the same on all ranks.
         """
 

@@ -7,13 +7,14 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from peft import LoraConfig, get_peft_model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pacmr_lightning.callbacks import GoldReward, RunSummary
+from pacmr_lightning.callbacks import GoldReward, RunSummary, SequenceKL
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.prompt_batch import PromptBatch
+from pacmr_lightning.policy import PolicyModel
 
 PROMPTS = ["tell me", "tell me of the sea", "sing"]
 WORDS = [f"word{i}" for i in range(60)] + ["good", "bad"]
@@ -24,11 +25,10 @@ def gold_reward(prompt, response):
     return float(response.split().count("good") - response.split().count("bad"))
 
 
-class Policy(torch.nn.Module):
-    """A tiny Llama with LoRA, and what it was asked to generate."""
+class Policy(PolicyModel):
+    """A tiny Llama with LoRA that has left its reference, and what it was asked to generate."""
 
-    def __init__(self, tokenizer):
-        super().__init__()
+    def __init__(self, tokenizer, folder):
         torch.manual_seed(0)
         config = LlamaConfig(
             vocab_size=len(tokenizer),
@@ -39,12 +39,19 @@ class Policy(torch.nn.Module):
             pad_token_id=tokenizer.pad_token_id,
             eos_token_id=tokenizer.eos_token_id,
         )
-        self.peft = get_peft_model(LlamaForCausalLM(config), LoraConfig(r=2, target_modules="all-linear"))
+        LlamaForCausalLM(config).save_pretrained(folder)
+        super().__init__(str(folder), rank=2)
+        self.build()
         self.calls = []
+
+    def leave_reference(self):
+        with torch.no_grad():
+            for parameter in self.adapter().values():
+                parameter.normal_(std=0.3)
 
     def generate(self, **options):
         self.calls.append(options)
-        return self.peft.generate(**options)
+        return super().generate(**options)
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +66,13 @@ def tokenizer():
 
 
 @pytest.fixture
-def world(tokenizer, make_module, make_data):
+def world(tokenizer, make_module, make_data, tmp_path):
     data = make_data()
     data.tokenizer = tokenizer
     data.gold_reward = gold_reward
     data.source = SimpleNamespace(prompts=PROMPTS)
     module = make_module()
-    module.policy = Policy(tokenizer)
+    module.policy = Policy(tokenizer, tmp_path / "base")
     module.policy.requires_grad_(False)
     return module, data
 
@@ -100,6 +107,8 @@ def test_gold_reward_of_a_run(fit, tmp_path, world, summary_first):
         assert metrics[name] == value
         assert float(last[name]) == value
         assert events.Scalars(name)[-1].value == pytest.approx(value.expected, rel=1e-5)
+    assert metrics["val/sequence_kl"] == 0  # nothing was learned
+    assert {"val/sequence_kl", "val/response_tokens"} <= last.keys()
     for row in samples:
         assert "<pad>" not in row["response"] and "</s>" not in row["response"]
         assert len(row["response"].split()) <= 6
@@ -169,3 +178,59 @@ def test_bad_options(options):
     (name,) = options
     with pytest.raises(UserError, match=name):
         GoldReward(**options)
+
+
+def test_kl_of_sampled_responses(fit, tmp_path, world):
+    """Against the model's own whole logits, response by response; and its mean against log(pi / pi_ref)."""
+    module, data = world
+    policy = module.policy
+    policy.leave_reference()
+    policy.double()
+    seen = []
+
+    class Watch(SequenceKL):
+        def _sample(self, trainer, pl_module, prompts):
+            responses = super()._sample(trainer, pl_module, prompts)
+            seen.extend((prompts[i % len(prompts)], response) for i, response in enumerate(responses))
+            return responses
+
+    data.predict_dataloader = lambda: [
+        PromptBatch.collate([p], [p], data.tokenizer([p])["input_ids"], pad_id=data.tokenizer.pad_token_id)
+        for p in PROMPTS
+    ]
+    trainer = fit(tmp_path, [Watch(samples=600, max_new_tokens=4, batch_size=64)], module, data, max_epochs=1)
+    sums, ratios = [], []
+    for prompt, response in seen:
+        tokens = torch.tensor([prompt + response])
+        with torch.no_grad():
+            p = policy.model(input_ids=tokens).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+            with policy.reference():
+                q = policy.model(input_ids=tokens).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        sums.append(float((p.exp() * (p - q)).sum()))
+        ratios.append(float((p - q).gather(1, torch.tensor(response)[:, None]).sum()))
+    metrics = trainer.callback_metrics
+    mean = sum(sums) / 600
+    assert float(metrics["val/sequence_kl"]) == pytest.approx(mean, rel=1e-5)
+    ratios = torch.tensor(ratios)
+    assert abs(float(ratios.mean()) - mean) < 4 * float(ratios.std()) / 600**0.5
+    assert float(metrics["val/sequence_kl_stderr"]) < float(ratios.std()) / 600**0.5
+    lengths = [len(response) for _, response in seen]
+    assert float(metrics["val/response_tokens"]) == pytest.approx(sum(lengths) / 600)
+    # Some ended by themselves, with a token that counts, and others were cut.
+    ended = [response[-1] == data.tokenizer.eos_token_id for _, response in seen]
+    assert any(ended) and not all(ended)
+
+
+def test_kl_needs_prompts(fit, tmp_path, world):
+    module, data = world
+    data.predict_dataloader = list
+    with pytest.raises(UserError, match="SequenceKL needs prompts, but the data has none; take it out"):
+        fit(tmp_path, [SequenceKL()], module, data, max_epochs=1)
+
+
+def test_too_long_a_response_is_refused_before_training(fit, tmp_path, world):
+    module, data = world
+    module.policy.model.config.max_position_embeddings = 64
+    with pytest.raises(UserError, match=r"max_new_tokens is 60, but .* has 64 positions"):
+        fit(tmp_path, [GoldReward(max_new_tokens=60)], module, data, max_epochs=1)
+    assert not module.policy.calls

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from pacmr_lightning.metrics import Means, WeightStatistics
+from pacmr_lightning.batch import LogProbs
+from pacmr_lightning.metrics import Means, WeightStatistics, gold_accuracy
+from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weight_gap import weight_gap
 from pacmr_lightning.weighting import Weights
 
@@ -45,3 +47,12 @@ def test_a_restored_window_goes_on_where_the_means_are():
     again = Means(("loss",))
     again.load_state_dict(state)
     assert float(again.compute()["loss"]) == 1.5
+
+
+def test_gold_accuracy():
+    """Ties and unknown pairs have no better response; a draw that went the unlikely way is no excuse."""
+    u = torch.tensor([2.0, -1.0, 0.5, -0.5, 0.0, 3.0, 3.0])
+    eta = torch.tensor([0.9, 0.2, 0.4, 0.6, 0.7, 0.5, torch.nan])
+    zeros = torch.zeros_like(u)
+    rewards = Rewards(LogProbs(u, zeros), LogProbs(zeros, zeros), 1.0)
+    assert gold_accuracy(rewards, eta).tolist() == [1, 1, 0, 0, 0.5]

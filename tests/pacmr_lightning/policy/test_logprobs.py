@@ -215,8 +215,14 @@ def test_what_held_out_pairs_are_judged_by(make_policy, make_batch):
     policy, batch = make_policy(double=True), make_batch(3)
     with torch.no_grad():
         expected = plain_kl(policy, batch)
-    own, reference, kl = policy.judged(batch)
+    own, reference, kl, chosen_kl = policy.judged(batch)
     torch.testing.assert_close(kl, expected)
+    for i in range(len(batch)):  # with the chosen response in both places its mean is its sum over its length
+        segments, tokens = batch.segment_ids[i], batch.input_ids[i]
+        prompt, chosen = (tokens[segments == s].tolist() for s in (Segment.PROMPT, Segment.CHOSEN))
+        twice = PairBatch.collate(["x"], [prompt], [chosen], [chosen])
+        with torch.no_grad():
+            torch.testing.assert_close(chosen_kl[i], plain_kl(policy, twice)[0] * len(chosen))
     for found, truth in ((own, policy.log_probs(batch)), (reference, policy.reference_log_probs(batch))):
         torch.testing.assert_close(found.chosen, truth.chosen)
         torch.testing.assert_close(found.rejected, truth.rejected)

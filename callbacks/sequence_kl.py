@@ -1,0 +1,144 @@
+"""How far the policy has gone from the reference: the KL of whole responses that it samples."""
+
+from __future__ import annotations
+
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.utilities import move_data_to_device
+from torch import Tensor
+
+from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.generation import check_room, end_tokens
+from pacmr_lightning.evaluation.prompt_batch import PromptBatch
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.modules.data import datamodule
+
+from .first_prompts import first_prompts
+
+Tokens = list[int]
+
+
+class SequenceKL(Callback):
+    """KL(pi || pi_ref) of whole responses, in nats, from responses that the policy samples at temperature 1.
+
+    The mean over samples of sum_t KL(pi(. | x, y_<t) || pi_ref(. | x, y_<t)), over the whole vocabulary, has
+    the sequence KL as its expectation and less variance than the mean of log(pi / pi_ref). Rewards of two
+    runs say which is better only where their KLs are alike: a smaller beta, or more updates, buys reward with
+    KL. ``val/kl``, the mean a token on responses of the data, does not tell: the policy writes others.
+
+    At the end of training it logs ``val/sequence_kl``, ``val/sequence_kl_stderr`` (of the mean) and
+    ``val/response_tokens`` (mean length, the end included) to all loggers and to
+    ``trainer.callback_metrics``, from where ``RunSummary`` takes them. The prompts are the first that
+    ``predict`` would answer, from the first again when there are fewer of them than samples. The global
+    random state is left as it was.
+
+    All ranks sample the same: sharded models need them to take the same number of forward passes, and so the
+    number does not depend on how many ranks there are.
+
+    Args:
+        samples: responses to sample, at least 2.
+        max_new_tokens: length at which a response is cut, in tokens.
+        batch_size: responses at a time.
+        seed: of the sampling.
+
+    Raises:
+        UserError: an option is out of range; or, when training starts, the datamodule has no prompt, or the
+            model too few positions for one.
+    """
+
+    def __init__(self, samples: int = 64, max_new_tokens: int = 64, batch_size: int = 32, seed: int = 0):
+        super().__init__()
+        if samples < 2:
+            raise UserError(f"samples is {samples}, but a standard error needs at least 2.")
+        if max_new_tokens < 1 or batch_size < 1:
+            raise UserError(
+                f"max_new_tokens is {max_new_tokens} and batch_size {batch_size}, but both must be 1 or more."
+            )
+        self.samples = samples
+        self.max_new_tokens = max_new_tokens
+        self.batch_size = batch_size
+        self.seed = seed
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Refuses what could not be sampled before any time is spent on training."""
+        prompts = self._prompts(trainer)
+        names = [f"sampled prompt {i}" for i in range(len(prompts))]
+        batch = PromptBatch.collate(names, names, prompts, pad_id=datamodule(trainer).tokenizer.pad_token_id)
+        check_room(pl_module.policy, batch, self.max_new_tokens)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Samples and logs."""
+        self._sample(trainer, pl_module, self._prompts(trainer))
+
+    def _prompts(self, trainer: Trainer) -> list[Tokens]:
+        """What is asked, in turn; at least one prompt."""
+        found = first_prompts(trainer, self.samples, type(self).__name__)
+        rows = zip(found.input_ids, found.attention_mask, strict=True)
+        return [ids[mask == 1].tolist() for ids, mask in rows]
+
+    def _sample(self, trainer: Trainer, pl_module: PreferenceModule, prompts: list[Tokens]) -> list[Tokens]:
+        """Responses to the prompts in turn, whose KL is logged."""
+        asked = list(islice(cycle(prompts), self.samples))
+        tokenizer, policy = datamodule(trainer).tokenizer, pl_module.policy
+        device = trainer.strategy.root_device
+        ends, pad = end_tokens(policy, tokenizer), tokenizer.pad_token_id
+        responses: list[Tokens] = []
+        kl = []
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(self.seed)
+            for start in range(0, len(asked), self.batch_size):
+                part = asked[start : start + self.batch_size]
+                inputs = tokenizer.pad({"input_ids": part}, padding_side="left", return_tensors="pt")
+                sequences = policy.generate(
+                    **{name: inputs[name].to(device) for name in ("input_ids", "attention_mask")},
+                    max_new_tokens=self.max_new_tokens,
+                    do_sample=True,
+                    temperature=1.0,
+                    top_p=1.0,
+                    top_k=0,  # transformers' own default keeps the 50 likeliest tokens only
+                    eos_token_id=ends,
+                    pad_token_id=pad,
+                )
+                new = sequences[:, inputs["input_ids"].shape[1] :].tolist()
+                answered = [_up_to_end(row, ends) for row in new]
+                # A pair has two responses: the second one is as short as can be, and not looked at.
+                second = [[tokenizer.eos_token_id]] * len(part)
+                names = [str(start + i) for i in range(len(part))]
+                pairs = PairBatch.collate(names, part, answered, second, pad_id=pad)
+                kl.append(policy.judged(move_data_to_device(pairs, device)).chosen_kl)
+                responses += answered
+        lengths = torch.tensor([len(response) for response in responses], dtype=torch.double)
+        self._log(
+            trainer,
+            {**mean_and_error("sequence_kl", torch.cat(kl)), "response_tokens": lengths.mean()},
+        )
+        return responses
+
+    @staticmethod
+    def _log(trainer: Trainer, values: dict[str, Tensor]) -> None:
+        """Logs 0-dim values as ``val/...``."""
+        metrics = {f"val/{name}": value for name, value in values.items()}
+        # Lightning has no self.log in this hook.
+        trainer.callback_metrics.update(metrics)
+        for logger in trainer.loggers:
+            # The row of the update that has just been done, as the module's own metrics.
+            logger.log_metrics(
+                {name: float(value) for name, value in metrics.items()}, step=trainer.global_step - 1
+            )
+            logger.save()
+
+
+def mean_and_error(name: str, values: Tensor) -> dict[str, Tensor]:
+    """0-dim mean of (N,) values, and its standard error as ``{name}_stderr``."""
+    values = values.double()
+    return {name: values.mean(), f"{name}_stderr": values.std() / len(values) ** 0.5}
+
+
+def _up_to_end(tokens: Tokens, ends: list[int]) -> Tokens:
+    """Generated tokens with the one that ended them; after that there is padding."""
+    end = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
+    return tokens[: end + 1]
