@@ -43,6 +43,10 @@ class LogProbs:
         """The same values outside the autograd graph."""
         return LogProbs(self.chosen.detach(), self.rejected.detach())
 
+    def exchanged(self) -> LogProbs:
+        """Chosen and rejected in each other's place."""
+        return LogProbs(self.rejected, self.chosen)
+
     def __getitem__(self, rows: slice | Tensor) -> LogProbs:
         return LogProbs(self.chosen[rows], self.rejected[rows])
 

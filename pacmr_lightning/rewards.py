@@ -34,6 +34,16 @@ class Rewards:
         """The same values outside the autograd graph."""
         return replace(self, policy=self.policy.detach())
 
+    def exchanged(self) -> Rewards:
+        """The same pairs under the other label: chosen and rejected have changed places, so u is -u."""
+        return Rewards(
+            self.policy.exchanged(),
+            self.reference.exchanged(),
+            self.beta,
+            self.rejected_tokens,
+            self.chosen_tokens,
+        )
+
     @staticmethod
     def cat(parts: Sequence[Rewards]) -> Rewards:
         """Joins consecutive micro-batches of one beta; all or none have token counts."""

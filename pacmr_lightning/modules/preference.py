@@ -20,7 +20,7 @@ from ..ranks import on_all_ranks, sum_over_ranks
 from ..rewards import PairRecord
 from ..strategies import check_precision, check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting
-from ..weighting.base import check_update
+from ..weighting.base import check_soft_labels, check_update
 from ..weighting.inner_gradient import inner_step
 from ..weighting.train_pairs import TrainPairs, train_pairs
 from .data import datamodule
@@ -81,6 +81,7 @@ class PreferenceModule(HeldOutSteps):
         self.objective = objective or DPO()
         self.weighting = weighting or Unweighted()
         check_update(self.weighting)
+        check_soft_labels(self.weighting, self.objective)
         if self.objective.grouped and not isinstance(self.weighting, Unweighted):
             raise UserError(
                 f"{type(self.objective).__name__} weighs the pairs of a batch itself, so "
@@ -192,7 +193,14 @@ class PreferenceModule(HeldOutSteps):
         log_now = (self.global_step + 1) % log_every == 0
         every = self.weighting.every
         learns = bool(every and self.global_step % every == 0)
-        pairs = train_pairs(self.policy, self.objective, train, self.micro_batch_size, often=learns)
+        pairs = train_pairs(
+            self.policy,
+            self.objective,
+            train,
+            self.micro_batch_size,
+            often=learns,
+            soft_labels=self.weighting.soft_labels,
+        )
         if learns:
             if batch.meta is None:
                 raise UserError(
@@ -219,7 +227,9 @@ class PreferenceModule(HeldOutSteps):
     def _weighted_gradient(self, pairs: TrainPairs) -> tuple[PairRecord, dict[str, Tensor]]:
         """Gradient of the weighted loss over the global batch, and what the step believed of each pair."""
         inner = inner_step(pairs, self.weighting)
-        train, rewards, losses = pairs.batch, pairs.rewards, pairs.losses
+        train, rewards = pairs.batch, pairs.rewards
+        # Soft or not, the loss of a run's curve is that of the labels as observed.
+        losses = pairs.losses if pairs.soft is None else self.objective(rewards)
         _check_finite(losses, train.ids, inner.gradient)
         self.objective.observe(rewards, train.ids)
         if self.objective.grouped:

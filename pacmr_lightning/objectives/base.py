@@ -36,6 +36,9 @@ class Objective(ABC):
     holds_factors: bool = False
     """Whether the loss holds factors fixed that depend on omega, so that differences of its values do not
     estimate its gradient."""
+    corrects_labels: bool = False
+    """Whether the loss holds a label wrong with some probability itself, so that soft labels would correct
+    for wrong labels a second time."""
     label_noise: float | Literal["auto"] | None = None
     """The flip rate that the loss is told; "auto" until ``resolve_label_noise``, None where it has none."""
 

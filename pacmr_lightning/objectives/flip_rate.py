@@ -26,6 +26,7 @@ class LabelNoiseObjective(Objective):
         label_noise: the rate, in [0, 0.5); "auto" leaves it to ``resolve_label_noise``.
     """
 
+    corrects_labels = True
     label_noise: float | Literal["auto"]
 
     def __init__(self, beta: float = 0.1, label_noise: float | Literal["auto"] = "auto"):
@@ -117,6 +118,7 @@ class RPOEM(Objective):
         UserError: an argument is out of its range.
     """
 
+    corrects_labels = True
     holds_factors = True
 
     def __init__(self, beta: float = 0.1, initial_rate: float = 0.25, momentum: float = 0.1):

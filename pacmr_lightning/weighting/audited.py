@@ -24,14 +24,21 @@ class AuditedWeights(Weighting):
     not seen the label. So it says as much at the first update as at the last, it stays as it is and no
     mistake can confirm itself. The audit estimates the rate of wrong labels, or is given it.
 
+    ``soft_labels`` and ``hard`` make four second passes of one audit: soft labels, weights, suspects flipped
+    (both) and suspects dropped (``hard`` alone).
+
     Args:
         audit: ``pairs.parquet`` of an audit of a run on the same pairs with the same labels.
         mean_one: divide the weights of an optimizer-step batch by their mean.
+        soft_labels: what a weight leaves of 1 goes to the other label: p l(u) + (1 - p) l(-u).
+        hard: take P(the label is right) as 1 where it is at least one half, and as 0 elsewhere.
     """
 
-    def __init__(self, audit: str, mean_one: bool = False):
+    def __init__(self, audit: str, mean_one: bool = False, soft_labels: bool = False, hard: bool = False):
         self.audit = audit
         self.mean_one = mean_one
+        self.soft_labels = soft_labels
+        self.hard = hard
 
     def check_pairs(self, pairs: Any) -> None:
         """Looks all training pairs up.
@@ -87,5 +94,7 @@ class AuditedWeights(Weighting):
                 f"The audit {path} could not tell the share of wrong labels, so it has no probabilities; "
                 "give pacmr audit the --share, or audit a run that has learned more."
             )
+        if self.hard:
+            right = np.where(right >= 0.5, 1.0, 0.0)
         swapped = table["observed"].eq("rejected")
         return dict(zip(table["id"], zip(right.tolist(), swapped.tolist(), strict=True), strict=True))

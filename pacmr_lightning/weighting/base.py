@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..batch import PairBatch
 from ..errors import UserError
+from ..objectives import Objective
 from ..rewards import Rewards
 from .train_pairs import TrainPairs
 
@@ -58,6 +59,11 @@ class Weighting(ABC):
 
     mean_one: bool = False
     """Whether the weights of an optimizer-step batch are divided by their mean over all ranks."""
+
+    soft_labels: bool = False
+    """Whether what a weight leaves of 1 goes to the pair's other label: the loss g l(u) + (1 - g) l(-u). For
+    weights that are a probability that the label is right; a pair that is probably wrong then says what is
+    probably right, where g l(u) throws that away."""
 
     @abstractmethod
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
@@ -130,6 +136,27 @@ class Weighting(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what ``state_dict`` returned."""
+
+
+def check_soft_labels(weighting: Weighting, objective: Objective) -> None:
+    """Refuses soft labels where they make no sense.
+
+    Raises:
+        UserError: the objective corrects for wrong labels itself; or the weights are divided by their mean.
+    """
+    if not weighting.soft_labels:
+        return
+    if objective.corrects_labels:
+        raise UserError(
+            f"{type(weighting).__name__} has soft_labels, but {type(objective).__name__} holds labels wrong "
+            "with some probability itself, which would correct for them twice; use DPO or IPO, or set "
+            "soft_labels to false."
+        )
+    if weighting.mean_one:
+        raise UserError(
+            "soft_labels and mean_one are both set, but a weight that is divided by the mean is no "
+            "probability any more; take one of them out."
+        )
 
 
 def check_update(weighting: Weighting) -> None:

@@ -15,7 +15,10 @@ from .train_pairs import SeenPairs, TrainPairs
 
 @dataclass
 class InnerStep:
-    """The gradient of 1/N sum_i g_i l_i over the global batch, and the weights in it."""
+    """The gradient of 1/N sum_i g_i l_i over the global batch, and the weights in it.
+
+    Under soft labels it is that of 1/N sum_i [g_i l_i + (1 - g_i) l'_i], l' the loss under the other label.
+    """
 
     gradient: Direction
     weights: Weights
@@ -51,7 +54,7 @@ def inner_step(pairs: TrainPairs, weighting: Weighting) -> InnerStep:
         assert weights is not None, "a grouped objective has weights"
         return weights
 
-    gradient = pairs.weighted(factors)
+    gradient = pairs.weighted(factors, None if pairs.soft is None else total)
     weights = weighting.weights(pairs.rewards, pairs.batch)
     mean = weights.g.sum() / total
     sum_over_ranks([mean])

@@ -18,7 +18,7 @@ from .base import Weighting, Weights
 from .estimators import Estimator, GhostDotProduct
 from .inner_gradient import InnerStep, inner_step
 from .outer_objectives import OuterObjective, PromptAugmentationConsistency
-from .prior import auto_offset
+from .prior import auto_offset, check_offset
 from .shifted_parameters import shifted
 from .train_pairs import TrainPairs
 from .vnet import VNet
@@ -52,6 +52,8 @@ class VNetWeighting(Weighting):
         start_offset: b of every pair before VNet learns; the paper has 0, "auto" is logit(1 - rate) of the
             datamodule's noise rate: with slope 1 that is Theorem 1's optimum under symmetric flips.
         mean_one: divide the weights of an optimizer-step batch by their mean; the paper does not.
+        soft_labels: what a weight leaves of 1 goes to the pair's other label: g l(u) + (1 - g) l(-u). VNet's
+            gradient is that of this loss, so c_i = d . grad [l_i(u) - l_i(-u)]. Not in the paper.
         check_every: VNet updates between two comparisons of the estimator with the exact coefficients, logged
             as ``meta/estimator_error`` (one more backward each); None for no comparison.
 
@@ -74,6 +76,7 @@ class VNetWeighting(Weighting):
         start_offset: float | Literal["auto"] = 0.0,
         mean_one: bool = False,
         check_every: int | None = None,
+        soft_labels: bool = False,
     ):
         if every < 1:
             raise UserError(f"every is {every}, but VNet learns every 1, 2, ... policy updates (paper: 10).")
@@ -90,6 +93,9 @@ class VNetWeighting(Weighting):
                 f"check_every is {check_every}, but it must be at least 1 and compares other estimators with "
                 "GhostDotProduct; give a CentralDifference, or null."
             )
+        if soft_labels:
+            check_offset("start_offset", start_offset)
+        self.soft_labels = soft_labels
         self.every = every
         self.virtual_lr = virtual_lr
         # Its own random stream, so that runs with and without VNet start from the same adapter.

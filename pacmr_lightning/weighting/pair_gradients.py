@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..batch import PairBatch
 from ..errors import UserError
 from ..objectives import Objective
+from ..objectives.soft_labels import SoftLabelDifference
 from ..policy import PolicyModel
 from ..policy.rows import Rows
 from ..rewards import Rewards
@@ -38,17 +39,26 @@ def pair_losses(
     A pair that the objective has dropped has loss 0, so that it pulls nowhere, whoever asks.
     """
     rewards = Rewards.of(policy.log_probs(batch, rows), batch, objective.beta)
-    losses = objective(rewards)
+    return rewards, _kept(objective, batch, objective(rewards))
+
+
+def rest_losses(objective: SoftLabelDifference, rewards: Rewards, batch: PairBatch) -> Tensor:
+    """(N,) losses that no weight multiplies, of pairs with soft labels; see ``pair_losses``."""
+    return _kept(objective, batch, objective.rest(rewards))
+
+
+def _kept(objective: Objective, batch: PairBatch, losses: Tensor) -> Tensor:
     kept = objective.pair_weights(batch.ids)
-    return rewards, losses if kept is None else losses * kept.to(losses)
+    return losses if kept is None else losses * kept.to(losses)
 
 
 def each_gradient(
-    policy: PolicyModel, objective: Objective, batch: PairBatch, take: Take
+    policy: PolicyModel, objective: Objective, batch: PairBatch, take: Take, take_rest: Take | None = None
 ) -> tuple[Rewards, Tensor]:
     """One forward and one backward pass, which shows ``take`` every parameter's gradient by pair.
 
-    A layer that is used several times shows as many parts of its gradient.
+    A layer that is used several times shows as many parts of its gradient. With ``take_rest``, which pairs
+    with soft labels need, a second backward pass shows it the gradients of ``rest_losses``.
 
     Returns:
         Rewards and (n,) losses of the pairs, detached.
@@ -60,9 +70,19 @@ def each_gradient(
     # weight gradient of its own.
     anchor = torch.zeros((), device=batch.input_ids.device, requires_grad=True)
     rows = policy.rows(batch)
-    with torch.enable_grad(), _watched(policy, rows.token_pair, len(batch), anchor, take):
+    taking = take
+
+    def take_now(name: str, gradients: Tensor) -> None:
+        taking(name, gradients)
+
+    with torch.enable_grad(), _watched(policy, rows.token_pair, len(batch), anchor, take_now):
         rewards, losses = pair_losses(policy, objective, batch, rows)
-        torch.autograd.grad(losses.sum(), anchor, allow_unused=True)
+        twice = take_rest is not None
+        torch.autograd.grad(losses.sum(), anchor, allow_unused=True, retain_graph=twice)
+        if take_rest is not None:
+            assert isinstance(objective, SoftLabelDifference), "only soft labels leave a rest"
+            taking = take_rest
+            torch.autograd.grad(rest_losses(objective, rewards, batch).sum(), anchor, allow_unused=True)
     return rewards.detach(), losses.detach()
 
 

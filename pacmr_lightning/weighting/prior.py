@@ -29,12 +29,26 @@ class SigmoidPrior(Weighting):
         offset: b; "auto" is logit(1 - rate) of the datamodule's noise rate. With it and slope 1 the weights
             satisfy Theorem 1 exactly under symmetric flips: they are the posterior that the label is right.
         mean_one: divide the weights of an optimizer-step batch by their mean.
+        soft_labels: what a weight leaves of 1 goes to the other label: g l(u) + (1 - g) l(-u). With slope 1
+            and the offset logit(1 - rate) that is RE-PO's loss at a rate that stays (``RPOEM``).
+
+    Raises:
+        UserError: the offset leaves soft labels nothing to learn from.
     """
 
-    def __init__(self, slope: float = 1.0, offset: float | Literal["auto"] = 0.0, mean_one: bool = False):
+    def __init__(
+        self,
+        slope: float = 1.0,
+        offset: float | Literal["auto"] = 0.0,
+        mean_one: bool = False,
+        soft_labels: bool = False,
+    ):
         self.slope = slope
         self.offset = offset
         self.mean_one = mean_one
+        self.soft_labels = soft_labels
+        if soft_labels:
+            check_offset("offset", offset)
 
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
         """Resolves the offset "auto"."""
@@ -55,6 +69,20 @@ class SigmoidPrior(Weighting):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what ``state_dict`` returned."""
         self.offset = state["offset"]
+
+
+def check_offset(option: str, offset: float | Literal["auto"]) -> None:
+    """Refuses soft labels that a fresh policy cannot learn from.
+
+    Raises:
+        UserError: the offset is not above 0.
+    """
+    if offset != "auto" and not offset > 0:
+        raise UserError(
+            f"soft_labels needs {option} above 0, but it is {offset:g}: a fresh policy (u = 0) would hold "
+            "each label for as likely right as wrong and learn nothing; set it to logit(1 - rate of wrong "
+            "labels), 0.4 at 40%, or to auto where the datamodule flips labels."
+        )
 
 
 def auto_offset(rate: float) -> float:

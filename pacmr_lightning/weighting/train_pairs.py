@@ -18,10 +18,11 @@ from torch import Tensor
 from ..batch import PairBatch
 from ..gradient import Direction, accumulated_gradient
 from ..objectives import Objective
+from ..objectives.soft_labels import SoftLabelDifference
 from ..policy import PolicyModel
 from ..ranks import sum_over_ranks
 from ..rewards import Rewards
-from .pair_gradients import MixedRowsError, each_gradient, pair_losses
+from .pair_gradients import MixedRowsError, each_gradient, pair_losses, rest_losses
 
 SHARE = 1 / 8
 """Of the memory that a plain step holds anyway: what kept gradients may add."""
@@ -50,7 +51,8 @@ class TrainPairs(ABC):
 
     Args:
         policy: at omega; nothing here changes it.
-        objective: the per-pair loss.
+        objective: l, the per-pair loss; under soft labels ``SoftLabelDifference``, whose ``rest`` no weight
+            multiplies.
         batch: N pairs, which bring their reference log-probabilities.
         micro_batch_size: pairs a forward pass may hold; None for all.
     """
@@ -60,6 +62,7 @@ class TrainPairs(ABC):
     ):
         self.policy = policy
         self.objective = objective
+        self.soft = objective if isinstance(objective, SoftLabelDifference) else None
         self.batch = batch
         self.micro_batch_size = micro_batch_size
 
@@ -74,8 +77,14 @@ class TrainPairs(ABC):
         """(N,) losses before any weight, detached."""
 
     @abstractmethod
-    def weighted(self, factors: Factors) -> Direction:
-        """sum_i f_i grad l_i over the pairs of all ranks, which call it together."""
+    def weighted(self, factors: Factors, rest_over: Tensor | None = None) -> Direction:
+        """sum_i f_i grad l_i over the pairs of all ranks, which call it together.
+
+        Args:
+            factors: gives f.
+            rest_over: 0-dim number by which the losses that no weight multiplies are divided, under soft
+                labels; the gradient of their sum is added.
+        """
 
     @abstractmethod
     def along(self, direction: Direction) -> Tensor:
@@ -108,26 +117,29 @@ class RecomputedPairs(TrainPairs):
     @torch.no_grad()
     def _first_pass(self) -> list[SeenPairs]:
         if self._seen is None:
-            self._seen = [seen for seen, _ in self._passes()]
+            self._seen = [seen for seen, *_ in self._passes()]
         return self._seen
 
-    def _passes(self) -> Iterator[tuple[SeenPairs, Tensor]]:
-        """For each micro-batch what is seen of it, and its losses with their graph."""
+    def _passes(self) -> Iterator[tuple[SeenPairs, Tensor, Rewards]]:
+        """For each micro-batch what is seen of it, and its losses and rewards with their graph."""
         done = 0
         for part in self.micro_batches():
             rewards, losses = pair_losses(self.policy, self.objective, part)
             place = slice(done, done + len(part))
             done = place.stop
-            yield SeenPairs(part, rewards.detach(), losses.detach(), place), losses
+            yield SeenPairs(part, rewards.detach(), losses.detach(), place), losses, rewards
 
-    def weighted(self, factors: Factors) -> Direction:
+    def weighted(self, factors: Factors, rest_over: Tensor | None = None) -> Direction:
         """One forward and one backward pass of each micro-batch."""
         found = []
 
         def sums() -> Iterator[Tensor]:
-            for seen, losses in self._passes():
+            for seen, losses, rewards in self._passes():
                 found.append(seen)
-                yield (factors(seen) * losses).sum()
+                value = (factors(seen) * losses).sum()
+                if self.soft is not None and rest_over is not None:
+                    value = value + rest_losses(self.soft, rewards, seen.batch).sum() / rest_over
+                yield value
 
         gradient = accumulated_gradient(self.policy.adapter(), sums())
         self._seen = self._seen or found
@@ -166,12 +178,20 @@ class KeptGradients(TrainPairs):
         def keep(kept: Direction, name: str, gradients: Tensor) -> None:
             kept[name] = kept[name] + gradients if name in kept else gradients
 
+        def add(name: str, gradients: Tensor) -> None:
+            total = gradients.sum(0)
+            self._rest[name] = self._rest[name] + total if name in self._rest else total
+
         rewards, losses = [], []
+        self._rest: Direction = {}
+        """Under soft labels the gradient of the sum of the losses that no weight multiplies."""
         self.parts: list[Direction] = []
         """For each micro-batch of n pairs the gradients of their losses, (n, *shape) by parameter."""
         for part in self.micro_batches():
             kept: Direction = {}
-            found, loss = each_gradient(policy, objective, part, partial(keep, kept))
+            found, loss = each_gradient(
+                policy, objective, part, partial(keep, kept), None if self.soft is None else add
+            )
             rewards.append(found)
             losses.append(loss)
             self.parts.append({name: kept[name] for name in policy.adapter()})
@@ -187,7 +207,7 @@ class KeptGradients(TrainPairs):
         """(N,) losses before any weight, detached."""
         return self._losses
 
-    def weighted(self, factors: Factors) -> Direction:
+    def weighted(self, factors: Factors, rest_over: Tensor | None = None) -> Direction:
         """A product with the kept gradients."""
         all_of_them = slice(0, len(self.batch))
         f = factors(SeenPairs(self.batch, self._rewards, self._losses, all_of_them))
@@ -200,6 +220,9 @@ class KeptGradients(TrainPairs):
             for name, gradients in part.items():
                 found = torch.tensordot(rows.to(gradients.dtype), gradients, 1)
                 total[name] = total[name].add_(found) if name in total else found
+        if rest_over is not None:
+            for name, gradient in self._rest.items():
+                total[name].add_(gradient / rest_over)
         sum_over_ranks(total.values())
         return total
 
@@ -210,20 +233,29 @@ class KeptGradients(TrainPairs):
 
 
 def train_pairs(
-    policy: PolicyModel, objective: Objective, batch: PairBatch, micro_batch_size: int | None, *, often: bool
+    policy: PolicyModel,
+    objective: Objective,
+    batch: PairBatch,
+    micro_batch_size: int | None,
+    *,
+    often: bool,
+    soft_labels: bool = False,
 ) -> TrainPairs:
     """The pairs in the form that suits what a step does with them.
 
     Args:
         policy: see ``TrainPairs``.
-        objective: see ``TrainPairs``.
+        objective: the per-pair loss.
         batch: see ``TrainPairs``.
         micro_batch_size: see ``TrainPairs``.
         often: the step needs them for more than its own gradient, so that keeping each pair's gradient pays.
             They are not kept all the same where a LoRA layer mixes rows, where they would take much of the
             memory beside the base and one micro-batch's activations, and under ZeRO-3, which puts parameters
             away to save memory.
+        soft_labels: what a weight leaves of 1 goes to the pair's other label.
     """
+    if soft_labels:
+        objective = SoftLabelDifference(objective)
     if often and not policy.is_sharded and _affordable(policy, batch, micro_batch_size):
         try:
             return KeptGradients(policy, objective, batch, micro_batch_size)

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pacmr_lightning.batch import LogProbs, PairBatch
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.objectives import DPO
+from pacmr_lightning.objectives.soft_labels import SoftLabelDifference
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import (
@@ -116,8 +117,10 @@ def exact_vnet_gradient(policy, weighting, train, meta, alpha, outer_loss):
     g, _, _ = weighting.vnet(found.delta.detach(), found.u.detach())
     if weighting.mean_one:
         g = g / g.mean()
-    loss = (g * DPO(BETA)(found)).sum() / len(train)
-    gradients = torch.autograd.grad(loss, values, create_graph=True)
+    losses = g * DPO(BETA)(found)
+    if weighting.soft_labels:
+        losses = losses - (1 - g) * F.logsigmoid(-found.u)
+    gradients = torch.autograd.grad(losses.sum() / len(train), values, create_graph=True)
     virtual = {n: p - alpha * q for n, p, q in zip(names, values, gradients, strict=True)}
 
     class LogProbsOf(torch.nn.Module):
@@ -185,11 +188,12 @@ def gradient_of_update(weighting, policy, train, meta, micro_batch_size, monkeyp
         "step",
         lambda: (caught.extend(p.grad.clone() for p in weighting.vnet.parameters()), step()),
     )
-    pairs = RecomputedPairs(policy, DPO(BETA), train, micro_batch_size)
+    objective = SoftLabelDifference(DPO(BETA)) if weighting.soft_labels else DPO(BETA)
+    pairs = RecomputedPairs(policy, objective, train, micro_batch_size)
     return caught, weighting.update(pairs, meta, 99.0)
 
 
-@pytest.mark.parametrize("mean_one", [False, True])
+@pytest.mark.parametrize("options", [{}, {"mean_one": True}, {"soft_labels": True, "start_offset": 0.4}])
 @pytest.mark.parametrize("outer", list(OUTER))
 @pytest.mark.parametrize(
     ("estimator", "rtol", "micro_batch_size"),
@@ -201,7 +205,7 @@ def gradient_of_update(weighting, policy, train, meta, micro_batch_size, monkeyp
     ],
 )
 def test_vnet_gradient(
-    estimator, rtol, micro_batch_size, outer, mean_one, make_policy, make_batch, monkeypatch
+    estimator, rtol, micro_batch_size, outer, options, make_policy, make_batch, monkeypatch
 ):
     """The update's gradient, times alpha (which it leaves out), is the gradient of the outer loss."""
     # Checkpointed logits cannot be differentiated twice; the exact gradient needs that.
@@ -212,7 +216,7 @@ def test_vnet_gradient(
     meta = make_batch(7, seed=5, augmented=outer != "clean")
     alpha = 0.05
     objective, outer_loss = OUTER[outer]
-    weighting = moved_weighting(objective, estimator, alpha, mean_one=mean_one)
+    weighting = moved_weighting(objective, estimator, alpha, **options)
     with sdpa_kernel(SDPBackend.MATH):  # the one that can be differentiated twice
         exact = exact_vnet_gradient(policy, weighting, train, meta, alpha, outer_loss)
 
