@@ -48,7 +48,7 @@ def run_sweep(
     states = {cell.name: state(cell) for cell in found}
     if dry_run:
         check_options(found)
-        for preparation in sweep.prepare:
+        for preparation in sweep.preparations():
             there = " (is there)" if Path(preparation.output).exists() else ""
             print(f"{preparation.output}{there}: pacmr {preparation.command}")
         for cell in found:

@@ -71,12 +71,14 @@ def cells(sweep: Sweep) -> list[Cell]:
 
 def _cell(sweep: Sweep, name: str, method: Method, noise: float, seed: int, variation: dict) -> Cell:
     after = _folder(sweep, method.after, noise, seed, {}) if method.after else None
+    folder = _folder(sweep, name, noise, seed, variation)
 
     def text(value: Any) -> str:
         """As a word of the command line."""
         if not isinstance(value, str):
             return json.dumps(value)
-        known = {"seed": str(seed), "noise": f"{noise:g}"} | ({"after": str(after)} if after else {})
+        known = {"seed": str(seed), "noise": f"{noise:g}", "folder": str(folder)}
+        known |= {"after": str(after)} if after else {}
         for key, word in known.items():
             value = value.replace(f"{{{key}}}", word)
         return value
@@ -88,7 +90,7 @@ def _cell(sweep: Sweep, name: str, method: Method, noise: float, seed: int, vari
         noise,
         seed,
         variation,
-        _folder(sweep, name, noise, seed, variation),
+        folder,
         [*sweep.base, _method_file(method.config or name)],
         [word for option, value in given for word in (f"--{option}", text(value))],
         after,

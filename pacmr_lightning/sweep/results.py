@@ -34,17 +34,21 @@ MEASURES = {
     "win_rate": Measure("Win rate (%)", 1),
     "win_score": Measure("Win-score", 3),
     "val_accuracy": Measure("Validation accuracy", 3, itemgetter("val_accuracy")),
+    "gold_accuracy": Measure(
+        "Accuracy by the gold sign", 3, lambda summary: summary["metrics"].get("val/gold_accuracy")
+    ),
     "weight_gap": Measure("Weight gap", 3, itemgetter("weight_gap")),
     "flip_auroc": Measure("Flip AUROC of g", 3, itemgetter("flip_auroc")),
     "flip_auroc_u": Measure("Flip AUROC of u", 3, itemgetter("flip_auroc_u")),
 }
 """Numbers of which more is better."""
+KL = {"sequence_kl": Measure("Sequence KL", 2, lambda s: s["metrics"].get("val/sequence_kl"))}
 WEIGHTS = {
     f"weight_mean_{kind}": Measure(f"Mean weight ({kind})", 3, itemgetter(f"weight_mean_{kind}"))
     for kind in ("unflipped", "flipped")
 }
-"""Numbers of which more is not better."""
-NUMBERS = MEASURES | WEIGHTS
+"""Numbers of which more is not better, with ``KL``."""
+NUMBERS = MEASURES | KL | WEIGHTS
 GREEK = {"tau": "τ", "beta": "β", "epsilon": "ε"}
 """Options as tables and figures call them."""
 

@@ -128,7 +128,7 @@ def _slots(sweep: Sweep) -> list[str | None]:
 
 
 def _prepare(sweep: Sweep, console: Console) -> None:
-    for number, preparation in enumerate(sweep.prepare, 1):
+    for number, preparation in enumerate(sweep.preparations(), 1):
         if Path(preparation.output).exists():
             continue
         console.print(f"Preparing {preparation.output}: pacmr {preparation.command}", highlight=False)

@@ -30,7 +30,8 @@ class Method:
     """A method above this one, whose cell of the same noise rate and seed has to be done first; in options
     and in ``first``, ``{after}`` stands for that cell's folder."""
     first: str | None = None
-    """Arguments of a ``pacmr`` command that each cell runs before its ``pacmr fit``."""
+    """Arguments of a ``pacmr`` command that each cell runs before its ``pacmr fit``; for what it writes,
+    ``{folder}`` stands for the cell's own folder."""
     bound: bool = False
     """Whether it uses what no method can know: listed last in tables, and never the best."""
 
@@ -40,7 +41,8 @@ class Preparation:
     """What has to be there before the cells run, such as the model after SFT."""
 
     output: str
-    """File or folder that it makes; where that exists, nothing is done."""
+    """File or folder that it makes; where that exists, nothing is done. With ``{seed}`` in it there is one
+    for each seed."""
     command: str
     """Arguments of ``pacmr``."""
 
@@ -50,7 +52,7 @@ class Sweep:
     """Methods x noise rates x varied options x seeds.
 
     Paths are relative to the working directory, as in ``pacmr fit --config``. In the values of options,
-    ``{seed}`` and ``{noise}`` stand for the cell's.
+    ``{seed}``, ``{noise}`` and ``{folder}`` stand for the cell's.
     """
 
     base: list[str]
@@ -79,6 +81,17 @@ class Sweep:
     """CPU threads of each of them."""
     devices: int = 0
     """GPUs of each of them."""
+
+    def preparations(self) -> list[Preparation]:
+        """``prepare`` with the seeds put in."""
+        found = []
+        for entry in self.prepare:
+            for seed in self.seeds if "{seed}" in entry.output else self.seeds[:1]:
+                output, command = (
+                    word.replace("{seed}", str(seed)) for word in (entry.output, entry.command)
+                )
+                found.append(Preparation(output, command))
+        return found
 
 
 def read_sweep(path: str, jobs: int | None = None) -> Sweep:
