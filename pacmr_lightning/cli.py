@@ -5,6 +5,7 @@ Nothing is imported here that takes long; what a command needs is imported when 
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -34,6 +35,7 @@ TOOLS = {
     "judge": "Judges the responses of one model against those of another: win rate, win-score and intervals.",
     "analyze": "Whether other wordings of prompts change what a policy believes, and which side it takes.",
     "audit": "Names the labels of a run's training pairs that look wrong, and writes the pairs without them.",
+    "refine": "Trains a run's policy once more, with what its audit says of each label; compares both.",
     "compare": "A table of finished runs side by side, and a figure of how they learned.",
     "generate": "Writes a model's responses to evaluation prompts, by asking an OpenAI-compatible endpoint.",
     "export": "Makes a folder of a finished run that plain transformers or PEFT loads, with a model card.",
@@ -115,6 +117,9 @@ def main(arguments: list[str] | None = None) -> None:
             PacmrCLI(arguments)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     except Exception as error:
         known = (user_error, misconfigured, full_disk, other_model, no_compiler, lost_process)
         cause = next(filter(None, (look(error) for look in known)), None)

@@ -1,0 +1,167 @@
+"""A second pass over the same labels, which learns from what an audit of the first pass found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, Literal
+
+from ..command_line.parser import run_tool
+from ..errors import UserError
+from ..files import replacing
+from ..runs.finished_run import Run, find_run
+from ..runs.folder import CONFIG, SUMMARY
+from .audit import audit
+from .compare import compare
+
+Labels = Literal["soft", "weights", "drop", "flip"]
+
+RECORD = "refine.json"
+"""File of what was asked for, inside the second pass's folder."""
+AUDIT = "audit"
+"""Folder of the audit inside it."""
+USES: dict[Labels, dict[str, bool]] = {
+    "soft": {"soft_labels": True, "hard": False},
+    "weights": {"soft_labels": False, "hard": False},
+    "drop": {"soft_labels": False, "hard": True},
+    "flip": {"soft_labels": True, "hard": True},
+}
+"""Options of ``AuditedWeights`` by what a pair that may be wrong is used for."""
+
+
+def refine(
+    run: str,
+    output: str | None = None,
+    labels: Labels = "soft",
+    share: float | None = None,
+    scorer: Literal["policy", "dpo", "vnet"] = "policy",
+    checkpoint: str = "last",
+    micro_batch_size: int | None = None,
+) -> None:
+    """Trains a run's policy once more, from the reference, with what the run's own audit says of each label.
+
+    All of the run's configuration is carried over. The second pass is a run of its own beside the first, with
+    the audit in its folder ``audit`` and a comparison of the two at the end. The same command goes on where
+    it was killed.
+
+    Args:
+        run: folder of a finished preference run.
+        output: folder of the second pass; default: the run's name with ``-refined``.
+        labels: "soft" learns from both orders of a pair, each as far as it is probably right; "weights" from
+            the label as observed, as far as it is; "drop" leaves suspects out; "flip" exchanges them.
+        share: of wrong labels, where it is known. Default: a share that is safe, which is the upper end of
+            the audit's 95% interval, and 0.45 where it cannot estimate one: told too high a share the second
+            pass loses little, told too low a one most of its gain.
+        scorer: who judges: "policy" is the run's own, "dpo" and "vnet" as in ``pacmr audit``, of which "dpo"
+            trains two more policies.
+        checkpoint: which of the run's folder ``checkpoints`` judges, by its name without .ckpt.
+        micro_batch_size: pairs in one forward pass of the audit; default: that of training.
+
+    Raises:
+        UserError: the run's files are missing, an option is out of range, or the folder holds something else.
+    """
+    found = find_run(run, checkpoint)
+    if found.data["init_args"].get("clean_meta"):
+        raise UserError(
+            f"The run {run} has clean_meta pairs, which it did not train on and no audit has seen; refine a "
+            "run without them."
+        )
+    folder = Path(output) if output else Path(run).with_name(f"{Path(run).name}-refined")
+    asked = {"run": str(run), "labels": labels, "share": share, "scorer": scorer, "checkpoint": checkpoint}
+    _check_folder(folder, asked)
+    table = folder / AUDIT / "pairs.parquet"
+    if not (folder / RECORD).exists():
+        audit(
+            run,
+            scorer,
+            str(folder / AUDIT),
+            checkpoint,
+            share="safe" if share is None else share,
+            micro_batch_size=micro_batch_size,
+        )
+        _write(folder, asked)
+    if not (folder / SUMMARY).exists():
+        _second_pass(found, folder, table, labels)
+    compare([run, str(folder)], figure=str(folder / "comparison.png"))
+
+
+def _check_folder(folder: Path, asked: dict[str, Any]) -> None:
+    """Refuses a folder that holds a run, or a second pass that was asked for with other options."""
+    if not (folder / CONFIG).exists() and not (folder / RECORD).exists():
+        return
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        record = {}
+    for name, value in asked.items():
+        if record.get(name) != value:
+            held = f"a second pass with {name} {record[name]}" if name in record else "another run"
+            raise UserError(f"The folder {folder} holds {held} already; name another with --output.")
+
+
+def _write(folder: Path, asked: dict[str, Any]) -> None:
+    with replacing(folder / RECORD) as temporary:
+        temporary.write_text(json.dumps(asked, indent=2) + "\n", encoding="utf-8")
+
+
+def _second_pass(first: Run, folder: Path, table: Path, labels: Labels) -> None:
+    """``pacmr fit`` with the first run's configuration and the audit's probabilities."""
+    from .fit import PacmrCLI
+
+    words = ["fit", "--config", str(Path(first.folder) / CONFIG)]
+    options = {
+        "model.method": f"{first.model['init_args']['method']}-refined",
+        **_objective(first.model["init_args"]),
+        "model.weighting": "AuditedWeights",
+        "model.weighting.audit": str(table),
+        **{f"model.weighting.{name}": json.dumps(value) for name, value in USES[labels].items()},
+        "trainer.default_root_dir": str(folder),
+    }
+    words += [word for name, value in options.items() for word in (f"--{name}", value)]
+    if (folder / "checkpoints" / "last.ckpt").exists():
+        words += ["--ckpt_path", "last"]
+    else:
+        _clear(folder)
+    with _command_line(words):
+        PacmrCLI()
+
+
+def _objective(options: dict[str, Any]) -> dict[str, str]:
+    """DPO in place of an objective that weighs or corrects labels itself, since the audit does it now."""
+    objective = options.get("objective")
+    if objective is None:
+        return {}
+    kind = resolve_name(objective["class_path"])
+    if not (kind.grouped or kind.corrects_labels):
+        return {}
+    beta = (objective.get("init_args") or {}).get("beta")
+    print(f"The second pass learns with DPO, since {kind.__name__} makes its own of wrong labels.")
+    return {"model.objective": "DPO"} | ({} if beta is None else {"model.objective.beta": json.dumps(beta)})
+
+
+def _clear(folder: Path) -> None:
+    """Removes what a fit that was killed before its first checkpoint has left."""
+    for path in folder.iterdir():
+        if path.name not in (AUDIT, RECORD):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@contextmanager
+def _command_line(words: list[str]) -> Iterator[None]:
+    """Inside, the process was started with these words, with which Lightning starts DDP's other processes."""
+    before = sys.argv
+    sys.argv = [before[0], *words]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def main(arguments: list[str]) -> None:
+    """``pacmr refine RUN`` and the options of ``refine``."""
+    run_tool("refine", refine, arguments, positional=True)
