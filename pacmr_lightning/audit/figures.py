@@ -9,9 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from scipy.special import expit
 
 from .findings import SCORES, Findings
+from .flip_curve import share_against
 
 RIGHT, WRONG, DARK = "#0072B2", "#D55E00", "0.25"
 _LABELS = {
@@ -52,7 +52,7 @@ def against(findings: Findings) -> str:
     figure, axis = _figure()
     tenths = share.tenths
     size = np.linspace(0, tenths["size"].max() * 1.05, 200)
-    fitted = share.rate + (1 - 2 * share.rate) * expit(-share.slope * size)
+    fitted = share_against(share.rate, share.slope, size)
     axis.errorbar(
         tenths["size"],
         100 * tenths["against"],

@@ -10,6 +10,7 @@ import pandas as pd
 from sklearn.isotonic import IsotonicRegression
 
 from .detection_quality import Method, compare, confident_learning, same_number
+from .group_reliability import group_reliability
 from .wrong_label_share import Share, expected_share
 
 Scorer = Literal["vnet", "dpo", "policy"]
@@ -37,7 +38,9 @@ class Findings:
     shares: dict[Scorer, Share]
     """By each score that was computed."""
     methods: pd.DataFrame
-    """As ``truth.compare`` makes it; the scorer is its first row."""
+    """As ``detection_quality.compare`` makes it; the scorer is its first row."""
+    groups: pd.DataFrame
+    """As ``group_reliability`` makes it, by category and, where pairs have one, annotator."""
 
     @property
     def share(self) -> Share:
@@ -56,7 +59,8 @@ def find(
     """Ranks pairs, and takes the labels for wrong that are so with a probability above a threshold.
 
     Args:
-        pairs: N rows, as ``scores.last_pass`` makes them, with ``cross_fit_u``.
+        pairs: N rows, as ``scores.last_pass`` makes them, with ``cross_fit_u``; they may have a column
+            ``annotator``.
         scorer: whose opinion decides.
         threshold: on the probability that a label is wrong.
         varies: whether the weights are an opinion at all.
@@ -93,7 +97,8 @@ def find(
     ranked["rank"] = np.arange(1, len(ranked) + 1)
     score = ranked[SCORES[scorer]]
     cut = None if number in (0, len(ranked)) else float(score.iloc[number - 1 : number + 1].mean())
-    return Findings(ranked, scorer, threshold, cut, shares, compare(methods, pairs["flipped"]))
+    groups = group_reliability(ranked, ranked[_BASIS[scorer]].to_numpy(), shares[scorer])
+    return Findings(ranked, scorer, threshold, cut, shares, compare(methods, pairs["flipped"]), groups)
 
 
 def _wrong(pairs: pd.DataFrame, scorer: Scorer, share: Share) -> np.ndarray:
@@ -103,24 +108,3 @@ def _wrong(pairs: pd.DataFrame, scorer: Scorer, share: Share) -> np.ndarray:
         return wrong
     # A weight depends on more than u. The mean over pairs, which is the expected share, stays.
     return IsotonicRegression(increasing=False).fit_transform(pairs["weight"].to_numpy(), wrong)
-
-
-def by_category(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Rows, suspects and, where flips are known, wrong labels of each category; most suspect ones first.
-
-    Returns:
-        ``category`` (NA for pairs without one), ``pairs``, ``suspects`` (count), ``share`` (of them),
-        ``expected`` (mean probability of a wrong label) and ``flipped`` (share of wrong labels among those
-        that are known; NaN where none is).
-    """
-    groups = pairs.assign(
-        suspect=pairs["suggested"].eq("flip"), known=pairs["flipped"].astype("Float64")
-    ).groupby("category", dropna=False)
-    table = groups.agg(
-        pairs=("id", "size"),
-        suspects=("suspect", "sum"),
-        share=("suspect", "mean"),
-        expected=("p_wrong", "mean"),
-        flipped=("known", "mean"),
-    ).reset_index()
-    return table.sort_values(["share", "pairs"], ascending=False, kind="stable", ignore_index=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isnan
+
 from .findings import NAMES, Findings, Scorer
 from .wrong_label_share import Share
 
@@ -32,6 +34,38 @@ def share_in_words(share: Share) -> str:
     )
 
 
+def fit_in_words(share: Share) -> str:
+    """Whether labels are against the policy as often as the curve has it, and what a refusal means."""
+    p = share.fit.p
+    if isnan(p):
+        return "Whether the curve fits cannot be tested: too little is known of these labels."
+    chance = f"p = {p:.2f}" if p >= 0.01 else f"p = {p:.1g}" if p >= 1e-4 else "p < 0.0001"
+    if not share.fit.refused:
+        return (
+            f"The labels do not contradict the curve (score test over parts by |u|, {chance}). That does not "
+            "prove flips that are independent of the pair: a rule of thumb of the labellers that the policy "
+            "has learned, or flips at near ties, can give the same curve."
+        )
+    gaps = (share.tenths["against"] - share.tenths["fitted"]) / share.tenths["stderr"]
+    worst = share.tenths.loc[gaps.abs().fillna(0).idxmax()]
+    said = (
+        f"The labels contradict the curve (score test over parts by |u|, {chance}), most where |u| is about "
+        f"{worst['size']:.2g}: {_percent(worst['against'])} are against the policy, by the curve "
+        f"{_percent(worst['fitted'])}."
+    )
+    if share.known and share.tenths["against"].iloc[-1] < share.rate:
+        return (
+            f"{said} Where the policy is sure, fewer labels are against it than if the given share of them "
+            "were flipped independently of the pair: the share is lower, or flips gather at near ties, or "
+            "policy and labellers follow one rule of thumb. P(wrong) is too high."
+        )
+    return (
+        f"{said} So flips are not independent of the pair (at near ties they gather at small |u|), or "
+        "the policy's sureness does not grow in proportion to |u|. Take the expected share and P(wrong) for "
+        "rough figures; the ranks do not need the curve."
+    )
+
+
 def sentences(findings: Findings) -> list[str]:
     """How the scorer's threshold and expected share came about, and how far to trust them."""
     share, scorer = findings.share, findings.scorer
@@ -48,6 +82,7 @@ def sentences(findings: Findings) -> list[str]:
         "u changes sign with the label, so wrong labels mirror right ones: of pairs with |u| = m a share "
         f"eps + (1 - 2 eps) sigmoid(-k m) is labelled against the policy. {fit}"
     )
+    told.append(fit_in_words(share))
     if share.identified:
         said = "P(wrong) = sigmoid(logit(eps) - k u)"
         if scorer == "vnet":

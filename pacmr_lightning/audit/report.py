@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -11,19 +10,13 @@ from typing import Any
 import pandas as pd
 
 from .figures import against, distribution
-from .findings import Findings, by_category
+from .findings import Findings
 from .findings_in_words import sentences, share_in_words
+from .report_tables import as_text, groups_table, methods_table, traits_table
+from .traits_in_words import traits_in_words
 
 FOLD = 600
 """Characters of a text that are shown before it has to be unfolded."""
-CATEGORIES = 100
-"""Categories in the table; the files have all."""
-
-# Control characters, which HTML cannot hold or a browser would act on, and the marks that change the
-# direction of the text after them.
-_INVISIBLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-)
 
 
 @dataclass(frozen=True)
@@ -76,13 +69,9 @@ _PAGE = """<!DOCTYPE html>
 """
 
 
-def as_text(text: str) -> str:
-    """HTML that shows a text as it is; control and direction characters are named, as in [U+202E]."""
-    visible = _INVISIBLE.sub(lambda match: f"[U+{ord(match[0]):04X}]", text.replace("\r\n", "\n"))
-    return escape(visible, quote=True)
-
-
-def report(findings: Findings, run: str, texts: Sequence[Texts], notes: Iterable[str]) -> str:
+def report(
+    findings: Findings, run: str, texts: Sequence[Texts], notes: Iterable[str], traits: pd.DataFrame
+) -> str:
     """The page.
 
     Args:
@@ -90,19 +79,20 @@ def report(findings: Findings, run: str, texts: Sequence[Texts], notes: Iterable
         run: the run's folder.
         texts: of the first pairs by rank, which are shown.
         notes: further sentences on the pairs.
+        traits: what the suspects have in common, as ``suspect_traits`` makes it.
     """
     pairs = findings.pairs
     known = int(pairs["flipped"].notna().sum())
     numbers = {
         "training pairs": f"{len(pairs):,}",
         f"suspect labels (P(wrong) above {findings.threshold:g})": f"{findings.suspects:,} "
-        f"({_share(findings.suspects / len(pairs))})",
+        f"({findings.suspects / len(pairs):.1%})",
         "expected share of wrong labels": share_in_words(findings.share),
     }
     if known:
         wrong = int(pairs["flipped"].sum())
         told = "known to be wrong" if known == len(pairs) else f"known to be wrong, of {known:,} known"
-        numbers[told] = f"{wrong:,} ({_share(wrong / known)})"
+        numbers[told] = f"{wrong:,} ({wrong / known:.1%})"
     body = [
         f"<h1>Label audit of <code>{as_text(run)}</code></h1>",
         '<ul class="numbers">',
@@ -115,10 +105,19 @@ def report(findings: Findings, run: str, texts: Sequence[Texts], notes: Iterable
         "</div>",
         "<h2>How the threshold was chosen</h2>",
         *(f"<p>{as_text(sentence)}</p>" for sentence in sentences(findings)),
+        "<h2>What suspects have in common</h2>",
+        *(
+            f"<p>{as_text(sentence)}</p>"
+            for sentence in traits_in_words(traits, findings.groups, findings.suspects)
+        ),
+        *traits_table(traits),
         "<h2>What each score found</h2>",
-        *_methods(findings.methods, bool(known)),
-        "<h2>By category</h2>",
-        *_categories(by_category(pairs), bool(known)),
+        *methods_table(findings.methods, bool(known)),
+        *(
+            line
+            for name, groups in findings.groups.groupby("grouping", sort=False)
+            for line in (f"<h2>By {name}</h2>", *groups_table(groups, bool(known)))
+        ),
         f"<h2>The {len(texts)} most suspect labels</h2>",
         *(_pair(row, text) for row, text in zip(pairs.itertuples(), texts, strict=False)),
     ]
@@ -127,52 +126,6 @@ def report(findings: Findings, run: str, texts: Sequence[Texts], notes: Iterable
 
 def _image(png: str, alt: str) -> str:
     return f'<img alt="{escape(alt)}" src="data:image/png;base64,{png}">'
-
-
-def _methods(methods: pd.DataFrame, known: bool) -> list[str]:
-    heading = ["score", "suspects", "expected share"]
-    heading += ["precision", "recall", "AUROC", "average precision"] if known else []
-    rows = []
-    row: Any  # its fields are the columns
-    for row in methods.itertuples():
-        expected = _number(row.expected, "{:.1%}")
-        if not pd.isna(row.expected_stderr):
-            expected += f" ± {row.expected_stderr:.1%}"
-        cells = [row.method, f"{row.suspects:,}", expected]
-        values = (row.precision, row.recall, row.auroc, row.average_precision)
-        rows.append(cells + ([_number(value, "{:.3f}") for value in values] if known else []))
-    notes = ["loss and u have no threshold of their own: as many as by the first score are suspect."]
-    if not methods["method"].str.startswith("cleanlab").any():
-        notes.append("Confident learning is left out: cleanlab is not installed (pip install cleanlab).")
-    if known:
-        notes.append("Precision and recall are those of the suspects, against the flips that are known.")
-    return [_table(heading, rows), *(f'<p class="note">{escape(note)}</p>' for note in notes)]
-
-
-def _categories(table: pd.DataFrame, known: bool) -> list[str]:
-    heading = ["category", "pairs", "suspects", "suspect share", "expected share"]
-    heading += ["known to be wrong"] if known else []
-    rows = []
-    row: Any  # its fields are the columns
-    for row in table.head(CATEGORIES).itertuples():
-        name = "(none)" if pd.isna(row.category) else row.category
-        cells = [
-            name,
-            f"{row.pairs:,}",
-            f"{row.suspects:,}",
-            _share(row.share),
-            _number(row.expected, "{:.1%}"),
-        ]
-        rows.append(cells + ([_number(row.flipped, "{:.1%}")] if known else []))
-    more = len(table) - CATEGORIES
-    notes = [f'<p class="note">{more:,} more categories are in the file of pairs.</p>'] if more > 0 else []
-    return [_table(heading, rows), *notes]
-
-
-def _table(heading: list[str], rows: list[list[str]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in heading)
-    body = "".join("<tr>" + "".join(f"<td>{as_text(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
-    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"
 
 
 def _pair(row: Any, texts: Texts) -> str:
@@ -209,11 +162,3 @@ def _folded(text: str) -> str:
         f"<details><summary>{start}{len(text):,} characters</summary>"
         f'<div class="text" dir="auto">{as_text(text)}</div></details>'
     )
-
-
-def _share(share: float) -> str:
-    return f"{share:.1%}"
-
-
-def _number(value: float, form: str) -> str:
-    return "–" if pd.isna(value) else form.format(value)

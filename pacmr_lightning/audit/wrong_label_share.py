@@ -15,23 +15,21 @@ sure of wrong judgements makes eps too large, one that has learned the labels by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import minimize
 from scipy.special import expit, logit
 from sklearn.mixture import GaussianMixture
 
 from ..analysis.consistency import clustered_standard_error
+from .flip_curve import HIGHEST, fit_curve, share_against, sides, size_bins
+from .goodness_of_fit import GoodnessOfFit, goodness_of_fit
 
 RESAMPLES = 200
 """Of the bootstrap over prompts."""
 _BINS = 256
-"""Of abs(u), by quantiles: a fit looks at counts, not at pairs."""
-_HIGHEST = 0.499
-"""Flips at a rate of one half leave nothing that could be learned."""
+"""Of abs(u)."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +63,8 @@ class Share:
     tenths: pd.DataFrame
     """By tenths of abs(u): ``size`` (its mean, in nats), ``against`` (share of the labels against the policy)
     with ``stderr``, and ``fitted``."""
+    fit: GoodnessOfFit
+    """Whether the curve is that of the labels; not tested where u says nothing of them."""
     mixture: Mixture
     known: bool = False
     """Whether the rate was given, and not estimated."""
@@ -97,74 +97,49 @@ def expected_share(
         resamples: of the bootstrap.
         seed: of the bootstrap.
     """
-    size = np.abs(u)
+    size, against = np.abs(u), sides(u)
     scale = size.mean() or 1.0
-    edges = np.unique(np.quantile(size, np.linspace(0, 1, _BINS + 1)[1:-1]))
-    bins = np.searchsorted(edges, size, side="right")
-    # A policy that is undecided is half against the label.
-    against = ((u < 0) + (u <= 0).astype(float)) / 2
-    count = len(edges) + 1
+    bins, count = size_bins(size, _BINS)
     middle = np.bincount(bins, size, count) / np.maximum(np.bincount(bins, minlength=count), 1) / scale
 
     def counts(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return (
-            np.bincount(bins, weights * against, count),
-            np.bincount(bins, weights * (1 - against), count),
+            np.bincount(bins, weights * against, count)[None],
+            np.bincount(bins, weights * (1 - against), count)[None],
         )
 
     ones = np.ones(len(u))
-    among = (0.0, _HIGHEST) if known is None else (known, known)
-    rate, slope, loss = _fit(middle, *counts(ones), among=among)
-    _, _, clean_loss = _fit(middle, *counts(ones), among=(0.0, 0.0))
+    among = (0.0, HIGHEST) if known is None else (known, known)
+    rates, slope, loss = fit_curve(middle, *counts(ones), rates=among)
+    rate = float(rates[0])
+    _, _, clean_loss = fit_curve(middle, *counts(ones), rates=(0.0, 0.0))
     penalty = np.log(len(u))
     rng = np.random.default_rng(seed)
     start = [(max(rate, 0.02), slope)]  # a resample's fit is near that of the pairs
     number = int(prompts.max()) + 1
     shares = np.full(number, 1 / number)
     found = [
-        _fit(middle, *counts(rng.multinomial(number, shares)[prompts]), among=among, starts=start)[0]
+        fit_curve(middle, *counts(rng.multinomial(number, shares)[prompts]), rates=among, starts=start)[0][0]
         for _ in range(resamples if known is None else 0)
     ] or [rate, rate]
+    separates = bool(2 * len(u) * np.log(2) - 2 * min(loss, clean_loss) > penalty)
+    slope /= scale
+    fit = GoodnessOfFit(np.nan, 0)
+    if separates:
+        fit = goodness_of_fit(size, against, prompts, rate, slope, known is not None)
     return Share(
         rate=rate,
         stderr=float(np.std(found, ddof=1)),
         low=float(np.quantile(found, 0.025)),
         high=float(np.quantile(found, 0.975)),
-        slope=float(slope / scale),
-        separates=bool(2 * len(u) * np.log(2) - 2 * min(loss, clean_loss) > penalty),
+        slope=float(slope),
+        separates=separates,
         gain=float(2 * (clean_loss - loss) - penalty),
-        tenths=_tenths(size, against, prompts, rate, slope / scale),
+        tenths=_tenths(size, against, prompts, rate, slope),
+        fit=fit,
         mixture=_mixture(u),
         known=known is not None,
     )
-
-
-def _fit(
-    size: np.ndarray,
-    against: np.ndarray,
-    agreeing: np.ndarray,
-    *,
-    among: tuple[float, float],
-    starts: Sequence[tuple[float, float]] = ((0.02, 1.0), (0.25, 1.0)),
-) -> tuple[float, float, float]:
-    """The rate, the slope and minus the log-likelihood of counts by size, which may be weighted."""
-
-    def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
-        rate, slope = parameters
-        unsure = expit(-slope * size)
-        p = np.clip(rate + (1 - 2 * rate) * unsure, 1e-12, 1 - 1e-12)
-        by_p = agreeing / (1 - p) - against / p
-        by_slope = -(1 - 2 * rate) * size * unsure * (1 - unsure)
-        gradient = np.array([(by_p * (1 - 2 * unsure)).sum(), (by_p * by_slope).sum()])
-        return -(against * np.log(p) + agreeing * np.log1p(-p)).sum(), gradient
-
-    bounds = [among, (0.0, 100.0)]
-    fits = [
-        minimize(loss, [float(np.clip(rate, *among)), slope], jac=True, method="L-BFGS-B", bounds=bounds)
-        for rate, slope in starts
-    ]
-    best = min(fits, key=lambda fit: fit.fun)
-    return float(best.x[0]), float(best.x[1]), float(best.fun)
 
 
 def _tenths(
@@ -173,7 +148,7 @@ def _tenths(
     order = np.argsort(size, kind="stable")
     rows = []
     for part in np.array_split(order, min(10, len(order))):
-        fitted = rate + (1 - 2 * rate) * expit(-slope * size[part]).mean()
+        fitted = share_against(rate, slope, size[part]).mean()
         error = clustered_standard_error(against[part], prompts[part])
         rows.append((size[part].mean(), against[part].mean(), error, fitted))
     return pd.DataFrame(rows, columns=["size", "against", "stderr", "fitted"])

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from ..command_line.parser import run_tool
 from ..datamodules.chat import decode_messages
@@ -22,7 +20,8 @@ from ..runs.finished_run import PreferenceData, find_run, load
 from ..weighting import AuditedWeights, DropFlipped, OracleWeights
 
 if TYPE_CHECKING:
-    from ..audit.findings import Findings
+    from datasets import Dataset
+
     from ..audit.report import Texts
 
 Action = Literal["drop", "flip"]
@@ -43,8 +42,10 @@ def audit(
     """Looks at all training pairs of a finished run once more, labels as trained.
 
     Writes ``pairs.parquet`` and ``pairs.csv`` (one row a pair, the most suspect first), ``methods.csv`` (what
-    each score found) and ``report.html``. What a model computed or learned stays in ``audit`` inside the
-    run's folder, so that a second call goes on where the first was killed.
+    each score found), ``groups.csv`` (how reliable each category's and annotator's labels are),
+    ``suspect_traits.csv`` (what suspects have in common) and ``report.html``. What a model computed or
+    learned stays in ``audit`` inside the run's folder, so that a second call goes on where the first was
+    killed.
 
     Args:
         run: folder of a preference run.
@@ -74,6 +75,8 @@ def audit(
     from ..audit.cross_fit import FOLDER, CrossFit
     from ..audit.findings import find
     from ..audit.report import report
+    from ..audit.suspect_traits import suspect_traits
+    from ..audit.terminal import show
 
     found = find_run(run, checkpoint)
     module, data, updates = load(found, as_trained=True)
@@ -94,15 +97,26 @@ def audit(
     scorer = scorer or ("vnet" if varies else "dpo")
     u = cross_fit.u() if scorer == "dpo" else cross_fit.kept()
     pairs.insert(list(pairs.columns).index("loss"), "cross_fit_u", np.nan if u is None else u.to_numpy())
+    rows = data.source.load("train")
+    if "annotator" in rows.column_names and any(name is not None for name in rows["annotator"]):
+        pairs["annotator"] = pairs["id"].map(dict(zip(rows["id"], rows["annotator"], strict=True)))
     findings = find(pairs, scorer, threshold, varies, share)
+    texts = _texts(rows, findings.pairs)
+    traits = suspect_traits(findings.pairs, [t.chosen for t in texts], [t.rejected for t in texts])
     columns = ["rank", "id", "category", "observed", "suggested", "p_wrong", "weight", "u", "delta", "a", "b"]
     table = findings.pairs[[*columns, "loss", "cross_fit_u", "flipped"]]
     notes = _notes(found.noise, data)
     folder = Path(output) if output else kept
-    page = report(findings, run, _texts(data, table.head(top)), notes)
-    _write(folder, table, findings.methods, page)
+    page = report(findings, run, texts[:top], notes, traits)
+    tables = {
+        "pairs": table,
+        "methods": findings.methods,
+        "groups": findings.groups,
+        "suspect_traits": traits,
+    }
+    _write(folder, tables, page)
     console = Console()
-    _show(console, findings, folder, notes)
+    show(console, findings, traits, folder, notes)
     if cleaned is not None and action is not None:
         suspects = set(table["id"][table["suggested"] == "flip"])
         _write_cleaned(console, data, cleaned, action, suspects)
@@ -153,11 +167,10 @@ def _notes(noise: str, data: PreferenceData) -> list[str]:
     return notes
 
 
-def _texts(data: PreferenceData, table: pd.DataFrame) -> list[Texts]:
+def _texts(rows: Dataset, table: pd.DataFrame) -> list[Texts]:
     """Prompts and responses of the pairs of a table, labels as trained."""
     from ..audit.report import Texts
 
-    rows = data.source.load("train")
     places = {name: i for i, name in enumerate(rows["id"])}
     texts = []
     for pair in table.itertuples():
@@ -171,51 +184,14 @@ def _texts(data: PreferenceData, table: pd.DataFrame) -> list[Texts]:
     return texts
 
 
-def _write(folder: Path, table: pd.DataFrame, methods: pd.DataFrame, page: str) -> None:
+def _write(folder: Path, tables: dict[str, pd.DataFrame], page: str) -> None:
     with replacing(folder / "pairs.parquet") as temporary:
-        table.to_parquet(temporary, index=False)
-    for name, frame in (("pairs", table), ("methods", methods)):
+        tables["pairs"].to_parquet(temporary, index=False)
+    for name, frame in tables.items():
         with replacing(folder / f"{name}.csv") as temporary:
             frame.to_csv(temporary, index=False)
     with replacing(folder / "report.html") as temporary:
         temporary.write_text(page, encoding="utf-8")
-
-
-def _show(console: Console, findings: Findings, folder: Path, notes: list[str]) -> None:
-    from ..audit.findings import NAMES
-    from ..audit.findings_in_words import share_in_words
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("score")
-    forms = {
-        "suspects": "{:,}",
-        "expected": "{:.1%}",
-        "precision": "{:.2f}",
-        "recall": "{:.2f}",
-        "auroc": "{:.2f}",
-        "average_precision": "{:.2f}",
-    }
-    forms = {name: form for name, form in forms.items() if findings.methods[name].notna().any()}
-    headings = {"auroc": "AUROC", "average_precision": "AP"}
-    for name in forms:
-        table.add_column(headings.get(name, name), justify="right")
-    for row in findings.methods.to_dict("records"):
-        cells = ("-" if pd.isna(row[name]) else form.format(row[name]) for name, form in forms.items())
-        table.add_row(row["method"], *cells)
-    console.print(table)
-    for name, share in findings.shares.items():
-        console.print(
-            f"Expected share of wrong labels by {NAMES[name]}: {share_in_words(share)}.", highlight=False
-        )
-    for note in notes:
-        console.print(f"  {note}", highlight=False, markup=False, style="dim")
-    console.print(
-        f"How that came about, and the most suspect pairs: {folder / 'report.html'}; every pair, by rank: "
-        f"{folder / 'pairs.csv'} and .parquet",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
 
 
 def _write_cleaned(

@@ -10,7 +10,9 @@ import pandas as pd
 import pytest
 
 from pacmr_lightning.audit.findings import find
-from pacmr_lightning.audit.report import FOLD, Texts, as_text, report
+from pacmr_lightning.audit.report import FOLD, Texts, report
+from pacmr_lightning.audit.report_tables import as_text
+from pacmr_lightning.audit.suspect_traits import suspect_traits
 
 from .conftest import HOSTILE
 from .test_detection_quality import frame
@@ -55,7 +57,10 @@ def page():
     found = find(pairs, "vnet", 0.5, varies=True)
     long = NASTY + "x" * 100_000
     texts = [Texts(NASTY, "", long), Texts("prompt\n\n", "good", "bad")]
-    return report(found, f"runs/{HOSTILE}", texts, [f"A note of {NASTY}."])
+    traits = suspect_traits(found.pairs, *responses(found))
+    hostile = pd.Series([NASTY] * 3)  # no word is like that, a category may be
+    traits.loc[:2, ["kind", "trait", "p_adjusted"]] = ["category", NASTY, 0.0]
+    return report(found, f"runs/{HOSTILE}", texts, [f"A note of {NASTY}."], traits)
 
 
 def test_hostile_text_is_text(page):

@@ -1,0 +1,109 @@
+"""How reliable the labels of each category or annotator are: a share of wrong labels for every group."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from .flip_curve import HIGHEST, STEEPEST, fit_curve, sides, size_bins
+from .wrong_label_share import RESAMPLES, Share
+
+GROUPINGS = ("category", "annotator")
+"""Columns whose values are groups of pairs; those that the pairs have are used."""
+LEAST = 50
+"""Pairs of a group, below which its share is not estimated."""
+_BINS = 64
+"""Of abs(u)."""
+
+
+def group_reliability(
+    pairs: pd.DataFrame, u: np.ndarray, share: Share, resamples: int = RESAMPLES, seed: int = 0
+) -> pd.DataFrame:
+    """Suspects and the expected share of wrong labels of each group; the most unreliable first.
+
+    The mean of P(wrong) over a group is drawn to the share of all pairs, which it starts from. So each group
+    gets an eps of its own, fitted together with one k, since it is one policy that judges them all. Where the
+    share of all pairs was given, k is the one that it implies.
+
+    Args:
+        pairs: N rows of ``findings.Findings``, with at least one column of ``GROUPINGS``.
+        u: (N,) what the share was estimated from.
+        share: of all pairs.
+        resamples: of the bootstrap over prompts.
+        seed: of the bootstrap.
+
+    Returns:
+        One row a group: ``grouping`` (the column), ``group`` (NA for pairs without one), ``pairs``,
+        ``suspects`` (count), ``suspect_share``, ``expected`` (share of wrong labels) with ``low`` and
+        ``high`` (2.5th and 97.5th percentile of the resamples), NaN for groups of fewer than ``LEAST`` pairs
+        and where the share of all pairs is not identified, and ``flipped`` (share of wrong labels among those
+        that are known; NaN where none is).
+    """
+    tables = []
+    for grouping in (name for name in GROUPINGS if name in pairs):
+        frame = pd.DataFrame(
+            {
+                "group": pairs[grouping].astype("string"),
+                "suspect": pairs["suggested"].eq("flip"),
+                "known": pairs["flipped"].astype("Float64"),
+            }
+        )
+        numbers = frame.groupby("group", dropna=False, sort=True)
+        table = numbers.agg(
+            pairs=("suspect", "size"),
+            suspects=("suspect", "sum"),
+            suspect_share=("suspect", "mean"),
+            flipped=("known", "mean"),
+        ).reset_index()
+        fitted = _fitted(numbers.ngroup().to_numpy(), u, pairs["prompt"].to_numpy(), share, resamples, seed)
+        for place, (name, values) in enumerate(zip(("expected", "low", "high"), fitted, strict=True)):
+            table.insert(4 + place, name, values)
+        table.insert(0, "grouping", grouping)
+        tables.append(
+            table.sort_values(["expected", "suspect_share", "pairs"], ascending=False, kind="stable")
+        )
+    return pd.concat(tables, ignore_index=True)
+
+
+def _fitted(
+    groups: np.ndarray, u: np.ndarray, prompts: np.ndarray, share: Share, resamples: int, seed: int
+) -> np.ndarray:
+    """(3, G) eps of each group, with the ends of its interval."""
+    sizes = np.bincount(groups)
+    found = np.full((3, len(sizes)), np.nan)
+    large = np.flatnonzero(sizes >= LEAST)
+    if not share.identified or not len(large):
+        return found
+    # Small groups are left out: an eps each for a handful of pairs would draw k to where it fits noise.
+    kept = np.isin(groups, large)
+    groups, u, prompts = np.searchsorted(large, groups[kept]), u[kept], prompts[kept]
+    size, against = np.abs(u), sides(u)
+    scale = size.mean()
+    bins, count = size_bins(size, _BINS)
+    middle = np.bincount(bins, size, count) / np.maximum(np.bincount(bins, minlength=count), 1) / scale
+    shape = (len(large), count)
+    cells = groups * count + bins
+
+    def fit(weights: np.ndarray, start: tuple[float, float]) -> tuple[np.ndarray, float]:
+        counts = [
+            np.bincount(cells, weights * side, shape[0] * count).reshape(shape)
+            for side in (against, 1 - against)
+        ]
+        slopes = (0.0, STEEPEST)
+        if share.known:
+            rates = (share.rate, share.rate)
+            whole = [column.sum(0, keepdims=True) for column in counts]
+            slope = fit_curve(middle, *whole, rates=rates, starts=[start])[1]
+            slopes = (slope, slope)
+        rates, slope, _ = fit_curve(middle, *counts, rates=(0.0, HIGHEST), slopes=slopes, starts=[start])
+        return rates, slope
+
+    found[0, large], slope = fit(np.ones(len(u)), (share.rate, share.slope * scale))
+    rng = np.random.default_rng(seed)
+    number = int(prompts.max()) + 1
+    shares = np.full(number, 1 / number)
+    drawn = np.array(
+        [fit(rng.multinomial(number, shares)[prompts], (share.rate, slope))[0] for _ in range(resamples)]
+    )
+    found[1:, large] = np.quantile(drawn, (0.025, 0.975), axis=0)
+    return found

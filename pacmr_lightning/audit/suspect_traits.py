@@ -1,0 +1,171 @@
+"""What the suspects have in common and other pairs have not: length, single words, category, annotator.
+
+A policy that has learned a rule of thumb of whoever labelled suspects the pairs that break the rule. u alone
+cannot show that: the rule's followers look right and its breakers wrong. But what the suspects' chosen
+responses have or lack names the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+from scipy import sparse
+from scipy.stats import false_discovery_control, norm, t
+from sklearn.feature_extraction.text import CountVectorizer
+
+from .group_reliability import GROUPINGS
+
+LEVEL = 0.05
+"""Share of false alarms among the traits that are reported; the chance of any where nothing is there."""
+LEAST = 10
+"""Suspects, and other pairs, that a trait has to decide before it is tested."""
+COLUMNS = [
+    *("kind", "trait", "suspects", "others", "in_suspects", "in_others", "in_all", "difference"),
+    *("low", "high", "p", "p_adjusted"),
+]
+
+
+def suspect_traits(pairs: pd.DataFrame, chosen: Sequence[str], rejected: Sequence[str]) -> pd.DataFrame:
+    """Compares suspects with the other pairs, trait by trait.
+
+    A word decides a pair where one response alone has it, length where one response has more words, and the
+    pair has the trait where that response is the chosen one. A category or an annotator decides all pairs
+    that have one, and those of the group have the trait. Each trait is tested among the pairs that it
+    decides; sums over prompts are taken as independent, not pairs. Benjamini and Hochberg's correction is
+    over all traits that are tested.
+
+    Args:
+        pairs: N rows of ``findings.Findings``, with ``category`` and, where there are some, ``annotator``.
+        chosen: N responses, labels as trained.
+        rejected: N others.
+
+    Returns:
+        One row a trait: ``kind`` ("length", "word", "category" or "annotator"), ``trait``, ``suspects`` and
+        ``others`` (pairs that it decides), ``in_suspects``, ``in_others`` and ``in_all`` (share of them that
+        has it), ``difference`` of the first two with its 95% interval ``low`` to ``high``, ``p`` and
+        ``p_adjusted``. First come those with ``p_adjusted`` under ``LEVEL``, the largest differences in
+        front, by the end of the interval that is next to zero.
+    """
+    suspect = pairs["suggested"].eq("flip").to_numpy()
+    if min(suspect.sum(), (~suspect).sum()) < LEAST:
+        return pd.DataFrame(columns=COLUMNS)
+    clusters = pd.factorize(pairs["prompt"])[0]
+    blocks = [_lengths(chosen, rejected), _words(chosen, rejected), *_groups(pairs)]
+    parts = [
+        _compared(decides, has, suspect, clusters).assign(kind=kind, trait=names)
+        for kind, names, decides, has in blocks
+    ]
+    table = pd.concat(parts, ignore_index=True)
+    table = table[table[["suspects", "others"]].min(axis=1) >= LEAST]
+    table["p_adjusted"] = false_discovery_control(table["p"]) if len(table) else []
+    nearest = np.maximum(table["low"], -table["high"]).clip(lower=0)
+    order = table.assign(other=table["p_adjusted"] >= LEVEL, nearest=-nearest)
+    return table.loc[order.sort_values(["other", "nearest", "p"], kind="stable").index, COLUMNS].reset_index(
+        drop=True
+    )
+
+
+_Block = tuple[str, Sequence[str], sparse.csr_matrix, sparse.csr_matrix]
+"""Kind, V names, and two (N, V) matrices of 0 and 1: pairs that a trait decides, and those that have it."""
+
+
+def _lengths(chosen: Sequence[str], rejected: Sequence[str]) -> _Block:
+    more = np.array([len(a.split()) - len(b.split()) for a, b in zip(chosen, rejected, strict=True)])
+    return "length", ["longer"], _column(more != 0), _column(more > 0)
+
+
+def _words(chosen: Sequence[str], rejected: Sequence[str]) -> _Block:
+    # Whatever decides enough pairs is in as many responses.
+    counter = CountVectorizer(binary=True, token_pattern=r"(?u)\b\w+\b", min_df=2 * LEAST, dtype=np.int32)
+    try:
+        there = counter.fit_transform([*chosen, *rejected])
+    except ValueError:  # no word is left
+        empty = sparse.csr_matrix((len(chosen), 0))
+        return "word", [], empty, empty
+    first, second = there[: len(chosen)].tocsr(), there[len(chosen) :].tocsr()
+    both = first.multiply(second)
+    return "word", list(counter.get_feature_names_out()), first + second - 2 * both, first - both
+
+
+def _groups(pairs: pd.DataFrame) -> Iterator[_Block]:
+    for grouping in (name for name in GROUPINGS if name in pairs):
+        values = pairs[grouping].astype("string")
+        known = _column(values.notna().to_numpy())
+        sizes = values.value_counts()
+        # One by one: a group decides all pairs, and a matrix of all groups would be dense.
+        for name in sizes.index[(sizes >= LEAST) & (sizes < known.sum())] if len(sizes) > 1 else ():
+            yield grouping, [name], known, _column(values.eq(name).fillna(False).to_numpy(dtype=bool))
+
+
+def _column(values: np.ndarray) -> sparse.csr_matrix:
+    return sparse.csr_matrix(values.astype(np.int32)[:, None])
+
+
+def _compared(
+    decides: sparse.csr_matrix, has: sparse.csr_matrix, suspect: np.ndarray, clusters: np.ndarray
+) -> pd.DataFrame:
+    """Shares, interval and p of V traits.
+
+    With z = 1 for suspects and y = 1 for pairs that have the trait, the score (z - mean z)(y - mean y) of
+    pairs of one prompt is summed; where the trait is independent of suspicion these sums have mean 0. Their
+    variance is the sum of their squares, and no less than that of independent pairs: of rare traits the
+    squares tell too little.
+    """
+    by_prompt = sparse.csr_matrix((np.ones(len(clusters)), (clusters, np.arange(len(clusters)))))
+    only = sparse.diags(suspect.astype(float))
+    n, y = by_prompt @ decides, by_prompt @ has
+    z, zy = by_prompt @ only @ decides, by_prompt @ only @ has
+    total, suspects, with_trait, both = (np.asarray(m.sum(0)).ravel() for m in (n, z, y, zy))
+    others = total - suspects
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean_z, mean_y = suspects / total, with_trait / total
+        shares = both / suspects, (with_trait - both) / others
+        scores = zy - y.multiply(mean_z) - z.multiply(mean_y) + n.multiply(mean_z * mean_y)
+        independent = total * mean_z * (1 - mean_z) * mean_y * (1 - mean_y)
+        variance = np.maximum(_squares(scores), independent)
+        statistic = np.asarray(scores.sum(0)).ravel() / np.sqrt(variance)
+        prompts = np.asarray((n > 0).sum(0)).ravel()
+        p = 2 * t.sf(np.abs(statistic), np.maximum(prompts - 1, 1))
+        ends = [
+            _wilson(share, size, _squares(having - deciding.multiply(share)), prompts)
+            for share, size, having, deciding in (
+                (shares[0], suspects, zy, z),
+                (shares[1], others, y - zy, n - z),
+            )
+        ]
+    difference = shares[0] - shares[1]
+    # Newcombe's hybrid interval of a difference.
+    (low_1, high_1), (low_2, high_2) = ends
+    low = difference - np.hypot(shares[0] - low_1, high_2 - shares[1])
+    high = difference + np.hypot(high_1 - shares[0], shares[1] - low_2)
+    return pd.DataFrame(
+        {
+            "suspects": suspects.astype(int),
+            "others": others.astype(int),
+            "in_suspects": shares[0],
+            "in_others": shares[1],
+            "in_all": mean_y,
+            "difference": difference,
+            "low": low,
+            "high": high,
+            "p": np.where(np.isfinite(p), p, 1.0),
+        }
+    )
+
+
+def _squares(sums: sparse.spmatrix) -> np.ndarray:
+    return np.asarray(sums.multiply(sums).sum(0)).ravel()
+
+
+def _wilson(
+    share: np.ndarray, size: np.ndarray, squares: np.ndarray, prompts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Wilson's 95% interval of a share, with as many pairs as would have the variance over prompts."""
+    ratio = squares / (size * share * (1 - share)) * prompts / (prompts - 1)
+    n = size / np.fmax(ratio, 1.0)  # where there is no variance the ratio is NaN
+    z = norm.ppf(0.975)
+    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return middle - half, middle + half
