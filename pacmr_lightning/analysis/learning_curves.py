@@ -16,12 +16,17 @@ from ..files import replacing
 from ..runs.folder import METRICS, read_weights
 from ..runs.summary import read_summary
 
+CURVES = (
+    ("val/rewards/accuracies", "accuracy on validation pairs"),
+    ("val/rewards/margins", "reward margin u on validation pairs"),
+)
+"""Columns of a run's metrics that are drawn, and what their axes say."""
 LAST = 2000
 """Visits at the end of a run whose weights are drawn."""
 
 
 def draw(runs: list[str], path: str) -> None:
-    """Draws clean validation accuracy and reward margin over updates, and the last weights by label.
+    """Draws validation accuracy and reward margin over updates, and the last weights by label.
 
     Args:
         runs: folders of finished runs.
@@ -36,11 +41,7 @@ def draw(runs: list[str], path: str) -> None:
     figure, axes = plt.subplots(
         1, 2 + len(weighted), figsize=(3.6 * (2 + len(weighted)), 3.2), layout="constrained"
     )
-    curves = (
-        ("val/rewards/accuracies", "accuracy on clean pairs"),
-        ("val/rewards/margins", "reward margin u on clean pairs"),
-    )
-    for axis, (column, label) in zip(axes, curves, strict=False):
+    for axis, (column, label) in zip(axes, CURVES, strict=False):
         for run in runs:
             metrics = _metrics(run)
             points = metrics.dropna(subset=[column])
@@ -62,6 +63,12 @@ def draw(runs: list[str], path: str) -> None:
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=150, format=Path(path).suffix[1:])
     plt.close(figure)
+
+
+def validated(run: str) -> bool:
+    """Whether a run has curves to draw."""
+    path = Path(run) / METRICS
+    return path.exists() and {column for column, _ in CURVES} <= set(pd.read_csv(path, nrows=0).columns)
 
 
 def _metrics(run: str) -> pd.DataFrame:

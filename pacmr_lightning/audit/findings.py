@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ from sklearn.isotonic import IsotonicRegression
 
 from .detection_quality import Method, compare, confident_learning, same_number
 from .group_reliability import group_reliability
-from .wrong_label_share import Share, expected_share
+from .wrong_label_share import Share, expected_share, safe_share
 
 Scorer = Literal["vnet", "dpo", "policy"]
 
@@ -54,7 +55,11 @@ class Findings:
 
 
 def find(
-    pairs: pd.DataFrame, scorer: Scorer, threshold: float, varies: bool, known: float | None = None
+    pairs: pd.DataFrame,
+    scorer: Scorer,
+    threshold: float,
+    varies: bool,
+    known: float | Literal["safe"] | None = None,
 ) -> Findings:
     """Ranks pairs, and takes the labels for wrong that are so with a probability above a threshold.
 
@@ -64,7 +69,7 @@ def find(
         scorer: whose opinion decides.
         threshold: on the probability that a label is wrong.
         varies: whether the weights are an opinion at all.
-        known: the share of wrong labels, where somebody knows it.
+        known: the share of wrong labels, where somebody knows it; "safe" takes one that is rather too high.
     """
     computed: dict[Scorer, bool] = {
         "vnet": varies,
@@ -73,7 +78,8 @@ def find(
     }
     order = sorted((name for name in computed if computed[name]), key=lambda name: name != scorer)
     prompts = pairs["prompt"].to_numpy()
-    shares = {name: expected_share(pairs[_BASIS[name]].to_numpy(), prompts, known) for name in order}
+    share = safe_share if known == "safe" else partial(expected_share, known=known)
+    shares = {name: share(pairs[_BASIS[name]].to_numpy(), prompts) for name in order}
     wrong = {name: _wrong(pairs, name, share) for name, share in shares.items()}
     ranked = pairs.assign(p_wrong=wrong[scorer])
     # NaN is not above any threshold.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -45,6 +48,8 @@ class SaveRunConfig(SaveConfigCallback):
         if trainer.is_global_zero:
             config = self.config.clone()
             root = Path(config.trainer.default_root_dir)
+            # What is done when it ends is no part of the run, and the second pass has this file, too.
+            config.pop("refine", None)
             config.ckpt_path = None  # where this fit goes on from is not the run's configuration
             if config.checkpoint.dirpath == _checkpoints(root):  # a run of this config elsewhere has its own
                 config.checkpoint.dirpath = None
@@ -88,11 +93,19 @@ class PacmrCLI(LightningCLI):
     def _prepare_subcommand_parser(
         self, klass: type, subcommand: str, **kwargs: Any
     ) -> LightningArgumentParser:
-        """Adds the section ``generation`` (``GenerationWriter``) to ``predict``."""
+        """Adds ``refine`` to ``fit``, and the section ``generation`` (``GenerationWriter``) to ``predict``."""
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "fit":
+            help = "Go on with pacmr refine when the run has ended."
+            parser.add_argument("--refine", type=bool, default=False, help=help)
         if subcommand == "predict":
             parser.add_lightning_class_args(GenerationWriter, "generation")
         return parser
+
+    def after_fit(self) -> None:
+        """Refines the run where that is asked for, in a process that knows nothing of this run's ranks."""
+        if self.config.fit.refine and self.trainer.is_global_zero:
+            refine_run(Path(self.config.fit.trainer.default_root_dir))
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: Lightning's own puts a checkpoint's options over those of the command line."""
@@ -174,6 +187,15 @@ class PacmrCLI(LightningCLI):
         if isinstance(self.model, PreferenceModule):
             check_strategy(trainer.strategy)
         return trainer
+
+
+def refine_run(folder: Path) -> None:
+    """``pacmr refine`` of a run that has ended; what goes wrong there ends this process with its status."""
+    ranks = ("RANK", "WORLD_SIZE", "MASTER_")
+    environment = {name: value for name, value in os.environ.items() if not any(r in name for r in ranks)}
+    command = [sys.executable, "-m", "pacmr_lightning", "refine", str(folder)]
+    if status := subprocess.run(command, env=environment).returncode:
+        sys.exit(status)
 
 
 def _listed(value: Any) -> list[Any]:

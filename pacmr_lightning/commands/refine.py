@@ -87,7 +87,10 @@ def refine(
         _write(folder, asked)
     if not (folder / SUMMARY).exists():
         _second_pass(found, folder, table, labels)
-    compare([run, str(folder)], figure=str(folder / "comparison.png"))
+    from ..analysis.learning_curves import validated
+
+    runs = [run, str(folder)]
+    compare(runs, figure=str(folder / "comparison.png") if all(map(validated, runs)) else None)
 
 
 def _check_folder(folder: Path, asked: dict[str, Any]) -> None:

@@ -1,0 +1,159 @@
+"""pacmr refine: audit, second pass and comparison of a real run, restarted at each stage."""
+
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from pacmr_lightning import cli
+from pacmr_lightning.commands.refine import USES, _objective, refine
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.runs.folder import read_weights
+
+from .conftest import PAIRS
+
+FIT = (
+    *("--model.weighting", "Unweighted", "--model.method", "first", "--trainer.max_epochs", "3"),
+    *("--trainer.callbacks+", "WeightRecorder", "--trainer.callbacks+", "RunSummary"),
+    *("--trainer.limit_val_batches", "null", "--trainer.log_every_n_steps", "5"),
+)
+
+
+def fit(finished, folder, *options):
+    words = ("fit", "--config", str(finished / "config.yaml"), *FIT, *options)
+    cli.main([*words, "--trainer.default_root_dir", str(folder)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def learned(finished, tmp_path_factory):
+    """A DPO run that has learned its labels by heart: nothing says how many of them are wrong."""
+    return fit(finished, tmp_path_factory.mktemp("refine") / "first")
+
+
+@pytest.fixture
+def first(learned, tmp_path):
+    return shutil.copytree(learned, tmp_path / "first")
+
+
+@pytest.fixture(scope="module")
+def refined(learned, tmp_path_factory):
+    run = shutil.copytree(learned, tmp_path_factory.mktemp("refined") / "first")
+    refine(str(run))
+    return run.with_name("first-refined")
+
+
+def config_of(folder):
+    return yaml.safe_load((folder / "config.yaml").read_text())
+
+
+def test_the_second_pass(refined, learned):
+    """Everything of the first run's configuration, and the audit's probabilities as soft labels."""
+    audited = pd.read_parquet(refined / "audit" / "pairs.parquet").set_index("id")
+    assert audited["p_wrong"].mean() == pytest.approx(0.45, abs=0.1)
+    recorded = read_weights(refined)
+    assert len(recorded) == 3 * PAIRS
+    expected = 1 - audited["p_wrong"][recorded["id"]].to_numpy()
+    np.testing.assert_allclose(recorded["weight"], expected, rtol=1e-6)
+    before, after = config_of(learned), config_of(refined)
+    changed = after["model"]["init_args"]
+    assert changed.pop("method") == "first-refined"
+    weighting = changed.pop("weighting")
+    assert weighting["class_path"].endswith("AuditedWeights")
+    assert weighting["init_args"]["soft_labels"] and not weighting["init_args"]["hard"]
+    for name in ("method", "weighting"):
+        del before["model"]["init_args"][name]
+    for config in (before, after):
+        del config["trainer"]["default_root_dir"]
+    assert before == after
+    summary = json.loads((refined / "summary.json").read_text())
+    assert summary["method"] == "first-refined" and summary["steps"] == 3 * PAIRS // 8
+    assert (refined / "audit" / "report.html").exists() and (refined / "comparison.png").exists()
+
+
+def test_runs_that_were_never_validated(finished, tmp_path, capsys):
+    """Have no curves to draw, but numbers to compare."""
+    run = fit(finished, tmp_path / "run", "--trainer.limit_val_batches", "0")
+    refine(str(run))
+    assert "first-refined" in capsys.readouterr().out
+    assert not (tmp_path / "run-refined" / "comparison.png").exists()
+
+
+def test_going_on(refined, tmp_path, capsys):
+    """What is done is not done again; a killed fit goes on, or starts anew where it has left no checkpoint."""
+    folder = tmp_path / "copies"
+    shutil.copytree(refined.parent, folder)
+    run, second = folder / "first", folder / "first-refined"
+    record = json.loads((second / "refine.json").read_text()) | {"run": str(run)}
+    (second / "refine.json").write_text(json.dumps(record))
+    table = second / "audit" / "pairs.parquet"
+    summary = (second / "summary.json").read_text()
+    seen = table.stat().st_mtime_ns, (second / "summary.json").stat().st_mtime_ns
+    refine(str(run))
+    assert seen == (table.stat().st_mtime_ns, (second / "summary.json").stat().st_mtime_ns)
+    assert "first-refined" in capsys.readouterr().out
+
+    (second / "summary.json").unlink()
+    shutil.rmtree(second / "checkpoints")
+    refine(str(run))
+    again = json.loads((second / "summary.json").read_text())
+    same = json.loads(summary)
+    for numbers in (again, same):
+        for name in ("seconds", "pairs_per_second"):
+            del numbers[name]
+    assert again == same and table.stat().st_mtime_ns == seen[0]
+
+    (second / "summary.json").unlink()
+    refine(str(run))
+    assert json.loads((second / "summary.json").read_text())["steps"] == again["steps"]
+
+    with pytest.raises(UserError, match="holds a second pass with labels soft already; name another with"):
+        refine(str(run), labels="drop")
+
+
+@pytest.mark.parametrize("labels", ["weights", "drop", "flip"])
+def test_what_suspects_are_used_for(labels, first):
+    refine(str(first), str(first.with_name(labels)), labels=labels, share=0.3)
+    folder = first.with_name(labels)
+    assert USES[labels].items() <= config_of(folder)["model"]["init_args"]["weighting"]["init_args"].items()
+    wrong = pd.read_parquet(folder / "audit" / "pairs.parquet").set_index("id")["p_wrong"]
+    recorded = read_weights(folder)
+    expected = 1 - wrong[recorded["id"]].to_numpy()
+    expected = expected if labels == "weights" else (expected >= 0.5).astype(float)
+    np.testing.assert_allclose(recorded["weight"], expected, rtol=1e-6)
+
+
+def test_at_the_end_of_a_fit(finished, tmp_path):
+    folder = fit(finished, tmp_path / "run", "--refine", "true")
+    assert "refine" not in config_of(folder)
+    assert (tmp_path / "run-refined" / "summary.json").exists()
+
+
+@pytest.mark.parametrize(("name", "replaced"), [("RDPO", True), ("DrDPO", True), ("IPO", False)])
+def test_objectives_that_make_their_own_of_wrong_labels(name, replaced, capsys):
+    options = {"class_path": f"pacmr_lightning.objectives.{name}", "init_args": {"beta": 0.3}}
+    found = _objective({"objective": options})
+    assert found == ({"model.objective": "DPO", "model.objective.beta": "0.3"} if replaced else {})
+    assert (name in capsys.readouterr().out) == replaced
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "nowhere/config.yaml does not exist; name the folder of a run"),
+        (["{run}", "--share", "0.7"], "share is 0.7, but the share of wrong labels is above 0 and below 0.5"),
+        (["{run}", "--labels", "hard"], "labels"),
+        (["{run}", "--checkpoint", "7"], "has no checkpoint 7"),
+        (["{run}", "--output", "{run}"], "holds another run already; name another with --output"),
+        (["{run}", "--scorer", "vnet"], "scorer is vnet, but the weights of Unweighted say nothing"),
+    ],
+)
+def test_bad_input(words, message, first, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["refine", *(word.format(run=first) for word in words)])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and message in said and "Traceback" not in said
+    assert not first.with_name("first-refined").exists()
