@@ -105,17 +105,21 @@ def _wrong(pairs: pd.DataFrame, scorer: Scorer, share: Share) -> np.ndarray:
     return IsotonicRegression(increasing=False).fit_transform(pairs["weight"].to_numpy(), wrong)
 
 
-def by_category(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Rows, suspects and, where flips are known, wrong labels of each category; most suspect ones first.
+def by_group(pairs: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Rows, suspects and, where flips are known, wrong labels of each group; most suspect ones first.
+
+    Args:
+        pairs: as in ``Findings``.
+        column: what the groups have in common, "category" or "annotator".
 
     Returns:
-        ``category`` (NA for pairs without one), ``pairs``, ``suspects`` (count), ``share`` (of them),
+        ``group`` (NA for pairs without one), ``pairs``, ``suspects`` (count), ``share`` (of them),
         ``expected`` (mean probability of a wrong label) and ``flipped`` (share of wrong labels among those
         that are known; NaN where none is).
     """
     groups = pairs.assign(
         suspect=pairs["suggested"].eq("flip"), known=pairs["flipped"].astype("Float64")
-    ).groupby("category", dropna=False)
+    ).groupby(pairs[column].rename("group"), dropna=False)
     table = groups.agg(
         pairs=("id", "size"),
         suspects=("suspect", "sum"),

@@ -11,13 +11,13 @@ from typing import Any
 import pandas as pd
 
 from .figures import against, distribution
-from .findings import Findings, by_category
+from .findings import Findings, by_group
 from .findings_in_words import sentences, share_in_words
 
 FOLD = 600
 """Characters of a text that are shown before it has to be unfolded."""
-CATEGORIES = 100
-"""Categories in the table; the files have all."""
+GROUPS = 100
+"""Categories or annotators in a table; the files have all."""
 
 # Control characters, which HTML cannot hold or a browser would act on, and the marks that change the
 # direction of the text after them.
@@ -117,8 +117,8 @@ def report(findings: Findings, run: str, texts: Sequence[Texts], notes: Iterable
         *(f"<p>{as_text(sentence)}</p>" for sentence in sentences(findings)),
         "<h2>What each score found</h2>",
         *_methods(findings.methods, bool(known)),
-        "<h2>By category</h2>",
-        *_categories(by_category(pairs), bool(known)),
+        *_groups(pairs, "category", bool(known)),
+        *(_groups(pairs, "annotator", bool(known)) if "annotator" in pairs else []),
         f"<h2>The {len(texts)} most suspect labels</h2>",
         *(_pair(row, text) for row, text in zip(pairs.itertuples(), texts, strict=False)),
     ]
@@ -149,13 +149,14 @@ def _methods(methods: pd.DataFrame, known: bool) -> list[str]:
     return [_table(heading, rows), *(f'<p class="note">{escape(note)}</p>' for note in notes)]
 
 
-def _categories(table: pd.DataFrame, known: bool) -> list[str]:
-    heading = ["category", "pairs", "suspects", "suspect share", "expected share"]
+def _groups(pairs: pd.DataFrame, column: str, known: bool) -> list[str]:
+    table = by_group(pairs, column)
+    heading = [column, "pairs", "suspects", "suspect share", "expected share"]
     heading += ["known to be wrong"] if known else []
     rows = []
     row: Any  # its fields are the columns
-    for row in table.head(CATEGORIES).itertuples():
-        name = "(none)" if pd.isna(row.category) else row.category
+    for row in table.head(GROUPS).itertuples():
+        name = "(none)" if pd.isna(row.group) else row.group
         cells = [
             name,
             f"{row.pairs:,}",
@@ -164,9 +165,9 @@ def _categories(table: pd.DataFrame, known: bool) -> list[str]:
             _number(row.expected, "{:.1%}"),
         ]
         rows.append(cells + ([_number(row.flipped, "{:.1%}")] if known else []))
-    more = len(table) - CATEGORIES
-    notes = [f'<p class="note">{more:,} more categories are in the file of pairs.</p>'] if more > 0 else []
-    return [_table(heading, rows), *notes]
+    more = len(table) - GROUPS
+    notes = [f'<p class="note">{more:,} more are in the file of pairs.</p>'] if more > 0 else []
+    return [f"<h2>By {column}</h2>", _table(heading, rows), *notes]
 
 
 def _table(heading: list[str], rows: list[list[str]]) -> str:

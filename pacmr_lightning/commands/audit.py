@@ -82,6 +82,9 @@ def audit(
         check_output(data.source, cleaned)
     kept = Path(run) / "audit"
     pairs = last_pass(module, data.train_pairs, kept / "answers.sqlite", micro_batch_size=micro_batch_size)
+    who = data.annotators
+    if who is not None:
+        pairs.insert(list(pairs.columns).index("category") + 1, "annotator", pairs["id"].map(who))
     varies = _varies(module, pairs)
     if scorer == "vnet" and not varies:
         raise UserError(
@@ -95,7 +98,8 @@ def audit(
     u = cross_fit.u() if scorer == "dpo" else cross_fit.kept()
     pairs.insert(list(pairs.columns).index("loss"), "cross_fit_u", np.nan if u is None else u.to_numpy())
     findings = find(pairs, scorer, threshold, varies, share)
-    columns = ["rank", "id", "category", "observed", "suggested", "p_wrong", "weight", "u", "delta", "a", "b"]
+    known = ["category"] if who is None else ["category", "annotator"]
+    columns = ["rank", "id", *known, "observed", "suggested", "p_wrong", "weight", "u", "delta", "a", "b"]
     table = findings.pairs[[*columns, "loss", "cross_fit_u", "flipped"]]
     notes = _notes(found.noise, data)
     folder = Path(output) if output else kept

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from pacmr_lightning.audit.detection_quality import Method, compare, confident_learning, same_number
-from pacmr_lightning.audit.findings import by_category, find
+from pacmr_lightning.audit.findings import by_group, find
 
 from .test_wrong_label_share import scores
 
@@ -114,12 +114,12 @@ def test_without_cross_fit():
     assert list(found.shares) == ["vnet"] and "cross-fitted u" not in found.methods["method"].tolist()
 
 
-def test_by_category():
+def test_by_group():
     found = find(frame(), "vnet", 0.5, varies=True)
-    rows = by_category(found.pairs).set_index("category")
+    rows = by_group(found.pairs, "category").set_index("group")
     assert rows["pairs"].sum() == 2000 and rows["suspects"].sum() == found.suspects
     assert rows.index[0] == "bad" and rows.loc["bad", "flipped"] == 1.0
     unknown = find(frame(known=False), "vnet", 0.5, varies=True)
-    assert by_category(unknown.pairs)["flipped"].isna().all()
+    assert by_group(unknown.pairs, "category")["flipped"].isna().all()
     no_category = found.pairs.assign(category=None)
-    assert by_category(no_category)["pairs"].tolist() == [2000]
+    assert by_group(no_category, "category")["pairs"].tolist() == [2000]
