@@ -14,7 +14,8 @@ from pacmr_lightning.runs.folder import NOISE_MASK
 
 
 class NoiseMask(Callback):
-    """Writes ``noise_mask.parquet`` into the run's folder: ``id`` and ``flipped`` of every training row.
+    """Writes ``noise_mask.parquet`` into the run's folder: ``id`` and ``flipped`` of every training row,
+    and its ``annotator`` where annotators are known.
 
     Rows that are dropped are in it too, so the mask holds for any tokenizer and any other tool. There is no
     file where no noise was injected. ``data.noise_mask`` trains on the same labels again.
@@ -22,11 +23,13 @@ class NoiseMask(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the file on rank zero."""
-        flips = getattr(datamodule(trainer), "noise_flips", None)
+        data = datamodule(trainer)
+        flips, annotators = (getattr(data, name, None) for name in ("noise_flips", "annotators"))
         if flips is None or not trainer.is_global_zero:
             return
-        table = pa.table(
-            {"id": pa.array(flips, pa.string()), "flipped": pa.array(flips.values(), pa.bool_())}
-        )
+        columns = {"id": pa.array(flips, pa.string()), "flipped": pa.array(flips.values(), pa.bool_())}
+        if annotators is not None:
+            columns["annotator"] = pa.array((annotators[pair] for pair in flips), pa.string())
+        table = pa.table(columns)
         with replacing(Path(trainer.default_root_dir) / NOISE_MASK) as temporary:
             pq.write_table(table, temporary)

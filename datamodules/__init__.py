@@ -3,7 +3,17 @@
 from .completions import CompletionFiles, WorldCompletions
 from .hh import AnthropicHH, HHCompletions
 from .hub import HubCompletions, HubPreferences
-from .noise import LabelNoise
+from .noise import (
+    AnnotatorNoise,
+    CategoryNoise,
+    LabelNoise,
+    NearTieNoise,
+    NoiseFromMask,
+    SpuriousPreferenceNoise,
+    SymmetricNoise,
+    TemperatureLabels,
+    TwoRateNoise,
+)
 from .preference import PreferenceDataModule
 from .sft import SFTDataModule
 from .sources import EmbeddedWorld, Files, Source
@@ -11,7 +21,9 @@ from .tldr import TLDR, TLDRCompletions
 
 __all__ = [
     "TLDR",
+    "AnnotatorNoise",
     "AnthropicHH",
+    "CategoryNoise",
     "CompletionFiles",
     "EmbeddedWorld",
     "Files",
@@ -19,9 +31,15 @@ __all__ = [
     "HubCompletions",
     "HubPreferences",
     "LabelNoise",
+    "NearTieNoise",
+    "NoiseFromMask",
     "PreferenceDataModule",
     "SFTDataModule",
     "Source",
+    "SpuriousPreferenceNoise",
+    "SymmetricNoise",
     "TLDRCompletions",
+    "TemperatureLabels",
+    "TwoRateNoise",
     "WorldCompletions",
 ]

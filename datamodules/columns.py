@@ -116,6 +116,7 @@ PREFERENCES = Columns(
         "augmented_prompt": _text_or_messages,
         "flipped": _flag,
         "eta": _probability,
+        "annotator": _label,
     },
     hashed=("prompt", "chosen", "rejected"),
 )

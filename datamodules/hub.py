@@ -17,7 +17,7 @@ from .prompts import completion_prompts, pair_prompts
 from .sources import Source
 from .splits import DEFAULT_FRACTION, Split, Splits
 
-_LAYOUT = 1
+_LAYOUT = 2
 """Part of the cache's key; raised whenever the same dataset is read into other rows."""
 
 

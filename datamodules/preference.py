@@ -72,6 +72,8 @@ class PreferenceDataModule(PromptData):
     Attributes:
         noise_flips: after ``setup("fit")``, for each id of the training rows whether the noise flips its
             label; None where no noise is injected.
+        annotators: after ``setup("fit")``, for each id of the training rows who gave the label, as the row
+            says or as ``AnnotatorNoise`` assigns it, None where that is unknown; None where no row has one.
         uniform_noise: whether every pair has the same probability of a flip, ``noise_rate``. Where not,
             ``noise_rate`` is the share of flipped pairs after ``setup("fit")``.
         counts: after ``setup``, for ``train`` and ``validation``: ``rows``, ``kept``, dropped pairs by
@@ -183,6 +185,11 @@ class PreferenceDataModule(PromptData):
     def noise_flips(self) -> dict[str, bool] | None:
         """For each id of the training rows whether the noise flips its label; see the class."""
         return self._preparation.noise_flips
+
+    @property
+    def annotators(self) -> dict[str, str | None] | None:
+        """For each id of the training rows who gave the label; see the class."""
+        return self._preparation.annotators
 
     @property
     def gold_reward(self) -> Callable[[str, str], float] | None:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from pacmr_lightning.errors import UserError
 
 from .augmentation.files import read_augmentations
-from .noise import LabelNoise
+from .noise import AnnotatorNoise, LabelNoise
 from .pairs import Pairs
 from .rows import prompts_of
 from .sources import Source
@@ -36,6 +36,9 @@ class Preparation:
         counts: by split, what became of the rows.
         noise_flips: for each id of the training rows whether the noise flips its label; None before
             ``train`` and where no noise is injected.
+        annotators: for each id of the training rows who gave the label, as the row says or as
+            ``AnnotatorNoise`` assigns it, None where that is unknown; None before ``train`` and where no row
+            has an annotator.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Preparation:
         self.augmentations = augmentations
         self.counts: dict[str, dict[str, int]] = {}
         self.noise_flips: dict[str, bool] | None = None
+        self.annotators: dict[str, str | None] | None = None
 
     def fill_caches(self) -> None:
         """Reads and tokenizes everything, so that other processes find it on disk."""
@@ -85,6 +89,11 @@ class Preparation:
         if self.noise is not None:
             self.noise_flips = self.noise.flips(found, self.noise_seed)
             swapped = [self.noise_flips[name] for name in rows["id"][:]]
+        known = found["annotator"][:]
+        if isinstance(self.noise, AnnotatorNoise):
+            known = self.noise.annotators(found)
+        if any(name is not None for name in known):
+            self.annotators = dict(zip(found["id"][:], known, strict=True))
         self._everything = Pairs(rows, self.tokenizer.pad_token_id, swapped)
         held_out = set(clean.rows["id"][:]) if clean is not None and self.hold_out else set()
         self._kept = [i for i, name in enumerate(rows["id"][:]) if name not in held_out]

@@ -22,7 +22,7 @@ from pacmr_lightning.errors import UserError
 
 from .columns import PREFERENCES, SFT, Columns, checked
 
-LAYOUT = 2
+LAYOUT = 3
 """Part of the cache's key; raised whenever the same file is read into other rows."""
 
 _JSON_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
@@ -36,8 +36,9 @@ def read_preferences(path: str | Path) -> Dataset:
         path: ``.jsonl`` or ``.json`` (one object a line), either of them with ``.gz``, or ``.parquet``.
 
     Returns:
-        Rows with ``id, prompt, chosen, rejected, category, augmented_prompt`` (strings), ``flipped`` (bool)
-        and ``eta`` (float: the probability that chosen is the better one); None where the file says nothing.
+        Rows with ``id, prompt, chosen, rejected, category, augmented_prompt, annotator`` (strings; annotator:
+        who gave the label), ``flipped`` (bool) and ``eta`` (float: the probability that chosen is the better
+        one); None where the file says nothing.
         Where ``chat`` is true, the texts are chat messages as JSON; ``prompts.split_row`` makes one prompt
         and two responses of a row, also where the prompt is implicit (None). A missing id is a hash of
         prompt and responses with a counter for repeated rows.

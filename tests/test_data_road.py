@@ -64,6 +64,13 @@ def test_a_mask_is_kept_and_can_be_used_again(base, capsys):
     assert "noise_rate and noise_rates are given together" in message
     oracle = [*base, "--model.weighting", "OracleWeights", "--data.noise_rates", "[0.1, 0.2]"]
     assert "OracleWeights needs one flip rate" in fails(capsys, oracle)
+    annotators = ["--data.noise", "AnnotatorNoise", "--data.noise.share", "0.3"]
+    cli.main([*base, *annotators, "--model.objective", "RDPO", "--model.method", "a"])
+    third = Path("runs/preferences-a-noiseAnnotatorNoise30-seed42")
+    table = pq.read_table(third / "noise_mask.parquet").to_pandas()
+    assert table["annotator"].str.fullmatch(r"annotator-\d+").all()
+    assert json.loads((third / "summary.json").read_text())["noise_rate"] == table["flipped"].mean()
+    cli.main([*base, "--data.noise_mask", str(third / "noise_mask.parquet"), "--model.method", "b"])
 
 
 def test_a_cached_reference_trains_as_a_live_one(base):

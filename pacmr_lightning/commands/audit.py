@@ -87,6 +87,9 @@ def audit(
         check_output(data.source, cleaned)
     kept = Path(run) / "audit"
     pairs = last_pass(module, data.train_pairs, kept / "answers.sqlite", micro_batch_size=micro_batch_size)
+    who = data.annotators
+    if who is not None:
+        pairs.insert(list(pairs.columns).index("category") + 1, "annotator", pairs["id"].map(who))
     varies = _varies(module, pairs)
     if scorer == "vnet" and not varies:
         raise UserError(
@@ -100,12 +103,11 @@ def audit(
     u = cross_fit.u() if scorer == "dpo" else cross_fit.kept()
     pairs.insert(list(pairs.columns).index("loss"), "cross_fit_u", np.nan if u is None else u.to_numpy())
     rows = data.source.load("train")
-    if "annotator" in rows.column_names and any(name is not None for name in rows["annotator"]):
-        pairs["annotator"] = pairs["id"].map(dict(zip(rows["id"], rows["annotator"], strict=True)))
     findings = find(pairs, scorer, threshold, varies, share)
     texts = _texts(rows, findings.pairs)
     traits = suspect_traits(findings.pairs, [t.chosen for t in texts], [t.rejected for t in texts])
-    columns = ["rank", "id", "category", "observed", "suggested", "p_wrong", "weight", "u", "delta", "a", "b"]
+    known = ["category"] if who is None else ["category", "annotator"]
+    columns = ["rank", "id", *known, "observed", "suggested", "p_wrong", "weight", "u", "delta", "a", "b"]
     table = findings.pairs[[*columns, "loss", "cross_fit_u", "flipped"]]
     notes = _notes(found.noise, data)
     folder = Path(output) if output else kept

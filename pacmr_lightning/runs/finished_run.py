@@ -82,6 +82,10 @@ class PreferenceData(Protocol):
     def noise_flips(self) -> dict[str, bool] | None:
         """Whether the run's noise flipped a label, by the pair's id; None without noise."""
 
+    @property
+    def annotators(self) -> dict[str, str | None] | None:
+        """Who gave each training pair's label, by its id; None where no row has an annotator."""
+
     def setup(self, stage: str) -> None:
         """Reads the pairs of a stage."""
 

@@ -32,7 +32,7 @@ SAMPLES = "samples.jsonl"
 def default_folder(model: Any, data: Any, seed: int) -> str:
     """``runs/<task>-<method>-noise<percent>-seed<seed>``; ``runs/<task>-sft`` for SFT.
 
-    Noise of other kinds than one rate is named by both its rates, or by its kind.
+    Noise of other kinds than one rate is named by both its rates, or by its kind and its share of labels.
 
     Args:
         model: the module's options in a config.
@@ -45,7 +45,9 @@ def default_folder(model: Any, data: Any, seed: int) -> str:
     noise = "-".join(f"{100 * rate:g}" for rate in rates)
     noise = "mask" if data.get("noise_mask") else noise
     noise = "categories" if data.get("category_noise_rates") else noise
-    noise = data.noise.class_path.rpartition(".")[2] if data.get("noise") else noise
+    if kind := data.get("noise"):
+        share = kind.get("init_args", {}).get("share")
+        noise = kind.class_path.rpartition(".")[2] + ("" if share is None else f"{100 * share:g}")
     return str(Path("runs", f"{data.task}-{model.method}-noise{noise}-seed{seed}"))
 
 

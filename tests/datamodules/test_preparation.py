@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
-from pacmr_lightning.datamodules.noise import NoiseFromMask, SymmetricNoise
+from pacmr_lightning.datamodules.noise import AnnotatorNoise, NearTieNoise, NoiseFromMask, SymmetricNoise
 from pacmr_lightning.errors import UserError
 
 
@@ -103,3 +103,18 @@ def test_noise_of_every_kind_arrives_in_the_pairs(make, write_rows, pair_rows, t
         assert data.counts["train"]["flipped"] == sum(expected)
         assert not any(data.validation_pairs.swapped)
     assert data.noise_rate == 0.2
+
+
+def test_annotators_are_those_of_the_rows_or_assigned(make, write_rows, pair_rows):
+    rows = [row | {"id": f"r{i}", "eta": 0.1 * (i % 9) + 0.1} for i, row in enumerate(pair_rows(30))]
+    source = Files(write_rows(rows), write_rows(rows[:4], "validation.jsonl"))
+    assert make(source).annotators is None and make(source, noise=NearTieNoise(0.3)).annotators is None
+    noise = AnnotatorNoise(0.4, annotators=4)
+    data = make(source, noise=noise)
+    assert list(data.annotators) == [f"r{i}" for i in range(30)] and not data.uniform_noise
+    assert list(data.annotators.values()) == noise.annotators(source.load("train"))
+    # What rDPO and others are told is the share that came about.
+    assert data.noise_rate == sum(data.train_pairs.swapped) / 30
+    some = write_rows([*rows[:29], rows[29] | {"annotator": 7}], "some.jsonl")
+    some = Files(some, source.splits.validation)
+    assert make(some).annotators == {f"r{i}": None for i in range(29)} | {"r29": "7"}

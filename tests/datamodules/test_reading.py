@@ -13,11 +13,12 @@ ROW = {"prompt": "a", "chosen": " b", "rejected": " c"}
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.json"])
 def test_json_lines(write_rows, name):
     extras = {"id": 7, "category": "x", "augmented_prompt": "A", "flipped": True, "eta": 0.25, "unused": [1]}
+    extras["annotator"] = 3
     first, second = read_preferences(write_rows([ROW | extras, ROW], name))
     assert {k: first[k] for k in ROW} == ROW
     assert (first["id"], first["category"], first["augmented_prompt"]) == ("7", "x", "A")
-    assert (first["flipped"], first["eta"]) == (True, 0.25)
-    assert (second["category"], second["flipped"], second["eta"]) == (None, None, None)
+    assert (first["flipped"], first["eta"], first["annotator"]) == (True, 0.25, "3")
+    assert all(second[name] is None for name in ("category", "flipped", "eta", "annotator"))
 
 
 def test_parquet_gives_the_same_rows(write_rows, tmp_path):

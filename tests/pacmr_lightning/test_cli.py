@@ -74,6 +74,9 @@ VNET = ["--model.weighting", "VNetWeighting"]
 PAC = [*VNET, "--model.weighting.outer", "PromptAugmentationConsistency"]
 SOFT = [*VNET, "--model.weighting.outer", "SoftPromptConsistency"]
 PRIOR = ["--model.weighting", "SigmoidPrior"]
+TIES = ["--data.noise", "NearTieNoise"]
+WORD = ["--data.noise", "SpuriousPreferenceNoise", "--data.noise.share", "0.3"]
+ANNOTATORS = ["--data.noise", "AnnotatorNoise"]
 CENTRAL = [*VNET, "--model.weighting.estimator", "CentralDifference"]
 
 
@@ -105,6 +108,15 @@ CENTRAL = [*VNET, "--model.weighting.estimator", "CentralDifference"]
         (["--model.objective", "DrDPO", *VNET], "VNetWeighting would have no effect"),
         ([*PRIOR, "--model.weighting.offset", "auto"], "noise_rate is 0.0"),
         (["--data.clean_meta", "EmbeddedWorld"], "nothing learns from meta pairs"),
+        ([*TIES, "--data.noise.share", "0.6"], "share is 0.6, but the expected share of flipped labels"),
+        ([*TIES, "--data.noise.share", "much"], "data.noise.share: expected a float, but got much."),
+        ([*TIES, "--data.noise.share", "0.3", "--data.noise_rate", "0.3"], "noise_rate and noise are given"),
+        ([*WORD, "--data.noise.word", "x y"], "word is 'x y', but it must be a single word"),
+        ([*WORD, "--data.noise.word", "x"], "between 0.0% and 0.0% of these labels can be expected to be"),
+        (["--data.noise", "TemperatureLabels"], "tau None and share None; give one of the two"),
+        ([*ANNOTATORS, "--data.noise.reliabilities", "{a: 2}"], "reliabilities of 'a' is 2"),
+        ([*ANNOTATORS, "--data.noise.share", "0.01"], "share is 0.01, but between"),
+        (["--data.noise", "CategoryNoise", "--data.noise.share", "0.01"], "share is 0.01, but between"),
         (
             ["--trainer.max_stepz", "3"],
             "--trainer.max_stepz: there is no such option; did you mean --trainer.max_steps?",
@@ -145,6 +157,15 @@ def test_bad_files(text, message, base, tmp_path, capsys):
     (tmp_path / "bad.jsonl").write_text(text)
     line = fails(capsys, ["fit", *base, "--data.source.init_args.train", str(tmp_path / "bad.jsonl")])
     assert message in line
+    assert not list(Path().iterdir())
+
+
+def test_noise_that_needs_columns(base, tmp_path, capsys):
+    rows = [row | {"eta": None} for row in World().preference_rows(24, 0)]
+    (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = [*base, "--data.source.init_args.train", str(tmp_path / "some.jsonl")]
+    line = fails(capsys, ["fit", *options, *TIES, "--data.noise.share", "0.3"])
+    assert "NearTieNoise needs eta" in line and "24 of the 24 training pairs have none, 'world-0-0'" in line
     assert not list(Path().iterdir())
 
 

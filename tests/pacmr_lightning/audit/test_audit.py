@@ -77,7 +77,10 @@ def test_values_of_every_pair(run):
     assert table["observed"].tolist() == ["rejected" if row["noise"] else "chosen" for row in rows]
     truth = [row["noise"] ^ row.get("flipped", False) for row in rows]
     assert table["flipped"].tolist() == truth and 0 < sum(truth) < PAIRS
-    assert table["category"].tolist() == [row["category"] for row in rows]
+    for name in ("category", "annotator"):
+        assert table[name].tolist() == [row[name] for row in rows]
+    mask = pd.read_parquet(run / "noise_mask.parquet").set_index("id")
+    assert mask["annotator"].loc[table.index].equals(table["annotator"])
     assert table["weight"].loc[table["rank"].idxmin()] == table["weight"].min()
 
 
@@ -88,6 +91,9 @@ def test_files(run, capsys):
     assert pd.read_csv(folder / "pairs.csv")["id"].tolist() == table["id"].tolist()
     assert pd.read_csv(folder / "methods.csv")["method"][0] == "weight"
     page = (folder / "report.html").read_text()
+    by = page.partition("<h2>By annotator</h2>")[2].partition("</table>")[0]
+    for name, count in (("a0", 22), ("a1", 21), ("a2", 21)):
+        assert f"<td>{name}</td><td>{count}</td>" in by
     assert page.count("<article>") == PAIRS and "<script" not in page and "[U+202E]" in page
     shown = capsys.readouterr().out
     assert "weight" in shown and "noise_rate 0.3" in shown and "Expected share" in shown

@@ -10,7 +10,15 @@ from pacmr_lightning.sweep.spec import read_sweep
 
 ROOT = Path(__file__).parents[3]
 SWEEPS = sorted(set((ROOT / "configs/sweeps").glob("*.yaml")) - {ROOT / "configs/sweeps/world_base.yaml"})
-SIZES = {"world": 450, "world_tau": 120, "world_long": 24, "tldr": 21, "hh": 21, "tldr_tau": 12}
+SIZES = {
+    "world": 450,
+    "world_tau": 120,
+    "world_long": 24,
+    "world_noise": 240,
+    "tldr": 21,
+    "hh": 21,
+    "tldr_tau": 12,
+}
 
 
 def fails(capsys, arguments: list[str]) -> str:

@@ -1,0 +1,29 @@
+"""Label noise that does not depend on order, machine, number of ranks or method.
+
+A pair is flipped iff the hash of its id, mapped to [0, 1), lies under its own probability of a flip. So masks
+are nested: a pair flipped at 20% is flipped at 40%, and two runs with one ``noise_seed`` train on the same
+wrong labels.
+"""
+
+from .base import LabelNoise
+from .groups import AnnotatorNoise, CategoryNoise
+from .known_preferences import NearTieNoise, TemperatureLabels
+from .mask import NoiseFromMask, flip_flags, read_mask
+from .options import label_noise
+from .rates import SymmetricNoise, TwoRateNoise
+from .spurious import SpuriousPreferenceNoise
+
+__all__ = [
+    "AnnotatorNoise",
+    "CategoryNoise",
+    "LabelNoise",
+    "NearTieNoise",
+    "NoiseFromMask",
+    "SpuriousPreferenceNoise",
+    "SymmetricNoise",
+    "TemperatureLabels",
+    "TwoRateNoise",
+    "flip_flags",
+    "label_noise",
+    "read_mask",
+]

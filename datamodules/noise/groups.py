@@ -1,0 +1,186 @@
+"""Noise that differs between groups of pairs: by category, or by who has annotated them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from datasets import Dataset
+from lightning.pytorch.utilities import rank_zero_info
+
+from pacmr_lightning.errors import UserError
+
+from ..hashing import unit_hash
+from .base import LabelNoise, check_rate
+from .calibration import calibrated, check_share
+
+ASSIGNED = 10
+"""Annotators that pairs are assigned to where nobody says how many."""
+
+
+class CategoryNoise(LabelNoise):
+    """A probability for each category.
+
+    Args:
+        rates: probabilities by category, in [0, 1).
+        others: that of pairs of other categories, or of none.
+        share: the expected share of flipped labels over the training rows instead, above 0 and below 0.5:
+            see ``spread_rates``. Pairs without a category are one of their own.
+    """
+
+    def __init__(
+        self, rates: dict[str, float] | None = None, others: float = 0.0, share: float | None = None
+    ):
+        _check_one("CategoryNoise", "rates", rates, share)
+        check_rate("noise_rate", others)
+        if share is not None and others:
+            raise UserError(f"CategoryNoise has share {share} and others {others}; take one of them out.")
+        for category, value in (rates or {}).items():
+            check_rate(f"category_noise_rates of {category!r}", value)
+        self.rates = rates
+        self.others = others
+        self.share = share
+
+    def probabilities(self, rows: Dataset) -> list[float]:
+        """Each row's category's rate.
+
+        Raises:
+            UserError: no row is of a named category, or the share cannot be reached.
+        """
+        categories = rows["category"][:]
+        if self.share is not None:
+            rates = spread_rates(self.share, [str(category) for category in categories], "CategoryNoise")
+            return [rates[str(category)] for category in categories]
+        assert self.rates is not None
+        for name in self.rates:
+            if name not in categories:
+                raise UserError(
+                    f"category_noise_rates names {name!r}, but no training pair is of that category (there "
+                    f"are {_some(categories)}); correct the name."
+                )
+        return [self.rates.get(category, self.others) for category in categories]
+
+
+class AnnotatorNoise(LabelNoise):
+    """Annotators of different reliability: P(flip) = 1 - the reliability of who has annotated the pair.
+
+    (As in Dawid and Skene's model; RE-PO, arXiv 2509.24159.) Where no row has an ``annotator``, each is
+    assigned to one by the hash of its id. A run's ``noise_mask.parquet`` says who that was.
+
+    Args:
+        share: expected share of flipped labels over the training rows, above 0 and below 0.5: the least
+            reliable annotator guesses; see ``spread_rates``.
+        reliabilities: by annotator, in [0, 1], instead; 0.5 is a guess.
+        annotators: how many there are where no row names one and no reliabilities are given; 10 unless said.
+    """
+
+    def __init__(
+        self,
+        share: float | None = None,
+        reliabilities: dict[str, float] | None = None,
+        annotators: int | None = None,
+    ):
+        _check_one("AnnotatorNoise", "reliabilities", reliabilities, share)
+        for name, value in (reliabilities or {}).items():
+            if not 0 <= value <= 1:
+                raise UserError(
+                    f"reliabilities of {name!r} is {value}, but as a probability that a label is right it "
+                    "must lie in [0, 1]; 0.5 is a guess."
+                )
+        if annotators is not None and (annotators < 1 or reliabilities is not None):
+            raise UserError(
+                f"annotators is {annotators}, but it must be at least 1, and stays out where reliabilities "
+                "name the annotators."
+            )
+        self.share = share
+        self.reliabilities = reliabilities
+        self._names = list(reliabilities or (f"annotator-{k + 1}" for k in range(annotators or ASSIGNED)))
+        self._counted = annotators is not None
+
+    def annotators(self, rows: Dataset) -> list[str]:
+        """Who has annotated each of the N rows: as these say, or assigned by the hash of their ids.
+
+        Raises:
+            UserError: some rows name an annotator and others do not, or they do although ``annotators`` is
+                given.
+        """
+        ids, found = rows["id"][:], rows["annotator"][:]
+        unknown = [pair for pair, name in zip(ids, found, strict=True) if name is None]
+        if len(unknown) == len(ids):
+            return [self._names[int(len(self._names) * unit_hash(f"annotator of {i}", 0))] for i in ids]
+        if unknown:
+            raise UserError(
+                f"{len(unknown)} of the {len(ids)} training pairs have no annotator, {unknown[0]!r} for one; "
+                "give all of them one, or none, and they are assigned."
+            )
+        if self._counted:
+            raise UserError(
+                f"annotators is {len(self._names)}, but the training pairs name their annotators themselves "
+                f"({_some(found)}); take it out."
+            )
+        return found
+
+    def probabilities(self, rows: Dataset) -> list[float]:
+        """1 - the reliability of each row's annotator.
+
+        Raises:
+            UserError: see ``annotators``; or the share cannot be reached, or not exactly the annotators of
+                the rows have a reliability.
+        """
+        names = self.annotators(rows)
+        if self.share is not None:
+            rates = spread_rates(self.share, names, "AnnotatorNoise")
+            return [rates[name] for name in names]
+        assert self.reliabilities is not None
+        named = any(name is not None for name in rows["annotator"][:])
+        if named and (odd := sorted(set(names) ^ self.reliabilities.keys())):
+            wrong = "has no pair" if odd[0] in self.reliabilities else "is left out"
+            raise UserError(
+                f"reliabilities must name the annotators of the training pairs ({_some(names)}), but "
+                f"{odd[0]!r} {wrong}; correct them."
+            )
+        return [1 - self.reliabilities[name] for name in names]
+
+
+def spread_rates(share: float, groups: Sequence[str], kind: str) -> dict[str, float]:
+    """A flip rate for each of K groups, with which a share of all labels is expected to be flipped.
+
+    The k-th of them has 0.5 (k / K)^gamma: the last one guesses, and gamma, which the share decides, says how
+    much more reliable the others are. Their order is that of the hashes of their names, which knows nothing
+    of labels.
+
+    Args:
+        share: expected share of flipped labels.
+        groups: the group of each of N rows.
+        kind: of noise, for the log.
+
+    Raises:
+        UserError: the share cannot be reached.
+    """
+    names = sorted(set(groups), key=lambda name: (unit_hash(name, 0), name))
+    place = {name: (k + 1) / len(names) for k, name in enumerate(names)}
+    places = np.array([place[group] for group in groups])
+
+    def flips(strength: float) -> np.ndarray:
+        return 0.5 * places ** math.exp(-strength)
+
+    why = f"the least reliable of the {len(names)} groups of pairs guesses, and none is worse"
+    gamma = math.exp(-calibrated(share, flips, -10.0, 30.0, why))
+    rates = {name: 0.5 * place[name] ** gamma for name in names}
+    shown = ", ".join(f"{name} {rates[name]:.1%}" for name in names[-10:])
+    rank_zero_info(f"{kind}: flip rates {shown}{' (the ten largest)' if len(names) > 10 else ''}")
+    return rates
+
+
+def _check_one(kind: str, option: str, value: dict[str, float] | None, share: float | None) -> None:
+    if (value is None) == (share is None):
+        raise UserError(
+            f"{kind} has {option} {value} and share {share}; give one of the two, such as share 0.3."
+        )
+    if share is not None:
+        check_share(share)
+
+
+def _some(names: Sequence[str | None]) -> str:
+    return ", ".join(sorted({str(name) for name in names})[:10])

@@ -1,0 +1,269 @@
+"""Noise that people have: its probabilities by closed forms, its masks by frequencies."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from scipy.special import expit, logit
+
+from pacmr_lightning.datamodules import EmbeddedWorld
+from pacmr_lightning.datamodules.columns import PREFERENCES
+from pacmr_lightning.datamodules.noise import (
+    AnnotatorNoise,
+    CategoryNoise,
+    NearTieNoise,
+    SpuriousPreferenceNoise,
+    TemperatureLabels,
+)
+from pacmr_lightning.datamodules.reading import rows_to_dataset
+from pacmr_lightning.errors import UserError
+
+ROWS = 4000
+KINDS = {
+    "near ties": NearTieNoise,
+    "longer": SpuriousPreferenceNoise,
+    "temperature": lambda share: TemperatureLabels(share=share),
+    "annotators": AnnotatorNoise,
+    "categories": lambda share: CategoryNoise(share=share),
+}
+
+
+def pairs(columns):
+    """Rows of the columns' values, with texts where they say none."""
+    texts = {"prompt": "p", "chosen": " a", "rejected": " b"}
+    return rows_to_dataset([texts | row for row in columns], PREFERENCES, "test")
+
+
+@pytest.fixture(scope="module")
+def world():
+    return EmbeddedWorld(ROWS).load("train")
+
+
+def probabilities(noise, rows):
+    return np.array(noise.probabilities(rows))
+
+
+def flips(noise, rows, seed=42):
+    return np.array(list(noise.flips(rows, seed).values()))
+
+
+def agree(observed, expected):
+    """Shares of flips in ten groups of pairs by their probability are those expected."""
+    for group in np.array_split(np.argsort(expected, kind="stable"), 10):
+        p = expected[group]
+        tolerance = 4 * np.sqrt(np.sum(p * (1 - p))) / len(group)
+        assert observed[group].mean() == pytest.approx(p.mean(), abs=tolerance + 1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_all_kinds_have_in_common(kind, world):
+    """The share is what was asked for, masks are nested and know nothing of the order of the rows."""
+    masks = []
+    for share in (0.1, 0.2, 0.3):
+        noise = KINDS[kind](share)
+        expected = probabilities(noise, world)
+        assert expected.mean() == pytest.approx(share, abs=1e-9) and np.ptp(expected) > 0.1
+        masks.append(flips(noise, world))
+        agree(masks[-1], expected)
+        assert noise.rate is None
+    for low, high in itertools.pairwise(masks):
+        assert (high >= low).all() and high.sum() > low.sum() > 0
+    order = random.Random(0).sample(range(ROWS), ROWS)
+    assert noise.flips(world.select(order), 42) == noise.flips(world, 42)
+    other = flips(noise, world, seed=1)
+    agree(other, expected)
+    assert (other != masks[-1]).any()
+
+
+def test_near_ties(world):
+    expected, gaps = probabilities(NearTieNoise(0.3), world), np.abs(logit(np.array(world["eta"][:])))
+    taus = -gaps / logit(expected)
+    assert np.ptp(taus) < 1e-6 and taus[0] == pytest.approx(3.4, abs=0.1)
+    tie = pairs([{"eta": 0.5}, {"eta": 1.0}])
+    assert probabilities(NearTieNoise(0.25), tie) == pytest.approx([0.5, 0.0], abs=1e-9)
+
+
+def after(noise, etas, texts=(" a", " b")):
+    """P(the first text is preferred) once labels that were drawn with these probabilities went through."""
+    first, second = ({"chosen": a, "rejected": b} for a, b in (texts, texts[::-1]))
+    rows = pairs([first | {"eta": eta} for eta in etas] + [second | {"eta": 1 - eta} for eta in etas])
+    stays, moves = np.split(probabilities(noise, rows), 2)
+    return etas * (1 - stays) + (1 - etas) * moves
+
+
+ETAS = np.array([0.001, 0.2, 0.5, 0.65, 0.97, 0.9999])
+
+
+@pytest.mark.parametrize("tau", [0.4, 1.0, 3.0, 1e6])
+def test_labels_at_another_temperature_have_its_law(tau):
+    noise = TemperatureLabels(tau)
+    assert after(noise, ETAS) == pytest.approx(expit(logit(ETAS) / tau), rel=1e-9)
+    rows = pairs([{"eta": eta} for eta in ETAS])
+    kept = np.minimum(1, expit(logit(ETAS) / tau) / ETAS)
+    assert probabilities(noise, rows) == pytest.approx(1 - kept, abs=1e-12)
+
+
+@pytest.mark.parametrize("tau", [0.4, 3.0])
+def test_labels_at_another_temperature_by_frequency(tau, world):
+    """Of labels that were really drawn: how often the response with the smaller text wins, against sigma."""
+    first = np.array([a < b for a, b in zip(world["chosen"][:], world["rejected"][:], strict=True)])
+    gaps = np.where(first, 1, -1) * logit(np.array(world["eta"][:]))
+    wins = first ^ flips(TemperatureLabels(tau), world)
+    agree(wins, expit(gaps / tau))
+    with pytest.raises(AssertionError):
+        agree(wins, expit(gaps))
+
+
+def test_a_share_decides_the_temperature(world):
+    expected = probabilities(TemperatureLabels(share=0.3), world)
+    clean = np.array(world["eta"][:])
+    then = clean * (1 - expected)
+    likely = clean > 0.5
+    taus = logit(clean[likely]) / logit(then[likely])
+    assert np.ptp(taus) < 1e-5 and taus[0] > 3 and not expected[~likely].any()
+    with pytest.raises(UserError, match=r"share is 0\.4, but between 0\.0% and 37\.\d% .* infinite tau"):
+        TemperatureLabels(share=0.4).probabilities(world)
+
+
+def test_spurious_preference_has_the_law_of_a_biased_annotator(world):
+    """sigma(dr + lambda d) for both orders of every pair, one lambda for all of them."""
+    noise = SpuriousPreferenceNoise(0.3)
+    rows = pairs(
+        [{"chosen": " a", "rejected": " b" + "b" * more, "eta": eta} for more in (1, 2, 4) for eta in ETAS]
+        + [{"chosen": " b" + "b" * more, "rejected": " a", "eta": eta} for more in (1, 2, 4) for eta in ETAS]
+    )
+    against, along = np.split(probabilities(noise, rows), 2)
+    assert not along.any()
+    more, etas = np.repeat([1, 2, 4], len(ETAS)), np.tile(ETAS, 3)
+    lambdas = (logit(etas) - logit(etas * (1 - against))) / more
+    assert np.ptp(lambdas) < 1e-9 and lambdas[0] > 0.1
+    texts = list(zip(world["chosen"][:], world["rejected"][:], strict=True))
+    longer = np.array([len(a) - len(b) for a, b in texts])
+    gaps = logit(np.array(world["eta"][:]))
+    expected = probabilities(noise, world)
+    strength = next(
+        (gap - logit(expit(gap) * (1 - p))) / -d
+        for gap, p, d in zip(gaps, expected, longer, strict=True)
+        if d < 0
+    )
+    law = expit(gaps + strength * longer)
+    first = np.array([a < b for a, b in texts])
+    agree(first ^ flips(noise, world), np.where(first, law, 1 - law))
+
+
+def test_spurious_preference_where_eta_is_unknown():
+    """One-sided: labels against the feature are flipped, with tanh(lambda d / 2)."""
+    rows = pairs([{"rejected": " " + "b" * n} for n in (1, 2, 3, 5)] + [{"chosen": " aaaa"}])
+    expected = probabilities(SpuriousPreferenceNoise(0.2), rows)
+    assert expected[0] == expected[4] == 0 and expected.mean() == pytest.approx(0.2)
+    lambdas = 2 * np.arctanh(expected[1:4]) / np.array([1, 2, 4])
+    assert np.ptp(lambdas) < 1e-9 and lambdas[0] > 0
+
+
+def test_a_favoured_word():
+    texts = [(" golden sea", " sea"), (" sea", " a Golden, sea"), (" goldens", " golden"), (" a", " b")]
+    rows = pairs([{"chosen": a, "rejected": b} for a, b in texts * 10])
+    expected = probabilities(SpuriousPreferenceNoise(0.3, "golden"), rows)
+    assert expected == pytest.approx([0, 0.6, 0.6, 0] * 10)
+    chat = [[{"role": "assistant", "content": text}] for text in ("sea", "golden sea")]
+    row = {"prompt": [{"role": "user", "content": "golden?"}], "chosen": chat[0], "rejected": chat[1]}
+    both = pairs([row, row | {"chosen": chat[1], "rejected": chat[0]}])
+    assert probabilities(SpuriousPreferenceNoise(0.3, "golden"), both) == pytest.approx([0.6, 0])
+    with pytest.raises(UserError, match=r"0\.0% and 25\.0% .* alone has the word 'golden' in 25\.0%"):
+        SpuriousPreferenceNoise(0.3, "golden").probabilities(rows.select([0, 1, 3, 4]))
+    with pytest.raises(UserError, match="word is 'deep sea', but it must be a single word"):
+        SpuriousPreferenceNoise(0.3, "deep sea")
+
+
+def test_annotators_are_assigned_by_the_hash_of_the_id(world):
+    noise = AnnotatorNoise(0.3)
+    names = noise.annotators(world)
+    order = random.Random(0).sample(range(ROWS), 500)
+    assert noise.annotators(world.select(order)) == [names[i] for i in order]
+    assert set(names) == {f"annotator-{k}" for k in range(1, 11)}
+    counts = np.unique(names, return_counts=True)[1]
+    assert counts.min() > ROWS / 10 - 5 * np.sqrt(ROWS * 0.09)
+    expected, mask = probabilities(noise, world), flips(noise, world)
+    rates = {name: expected[np.array(names) == name] for name in set(names)}
+    assert all(np.ptp(values) == 0 for values in rates.values())
+    assert len({values[0] for values in rates.values()}) == 10
+    assert max(values[0] for values in rates.values()) == 0.5
+    # Who annotates a pair and whether it is flipped have nothing to do with each other beyond the rate.
+    for name, (rate, *_) in rates.items():
+        by = mask[np.array(names) == name]
+        assert by.mean() == pytest.approx(rate, abs=4 * np.sqrt(rate * (1 - rate) / len(by)))
+    assert set(AnnotatorNoise(0.3, annotators=3).annotators(world)) == {f"annotator-{k}" for k in (1, 2, 3)}
+
+
+def test_annotators_of_the_rows():
+    found = pairs([{"annotator": "abbb"[i % 4]} for i in range(400)])
+    assert AnnotatorNoise(0.3).annotators(found) == list("abbb" * 100)
+    expected = probabilities(AnnotatorNoise(0.45), found)
+    assert expected.mean() == pytest.approx(0.45) and expected.max() == 0.5
+    given = AnnotatorNoise(reliabilities={"a": 0.9, "b": 0.25})
+    assert probabilities(given, found) == pytest.approx([0.1, 0.75, 0.75, 0.75] * 100)
+    assigned = pairs([{} for _ in range(400)])
+    named = given.annotators(assigned)
+    assert set(named) == {"a", "b"}
+    assert probabilities(given, assigned) == pytest.approx([{"a": 0.1, "b": 0.75}[name] for name in named])
+    for reliabilities, message in (
+        ({"a": 0.9}, r"\(a, b\), but 'b' is left out"),
+        ({"a": 0.9, "b": 0.9, "c": 0.9}, r"\(a, b\), but 'c' has no pair"),
+    ):
+        with pytest.raises(UserError, match=message):
+            AnnotatorNoise(reliabilities=reliabilities).probabilities(found)
+    with pytest.raises(UserError, match=r"annotators is 5, but the training pairs name .* \(a, b\)"):
+        AnnotatorNoise(0.3, annotators=5).probabilities(found)
+    some = pairs([{"id": "x"}, {"annotator": "a"}])
+    with pytest.raises(UserError, match="1 of the 2 training pairs have no annotator, 'x' for one"):
+        AnnotatorNoise(0.3).probabilities(some)
+    with pytest.raises(UserError, match=r"share is 0\.01, but between 2\d\.\d% and 50\.0%"):
+        AnnotatorNoise(0.01, annotators=2).probabilities(assigned)
+
+
+def test_categories_by_a_share(world):
+    expected = probabilities(CategoryNoise(share=0.3), world)
+    rates = dict(zip(world["category"][:], expected, strict=True))
+    ordered = np.array(sorted(rates.values()))
+    gamma = np.log(2 * ordered[0]) / np.log(1 / 6)
+    assert ordered == pytest.approx(0.5 * (np.arange(1, 7) / 6) ** gamma)
+    assert [rates[name] for name in world["category"][:]] == expected.tolist()
+    with pytest.raises(UserError, match=r"between 50\.0% and 50\.0% .* of the 1 groups"):
+        CategoryNoise(share=0.3).probabilities(pairs([{}, {}]))
+
+
+@pytest.mark.parametrize("noise", [NearTieNoise(0.3), TemperatureLabels(2.0)])
+def test_eta_is_needed(noise):
+    rows = pairs([{"eta": 0.7}, {"id": "x"}, {"id": "y"}])
+    kind = type(noise).__name__
+    with pytest.raises(UserError, match=f"{kind} needs eta, .* but 2 of the 3 training pairs have none, 'x'"):
+        noise.probabilities(rows)
+
+
+@pytest.mark.parametrize("share", [-0.1, 0, 0.5, 1, float("nan")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_shares_that_are_none(kind, share):
+    with pytest.raises(UserError, match=f"share is {share}, but the expected share of flipped labels"):
+        KINDS[kind](share)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TemperatureLabels(), "tau None and share None; give one"),
+        (lambda: TemperatureLabels(2, 0.3), r"tau 2 and share 0\.3; give one"),
+        (lambda: TemperatureLabels(0), "tau is 0, but a temperature"),
+        (lambda: TemperatureLabels(float("inf")), "tau is inf"),
+        (lambda: AnnotatorNoise(), "reliabilities None and share None; give one"),
+        (lambda: AnnotatorNoise(0.3, {"a": 0.9}), r"reliabilities \{'a': 0\.9\} and share 0\.3; give one"),
+        (lambda: AnnotatorNoise(reliabilities={"a": 1.1}), r"reliabilities of 'a' is 1\.1"),
+        (lambda: AnnotatorNoise(0.3, annotators=0), "annotators is 0"),
+        (lambda: AnnotatorNoise(None, {"a": 0.9}, 3), "annotators is 3, .* stays out where reliabilities"),
+        (lambda: CategoryNoise(), "CategoryNoise has rates None and share None"),
+        (lambda: CategoryNoise(others=0.1, share=0.3), r"share 0\.3 and others 0\.1"),
+    ],
+)
+def test_options_that_do_not_go_together(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
