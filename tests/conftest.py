@@ -32,7 +32,10 @@ LLAMA = {
     **{"num_hidden_layers": 1, "num_attention_heads": 2},
 }
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
-LONG = ("test_strategies", "test_configs", "test_translation", "test_kills", "test_stops")
+LONG = (
+    *("test_strategies", "test_configs", "test_kills", "test_translation", "test_stops", "test_health"),
+    *("test_extension", "test_data_road"),
+)
 """Files that take longest on two cores: one that comes last would keep one process waiting for the other."""
 
 

@@ -10,6 +10,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from pacmr_lightning import cli
+from pacmr_lightning.callbacks import vnet_surfaces, weight_distributions
 from pacmr_lightning.commands import memory as memory_tool
 from pacmr_lightning.embedded_world import World
 
@@ -96,8 +97,11 @@ def composed(base: Path, method: Path):
 @pytest.mark.parametrize(
     ("base", "method"), list(itertools.starmap(composed, itertools.product(PREFERENCE, METHODS)))
 )
-def test_preference(base, method, tiny):
+def test_preference(base, method, tiny, monkeypatch):
     arguments = ["--model.policy.model", tiny["model"]]
+    if method.stem != "pacmr":  # with which the same figures are written on every base
+        for callback in (vnet_surfaces, weight_distributions):
+            monkeypatch.setattr(callback, "publish", lambda *arguments: None)
     source = source_of(base)
     if source == "EmbeddedWorld":
         arguments += ["--data.source.pairs", "128", "--data.source.validation_pairs", "32"]

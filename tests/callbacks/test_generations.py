@@ -24,7 +24,8 @@ FIELDS = ["id", "prompt", "response", "finish_reason", "prompt_tokens", "respons
 @pytest.fixture
 def model(tmp_path, tiny_llama):
     ends = [1, *range(40, 90)]  # so that some responses end early
-    return tiny_llama(tmp_path / "model", initializer_range=0.2, eos_token_id=ends)
+    keys = {"max_position_embeddings": 256, "initializer_range": 0.2, "eos_token_id": ends}
+    return tiny_llama(tmp_path / "model", **keys)
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ def test_signs_go_on_from_their_state():
 @pytest.fixture
 def config(tmp_path, tiny_llama):
     """Writes a config file of 24 updates of 8 pairs with a VNet update in every second."""
-    tiny_llama(tmp_path / "model", initializer_range=0.2)
+    tiny_llama(tmp_path / "model", num_hidden_layers=2, initializer_range=0.2)
     rows = World().preference_rows(200, 0)
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = {name: str(tmp_path / "pairs.jsonl") for name in ("train", "validation")}

@@ -5,6 +5,7 @@ import random
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ from PIL import Image
 from transformers import AutoTokenizer, LlamaForSequenceClassification
 
 from pacmr_lightning import cli
+from pacmr_lightning.commands import judge as judge_command
 from pacmr_lightning.commands.judge import judge_files, main
 from pacmr_lightning.embedded_world import ATTRIBUTES, World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation import chat_request
 from pacmr_lightning.evaluation.judging import EndpointJudge
+from pacmr_lightning.evaluation.win_rate import summarize
 
 sys.path.append(str(Path(__file__).parents[1] / "evaluation"))
 from faulty_server import SECRET, FaultyServer, prefer_longer, prefer_position_a
@@ -36,6 +39,8 @@ def server():
 def quick(monkeypatch):
     monkeypatch.setattr(chat_request, "_FIRST_PAUSE", 0.0)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    # A logistic regression each, which the tests of the win rate look at.
+    monkeypatch.setattr(judge_command, "summarize", partial(summarize, resamples=20))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,7 @@ from pacmr_lightning.analysis.theory_measures import (
     with_intervals,
 )
 from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.commands import theory
 from pacmr_lightning.commands.theory import theory_check
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
@@ -117,6 +119,12 @@ def test_intervals_resample_prompts():
     assert found["mean"] == values.mean()
     assert found["mean_low"] == pytest.approx(values.mean() - side, abs=0.1 * side)
     assert found["mean_high"] == pytest.approx(values.mean() + side, abs=0.1 * side)
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch):
+    """How wide the intervals are is looked at above."""
+    monkeypatch.setattr(theory, "with_intervals", partial(with_intervals, resamples=20))
 
 
 @pytest.fixture(scope="module")
