@@ -27,8 +27,15 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("tests")
 
+LLAMA = {
+    **{"vocab_size": 512, "hidden_size": 16, "intermediate_size": 16},
+    **{"num_hidden_layers": 1, "num_attention_heads": 2},
+}
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
-LONG = ("test_strategies", "test_configs", "test_translation", "test_kills", "test_stops")
+LONG = (
+    *("test_strategies", "test_configs", "test_kills", "test_translation", "test_stops", "test_health"),
+    *("test_extension", "test_data_road"),
+)
 """Files that take longest on two cores: one that comes last would keep one process waiting for the other."""
 
 
@@ -44,6 +51,29 @@ def tiny_tokenizer_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     train_tokenizer([WORDS] * 20, vocab_size=300).save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tiny_tokenizer_folder):
+    """Saves a tiny Llama with random weights, and its tokenizer, in a folder, whose name it returns.
+
+    ``tokenizer`` is the tiny one unless another is given; ``keys`` are those of ``LlamaConfig``.
+    """
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    tiny_tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
+
+    def save(folder, tokenizer=tiny_tokenizer, seed=0, model_class=LlamaForCausalLM, **keys):
+        special = {
+            f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")
+        }
+        torch.manual_seed(seed)
+        model_class(LlamaConfig(**{**LLAMA, **special, **keys})).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return str(folder)
+
+    return save
 
 
 @pytest.fixture(scope="session")

@@ -8,21 +8,15 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning import cli
 from pacmr_lightning.runs.folder import read_weights
 
 
 @pytest.fixture
-def base(tmp_path, tiny_tokenizer_folder, monkeypatch):
+def base(tmp_path, tiny_llama, monkeypatch):
     """Arguments of a short run in the embedded world, in an empty working directory."""
-    config = LlamaConfig(
-        vocab_size=512, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
-    for file in Path(tiny_tokenizer_folder).iterdir():
-        (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
+    tiny_llama(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
     words = (
         "fit --model PreferenceModule --model.policy PolicyModel --model.policy.model model --model.weighting"

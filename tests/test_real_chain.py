@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+from transformers import AutoTokenizer, LlamaForSequenceClassification
 
 from pacmr_lightning import cli
 from pacmr_lightning.runs.folder import NOISE_MASK, SUMMARY, read_weights
@@ -93,7 +92,7 @@ def check(summary, verdicts, responses):
 
 
 @pytest.mark.slow
-def test_from_rows_to_verdicts(rows, capsys):
+def test_from_rows_to_verdicts(rows, tiny_llama, capsys):
     pacmr("fit --config", TLDR / "small_sft.yaml", *CPU, "--data.source.train", "sft.jsonl",
           *("--model.from_scratch.hidden_size", 48, "--model.from_scratch.intermediate_size", 64),
           *("--data.vocab_size", 1024, "--trainer.max_epochs", 1),
@@ -125,12 +124,8 @@ def test_from_rows_to_verdicts(rows, capsys):
     assert different > 0, "or there is nothing to judge"
 
     tokenizer = AutoTokenizer.from_pretrained("sft/model")
-    torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-                         num_attention_heads=4, initializer_range=0.3, num_labels=1,
-                         pad_token_id=tokenizer.pad_token_id)  # fmt: skip
-    LlamaForSequenceClassification(config).save_pretrained("reward-model")
-    tokenizer.save_pretrained("reward-model")
+    reward_model = {"model_class": LlamaForSequenceClassification, "num_labels": 1, "initializer_range": 0.3}
+    tiny_llama("reward-model", tokenizer, vocab_size=len(tokenizer), **reward_model)
     by_scores = ["--judge", "RewardModelJudge", "--judge.model", "reward-model", "--judge.device", "cpu"]
     summary, verdicts, _ = judge("by-scores", *by_scores)
     check(summary, verdicts, (first, second))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from lightning.pytorch import LightningModule
-
 from ..batch import PairBatch
 from ..evaluation.generation import Decoding, respond
 from ..evaluation.prompt_batch import PromptBatch, Response
@@ -12,9 +10,10 @@ from ..objectives import Objective
 from ..policy import PolicyModel
 from ..rewards import Rewards
 from .data import datamodule
+from .trained_only import TrainedOnly
 
 
-class HeldOutSteps(LightningModule):
+class HeldOutSteps(TrainedOnly):
     """Validation, test and prediction of a policy; the base of ``PreferenceModule``, which sets these:"""
 
     policy: PolicyModel

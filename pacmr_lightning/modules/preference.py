@@ -273,13 +273,6 @@ class PreferenceModule(HeldOutSteps):
             "outer": self.outer_values,
         }
 
-    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
-        """As torch's; the frozen base, which is in no checkpoint, is not missing."""
-        found = super().load_state_dict(*arguments, **options)
-        trained = {f"policy.{name}" for name in self.policy.adapter()}
-        found.missing_keys[:] = [name for name in found.missing_keys if name in trained]
-        return found
-
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restores the weighting; checks that every trainable parameter is there and nothing is left over.
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
@@ -22,6 +21,7 @@ from ..policy.logprobs import upcast
 from .data import datamodule
 from .schedule import check_schedule, planned_updates, warmup_cosine
 from .sft_model import OWN_KEYS, add_lora, check_keys, load_pretrained, new_llama, save_model
+from .trained_only import TrainedOnly
 
 IGNORED = -100
 """Label of tokens that carry no loss, as everywhere in torch."""
@@ -35,7 +35,7 @@ class Perplexity(MeanMetric):
         return super().compute().exp()
 
 
-class SFTModule(LightningModule):
+class SFTModule(TrainedOnly):
     """Trains a causal language model on completions and saves it as a Hugging Face folder.
 
     The loss is the mean cross-entropy in nats over the response tokens (labels other than -100) of a step,
@@ -232,14 +232,7 @@ class SFTModule(LightningModule):
         """Leaves the frozen base out."""
         if self.hparams["lora"] is not None:
             state = checkpoint["state_dict"]
-            checkpoint["state_dict"] = {name: state[name] for name in self._trained()}
-
-    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
-        """As torch's; the frozen base, which is in no checkpoint, is not missing."""
-        found = super().load_state_dict(*arguments, **options)
-        trained = set(self._trained())
-        found.missing_keys[:] = [name for name in found.missing_keys if name in trained]
-        return found
+            checkpoint["state_dict"] = {name: state[name] for name in self.trained_names()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Checks that the checkpoint holds every trained weight.
@@ -247,12 +240,9 @@ class SFTModule(LightningModule):
         Raises:
             UserError: one is missing.
         """
-        missing = [name for name in self._trained() if name not in checkpoint["state_dict"]]
+        missing = [name for name in self.trained_names() if name not in checkpoint["state_dict"]]
         if missing:
             raise UserError(
                 f"The checkpoint lacks {len(missing)} trained weights, the first being {missing[0]}; resume "
                 "with the model and lora options that it was made with."
             )
-
-    def _trained(self) -> list[str]:
-        return [name for name, parameter in self.named_parameters() if parameter.requires_grad]

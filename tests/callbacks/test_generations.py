@@ -5,13 +5,11 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from lightning.pytorch import Trainer
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning import cli
 from pacmr_lightning.callbacks import GenerationWriter
@@ -24,23 +22,10 @@ FIELDS = ["id", "prompt", "response", "finish_reason", "prompt_tokens", "respons
 
 
 @pytest.fixture
-def model(tmp_path, tiny_tokenizer_folder):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=512,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-        bos_token_id=0,
-        eos_token_id=[1, *range(40, 90)],  # so that some responses end early
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
-    for file in Path(tiny_tokenizer_folder).iterdir():
-        (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
-    return str(tmp_path / "model")
+def model(tmp_path, tiny_llama):
+    ends = [1, *range(40, 90)]  # so that some responses end early
+    keys = {"max_position_embeddings": 256, "initializer_range": 0.2, "eos_token_id": ends}
+    return tiny_llama(tmp_path / "model", **keys)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning import cli
 from pacmr_lightning.callbacks.health import SATURATED_U, Health
@@ -79,20 +77,9 @@ def test_signs_go_on_from_their_state():
 
 
 @pytest.fixture
-def config(tmp_path, tiny_tokenizer_folder):
+def config(tmp_path, tiny_llama):
     """Writes a config file of 24 updates of 8 pairs with a VNet update in every second."""
-    torch.manual_seed(0)
-    llama = LlamaConfig(
-        vocab_size=512,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        initializer_range=0.2,
-    )
-    AutoModelForCausalLM.from_config(llama).save_pretrained(tmp_path / "model")
-    for file in Path(tiny_tokenizer_folder).iterdir():
-        (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
+    tiny_llama(tmp_path / "model", num_hidden_layers=2, initializer_range=0.2)
     rows = World().preference_rows(200, 0)
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = {name: str(tmp_path / "pairs.jsonl") for name in ("train", "validation")}

@@ -1,7 +1,6 @@
 """Responses of reference and policy along a real run of a tiny model."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning.callbacks import SampleResponses
 from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
@@ -19,14 +17,8 @@ from pacmr_lightning.policy import PolicyModel
 
 
 @pytest.fixture
-def fit(tmp_path, tiny_tokenizer_folder):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=512, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
-    for file in Path(tiny_tokenizer_folder).iterdir():
-        (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
+def fit(tmp_path, tiny_llama):
+    tiny_llama(tmp_path / "model")
 
     def fit(run, callback, steps, resume=None, **module):
         folder = str(tmp_path / "model")

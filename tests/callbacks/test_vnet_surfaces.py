@@ -14,7 +14,6 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from pacmr_lightning.analysis.surface import load, steps_of
 from pacmr_lightning.callbacks import WeightRecorder
@@ -49,16 +48,9 @@ def by_hand(vnet, delta, u):
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory, tiny_tokenizer_folder):
+def model_folder(tmp_path_factory, tiny_llama):
     folder = tmp_path_factory.mktemp("model")
-    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), max_position_embeddings=256, initializer_range=0.2, **shape
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    tiny_llama(folder, initializer_range=0.2)
     rows = World().preference_rows(48, 0)
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder

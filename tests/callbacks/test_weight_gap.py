@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,6 @@ import pytest
 import torch
 import yaml
 from sklearn.metrics import average_precision_score, roc_auc_score
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning import cli
 from pacmr_lightning.callbacks.probe_set import probe_indices
@@ -24,20 +22,9 @@ CATEGORIES = ("sea", "rain", None)
 
 
 @pytest.fixture
-def config(tmp_path, tiny_tokenizer_folder):
+def config(tmp_path, tiny_llama):
     """A config file of 6 updates of 8 pairs with VNet updates every 2 and 13 probe pairs."""
-    torch.manual_seed(0)
-    llama = LlamaConfig(
-        vocab_size=512,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        initializer_range=0.2,
-    )
-    AutoModelForCausalLM.from_config(llama).save_pretrained(tmp_path / "model")
-    for file in Path(tiny_tokenizer_folder).iterdir():
-        (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
+    tiny_llama(tmp_path / "model", initializer_range=0.2)
     rows = [
         row | {"id": f"pair-{i}", "category": CATEGORIES[i % 3]}
         for i, row in enumerate(World().preference_rows(56, 0))

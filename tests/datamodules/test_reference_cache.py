@@ -1,13 +1,11 @@
 """The cache of reference log-probabilities: equal to live, and never stale, torn or doubled."""
 
 import signal
-from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
 from pacmr_lightning.datamodules import reference_cache as reference
@@ -27,18 +25,8 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def model(tmp_path, tiny_tokenizer_folder):
-    def make(seed=0, name="model"):
-        torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=512, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2
-        )
-        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / name)
-        for file in Path(tiny_tokenizer_folder).iterdir():
-            (tmp_path / name / file.name).write_bytes(file.read_bytes())
-        return str(tmp_path / name)
-
-    return make
+def model(tmp_path, tiny_llama):
+    return lambda seed=0, name="model": tiny_llama(tmp_path / name, seed=seed, num_hidden_layers=2)
 
 
 def policy_of(folder, **options):

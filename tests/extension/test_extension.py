@@ -19,7 +19,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning import cli
 from pacmr_lightning.datamodules import LabelNoise, Source
@@ -100,16 +99,10 @@ def note_calls(cls, base):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, tiny_tokenizer_folder):
+def folder(tmp_path_factory, tiny_llama):
     """An empty folder with pairs in a CSV file and a tiny model."""
     folder = tmp_path_factory.mktemp("extension")
-    config = LlamaConfig(
-        vocab_size=512, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
-    )
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
-    for file in Path(tiny_tokenizer_folder).iterdir():
-        shutil.copy(file, folder / "model")
+    tiny_llama(folder / "model")
     rows = World().preference_rows(80, 0)
     with (folder / "pairs.csv").open("w", newline="", encoding="utf-8") as file:
         columns = ["id", "prompt", "chosen", "rejected", "category", "augmented_prompt"]

@@ -13,7 +13,6 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning.runs.folder import read_weights
 
@@ -51,16 +50,10 @@ class Runs:
 
     updates, saved_every = UPDATES, SAVED_EVERY
 
-    def __init__(self, folder: Path, tokenizer: str, forked):
+    def __init__(self, folder: Path, model: str, forked):
         self.folder = folder
         self._forked = forked
         self._straight: set[str] = set()
-        torch.manual_seed(0)
-        shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-        model = folder / "model"
-        AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=512, **shape)).save_pretrained(model)
-        for file in Path(tokenizer).iterdir():
-            (model / file.name).write_bytes(file.read_bytes())
         (folder / "config.yaml").write_text(yaml.safe_dump(config(model)))
 
     def start(self, run, strategy, *options, fsync=0.0, **variables):
@@ -105,14 +98,15 @@ class Runs:
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory, tiny_tokenizer_folder, forked):
-    return Runs(tmp_path_factory.mktemp("kills"), tiny_tokenizer_folder, forked)
+def runs(tmp_path_factory, tiny_llama, forked):
+    folder = tmp_path_factory.mktemp("kills")
+    return Runs(folder, tiny_llama(folder / "model"), forked)
 
 
-def config(model: Path) -> dict:
+def config(model: str) -> dict:
     outer = {"class_path": "PromptAugmentationConsistency", "init_args": {"tau": 0.5}}
     weighting = {"class_path": "VNetWeighting", "init_args": {"every": 2, "outer": outer}}
-    policy = {"class_path": "PolicyModel", "init_args": {"model": str(model)}}
+    policy = {"class_path": "PolicyModel", "init_args": {"model": model}}
     world = {"pairs": BATCH * UPDATES // 2, "validation_pairs": 24}
     module = {"policy": policy, "weighting": weighting, "method": "pacmr", "learning_rate": 0.02}
     data = {

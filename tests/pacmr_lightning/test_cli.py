@@ -1,6 +1,7 @@
 """The ``pacmr`` command: short errors that leave nothing, reloading without YAML, protected run folders."""
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -242,15 +243,14 @@ def test_unknown_command(capsys):
     assert "There is no command fitt; choose one of fit, validate," in fails(capsys, ["fitt"])
 
 
-def test_as_a_module(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "pacmr_lightning", "fit", "--foo"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert done.stderr.strip().splitlines()[-1].startswith("pacmr: error: ")
+def test_as_a_module(capsys, monkeypatch):
+    """As ``python -m pacmr_lightning`` runs it."""
+    monkeypatch.setattr(sys, "argv", ["pacmr", "fit", "--foo"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("pacmr_lightning", run_name="__main__")
+    errors = capsys.readouterr().err
+    assert stop.value.code == 2 and "Traceback" not in errors
+    assert errors.strip().splitlines()[-1].startswith("pacmr: error: ")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from pacmr_lightning.datamodules.augmentation.rewriter import LIKE_FRAME, WORDLESS, Rewriting, rewriting
 from pacmr_lightning.datamodules.augmentation.seq2seq import EMPTY, ENDLESS, REPEATED
@@ -201,9 +201,8 @@ def test_a_killed_process_keeps_whole_batches(translators, tmp_path):  # noqa: F
     assert count == 24
 
 
-def test_models_that_are_none(translators, tmp_path):  # noqa: F811
-    config = LlamaConfig(vocab_size=300, hidden_size=64, intermediate_size=8, num_hidden_layers=1)
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+def test_models_that_are_none(translators, tiny_llama, tmp_path):  # noqa: F811
+    tiny_llama(tmp_path / "llama")
     (tmp_path / "empty").mkdir()
     for folder, message in (
         (tmp_path / "nowhere", "forward is '.*nowhere', but there is no such folder"),

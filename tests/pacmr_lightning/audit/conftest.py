@@ -4,8 +4,6 @@ import json
 import shutil
 
 import pytest
-import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from pacmr_lightning import cli
 from pacmr_lightning.embedded_world import World
@@ -26,21 +24,9 @@ def world_rows(count, seed):
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory, tiny_tokenizer_folder):
+def finished(tmp_path_factory, tiny_llama):
     folder = tmp_path_factory.mktemp("audit")
-    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=512,
-        initializer_range=0.2,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    tiny_llama(folder / "model", initializer_range=0.2)
     for name, count, seed in (("train", PAIRS, 0), ("validation", 8, 1)):
         lines = [json.dumps(row) + "\n" for row in world_rows(count, seed)]
         (folder / f"{name}.jsonl").write_text("".join(lines))

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer
 
 from pacmr_lightning import cli
 from pacmr_lightning.analysis import pair_log_probs
@@ -42,24 +42,10 @@ def rows_of(count, seed):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, tiny_tokenizer_folder):
+def finished(tmp_path_factory, tiny_llama):
     """A DPO run of three updates under 30% noise, with a checkpoint of each."""
     folder = tmp_path_factory.mktemp("analyze")
-    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            max_position_embeddings=256,
-            initializer_range=0.2,
-        )
-    )
-    model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    tiny_llama(folder / "model", initializer_range=0.2)
     for name, count, seed in (("train", 31, 0), ("validation", 9, 1)):
         lines = [json.dumps(row) + "\n" for row in rows_of(count, seed)]
         (folder / f"{name}.jsonl").write_text("".join(lines))

@@ -5,19 +5,22 @@ import random
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+from transformers import AutoTokenizer, LlamaForSequenceClassification
 
 from pacmr_lightning import cli
+from pacmr_lightning.commands import judge as judge_command
 from pacmr_lightning.commands.judge import judge_files, main
 from pacmr_lightning.embedded_world import ATTRIBUTES, World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation import chat_request
 from pacmr_lightning.evaluation.judging import EndpointJudge
+from pacmr_lightning.evaluation.win_rate import summarize
 
 sys.path.append(str(Path(__file__).parents[1] / "evaluation"))
 from faulty_server import SECRET, FaultyServer, prefer_longer, prefer_position_a
@@ -36,6 +39,8 @@ def server():
 def quick(monkeypatch):
     monkeypatch.setattr(chat_request, "_FIRST_PAUSE", 0.0)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    # A logistic regression each, which the tests of the win rate look at.
+    monkeypatch.setattr(judge_command, "summarize", partial(summarize, resamples=20))
 
 
 @pytest.fixture
@@ -223,22 +228,12 @@ def test_samples_of_two_runs_by_the_gold_reward(write, tmp_path):
     assert summary["length_unit"] == "characters"
 
 
-def test_a_reward_model_judges(files, tiny_tokenizer_folder, tmp_path):
+def test_a_reward_model_judges(files, tiny_llama, tmp_path):
     """Beside its own scores of the same texts, one at a time."""
-    torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        **shape,
-        initializer_range=0.3,
-        num_labels=1,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = LlamaForSequenceClassification(config).eval()
-    folder = str(tmp_path / "rm")
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    reward_model = {"model_class": LlamaForSequenceClassification, "num_labels": 1}
+    folder = tiny_llama(tmp_path / "rm", **reward_model, initializer_range=0.3)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = LlamaForSequenceClassification.from_pretrained(folder)
     main([*files, "--judge", "RewardModelJudge", "--judge.model", folder, "--judge.device", "cpu"])
     summary, verdicts = read(tmp_path / "judge")
     for row in verdicts:

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,6 @@ import yaml
 from scipy.special import expit, logit
 from scipy.stats import linregress, pearsonr, spearmanr
 from sklearn.calibration import calibration_curve
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning import cli
 from pacmr_lightning.analysis.theory_measures import (
@@ -23,6 +22,7 @@ from pacmr_lightning.analysis.theory_measures import (
     with_intervals,
 )
 from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.commands import theory
 from pacmr_lightning.commands.theory import theory_check
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
@@ -121,22 +121,17 @@ def test_intervals_resample_prompts():
     assert found["mean_high"] == pytest.approx(values.mean() + side, abs=0.1 * side)
 
 
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch):
+    """How wide the intervals are is looked at above."""
+    monkeypatch.setattr(theory, "with_intervals", partial(with_intervals, resamples=20))
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, tiny_tokenizer_folder):
+def runs(tmp_path_factory, tiny_llama):
     """DPO and VNet runs of three updates under 30% noise in the embedded world."""
     folder = tmp_path_factory.mktemp("theory")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=512,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        initializer_range=0.3,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
-    for file in Path(tiny_tokenizer_folder).iterdir():
-        (folder / "model" / file.name).write_bytes(file.read_bytes())
+    tiny_llama(folder / "model", initializer_range=0.3)
     for method, weighting in (("dpo", "Unweighted"), ("pacmr", "VNetWeighting")):
         words = f"fit --model PreferenceModule --model.policy PolicyModel --model.policy.model {folder}/model"
         words += f" --model.method {method} --model.objective DPO --model.objective.beta 1.0"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from transformers import AutoTokenizer, LlamaForCausalLM, LlamaForSequenceClassification
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import AnswerStore
@@ -315,28 +315,15 @@ TEMPLATE = (
 
 
 @pytest.fixture
-def reward_model(tmp_path, tiny_tokenizer_folder):
+def reward_model(tmp_path, tiny_llama, tiny_tokenizer_folder):
     """Makes the folder of a tiny reward model."""
 
     def make(name="rm", template=None, pad=True, labels=1, model_class=LlamaForSequenceClassification):
         tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
         tokenizer.chat_template = template
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            max_position_embeddings=256,
-            initializer_range=0.3,
-            num_labels=labels,
-            pad_token_id=tokenizer.pad_token_id if pad else None,
-        )
-        folder = tmp_path / name
-        model_class(config).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return str(folder)
+        padding = {} if pad else {"pad_token_id": None}
+        keys = {"model_class": model_class, "num_labels": labels, "max_position_embeddings": 256, **padding}
+        return tiny_llama(tmp_path / name, tokenizer, initializer_range=0.3, **keys)
 
     return make
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
 from pacmr_lightning import cli
 from pacmr_lightning.errors import UserError
@@ -18,13 +18,6 @@ def checkpoint(step: int) -> dict:
     """As small as one can be."""
     keys = ("loops", "optimizer_states", "lr_schedulers", "callbacks")
     return {"global_step": step, "state_dict": {"a": torch.full((4000,), float(step))}} | dict.fromkeys(keys)
-
-
-def save_model(folder: Path, tokenizer: str, width: int) -> None:
-    shape = {"hidden_size": width, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=512, **shape)).save_pretrained(folder)
-    for file in Path(tokenizer).iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
 
 
 class Code:
@@ -117,11 +110,11 @@ def test_what_a_kill_leaves_goes_with_the_next_save(tmp_path):
 
 
 @pytest.fixture
-def runs(tmp_path, tiny_tokenizer_folder, monkeypatch):
+def runs(tmp_path, tiny_llama, monkeypatch):
     """Arguments of short runs in the embedded world, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
-    for name, width in (("model", 16), ("wide", 32)):
-        save_model(tmp_path / name, tiny_tokenizer_folder, width)
+    tiny_llama("model")
+    tiny_llama("wide", hidden_size=32)
     common = "--trainer.max_steps 2 --trainer.accelerator cpu --trainer.enable_progress_bar false"
     common += " --trainer.enable_model_summary false --trainer.limit_val_batches 0"
     pairs = "fit --model PreferenceModule --model.policy PolicyModel --model.policy.model model"

@@ -18,7 +18,7 @@ from pacmr_lightning.strategies import LoraDeepSpeedStrategy
 from pacmr_lightning.weighting import CentralDifference, GhostDotProduct, VNetWeighting
 from pacmr_lightning.weighting.outer_objectives import PromptAugmentationConsistency, SoftPromptConsistency
 
-STEPS = 12
+STEPS = 6
 
 
 class Watch(pl.Callback):

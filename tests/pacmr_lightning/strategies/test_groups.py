@@ -9,42 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig
 
 from pacmr_lightning import cli
 from pacmr_lightning.command_line.exceptions import lost_process, no_compiler
-from pacmr_lightning.datamodules import EmbeddedWorld
-from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
 from pacmr_lightning.runs.memory_estimate import build, held
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A tiny Llama that knows the embedded world's words."""
-    folder = tmp_path_factory.mktemp("base")
-    rows = EmbeddedWorld(pairs=128, validation_pairs=8).load("train")
-    tokenizer = train_tokenizer([f"{row['prompt']} {row['chosen']}" for row in rows], vocab_size=400)
-    torch.manual_seed(0)
-    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.3,
-        **special,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.fixture
-def fit(model, tmp_path, monkeypatch):
+def fit(base, tmp_path, monkeypatch):
     """Arguments of the quickstart's PACMR-DPO, with all its callbacks, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -54,7 +29,7 @@ def fit(model, tmp_path, monkeypatch):
         files = ["quickstart/preference", "methods/pacmr", *([f"strategies/{strategy}"] if strategy else [])]
         return [
             *("fit", *(word for file in files for word in ("--config", str(CONFIGS / f"{file}.yaml")))),
-            *("--model.policy.model", model, "--trainer.devices", str(devices)),
+            *("--model.policy.model", base, "--trainer.devices", str(devices)),
             *("--data.source.pairs", "320", "--data.source.validation_pairs", "33"),
             *(
                 "--model.weighting.outer.tau",
@@ -82,7 +57,7 @@ def errors(done):
 
 
 @pytest.mark.slow
-def test_zero_3_through_the_command_line(fit, model):
+def test_zero_3_through_the_command_line(fit, base):
     """torchrun's two processes with parts of the base leave what one process leaves, callbacks' files too."""
     with_sizes = ["--trainer.callbacks+=group_callbacks.Sizes"]
     done = run(["pacmr_lightning", *fit("one")])
@@ -105,7 +80,7 @@ def test_zero_3_through_the_command_line(fit, model):
         assert Path("two", file).read_text() == Path("one", file).read_text()
 
     sizes = [torch.load(f"two/sizes-{rank}.pt") for rank in (0, 1)]
-    policy = build(LlamaConfig.from_pretrained(model), 16, "all-linear", torch.float32)
+    policy = build(LlamaConfig.from_pretrained(base), 16, "all-linear", torch.float32)
     expected = held(policy, 3, 2, 0.0)
     whole = held(policy, 0, 1, 0.0)
     assert [found["dead"] for found in sizes] == [0, 0]

@@ -1,8 +1,5 @@
 """DDP and DeepSpeed's ZeRO stages against one process: the same run, wherever its parts lie."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,7 +24,10 @@ TOGETHER_SLOW = (
 )
 
 
-def launch(base, folder, processes, cases):
+RUN_SCRIPT = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+def launch(forked, base, folder, processes, cases):
     """Starts the group as torchrun does, and returns the cases' results."""
     # As torchrun's agent it owns the store that the processes meet at, so that no port is free for others.
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -44,14 +44,8 @@ def launch(base, folder, processes, cases):
         "OMP_NUM_THREADS": "1",
     }
     running = [
-        subprocess.Popen(
-            [sys.executable, script, base, folder, *cases],
-            env={**os.environ, **group, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(processes)
+        forked(RUN_SCRIPT, script, base, folder, *cases, merge=True, **group, RANK=rank, LOCAL_RANK=rank)
+        for rank in map(str, range(processes))
     ]
     try:
         outputs = [process.communicate(timeout=3600)[0] for process in running]
@@ -64,61 +58,31 @@ def launch(base, folder, processes, cases):
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """A tiny Llama that knows the embedded world's words."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from pacmr_lightning.datamodules import EmbeddedWorld
-    from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
-
-    folder = tmp_path_factory.mktemp("base")
-    rows = EmbeddedWorld(pairs=128, validation_pairs=8).load("train")
-    tokenizer = train_tokenizer([f"{row['prompt']} {row['chosen']}" for row in rows], vocab_size=400)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
 
 
 @pytest.fixture(scope="module")
-def alone(base, folder):
+def alone(forked, base, folder):
     (folder / "alone").mkdir()
-    return launch(base, folder / "alone", 1, ALONE)
+    return launch(forked, base, folder / "alone", 1, ALONE)
 
 
 @pytest.fixture(scope="module")
-def together(base, folder):
+def together(forked, base, folder):
     (folder / "together").mkdir()
-    return launch(base, folder / "together", 2, TOGETHER)
+    return launch(forked, base, folder / "together", 2, TOGETHER)
 
 
 @pytest.fixture(scope="module")
-def all_alone(base, folder, alone, together):
+def all_alone(forked, base, folder, alone, together):
     """With the slow cases, one of which goes on from a checkpoint of two processes."""
-    return alone | launch(base, folder / "alone", 1, ALONE_SLOW)
+    return alone | launch(forked, base, folder / "alone", 1, ALONE_SLOW)
 
 
 @pytest.fixture(scope="module")
-def all_together(base, folder, together):
-    return together | launch(base, folder / "together", 2, TOGETHER_SLOW)
+def all_together(forked, base, folder, together):
+    return together | launch(forked, base, folder / "together", 2, TOGETHER_SLOW)
 
 
 def distance(found, expected):

@@ -5,13 +5,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 ROOT = Path(__file__).parents[3]
-SHAPE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-TOKENS = {"vocab_size": 512, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 OPTIONS = {
     "seed_everything": "{seed}",
     "data.seed": "{seed}",
@@ -20,18 +16,11 @@ OPTIONS = {
 }
 
 
-def save_model(folder: Path, tokenizer: str) -> None:
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE, **TOKENS)).save_pretrained(folder)
-    for file in Path(tokenizer).iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-
-
 @pytest.fixture(scope="module")
-def world(tmp_path_factory, tiny_tokenizer_folder) -> Path:
+def world(tmp_path_factory, tiny_llama) -> Path:
     """A folder with a tiny model and ``base.yaml``: 10 updates on the embedded world."""
     folder = tmp_path_factory.mktemp("world")
-    save_model(folder / "model", tiny_tokenizer_folder)
+    tiny_llama(folder / "model")
     base = yaml.safe_load((ROOT / "configs/quickstart/preference.yaml").read_text())
     base["model"]["init_args"]["policy"]["init_args"]["model"] = str(folder / "model")
     base["data"]["init_args"]["source"]["init_args"] = {"pairs": 80, "validation_pairs": 16}

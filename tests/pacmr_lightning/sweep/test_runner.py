@@ -17,7 +17,7 @@ import torch
 from pacmr_lightning import cli
 from pacmr_lightning.sweep import worker
 
-from .conftest import OPTIONS, save_model
+from .conftest import OPTIONS
 
 CELLS = ("dpo-noise30-seed0", "pacmr-noise30-seed0", "dpo-noise30-seed1", "pacmr-noise30-seed1")
 
@@ -76,7 +76,7 @@ def cells_of(sweep: int) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_a_sweep(write_sweep, tmp_path, capsys, tiny_tokenizer_folder):
+def test_a_sweep(write_sweep, tmp_path, capsys, tiny_llama):
     """Cells are a plain pacmr fit's; finished ones are skipped; failed ones are named, and run when asked."""
     missing = {"config": "dpo", "options": {"model.policy.model": str(tmp_path / "later")}}
     method = {"options": {"model.weighting.every": 2, "model.weighting.outer.tau": 0.5}}
@@ -97,7 +97,7 @@ def test_a_sweep(write_sweep, tmp_path, capsys, tiny_tokenizer_folder):
     written = {name: Path(f"out/{name}/summary.json").stat().st_mtime_ns for name in CELLS}
     log = Path("out/broken-noise30-seed0/log.txt").stat().st_mtime_ns
     assert sweep(path) == 1 and Path("out/broken-noise30-seed0/log.txt").stat().st_mtime_ns == log
-    save_model(tmp_path / "later", tiny_tokenizer_folder)
+    tiny_llama(tmp_path / "later")
     assert sweep(path, "--retry_failed") == 0
     assert written == {name: Path(f"out/{name}/summary.json").stat().st_mtime_ns for name in CELLS}
     assert "of 6 cells" in capsys.readouterr().out

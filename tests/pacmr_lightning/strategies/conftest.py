@@ -1,0 +1,16 @@
+"""The model that the tests of strategies train."""
+
+import pytest
+
+from pacmr_lightning.datamodules import EmbeddedWorld
+from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory, tiny_llama):
+    """A tiny Llama that knows the embedded world's words."""
+    rows = EmbeddedWorld(pairs=128, validation_pairs=8).load("train")
+    tokenizer = train_tokenizer([f"{row['prompt']} {row['chosen']}" for row in rows], vocab_size=400)
+    shape = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return tiny_llama(tmp_path_factory.mktemp("base"), tokenizer, **shape, **heads, initializer_range=0.3)
