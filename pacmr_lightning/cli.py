@@ -41,6 +41,7 @@ TOOLS = {
     "export": "Makes a folder of a finished run that plain transformers or PEFT loads, with a model card.",
     "surfaces": "One page of what the VNets of several runs believe, and how far apart they are.",
     "theory": "How close finished runs come to what the paper's theory says, where the truth is known.",
+    "ceiling": "The best reward that any policy can have at each KL, exactly, in the embedded world.",
     "memory": "Estimates how much memory a run needs on each device, by strategy; no weights, no GPU.",
     "sweep": "Runs methods x noise rates x options x seeds as a file says; makes their tables and figures.",
 }

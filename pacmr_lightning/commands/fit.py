@@ -93,7 +93,7 @@ class PacmrCLI(LightningCLI):
     def _prepare_subcommand_parser(
         self, klass: type, subcommand: str, **kwargs: Any
     ) -> LightningArgumentParser:
-        """Adds ``refine`` to ``fit``, and the section ``generation`` (``GenerationWriter``) to ``predict``."""
+        """Adds ``refine`` to ``fit``, and ``generation`` (``GenerationWriter``) to ``predict``."""
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "fit":
             help = "Go on with pacmr refine when the run has ended."

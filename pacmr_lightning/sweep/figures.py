@@ -33,15 +33,15 @@ def draw_all(sweep: Sweep, frame: pd.DataFrame, folder: Path) -> None:
         folder: where to write.
     """
     numbers = means(frame)
-    _save(draw_noise(frame, numbers), folder / "noise-rates")
+    save(draw_noise(frame, numbers), folder / "noise-rates")
     if frame["gold_reward"].notna().any():
-        _save(draw_both(frame, numbers), folder / "reward-and-accuracy")
+        save(draw_both(frame, numbers), folder / "reward-and-accuracy")
     for name, method in sweep.methods.items():
         part = frame[frame["method"].eq(name)]
         options = [short_name(option) for option, values in method.vary.items() if len(values) > 1]
         if len(options) == 1 and len(part):
             figure = draw_option(part, numbers, options[0], method.label or name)
-            _save(figure, folder / f"{name}-{options[0]}")
+            save(figure, folder / f"{name}-{options[0]}")
 
 
 def draw_noise(frame: pd.DataFrame, numbers: pd.DataFrame) -> Figure:
@@ -167,7 +167,8 @@ def _legend(figure: Figure, axis: Axes, title: str) -> None:
     figure.legend(handles, labels, title=title, loc="outside upper center", ncols=len(labels), frameon=False)
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
+    """Writes a figure as .png and .pdf; ``path`` has no ending."""
     for ending in (".png", ".pdf"):
         with replacing(path.with_name(path.name + ending)) as temporary:
             figure.savefig(temporary, dpi=200, format=ending[1:])

@@ -34,6 +34,22 @@ class Method:
     ``{folder}`` stands for the cell's own folder."""
     bound: bool = False
     """Whether it uses what no method can know: listed last in tables, and never the best."""
+    told: str = "nothing"
+    """What it knows of the labels, in a frontier's tables."""
+
+
+@dataclass
+class Frontier:
+    """Reward and accuracy against KL, over the option that every method varies."""
+
+    subject: str
+    """The method that all others are compared with."""
+    kls: list[float]
+    """Nats a response at which methods are compared."""
+    tuning_seeds: list[int] = field(default_factory=list)
+    """Seeds that choose each method's option, and that are not reported; without any, all seeds do both."""
+    ceiling: str | None = None
+    """File of ``pacmr ceiling``, with ``{seed}`` for one a seed; drawn beside the methods."""
 
 
 @dataclass
@@ -75,6 +91,8 @@ class Sweep:
     """Method that the others are compared with; None: no such comparison."""
     comparisons: dict[str, list[str]] = field(default_factory=dict)
     """Further tables of some methods only, by name."""
+    frontier: Frontier | None = None
+    """Tables and a figure of reward against KL, in place of those at single values of options."""
     jobs: int = 1
     """Cells that run at once."""
     threads: int = 1
@@ -115,6 +133,8 @@ def read_sweep(path: str, jobs: int | None = None) -> Sweep:
         found["methods"] = {name: settings or {} for name, settings in found["methods"].items()}
         for name, settings in found["methods"].items():
             _check_keys(Method, settings, f"{path}, method {name}")
+    if found.get("frontier"):
+        _check_keys(Frontier, found["frontier"], f"{path}, frontier")
     parser = ToolParser(exit_on_error=False)
     parser.add_class_arguments(Sweep)
     try:
@@ -123,7 +143,9 @@ def read_sweep(path: str, jobs: int | None = None) -> Sweep:
         raise UserError(f"{path}: {short_message(str(error))}") from None
     methods = {name: Method(**vars(settings)) for name, settings in parsed.pop("methods").items()}
     prepare = [Preparation(**vars(entry)) for entry in parsed.pop("prepare")]
-    sweep = Sweep(methods=methods, prepare=prepare, **vars(parsed))
+    frontier = parsed.pop("frontier")
+    frontier = None if frontier is None else Frontier(**vars(frontier))
+    sweep = Sweep(methods=methods, prepare=prepare, frontier=frontier, **vars(parsed))
     sweep.jobs = sweep.jobs if jobs is None else jobs
     _check_values(sweep, path)
     return sweep
@@ -159,6 +181,10 @@ def _check_values(sweep: Sweep, path: str) -> None:
             f"{path}: the labels of the methods are {', '.join(labels)}, but none may occur twice."
         )
     named = {"anchor": [sweep.anchor] if sweep.anchor else [], **sweep.comparisons}
+    if sweep.frontier is not None:
+        named["frontier.subject"] = [sweep.frontier.subject]
+        if not sweep.frontier.kls or min(sweep.frontier.kls) <= 0:
+            raise UserError(f"{path}: frontier.kls is {sweep.frontier.kls}, but it needs KLs above 0.")
     for place, methods in named.items():
         for one in methods:
             if one not in sweep.methods:

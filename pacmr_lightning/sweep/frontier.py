@@ -1,0 +1,131 @@
+"""Reward and accuracy against KL: what a sweep over an option such as beta says of methods.
+
+A smaller beta takes a policy further from its reference, which buys reward with KL. So rewards at one beta
+say how far methods went and not which is better; at one KL, each with the beta that takes it there, they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t, ttest_rel
+
+from .spec import Sweep
+
+MATCHED = ("gold_reward", "gold_accuracy")
+"""Measures that are compared."""
+CHOSEN_BY = {"gold_reward": "gold reward", "val_accuracy": "validation accuracy"}
+"""What a method's option is chosen by: the truth, as a bound, and what a user has."""
+
+
+def at_kls(frame: pd.DataFrame, kls: Sequence[float]) -> pd.DataFrame:
+    """Measures at given KLs, seed by seed.
+
+    Between two runs of one method, noise rate and seed they are interpolated linearly in log KL; never beyond
+    the runs.
+
+    Args:
+        frame: rows of ``results.results``.
+        kls: in nats a response.
+
+    Returns:
+        ``method, noise, seed, kl`` and the columns of ``MATCHED``; rows that no two runs enclose are missing.
+    """
+    rows = []
+    wanted = np.log(kls)
+    known = frame.dropna(subset=["sequence_kl", *MATCHED])
+    for (method, noise, seed), part in known.groupby(["method", "noise", "seed"], sort=False):
+        part = part.sort_values("sequence_kl")
+        x = np.log(part["sequence_kl"].clip(lower=1e-12))
+        inside = (wanted >= x.iloc[0]) & (wanted <= x.iloc[-1])
+        for kl, place in zip(np.asarray(kls)[inside], wanted[inside], strict=True):
+            values = {name: np.interp(place, x, part[name]) for name in MATCHED}
+            rows.append({"method": method, "noise": noise, "seed": seed, "kl": kl, **values})
+    return pd.DataFrame(rows, columns=["method", "noise", "seed", "kl", *MATCHED])
+
+
+def at_best(frame: pd.DataFrame, tuning: Sequence[int], by: str) -> pd.DataFrame:
+    """Each method's runs with the option that was best on the tuning seeds, at each noise rate.
+
+    Args:
+        frame: rows of ``results.results``.
+        tuning: seeds that decide, and that are not reported; where none is left to report, all are.
+        by: the measure that decides by its mean over these seeds.
+    """
+    decides = frame[frame["seed"].isin(tuning)] if tuning else frame
+    reported = frame[~frame["seed"].isin(tuning)]
+    reported = frame if reported.empty else reported
+    scores = decides.groupby(["method", "noise", "row"], sort=False)[by].mean().reset_index()
+    best = scores.loc[
+        scores.groupby(["method", "noise"], sort=False)[by].idxmax(), ["method", "noise", "row"]
+    ]
+    return reported.merge(best, on=["method", "noise", "row"])
+
+
+def compared(found: pd.DataFrame, subject: str, keys: Sequence[str]) -> pd.DataFrame:
+    """The subject minus each other method, seed by seed, with intervals and Holm's correction.
+
+    Args:
+        found: rows with ``method``, ``noise``, ``seed``, ``keys`` and ``MATCHED``.
+        subject: a method.
+        keys: what is held alike beside noise and seed, such as the KL.
+
+    Returns:
+        ``measure, noise, *keys, method, mean, low, high, p, p_holm, seeds``: the mean difference with its 95%
+        interval (Student's t), the paired test's p, and that p after Holm's correction over the whole table.
+        Differences with fewer than two seeds are left out.
+    """
+    rows = []
+    for measure in MATCHED:
+        table = found.pivot_table(measure, ["noise", *keys, "seed"], "method")
+        if subject not in table:
+            continue
+        for other in table.columns.drop(subject):
+            both = table[[subject, other]].dropna()
+            for group, part in both.groupby(["noise", *keys]):
+                gaps = part[subject] - part[other]
+                if len(gaps) < 2:
+                    continue
+                half = t.ppf(0.975, len(gaps) - 1) * gaps.sem()
+                rows.append(
+                    {"measure": measure, **dict(zip(["noise", *keys], group, strict=True)), "method": other}
+                    | {"mean": gaps.mean(), "low": gaps.mean() - half, "high": gaps.mean() + half}
+                    | {"p": ttest_rel(part[subject], part[other]).pvalue, "seeds": len(gaps)}
+                )
+    columns = ["measure", "noise", *keys, "method", "mean", "low", "high", "p", "p_holm", "seeds"]
+    return pd.DataFrame(rows).assign(p_holm=holm([row["p"] for row in rows])).reindex(columns=columns)
+
+
+def holm(p: Sequence[float]) -> np.ndarray:
+    """Holm's adjusted p-values: the share of families of tests in which one would be refused by chance."""
+    values = np.asarray(p, dtype=float)
+    order = np.argsort(values)
+    adjusted = np.empty_like(values)
+    adjusted[order] = np.maximum.accumulate(values[order] * np.arange(len(values), 0, -1)).clip(max=1)
+    return adjusted
+
+
+def labels(sweep: Sweep) -> dict[str, str]:
+    """What tables call each method."""
+    return {name: method.label or name for name, method in sweep.methods.items()}
+
+
+def summary(found: pd.DataFrame, sweep: Sweep, keys: Sequence[str]) -> pd.DataFrame:
+    """Mean and standard error of the measures over seeds, in the sweep's blocks of what a method is told.
+
+    Returns:
+        ``told, method, noise, *keys``, and for each measure of ``MATCHED`` (and ``sequence_kl`` where it is
+        no key) its mean and ``..._stderr``; ``seeds``.
+    """
+    measures = [*MATCHED, *(["sequence_kl"] if "sequence_kl" in found else [])]
+    groups = found.groupby(["method", "noise", *keys], sort=False)[measures]
+    table = groups.mean().join(groups.sem().add_suffix("_stderr")).join(groups.size().rename("seeds"))
+    table = table.reset_index()
+    table.insert(0, "told", table["method"].map({name: m.told for name, m in sweep.methods.items()}))
+    order = list(dict.fromkeys(method.told for method in sweep.methods.values()))
+    places = {name: i for i, name in enumerate(sweep.methods)}
+    keyed = table.assign(block=table["told"].map(order.index), place=table["method"].map(places))
+    keyed = keyed.sort_values(["noise", *keys, "block", "place"], kind="stable")
+    return keyed.drop(columns=["block", "place"]).reset_index(drop=True)

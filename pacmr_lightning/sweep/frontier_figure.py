@@ -1,0 +1,95 @@
+"""Gold reward against KL, a line a method, under the exact ceiling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from ..errors import UserError
+from .figures import COLORS, MARKERS, save
+from .spec import Frontier, Sweep
+
+HIGHEST = 12.0
+"""Nats beyond which no run is drawn: policies that have gone that far have lost their reward."""
+
+
+def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, path: Path) -> None:
+    """Writes the figure as .png and .pdf: a panel a noise rate, means over seeds with their standard errors.
+
+    Args:
+        sweep: gives labels.
+        frontier: names the subject, and the file of the ceiling.
+        frame: rows of ``results.results``.
+        path: without ending.
+    """
+    rates = sorted(frame["noise"].unique())
+    figure, axes = plt.subplots(
+        1, len(rates), figsize=(1.6 + 3.6 * len(rates), 4.2), sharey=True, squeeze=False, layout="constrained"
+    )
+    known = [name for name in sweep.methods if frame["method"].eq(name).any()]
+    for axis, rate in zip(axes[0], rates, strict=True):
+        if frontier.ceiling:
+            _draw_ceiling(axis, _ceilings(frontier.ceiling, frame["seed"].unique()))
+        for i, name in enumerate(known):
+            part = frame[frame["method"].eq(name) & frame["noise"].eq(rate)]
+            if part.empty or not sweep.methods[name].vary:
+                continue
+            groups = part.groupby("row")[["sequence_kl", "gold_reward"]]
+            line = groups.mean().join(groups.sem(), rsuffix="_stderr").sort_values("sequence_kl")
+            line = line[line["sequence_kl"] <= HIGHEST]
+            is_subject, bound = name == frontier.subject, sweep.methods[name].bound
+            axis.errorbar(
+                line["sequence_kl"],
+                line["gold_reward"],
+                yerr=line["gold_reward_stderr"],
+                color="0.35" if bound else COLORS[i % len(COLORS)],
+                marker=MARKERS[i % len(MARKERS)],
+                ms=7 if is_subject else 4,
+                lw=2.5 if is_subject else 1,
+                ls=("-", "--", ":")[i // len(COLORS) % 3],
+                elinewidth=0.8,
+                zorder=3 if is_subject else 2,
+                label=sweep.methods[name].label or name,
+            )
+        axis.set(title=f"{rate:.0%} flipped", xscale="log", xlabel="sequence KL to the reference (nats)")
+        axis.grid(alpha=0.3)
+    drawn = frame[frame["sequence_kl"] <= HIGHEST]
+    low, high = drawn["gold_reward"].min(), drawn["gold_reward"].max()
+    axes[0, 0].set_ylim(low - 0.1, high + 0.35 * (high - low))
+    axes[0, 0].set_xlim(max(0.02, 0.8 * drawn["sequence_kl"].min()), 1.2 * HIGHEST)
+    for axis in axes[0, 1:]:
+        axis.set_xlim(axes[0, 0].get_xlim())
+    axes[0, 0].set_ylabel("gold reward of sampled responses")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    title = f"mean ± standard error,\n{frame['seed'].nunique()} seeds"
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8, title=title)
+    save(figure, path)
+
+
+def _ceilings(path: str, seeds: np.ndarray) -> list[pd.DataFrame]:
+    found = []
+    for seed in seeds:
+        file = path.replace("{seed}", str(seed))
+        try:
+            found.append(pd.read_csv(file))
+        except OSError:
+            raise UserError(f"There is no ceiling {file}; pacmr ceiling writes such a file.") from None
+    return found
+
+
+def _draw_ceiling(axis: Axes, tables: list[pd.DataFrame]) -> None:
+    """Means over worlds, at the same KLs."""
+    kls = np.geomspace(0.02, HIGHEST, 200)
+    for curve, style in (("optimal", "-"), ("best of n", "-.")):
+        lines = []
+        for table in tables:
+            part = table[table["curve"].eq(curve)].sort_values("kl")
+            lines.append(np.interp(kls, part["kl"], part["reward"], right=np.nan))
+        axis.plot(kls, np.mean(lines, axis=0), color="black", ls=style, lw=1.5, label=f"{curve} (exact)")
