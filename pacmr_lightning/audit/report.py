@@ -105,10 +105,10 @@ def report(
         "</div>",
         "<h2>How the threshold was chosen</h2>",
         *(f"<p>{as_text(sentence)}</p>" for sentence in sentences(findings)),
-        "<h2>What suspects have in common</h2>",
+        f"<h2>What {findings.doubted[0]} have in common</h2>",
         *(
             f"<p>{as_text(sentence)}</p>"
-            for sentence in traits_in_words(traits, findings.groups, findings.suspects)
+            for sentence in traits_in_words(traits, findings.groups, findings.doubted[0])
         ),
         *traits_table(traits),
         "<h2>What each score found</h2>",

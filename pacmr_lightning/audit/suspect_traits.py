@@ -21,13 +21,17 @@ LEVEL = 0.05
 """Share of false alarms among the traits that are reported; the chance of any where nothing is there."""
 LEAST = 10
 """Suspects, and other pairs, that a trait has to decide before it is tested."""
+_BLOCK = 50
+"""Groups that are tested at a time."""
 COLUMNS = [
     *("kind", "trait", "suspects", "others", "in_suspects", "in_others", "in_all", "difference"),
     *("low", "high", "p", "p_adjusted"),
 ]
 
 
-def suspect_traits(pairs: pd.DataFrame, chosen: Sequence[str], rejected: Sequence[str]) -> pd.DataFrame:
+def suspect_traits(
+    pairs: pd.DataFrame, suspect: np.ndarray, chosen: Sequence[str], rejected: Sequence[str]
+) -> pd.DataFrame:
     """Compares suspects with the other pairs, trait by trait.
 
     A word decides a pair where one response alone has it, length where one response has more words, and the
@@ -37,7 +41,8 @@ def suspect_traits(pairs: pd.DataFrame, chosen: Sequence[str], rejected: Sequenc
     over all traits that are tested.
 
     Args:
-        pairs: N rows of ``findings.Findings``, with ``category`` and, where there are some, ``annotator``.
+        pairs: N rows with ``prompt`` and whatever of ``GROUPINGS`` there is.
+        suspect: (N,) booleans: ``Findings.doubted``.
         chosen: N responses, labels as trained.
         rejected: N others.
 
@@ -48,7 +53,6 @@ def suspect_traits(pairs: pd.DataFrame, chosen: Sequence[str], rejected: Sequenc
         ``p_adjusted``. First come those with ``p_adjusted`` under ``LEVEL``, the largest differences in
         front, by the end of the interval that is next to zero.
     """
-    suspect = pairs["suggested"].eq("flip").to_numpy()
     if min(suspect.sum(), (~suspect).sum()) < LEAST:
         return pd.DataFrame(columns=COLUMNS)
     clusters = pd.factorize(pairs["prompt"])[0]
@@ -92,11 +96,19 @@ def _words(chosen: Sequence[str], rejected: Sequence[str]) -> _Block:
 def _groups(pairs: pd.DataFrame) -> Iterator[_Block]:
     for grouping in (name for name in GROUPINGS if name in pairs):
         values = pairs[grouping].astype("string")
-        known = _column(values.notna().to_numpy())
         sizes = values.value_counts()
-        # One by one: a group decides all pairs, and a matrix of all groups would be dense.
-        for name in sizes.index[(sizes >= LEAST) & (sizes < known.sum())] if len(sizes) > 1 else ():
-            yield grouping, [name], known, _column(values.eq(name).fillna(False).to_numpy(dtype=bool))
+        known = _column(values.notna().to_numpy())
+        names = sizes.index[(sizes >= LEAST) & (sizes < sizes.sum())]
+        # A group decides all pairs, so a matrix of all groups would be dense.
+        for start in range(0, len(names), _BLOCK):
+            block = list(names[start : start + _BLOCK])
+            has = values.to_numpy()[:, None] == np.array(block, dtype=object)
+            yield (
+                grouping,
+                block,
+                sparse.hstack([known] * len(block), "csr"),
+                sparse.csr_matrix(has, dtype=int),
+            )
 
 
 def _column(values: np.ndarray) -> sparse.csr_matrix:

@@ -51,9 +51,8 @@ def show(
         )
     if findings.share.fit.refused:
         console.print(fit_in_words(findings.share), highlight=False, style="yellow")
-    if findings.suspects:
-        for sentence in traits_in_words(traits, findings.groups, findings.suspects, shown=3):
-            console.print(sentence, highlight=False, markup=False)
+    for sentence in traits_in_words(traits, findings.groups, findings.doubted[0], shown=3):
+        console.print(sentence, highlight=False, markup=False)
     for note in notes:
         console.print(f"  {note}", highlight=False, markup=False, style="dim")
     console.print(

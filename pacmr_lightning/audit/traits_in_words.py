@@ -8,40 +8,40 @@ from typing import Any
 import pandas as pd
 
 from .group_reliability import GROUPINGS
-from .suspect_traits import LEAST, LEVEL
+from .suspect_traits import LEVEL
 
 SHOWN = 5
 """Traits that get a sentence."""
 _MEANING = (
-    "The policy takes such labels for wrong because it has learned to prefer the opposite. Where that makes "
-    "responses better, the suspects are wrong labels. Where it is a rule of thumb of whoever labelled "
-    "(length, a favoured word), the policy has learned the rule, the suspects may be the right labels that "
-    "break it, and dropping or reweighting them makes things worse. Scores cannot tell the two apart: read "
-    "some pairs before you use this audit."
+    "The policy doubts such labels because it has learned to prefer the opposite. Where that makes responses "
+    "better, they are wrong labels. Where it is a rule of thumb of whoever labelled (length, a favoured "
+    "word), the policy has learned the rule, they may be the right labels that break it, and dropping or "
+    "reweighting them makes things worse. Scores cannot tell the two apart: read some pairs before you use "
+    "this audit."
 )
 
 
 def traits_in_words(
-    traits: pd.DataFrame, groups: pd.DataFrame, suspects: int, shown: int = SHOWN
+    traits: pd.DataFrame, groups: pd.DataFrame, doubted: str, shown: int = SHOWN
 ) -> list[str]:
     """One sentence for each of the first traits that tell suspects from the other pairs, and what it means.
 
     Args:
         traits: of ``suspect_traits``.
         groups: of ``group_reliability``.
-        suspects: number of suspect labels.
+        doubted: what the labels are called that are compared with the others.
         shown: at most so many traits.
     """
-    if suspects < LEAST:
-        return [f"With {suspects} suspect labels it cannot be told what they have in common."]
+    if traits.empty:
+        return [f"There are too few {doubted}, or other pairs, to say what they have in common."]
     found = traits[traits["p_adjusted"] < LEVEL]
     if found.empty:
         return [
-            f"None of {len(traits):,} traits (length, single words, groups) tells suspects from the other "
-            "pairs: no such rule stands out. That does not exclude a rule of more than one word."
+            f"None of {len(traits):,} traits (length, single words, groups) tells {doubted} from the "
+            "others: no such rule stands out. That does not exclude a rule of more than one word."
         ]
     sentences = [
-        _group_sentence(row, groups) if row["kind"] in GROUPINGS else _sentence(row)
+        _group_sentence(row, groups, doubted) if row["kind"] in GROUPINGS else _sentence(row, doubted)
         for row in found.head(shown).to_dict("records")
     ]
     rule = found["kind"].isin(["length", "word"]).any()
@@ -57,13 +57,13 @@ def trait_name(row: Any) -> str:
 
 def share_of(share: float) -> str:
     """A share in percent; tenths where it would else be rounded to nothing or all."""
-    return f"{share:.0%}" if 0.02 <= share <= 0.98 else f"{share:.1%}"
+    return f"{share:.0%}" if 0.02 <= share <= 0.98 or share in (0, 1) else f"{share:.1%}"
 
 
-def _group_sentence(row: dict[Hashable, Any], groups: pd.DataFrame) -> str:
+def _group_sentence(row: dict[Hashable, Any], groups: pd.DataFrame, doubted: str) -> str:
     name = f"{row['kind']} {row['trait']}"
     said = (
-        f"{share_of(row['in_suspects'])} of the suspects are of {name}, against "
+        f"{share_of(row['in_suspects'])} of the {doubted} are of {name}, against "
         f"{share_of(row['in_others'])} of the other pairs"
     )
     [group] = groups[(groups["grouping"] == row["kind"]) & (groups["group"] == row["trait"])].itertuples()
@@ -75,19 +75,19 @@ def _group_sentence(row: dict[Hashable, Any], groups: pd.DataFrame) -> str:
     )
 
 
-def _sentence(row: dict[Hashable, Any]) -> str:
+def _sentence(row: dict[Hashable, Any], doubted: str) -> str:
     more = row["difference"] > 0
     points = [100 * row[name] for name in ("difference", "low", "high")]
     size, low, high = points if more else (-points[0], -points[2], -points[1])
     first, second = ((row[name] if more else 1 - row[name]) for name in ("in_suspects", "in_others"))
     if row["kind"] == "length":
         said = f"is the {'longer' if more else 'shorter'} one in {share_of(first)}"
-        place = "where lengths differ"
+        place, over_all = "where lengths differ", "The longer one is the choice"
     else:
         said = f"{'has' if more else 'lacks'} the word “{row['trait']}” in {share_of(first)}"
-        place = "where one response has it"
+        place, over_all = "where one response has it", "The response with it is the choice"
     return (
-        f"The chosen response {said} of the {row['suspects']:,} suspects {place}, against {share_of(second)} "
-        f"of the {row['others']:,} other pairs (difference {size:.0f} points, 95% interval {low:.0f} to "
-        f"{high:.0f})."
+        f"The chosen response {said} of the {row['suspects']:,} {doubted} {place}, against "
+        f"{share_of(second)} of the {row['others']:,} other pairs (difference {size:.0f} points, 95% "
+        f"interval {low:.0f} to {high:.0f}). {over_all} of {share_of(row['in_all'])} of all these labels."
     )

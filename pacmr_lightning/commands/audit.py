@@ -102,7 +102,8 @@ def audit(
         pairs["annotator"] = pairs["id"].map(dict(zip(rows["id"], rows["annotator"], strict=True)))
     findings = find(pairs, scorer, threshold, varies, share)
     texts = _texts(rows, findings.pairs)
-    traits = suspect_traits(findings.pairs, [t.chosen for t in texts], [t.rejected for t in texts])
+    responses = [text.chosen for text in texts], [text.rejected for text in texts]
+    traits = suspect_traits(findings.pairs, findings.doubted[1], *responses)
     columns = ["rank", "id", "category", "observed", "suggested", "p_wrong", "weight", "u", "delta", "a", "b"]
     table = findings.pairs[[*columns, "loss", "cross_fit_u", "flipped"]]
     notes = _notes(found.noise, data)

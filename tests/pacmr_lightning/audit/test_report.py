@@ -58,7 +58,7 @@ def page():
     found = find(pairs, "vnet", 0.5, varies=True, known=0.3)
     long = NASTY + "x" * 100_000
     texts = [Texts(NASTY, "", long), Texts("prompt\n\n", "good", "bad")]
-    traits = suspect_traits(found.pairs, ["good"] * 600, ["bad"] * 600)
+    traits = suspect_traits(found.pairs, found.doubted[1], ["good"] * 600, ["bad"] * 600)
     assert traits["trait"].str.contains("script").any() and traits["p_adjusted"].min() < 0.01
     return report(found, f"runs/{HOSTILE}", texts, [f"A note of {NASTY}."], traits)
 

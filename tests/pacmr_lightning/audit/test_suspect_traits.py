@@ -32,6 +32,10 @@ def world(n, rate, seed, prompts=None):
     return rng, pairs, texts(rng, n), texts(rng, n)
 
 
+def traits(pairs, chosen, rejected):
+    return suspect_traits(pairs, pairs["suggested"].eq("flip").to_numpy(), chosen, rejected)
+
+
 def found(table):
     return table[table["p_adjusted"] < LEVEL]
 
@@ -42,7 +46,7 @@ def test_false_alarms(rate, prompts):
     alarms = 0
     for seed in range(40):
         _, pairs, chosen, rejected = world(1000, rate, seed, prompts)
-        table = suspect_traits(pairs, chosen, rejected)
+        table = traits(pairs, chosen, rejected)
         assert len(table) > 25
         alarms += not found(table).empty
     assert alarms <= binom.ppf(0.997, 40, LEVEL)
@@ -66,7 +70,7 @@ def test_pairs_of_a_prompt_are_not_independent():
         )
         chosen = np.where(has, "golden x", "x")
         rejected = np.where(has, "x", "golden x")
-        both = [suspect_traits(pairs.assign(prompt=p), chosen, rejected) for p in (prompt, np.arange(2000))]
+        both = [traits(pairs.assign(prompt=p), chosen, rejected) for p in (prompt, np.arange(2000))]
         alarms += np.array([len(found(table[table["kind"] == "word"])) for table in both])
     assert alarms[0] <= 6 and alarms[1] > 20
 
@@ -80,7 +84,7 @@ def test_a_planted_word():
         # The same number of words, so that length says nothing.
         (rejected if lacks[i] else chosen)[i] += " Golden."
         (chosen if lacks[i] else rejected)[i] += " w"
-    table = suspect_traits(pairs, chosen, rejected)
+    table = traits(pairs, chosen, rejected)
     row = table.iloc[0]
     assert found(table)["trait"].tolist() == ["golden", "w"] and row["kind"] == "word"
     assert row["suspects"] == (suspect & there).sum() and row["others"] == (~suspect & there).sum()
@@ -89,10 +93,11 @@ def test_a_planted_word():
     assert row["in_all"] == pytest.approx((~lacks)[there].mean())
     assert row["difference"] == pytest.approx(row["in_suspects"] - row["in_others"])
     assert row["low"] < row["difference"] < row["high"] < row["low"] + 0.15
-    first, *_, last = traits_in_words(table, pd.DataFrame(), suspect.sum())
+    first, *_, last = traits_in_words(table, pd.DataFrame(), "suspects")
     share = f"{lacks[suspect & there].mean():.0%}"
     assert f"lacks the word “golden” in {share} of the {row['suspects']} suspects" in first
     assert f"against {lacks[~suspect & there].mean():.0%}" in first and "rule of thumb" in last
+    assert f"with it is the choice of {(~lacks)[there].mean():.0%} of all" in first
 
 
 def test_a_planted_length():
@@ -100,18 +105,18 @@ def test_a_planted_length():
     suspect = pairs["suggested"].eq("flip")
     for i in np.flatnonzero(suspect):
         chosen[i], rejected[i] = sorted((chosen[i], rejected[i]), key=lambda text: len(text.split()))
-    table = suspect_traits(pairs, chosen, rejected)
+    table = traits(pairs, chosen, rejected)
     assert table.iloc[0]["kind"] == "length" and table.iloc[0]["in_suspects"] == 0
     assert table.iloc[0]["high"] < -0.4, "a share of exactly 0 has an interval too"
-    shown = traits_in_words(table, pd.DataFrame(), suspect.sum())
-    assert "is the shorter one in 100.0% of the" in shown[0]
+    shown = traits_in_words(table, pd.DataFrame(), "suspects")
+    assert "is the shorter one in 100% of the" in shown[0]
 
 
 def test_a_planted_annotator():
     rng, pairs, chosen, rejected = world(3000, 0.1, 3)
     bad = pairs["annotator"] == "a7"
     pairs.loc[bad, "suggested"] = np.where(rng.random(bad.sum()) < 0.4, "flip", "keep")
-    table = suspect_traits(pairs, chosen, rejected)
+    table = traits(pairs, chosen, rejected)
     assert found(table)[["kind", "trait"]].values.tolist() == [["annotator", "a7"]]
     suspect = pairs["suggested"].eq("flip")
     assert table["in_suspects"][0] == pytest.approx(bad[suspect].mean())
@@ -119,7 +124,7 @@ def test_a_planted_annotator():
     groups = pd.DataFrame(
         {"grouping": ["annotator"], "group": ["a7"], "expected": [0.41], "low": [0.35], "high": [0.47]}
     )
-    [shown] = traits_in_words(table, groups, suspect.sum())
+    [shown] = traits_in_words(table, groups, "suspects")
     assert "of the suspects are of annotator a7, against" in shown
     assert "41% of its labels are expected to be wrong (95% interval 35% to 47%)" in shown
 
@@ -135,19 +140,19 @@ def test_interval_covers():
             {"prompt": prompt, "suggested": np.where(suspect, "flip", "keep"), "category": None}
         )
         has = rng.random(150)[prompt] < np.where(suspect, 0.3, 0.6)
-        table = suspect_traits(
-            pairs, np.where(has, "golden x", "x"), np.where(has, "x", "golden x")
-        ).set_index("trait")
+        table = traits(pairs, np.where(has, "golden x", "x"), np.where(has, "x", "golden x")).set_index(
+            "trait"
+        )
         hits += table.loc["golden", "low"] <= -0.3 <= table.loc["golden", "high"]
     assert hits >= 89
 
 
 def test_nothing_to_compare():
     _, pairs, chosen, rejected = world(200, 0.0, 0)
-    table = suspect_traits(pairs, chosen, rejected)
+    table = traits(pairs, chosen, rejected)
     assert table.empty and table.columns.tolist() == COLUMNS
-    assert "cannot be told" in traits_in_words(table, pd.DataFrame(), 0)[0]
+    assert "too few suspects" in traits_in_words(table, pd.DataFrame(), "suspects")[0]
     _, pairs, chosen, rejected = world(300, 0.3, 0)
-    silent = suspect_traits(pairs.assign(category=None, annotator=None), ["\n"] * 300, ["!"] * 300)
+    silent = traits(pairs.assign(category=None, annotator=None), ["\n"] * 300, ["!"] * 300)
     assert silent.empty or silent["kind"].tolist() == ["length"]
-    assert "None of" in traits_in_words(silent, pd.DataFrame(), 90)[0]
+    assert "None of" in traits_in_words(silent, pd.DataFrame(), "suspects")[0]
