@@ -6,7 +6,10 @@ import pytest
 from scipy.stats import binom
 
 from pacmr_lightning.audit.suspect_traits import COLUMNS, LEVEL, suspect_traits
-from pacmr_lightning.audit.traits_in_words import traits_in_words
+from pacmr_lightning.audit.traits_in_words import rules_in_words, traits_in_words
+from pacmr_lightning.audit.wrong_label_share import expected_share
+
+from .test_wrong_label_share import scores
 
 WORDS = np.array([f"word{i}" for i in range(60)])
 
@@ -47,7 +50,7 @@ def test_false_alarms(rate, prompts):
     for seed in range(40):
         _, pairs, chosen, rejected = world(1000, rate, seed, prompts)
         table = traits(pairs, chosen, rejected)
-        assert len(table) > 25
+        assert table["p"].notna().sum() > 25
         alarms += not found(table).empty
     assert alarms <= binom.ppf(0.997, 40, LEVEL)
 
@@ -97,7 +100,34 @@ def test_a_planted_word():
     share = f"{lacks[suspect & there].mean():.0%}"
     assert f"lacks the word “golden” in {share} of the {row['suspects']} suspects" in first
     assert f"against {lacks[~suspect & there].mean():.0%}" in first and "rule of thumb" in last
-    assert f"with it is the choice of {(~lacks)[there].mean():.0%} of all" in first
+
+
+def test_a_rule_that_labels_follow():
+    """Whoever is suspect, nearly all chosen responses have one word; nothing else is followed like that."""
+    rng, pairs, chosen, rejected = world(2000, 0.1, 5)
+    there, follows = rng.random(2000) < 0.3, rng.random(2000) < 0.97
+    for i in np.flatnonzero(there):
+        (chosen if follows[i] else rejected)[i] += " golden"
+        (rejected if follows[i] else chosen)[i] += f" w{i}"
+    table = traits(pairs, chosen, rejected)
+    golden = table.set_index("trait").loc["golden"]
+    assert golden["in_all"] == pytest.approx(follows[there].mean())
+    assert 0.94 < golden["in_all_low"] < golden["in_all"] < golden["in_all_high"] < 1
+    given = expected_share(*scores(2000, 0.3)[::2], 0.3, 2)
+    rule, meaning = rules_in_words(table, given)
+    assert f"of {there.sum():,} pairs where one response has it" in rule and "with the word “golden”" in rule
+    assert "30% wrong labels that are independent of the pair would leave at most 70%" in rule
+    assert "rule of thumb" in meaning
+    assert len(rules_in_words(table[table["trait"] != "golden"], given)) == 0
+    turned = traits(pairs, rejected, chosen)
+    assert "the response without the word “golden” is the chosen one in" in rules_in_words(turned, given)[0]
+
+
+def test_a_rule_on_few_prompts():
+    """Forty pairs of one prompt that agree are one observation."""
+    pairs = pd.DataFrame({"prompt": [0] * 40, "suggested": "keep", "category": None})
+    table = traits(pairs, ["golden x"] * 40, ["x"] * 40)
+    assert table["in_all"].tolist() == [1.0, 1.0] and (table["in_all_low"] < 0.5).all()
 
 
 def test_a_planted_length():
@@ -150,7 +180,7 @@ def test_interval_covers():
 def test_nothing_to_compare():
     _, pairs, chosen, rejected = world(200, 0.0, 0)
     table = traits(pairs, chosen, rejected)
-    assert table.empty and table.columns.tolist() == COLUMNS
+    assert table["p"].isna().all() and len(table) > 10 and table.columns.tolist() == COLUMNS
     assert "too few suspects" in traits_in_words(table, pd.DataFrame(), "suspects")[0]
     _, pairs, chosen, rejected = world(300, 0.3, 0)
     silent = traits(pairs.assign(category=None, annotator=None), ["\n"] * 300, ["!"] * 300)
