@@ -144,19 +144,23 @@ def _compared(
         statistic = np.asarray(scores.sum(0)).ravel() / np.sqrt(variance)
         prompts = np.asarray((n > 0).sum(0)).ravel()
         p = 2 * t.sf(np.abs(statistic), np.maximum(prompts - 1, 1))
-        ends = [
-            _wilson(share, size, _squares(having - deciding.multiply(share)), prompts)
-            for share, size, having, deciding in (
-                (shares[0], suspects, zy, z),
-                (shares[1], others, y - zy, n - z),
-                (mean_y, total, y, n),
-            )
+        residuals = [
+            zy - z.multiply(shares[0]),
+            (y - zy) - (n - z).multiply(shares[1]),
+            y - n.multiply(mean_y),
         ]
+        squares = [_squares(residual) for residual in residuals]
+        (low_1, high_1), (low_2, high_2), (low_all, high_all) = (
+            _wilson(share, size, square, prompts)
+            for share, size, square in zip((*shares, mean_y), (suspects, others, total), squares, strict=True)
+        )
+        # Suspects and others of one prompt go together where all of its pairs are of one group.
+        together = np.asarray(residuals[0].multiply(residuals[1]).sum(0)).ravel()
+        correlation = np.nan_to_num(together / np.sqrt(squares[0] * squares[1]))
     difference = shares[0] - shares[1]
-    # Newcombe's hybrid interval of a difference.
-    (low_1, high_1), (low_2, high_2), (low_all, high_all) = ends
-    low = difference - np.hypot(shares[0] - low_1, high_2 - shares[1])
-    high = difference + np.hypot(high_1 - shares[0], shares[1] - low_2)
+    # Newcombe's interval of a difference, out of those of both shares and their correlation.
+    low = difference - _hypotenuse(shares[0] - low_1, high_2 - shares[1], correlation)
+    high = difference + _hypotenuse(high_1 - shares[0], shares[1] - low_2, correlation)
     return pd.DataFrame(
         {
             "suspects": suspects.astype(int),
@@ -164,14 +168,18 @@ def _compared(
             "in_suspects": shares[0],
             "in_others": shares[1],
             "difference": difference,
-            "low": low,
-            "high": high,
+            "low": np.clip(low, -1, 1),
+            "high": np.clip(high, -1, 1),
             "p": np.where(np.isfinite(p), p, 1.0),
             "in_all": mean_y,
             "in_all_low": low_all,
             "in_all_high": high_all,
         }
     )
+
+
+def _hypotenuse(a: np.ndarray, b: np.ndarray, correlation: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.maximum(a**2 + b**2 - 2 * correlation * a * b, 0))
 
 
 def _squares(sums: sparse.spmatrix) -> np.ndarray:

@@ -123,6 +123,21 @@ def test_a_rule_that_labels_follow():
     assert "the response without the word “golden” is the chosen one in" in rules_in_words(turned, given)[0]
 
 
+def test_interval_of_a_group_with_prompts_of_its_own():
+    """Prompts have one category each, which their suspects and others share: no doubt of a difference."""
+    rng = np.random.default_rng(6)
+    prompt = np.repeat(np.arange(60), 50)
+    group = np.where(prompt % 6 == 0, "a", "b")
+    suspect = rng.random(3000) < np.where(group == "a", 0.3, 0.15)
+    pairs = pd.DataFrame(
+        {"prompt": prompt, "category": group, "suggested": np.where(suspect, "flip", "keep")}
+    )
+    table = traits(pairs, ["x"] * 3000, ["x"] * 3000).set_index("trait")
+    assert found(table).index.tolist() == ["a", "b"]
+    assert 0 < table.loc["a", "low"] < table.loc["a", "difference"] < table.loc["a", "high"] < 0.3
+    assert table.loc["a", "low"] == pytest.approx(-table.loc["b", "high"])
+
+
 def test_a_rule_on_few_prompts():
     """Forty pairs of one prompt that agree are one observation."""
     pairs = pd.DataFrame({"prompt": [0] * 40, "suggested": "keep", "category": None})
