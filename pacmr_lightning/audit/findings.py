@@ -49,6 +49,16 @@ class Findings:
         return self.shares[self.scorer]
 
     @property
+    def doubted(self) -> tuple[str, np.ndarray]:
+        """The labels that are compared with the others, by name and as (N,) booleans by rank.
+
+        Suspects, or where there are none the labels that the policy is against.
+        """
+        if self.suspects:
+            return "suspects", self.pairs["suggested"].eq("flip").to_numpy()
+        return "labels against the policy", (self.pairs[_BASIS[self.scorer]] < 0).to_numpy()
+
+    @property
     def suspects(self) -> int:
         """Number of labels that are taken for wrong."""
         return int((self.pairs["suggested"] == "flip").sum())

@@ -91,9 +91,9 @@ def _fitted(
         ]
         slopes = (0.0, STEEPEST)
         if share.known:
-            rates = (share.rate, share.rate)
+            given = (share.rate, share.rate)
             whole = [column.sum(0, keepdims=True) for column in counts]
-            slope = fit_curve(middle, *whole, rates=rates, starts=[start])[1]
+            slope = fit_curve(middle, *whole, rates=given, starts=[start])[1]
             slopes = (slope, slope)
         rates, slope, _ = fit_curve(middle, *counts, rates=(0.0, HIGHEST), slopes=slopes, starts=[start])
         return rates, slope

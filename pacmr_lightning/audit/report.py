@@ -13,7 +13,7 @@ from .figures import against, distribution
 from .findings import Findings
 from .findings_in_words import sentences, share_in_words
 from .report_tables import as_text, groups_table, methods_table, traits_table
-from .traits_in_words import traits_in_words
+from .traits_in_words import rules_in_words, traits_in_words
 
 FOLD = 600
 """Characters of a text that are shown before it has to be unfolded."""
@@ -93,6 +93,7 @@ def report(
         wrong = int(pairs["flipped"].sum())
         told = "known to be wrong" if known == len(pairs) else f"known to be wrong, of {known:,} known"
         numbers[told] = f"{wrong:,} ({wrong / known:.1%})"
+    common = traits_in_words(traits, findings.groups, findings.doubted[0])
     body = [
         f"<h1>Label audit of <code>{as_text(run)}</code></h1>",
         '<ul class="numbers">',
@@ -105,11 +106,9 @@ def report(
         "</div>",
         "<h2>How the threshold was chosen</h2>",
         *(f"<p>{as_text(sentence)}</p>" for sentence in sentences(findings)),
-        "<h2>What suspects have in common</h2>",
-        *(
-            f"<p>{as_text(sentence)}</p>"
-            for sentence in traits_in_words(traits, findings.groups, findings.suspects)
-        ),
+        f"<h2>What {findings.doubted[0]} have in common</h2>",
+        *(f"<p><strong>{as_text(rule)}</strong></p>" for rule in rules_in_words(traits, findings.share)),
+        *(f"<p>{as_text(sentence)}</p>" for sentence in common),
         *traits_table(traits),
         "<h2>What each score found</h2>",
         *methods_table(findings.methods, bool(known)),

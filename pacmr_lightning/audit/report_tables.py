@@ -89,7 +89,7 @@ def traits_table(traits: pd.DataFrame) -> list[str]:
     found = traits[traits["p_adjusted"] < LEVEL]
     if found.empty:
         return []
-    heading = ["trait", "suspects", "of them", "others", "of them", "difference", "95% interval", "all", "p"]
+    heading = ["trait", "suspects", "of them", "others", "of them", "difference", "95% interval", "p", "all"]
     rows = []
     row: Any  # its fields are the columns
     for row in found.head(TRAITS).itertuples():
@@ -102,15 +102,15 @@ def traits_table(traits: pd.DataFrame) -> list[str]:
                 share_of(row.in_others),
                 f"{100 * row.difference:+.0f}",
                 f"{100 * row.low:+.0f} to {100 * row.high:+.0f}",
-                share_of(row.in_all),
                 f"{row.p_adjusted:.1g}",
+                share_of(row.in_all),
             ]
         )
     notes = [
         "A word or the length counts in pairs where it tells the responses apart, and the share is of those "
         "whose chosen response has it; the share of all labels stands under all. Differences are in "
         "percentage points, p is adjusted for all "
-        f"{len(traits):,} traits that were tested (Benjamini and Hochberg)."
+        f"{traits['p'].notna().sum():,} traits that were tested (Benjamini and Hochberg)."
     ]
     if (more := len(found) - TRAITS) > 0:
         notes.append(f"{more:,} more traits are in the file of traits.")

@@ -2,7 +2,8 @@
 
 A policy that has learned a rule of thumb of whoever labelled suspects the pairs that break the rule. u alone
 cannot show that: the rule's followers look right and its breakers wrong. But what the suspects' chosen
-responses have or lack names the rule.
+responses have or lack names the rule. So does whatever makes responses good, which a policy learns as well;
+a rule differs in that nearly all labels follow it.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from .group_reliability import GROUPINGS
 LEVEL = 0.05
 """Share of false alarms among the traits that are reported; the chance of any where nothing is there."""
 LEAST = 10
-"""Suspects, and other pairs, that a trait has to decide before it is tested."""
+"""Suspects, and other pairs, that a trait has to decide before it is tested; twice that to be listed."""
+_BLOCK = 50
+"""Groups that are tested at a time."""
 COLUMNS = [
-    *("kind", "trait", "suspects", "others", "in_suspects", "in_others", "in_all", "difference"),
-    *("low", "high", "p", "p_adjusted"),
+    *("kind", "trait", "suspects", "others", "in_suspects", "in_others", "difference", "low", "high"),
+    *("p", "p_adjusted", "in_all", "in_all_low", "in_all_high"),
 ]
 
 
-def suspect_traits(pairs: pd.DataFrame, chosen: Sequence[str], rejected: Sequence[str]) -> pd.DataFrame:
+def suspect_traits(
+    pairs: pd.DataFrame, suspect: np.ndarray, chosen: Sequence[str], rejected: Sequence[str]
+) -> pd.DataFrame:
     """Compares suspects with the other pairs, trait by trait.
 
     A word decides a pair where one response alone has it, length where one response has more words, and the
@@ -37,20 +42,19 @@ def suspect_traits(pairs: pd.DataFrame, chosen: Sequence[str], rejected: Sequenc
     over all traits that are tested.
 
     Args:
-        pairs: N rows of ``findings.Findings``, with ``category`` and, where there are some, ``annotator``.
+        pairs: N rows with ``prompt`` and whatever of ``GROUPINGS`` there is.
+        suspect: (N,) booleans: ``Findings.doubted``.
         chosen: N responses, labels as trained.
         rejected: N others.
 
     Returns:
         One row a trait: ``kind`` ("length", "word", "category" or "annotator"), ``trait``, ``suspects`` and
-        ``others`` (pairs that it decides), ``in_suspects``, ``in_others`` and ``in_all`` (share of them that
-        has it), ``difference`` of the first two with its 95% interval ``low`` to ``high``, ``p`` and
-        ``p_adjusted``. First come those with ``p_adjusted`` under ``LEVEL``, the largest differences in
-        front, by the end of the interval that is next to zero.
+        ``others`` (pairs that it decides), ``in_suspects`` and ``in_others`` (share of them that has it),
+        ``difference`` of the two with its 95% interval ``low`` to ``high``, ``p`` and ``p_adjusted`` (NaN
+        where suspects or others are fewer than ``LEAST``), and ``in_all`` (share of both together) with
+        ``in_all_low`` and ``in_all_high``. First come those with ``p_adjusted`` under ``LEVEL``, the largest
+        differences in front, by the end of the interval that is next to zero.
     """
-    suspect = pairs["suggested"].eq("flip").to_numpy()
-    if min(suspect.sum(), (~suspect).sum()) < LEAST:
-        return pd.DataFrame(columns=COLUMNS)
     clusters = pd.factorize(pairs["prompt"])[0]
     blocks = [_lengths(chosen, rejected), _words(chosen, rejected), *_groups(pairs)]
     parts = [
@@ -58,10 +62,14 @@ def suspect_traits(pairs: pd.DataFrame, chosen: Sequence[str], rejected: Sequenc
         for kind, names, decides, has in blocks
     ]
     table = pd.concat(parts, ignore_index=True)
-    table = table[table[["suspects", "others"]].min(axis=1) >= LEAST]
-    table["p_adjusted"] = false_discovery_control(table["p"]) if len(table) else []
+    table = table[table["suspects"] + table["others"] >= 2 * LEAST]
+    tested = table[["suspects", "others"]].min(axis=1) >= LEAST
+    table["p"] = table["p"].where(tested)
+    table["p_adjusted"] = np.nan
+    if tested.any():
+        table.loc[tested, "p_adjusted"] = false_discovery_control(table.loc[tested, "p"])
     nearest = np.maximum(table["low"], -table["high"]).clip(lower=0)
-    order = table.assign(other=table["p_adjusted"] >= LEVEL, nearest=-nearest)
+    order = table.assign(other=~(table["p_adjusted"] < LEVEL), nearest=-nearest)
     return table.loc[order.sort_values(["other", "nearest", "p"], kind="stable").index, COLUMNS].reset_index(
         drop=True
     )
@@ -92,11 +100,19 @@ def _words(chosen: Sequence[str], rejected: Sequence[str]) -> _Block:
 def _groups(pairs: pd.DataFrame) -> Iterator[_Block]:
     for grouping in (name for name in GROUPINGS if name in pairs):
         values = pairs[grouping].astype("string")
-        known = _column(values.notna().to_numpy())
         sizes = values.value_counts()
-        # One by one: a group decides all pairs, and a matrix of all groups would be dense.
-        for name in sizes.index[(sizes >= LEAST) & (sizes < known.sum())] if len(sizes) > 1 else ():
-            yield grouping, [name], known, _column(values.eq(name).fillna(False).to_numpy(dtype=bool))
+        known = _column(values.notna().to_numpy())
+        names = sizes.index[(sizes >= LEAST) & (sizes < sizes.sum())]
+        # A group decides all pairs, so a matrix of all groups would be dense.
+        for start in range(0, len(names), _BLOCK):
+            block = list(names[start : start + _BLOCK])
+            has = values.to_numpy()[:, None] == np.array(block, dtype=object)
+            yield (
+                grouping,
+                block,
+                sparse.hstack([known] * len(block), "csr"),
+                sparse.csr_matrix(has, dtype=int),
+            )
 
 
 def _column(values: np.ndarray) -> sparse.csr_matrix:
@@ -128,31 +144,42 @@ def _compared(
         statistic = np.asarray(scores.sum(0)).ravel() / np.sqrt(variance)
         prompts = np.asarray((n > 0).sum(0)).ravel()
         p = 2 * t.sf(np.abs(statistic), np.maximum(prompts - 1, 1))
-        ends = [
-            _wilson(share, size, _squares(having - deciding.multiply(share)), prompts)
-            for share, size, having, deciding in (
-                (shares[0], suspects, zy, z),
-                (shares[1], others, y - zy, n - z),
-            )
+        residuals = [
+            zy - z.multiply(shares[0]),
+            (y - zy) - (n - z).multiply(shares[1]),
+            y - n.multiply(mean_y),
         ]
+        squares = [_squares(residual) for residual in residuals]
+        (low_1, high_1), (low_2, high_2), (low_all, high_all) = (
+            _wilson(share, size, square, prompts)
+            for share, size, square in zip((*shares, mean_y), (suspects, others, total), squares, strict=True)
+        )
+        # Suspects and others of one prompt go together where all of its pairs are of one group.
+        together = np.asarray(residuals[0].multiply(residuals[1]).sum(0)).ravel()
+        correlation = np.nan_to_num(together / np.sqrt(squares[0] * squares[1]))
     difference = shares[0] - shares[1]
-    # Newcombe's hybrid interval of a difference.
-    (low_1, high_1), (low_2, high_2) = ends
-    low = difference - np.hypot(shares[0] - low_1, high_2 - shares[1])
-    high = difference + np.hypot(high_1 - shares[0], shares[1] - low_2)
+    # Newcombe's interval of a difference, out of those of both shares and their correlation.
+    low = difference - _hypotenuse(shares[0] - low_1, high_2 - shares[1], correlation)
+    high = difference + _hypotenuse(high_1 - shares[0], shares[1] - low_2, correlation)
     return pd.DataFrame(
         {
             "suspects": suspects.astype(int),
             "others": others.astype(int),
             "in_suspects": shares[0],
             "in_others": shares[1],
-            "in_all": mean_y,
             "difference": difference,
-            "low": low,
-            "high": high,
+            "low": np.clip(low, -1, 1),
+            "high": np.clip(high, -1, 1),
             "p": np.where(np.isfinite(p), p, 1.0),
+            "in_all": mean_y,
+            "in_all_low": low_all,
+            "in_all_high": high_all,
         }
     )
+
+
+def _hypotenuse(a: np.ndarray, b: np.ndarray, correlation: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.maximum(a**2 + b**2 - 2 * correlation * a * b, 0))
 
 
 def _squares(sums: sparse.spmatrix) -> np.ndarray:
@@ -164,7 +191,8 @@ def _wilson(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Wilson's 95% interval of a share, with as many pairs as would have the variance over prompts."""
     ratio = squares / (size * share * (1 - share)) * prompts / (prompts - 1)
-    n = size / np.fmax(ratio, 1.0)  # where there is no variance the ratio is NaN
+    # Where all pairs agree there is no variance, and each prompt counts once.
+    n = np.where((share > 0) & (share < 1), size / np.fmax(ratio, 1.0), np.minimum(size, prompts))
     z = norm.ppf(0.975)
     middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))

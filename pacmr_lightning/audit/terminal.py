@@ -12,7 +12,7 @@ from rich.table import Table
 
 from .findings import NAMES, Findings
 from .findings_in_words import fit_in_words, share_in_words
-from .traits_in_words import traits_in_words
+from .traits_in_words import rules_in_words, traits_in_words
 
 
 def show(
@@ -51,9 +51,10 @@ def show(
         )
     if findings.share.fit.refused:
         console.print(fit_in_words(findings.share), highlight=False, style="yellow")
-    if findings.suspects:
-        for sentence in traits_in_words(traits, findings.groups, findings.suspects, shown=3):
-            console.print(sentence, highlight=False, markup=False)
+    for sentence in rules_in_words(traits, findings.share, shown=3):
+        console.print(sentence, highlight=False, markup=False, style="yellow")
+    for sentence in traits_in_words(traits, findings.groups, findings.doubted[0], shown=3):
+        console.print(sentence, highlight=False, markup=False)
     for note in notes:
         console.print(f"  {note}", highlight=False, markup=False, style="dim")
     console.print(

@@ -105,7 +105,8 @@ def audit(
     rows = data.source.load("train")
     findings = find(pairs, scorer, threshold, varies, share)
     texts = _texts(rows, findings.pairs)
-    traits = suspect_traits(findings.pairs, [t.chosen for t in texts], [t.rejected for t in texts])
+    responses = [text.chosen for text in texts], [text.rejected for text in texts]
+    traits = suspect_traits(findings.pairs, findings.doubted[1], *responses)
     known = ["category"] if who is None else ["category", "annotator"]
     columns = ["rank", "id", *known, "observed", "suggested", "p_wrong", "weight", "u", "delta", "a", "b"]
     table = findings.pairs[[*columns, "loss", "cross_fit_u", "flipped"]]

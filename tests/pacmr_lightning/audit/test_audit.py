@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from pacmr_lightning.analysis.last_pass import last_pass
 from pacmr_lightning.audit import cross_fit
 from pacmr_lightning.audit.cross_fit import CrossFit
+from pacmr_lightning.audit.suspect_traits import COLUMNS
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.commands.audit import audit, main
 from pacmr_lightning.errors import UserError
@@ -90,14 +91,52 @@ def test_files(run, capsys):
     pd.testing.assert_frame_equal(pd.read_parquet(folder / "pairs.parquet"), table, check_dtype=False)
     assert pd.read_csv(folder / "pairs.csv")["id"].tolist() == table["id"].tolist()
     assert pd.read_csv(folder / "methods.csv")["method"][0] == "weight"
+    groups = pd.read_csv(folder / "groups.csv")
+    for name, part in groups.groupby("grouping"):
+        assert part["pairs"].sum() == PAIRS and set(part["group"]) == set(table[name])
+    assert pd.read_csv(folder / "suspect_traits.csv").columns.tolist() == COLUMNS
     page = (folder / "report.html").read_text()
     by = page.partition("<h2>By annotator</h2>")[2].partition("</table>")[0]
     for name, count in (("a0", 22), ("a1", 21), ("a2", 21)):
         assert f"<td>{name}</td><td>{count}</td>" in by
+    assert "have in common</h2>" in page and "<h2>By category</h2>" in page
     assert page.count("<article>") == PAIRS and "<script" not in page and "[U+202E]" in page
     shown = capsys.readouterr().out
     assert "weight" in shown and "noise_rate 0.3" in shown and "Expected share" in shown
     assert not list(run.rglob("*.partial"))
+
+
+def test_annotators_and_labels_against_the_policy(run, capsys):
+    """64 pairs identify no share; then labels against u are looked at."""
+    table = audit(str(run), "policy").set_index("id")
+    groups = pd.read_csv(run / "audit/groups.csv")
+    groups = groups[groups["grouping"] == "annotator"].set_index("group")
+    assert groups["pairs"].to_dict() == {"a0": 22, "a1": 21, "a2": 21} and groups["expected"].isna().all()
+    traits = pd.read_csv(run / "audit/suspect_traits.csv").set_index("trait")
+    against = table["u"] < 0
+    assert (traits["kind"][["a0", "a1", "a2"]] == "annotator").all()
+    names = pd.Series({row["id"]: row["annotator"] for row in world_rows(PAIRS, 0)})[table.index]
+    for name in ("a0", "a1", "a2"):
+        assert (
+            traits.loc[name, "suspects"] == against.sum() and traits.loc[name, "others"] == (~against).sum()
+        )
+        assert traits.loc[name, "in_suspects"] == pytest.approx((names == name)[against].mean())
+    rows = {row["id"]: row for row in as_trained(run)}
+    for word in traits.index[traits["kind"] == "word"]:
+        has = pd.DataFrame(
+            [
+                [word in rows[name][side].lower().split() for side in ("chosen", "rejected")]
+                for name in table.index
+            ],
+            index=table.index,
+        )
+        decided = against & (has[0] != has[1])
+        assert traits.loc[word, "suspects"] == decided.sum()
+        assert traits.loc[word, "in_suspects"] == pytest.approx(has[0][decided].mean())
+    assert (traits["kind"] == "word").sum() >= 5, "words were compared"
+    assert "labels against the policy" in capsys.readouterr().out
+    page = (run / "audit/report.html").read_text()
+    assert "By annotator" in page and "What labels against the policy have in common" in page
 
 
 def test_last_pass_goes_on(run, monkeypatch, tmp_path):

@@ -31,12 +31,12 @@ def test_false_alarms(rate, known, number):
 def test_pairs_of_a_prompt_depend_on_each_other():
     """Each pair five times over is no more evidence against the curve than once."""
     worlds = []
-    for seed in range(80):
+    for seed in range(40):
         u, _, _ = scores(500, 0.2, seed=seed)
         worlds.append((np.repeat(u, 5), np.repeat(np.arange(500), 5)))
-    assert refused(worlds) <= binom.ppf(0.998, 80, LEVEL)
+    assert refused(worlds) <= binom.ppf(0.998, 40, LEVEL)
     apart = ((u, np.arange(2500)) for u, _ in worlds)
-    assert refused(apart) > 20, "taken for independent, they would be"
+    assert refused(apart) > 10, "taken for independent, they would be"
 
 
 def world(kind, seed, n=6000):

@@ -83,7 +83,7 @@ def test_runs_that_were_never_validated(finished, tmp_path, capsys):
 
 
 def test_going_on(refined, tmp_path, capsys):
-    """What is done is not done again; a killed fit goes on, or starts anew where it has left no checkpoint."""
+    """What is done is not done again; a killed fit goes on, or starts anew where it left no checkpoint."""
     folder = tmp_path / "copies"
     shutil.copytree(refined.parent, folder)
     run, second = folder / "first", folder / "first-refined"

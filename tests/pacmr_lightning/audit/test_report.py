@@ -6,13 +6,14 @@ import struct
 import subprocess
 from html.parser import HTMLParser
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from pacmr_lightning.audit.findings import find
 from pacmr_lightning.audit.report import FOLD, Texts, report
 from pacmr_lightning.audit.report_tables import as_text
-from pacmr_lightning.audit.suspect_traits import suspect_traits
+from pacmr_lightning.audit.suspect_traits import COLUMNS, suspect_traits
 
 from .conftest import HOSTILE
 from .test_detection_quality import frame
@@ -53,13 +54,12 @@ class Page(HTMLParser):
 def page():
     pairs = frame(600)
     pairs["id"] = [f"{HOSTILE}{i}" for i in range(600)]
-    pairs["category"] = NASTY
-    found = find(pairs, "vnet", 0.5, varies=True)
+    pairs["category"] = np.where(pairs["u"] < 0, NASTY, f"other {NASTY}")
+    found = find(pairs, "vnet", 0.5, varies=True, known=0.3)
     long = NASTY + "x" * 100_000
     texts = [Texts(NASTY, "", long), Texts("prompt\n\n", "good", "bad")]
-    traits = suspect_traits(found.pairs, *responses(found))
-    hostile = pd.Series([NASTY] * 3)  # no word is like that, a category may be
-    traits.loc[:2, ["kind", "trait", "p_adjusted"]] = ["category", NASTY, 0.0]
+    traits = suspect_traits(found.pairs, found.doubted[1], ["good"] * 600, ["bad"] * 600)
+    assert traits["trait"].str.contains("script").any() and traits["p_adjusted"].min() < 0.01
     return report(found, f"runs/{HOSTILE}", texts, [f"A note of {NASTY}."], traits)
 
 
@@ -94,15 +94,16 @@ def test_every_text_can_be_written(text):
 def test_what_it_says():
     pairs = frame(3000)
     found = find(pairs, "dpo", 0.5, varies=True)
-    known = report(found, "runs/a", [], [])
+    nothing = pd.DataFrame(columns=COLUMNS)
+    known = report(found, "runs/a", [], [], nothing)
     assert f"{found.suspects:,} (" in known and f"{found.share.rate:.1%}" in known and "AUROC" in known
     assert f"{int(pairs['flipped'].sum()):,} (" in known
-    unknown = report(find(frame(3000, known=False), "dpo", 0.5, varies=True), "runs/a", [], [])
+    unknown = report(find(frame(3000, known=False), "dpo", 0.5, varies=True), "runs/a", [], [], nothing)
     assert "AUROC" not in unknown and "precision" not in unknown and "known to be wrong" not in unknown
-    clean = report(find(frame(3000, rate=0.0), "dpo", 0.5, varies=True), "runs/a", [], [])
+    clean = report(find(frame(3000, rate=0.0), "dpo", 0.5, varies=True), "runs/a", [], [], nothing)
     assert "not identified" in clean and "there is no threshold" in clean
-    rows = found.pairs.assign(category=pd.NA)
-    assert "(none)" in report(found.__class__(**{**found.__dict__, "pairs": rows}), "runs/a", [], [])
+    without = find(pairs.assign(category=pd.NA), "dpo", 0.5, varies=True)
+    assert "(none)" in report(without, "runs/a", [], [], nothing)
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")

@@ -1,0 +1,203 @@
+"""What suspects have in common: planted words, lengths and annotators are found, and nothing else is."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import binom
+
+from pacmr_lightning.audit.suspect_traits import COLUMNS, LEVEL, suspect_traits
+from pacmr_lightning.audit.traits_in_words import rules_in_words, traits_in_words
+from pacmr_lightning.audit.wrong_label_share import expected_share
+
+from .test_wrong_label_share import scores
+
+WORDS = np.array([f"word{i}" for i in range(60)])
+
+
+def texts(rng, n):
+    """Texts of 4 to 10 words, some of them much more frequent than others."""
+    odds = 1 / np.arange(1, len(WORDS) + 1)
+    drawn = rng.choice(WORDS, (n, 10), p=odds / odds.sum())
+    return [" ".join(row[:length]) for row, length in zip(drawn, rng.integers(4, 11, n), strict=True)]
+
+
+def world(n, rate, seed, prompts=None):
+    """Suspects that nothing explains: pairs, and both responses."""
+    rng = np.random.default_rng(seed)
+    pairs = pd.DataFrame(
+        {
+            "prompt": rng.integers(prompts or n, size=n),
+            "suggested": np.where(rng.random(n) < rate, "flip", "keep"),
+            "category": rng.choice(list("abc"), n),
+            "annotator": [f"a{i}" for i in rng.integers(25, size=n)],
+        }
+    )
+    return rng, pairs, texts(rng, n), texts(rng, n)
+
+
+def traits(pairs, chosen, rejected):
+    return suspect_traits(pairs, pairs["suggested"].eq("flip").to_numpy(), chosen, rejected)
+
+
+def found(table):
+    return table[table["p_adjusted"] < LEVEL]
+
+
+@pytest.mark.parametrize(("rate", "prompts"), [(0.02, None), (0.3, None), (0.1, 40)])
+def test_false_alarms(rate, prompts):
+    """Where nothing explains suspects, more than 6 of 40 audits say something with P below 0.3%."""
+    alarms = 0
+    for seed in range(40):
+        _, pairs, chosen, rejected = world(1000, rate, seed, prompts)
+        table = traits(pairs, chosen, rejected)
+        assert table["p"].notna().sum() > 25
+        alarms += not found(table).empty
+    assert alarms <= binom.ppf(0.997, 40, LEVEL)
+
+
+def test_pairs_of_a_prompt_are_not_independent():
+    """Words that are right for some prompts and wrong for others: over prompts nothing is in common.
+
+    Each prompt has its own share of suspects with a word; on 20 prompts of 100 pairs the pairs alone would
+    speak for it.
+    """
+    rng = np.random.default_rng(0)
+    alarms = 0
+    for _ in range(40):
+        prompt = np.repeat(np.arange(20), 100)
+        suspect = rng.random(2000) < 0.3
+        right = rng.random(20)[prompt]
+        has = rng.random(2000) < np.where(suspect, 1 - right, right)
+        pairs = pd.DataFrame(
+            {"prompt": prompt, "suggested": np.where(suspect, "flip", "keep"), "category": None}
+        )
+        chosen = np.where(has, "golden x", "x")
+        rejected = np.where(has, "x", "golden x")
+        both = [traits(pairs.assign(prompt=p), chosen, rejected) for p in (prompt, np.arange(2000))]
+        alarms += np.array([len(found(table[table["kind"] == "word"])) for table in both])
+    assert alarms[0] <= 6 and alarms[1] > 20
+
+
+def test_a_planted_word():
+    rng, pairs, chosen, rejected = world(3000, 0.1, 1)
+    suspect = pairs["suggested"].eq("flip")
+    there = rng.random(3000) < 0.5
+    lacks = rng.random(3000) < np.where(suspect, 0.92, 0.12)
+    for i in np.flatnonzero(there):
+        # The same number of words, so that length says nothing.
+        (rejected if lacks[i] else chosen)[i] += " Golden."
+        (chosen if lacks[i] else rejected)[i] += " w"
+    table = traits(pairs, chosen, rejected)
+    row = table.iloc[0]
+    assert found(table)["trait"].tolist() == ["golden", "w"] and row["kind"] == "word"
+    assert row["suspects"] == (suspect & there).sum() and row["others"] == (~suspect & there).sum()
+    assert row["in_suspects"] == pytest.approx((~lacks)[suspect & there].mean())
+    assert row["in_others"] == pytest.approx((~lacks)[~suspect & there].mean())
+    assert row["in_all"] == pytest.approx((~lacks)[there].mean())
+    assert row["difference"] == pytest.approx(row["in_suspects"] - row["in_others"])
+    assert row["low"] < row["difference"] < row["high"] < row["low"] + 0.15
+    first, *_, last = traits_in_words(table, pd.DataFrame(), "suspects")
+    share = f"{lacks[suspect & there].mean():.0%}"
+    assert f"lacks the word “golden” in {share} of the {row['suspects']} suspects" in first
+    assert f"against {lacks[~suspect & there].mean():.0%}" in first and "rule of thumb" in last
+
+
+def test_a_rule_that_labels_follow():
+    """Whoever is suspect, nearly all chosen responses have one word; nothing else is followed like that."""
+    rng, pairs, chosen, rejected = world(2000, 0.1, 5)
+    there, follows = rng.random(2000) < 0.3, rng.random(2000) < 0.97
+    for i in np.flatnonzero(there):
+        (chosen if follows[i] else rejected)[i] += " golden"
+        (rejected if follows[i] else chosen)[i] += f" w{i}"
+    table = traits(pairs, chosen, rejected)
+    golden = table.set_index("trait").loc["golden"]
+    assert golden["in_all"] == pytest.approx(follows[there].mean())
+    assert 0.94 < golden["in_all_low"] < golden["in_all"] < golden["in_all_high"] < 1
+    given = expected_share(*scores(2000, 0.3)[::2], 0.3, 2)
+    rule, meaning = rules_in_words(table, given)
+    assert f"of {there.sum():,} pairs where one response has it" in rule and "with the word “golden”" in rule
+    assert "30% wrong labels that are independent of the pair would leave at most 70%" in rule
+    assert "rule of thumb" in meaning
+    assert len(rules_in_words(table[table["trait"] != "golden"], given)) == 0
+    turned = traits(pairs, rejected, chosen)
+    assert "the response without the word “golden” is the chosen one in" in rules_in_words(turned, given)[0]
+
+
+def test_interval_of_a_group_with_prompts_of_its_own():
+    """Prompts have one category each, which their suspects and others share: no doubt of a difference."""
+    rng = np.random.default_rng(6)
+    prompt = np.repeat(np.arange(60), 50)
+    group = np.where(prompt % 6 == 0, "a", "b")
+    suspect = rng.random(3000) < np.where(group == "a", 0.3, 0.15)
+    pairs = pd.DataFrame(
+        {"prompt": prompt, "category": group, "suggested": np.where(suspect, "flip", "keep")}
+    )
+    table = traits(pairs, ["x"] * 3000, ["x"] * 3000).set_index("trait")
+    assert found(table).index.tolist() == ["a", "b"]
+    assert 0 < table.loc["a", "low"] < table.loc["a", "difference"] < table.loc["a", "high"] < 0.3
+    assert table.loc["a", "low"] == pytest.approx(-table.loc["b", "high"])
+
+
+def test_a_rule_on_few_prompts():
+    """Forty pairs of one prompt that agree are one observation."""
+    pairs = pd.DataFrame({"prompt": [0] * 40, "suggested": "keep", "category": None})
+    table = traits(pairs, ["golden x"] * 40, ["x"] * 40)
+    assert table["in_all"].tolist() == [1.0, 1.0] and (table["in_all_low"] < 0.5).all()
+
+
+def test_a_planted_length():
+    _, pairs, chosen, rejected = world(2000, 0.15, 2)
+    suspect = pairs["suggested"].eq("flip")
+    for i in np.flatnonzero(suspect):
+        chosen[i], rejected[i] = sorted((chosen[i], rejected[i]), key=lambda text: len(text.split()))
+    table = traits(pairs, chosen, rejected)
+    assert table.iloc[0]["kind"] == "length" and table.iloc[0]["in_suspects"] == 0
+    assert table.iloc[0]["high"] < -0.4, "a share of exactly 0 has an interval too"
+    shown = traits_in_words(table, pd.DataFrame(), "suspects")
+    assert "is the shorter one in 100% of the" in shown[0]
+
+
+def test_a_planted_annotator():
+    rng, pairs, chosen, rejected = world(3000, 0.1, 3)
+    bad = pairs["annotator"] == "a7"
+    pairs.loc[bad, "suggested"] = np.where(rng.random(bad.sum()) < 0.4, "flip", "keep")
+    table = traits(pairs, chosen, rejected)
+    assert found(table)[["kind", "trait"]].values.tolist() == [["annotator", "a7"]]
+    suspect = pairs["suggested"].eq("flip")
+    assert table["in_suspects"][0] == pytest.approx(bad[suspect].mean())
+    assert table["suspects"][0] == suspect.sum() and table["others"][0] == (~suspect).sum()
+    groups = pd.DataFrame(
+        {"grouping": ["annotator"], "group": ["a7"], "expected": [0.41], "low": [0.35], "high": [0.47]}
+    )
+    [shown] = traits_in_words(table, groups, "suspects")
+    assert "of the suspects are of annotator a7, against" in shown
+    assert "41% of its labels are expected to be wrong (95% interval 35% to 47%)" in shown
+
+
+def test_interval_covers():
+    """The 95% interval of a word's difference, over prompts of four pairs each that agree with each other."""
+    rng = np.random.default_rng(4)
+    hits = 0
+    for _ in range(100):
+        prompt = np.repeat(np.arange(150), 4)
+        suspect = rng.random(600) < 0.3
+        pairs = pd.DataFrame(
+            {"prompt": prompt, "suggested": np.where(suspect, "flip", "keep"), "category": None}
+        )
+        has = rng.random(150)[prompt] < np.where(suspect, 0.3, 0.6)
+        table = traits(pairs, np.where(has, "golden x", "x"), np.where(has, "x", "golden x")).set_index(
+            "trait"
+        )
+        hits += table.loc["golden", "low"] <= -0.3 <= table.loc["golden", "high"]
+    assert hits >= 89
+
+
+def test_nothing_to_compare():
+    _, pairs, chosen, rejected = world(200, 0.0, 0)
+    table = traits(pairs, chosen, rejected)
+    assert table["p"].isna().all() and len(table) > 10 and table.columns.tolist() == COLUMNS
+    assert "too few suspects" in traits_in_words(table, pd.DataFrame(), "suspects")[0]
+    _, pairs, chosen, rejected = world(300, 0.3, 0)
+    silent = traits(pairs.assign(category=None, annotator=None), ["\n"] * 300, ["!"] * 300)
+    assert silent.empty or silent["kind"].tolist() == ["length"]
+    assert "None of" in traits_in_words(silent, pd.DataFrame(), "suspects")[0]
