@@ -42,7 +42,7 @@ def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, path: P
             if part.empty or not sweep.methods[name].vary:
                 continue
             groups = part.groupby("row")[["sequence_kl", "gold_reward"]]
-            line = groups.mean().join(groups.sem(), rsuffix="_stderr").sort_values("sequence_kl")
+            line = groups.mean().join(groups.sem().add_suffix("_stderr")).sort_values("sequence_kl")
             line = line[line["sequence_kl"] <= HIGHEST]
             is_subject, bound = name == frontier.subject, sweep.methods[name].bound
             axis.errorbar(

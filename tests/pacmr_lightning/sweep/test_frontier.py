@@ -1,0 +1,110 @@
+"""Frontiers: matched KLs, chosen options and corrected differences, by hand; and a whole report."""
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import ttest_rel
+
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.sweep.frontier import at_best, at_kls, compared, holm
+from pacmr_lightning.sweep.frontier_report import frontier_report
+from pacmr_lightning.sweep.results import NUMBERS
+from pacmr_lightning.sweep.spec import Frontier, Method, Sweep
+
+BETAS = (0.1, 0.5, 2.0)
+SEEDS = (100, 101, 0, 1, 2)
+
+
+def cells(gain=0.4):
+    """Reward rises with log KL and falls beyond 1 nat; "better" lies ``gain`` above "dpo" at every KL."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for seed in SEEDS:
+        shift = rng.normal(scale=0.5)  # of a seed, which all methods share
+        for noise in (0.2, 0.4):
+            for method, above in (("dpo", 0.0), ("better", gain), ("truth", 0.6)):
+                for beta in BETAS:
+                    kl = 0.5 / beta * np.exp(rng.normal(scale=0.02))
+                    reward = 3 + shift + above - noise - 0.3 * np.log(kl) ** 2 + rng.normal(scale=0.01)
+                    rows.append(
+                        {"method": method, "row": f"{method}, β = {beta}", "noise": noise, "seed": seed}
+                        | {"task": "world", "bound": method == "truth", "beta": beta, "sequence_kl": kl}
+                        | {
+                            "gold_reward": reward,
+                            "gold_accuracy": 0.8 + above / 10,
+                            "val_accuracy": 0.7 + beta / 50,
+                        }
+                    )
+    return pd.DataFrame(rows).reindex(columns=[*rows[0], *(n for n in NUMBERS if n not in rows[0])])
+
+
+def test_matched_kls_are_interpolated_and_never_beyond_the_runs():
+    frame = cells()
+    found = at_kls(frame, [0.01, 0.5, 1.0, 100.0])
+    assert set(found["kl"]) == {0.5, 1.0}
+    part = frame.query("method == 'dpo' and noise == 0.4 and seed == 1").sort_values("sequence_kl")
+    (row,) = found.query("method == 'dpo' and noise == 0.4 and seed == 1 and kl == 0.5").itertuples()
+    low, high = part.iloc[0], part.iloc[1]
+    share = (np.log(0.5) - np.log(low.sequence_kl)) / np.log(high.sequence_kl / low.sequence_kl)
+    assert row.gold_reward == pytest.approx((1 - share) * low.gold_reward + share * high.gold_reward)
+
+
+def test_options_are_chosen_on_tuning_seeds_only():
+    frame = cells()
+    # On the reported seeds another beta would be best.
+    frame.loc[~frame["seed"].isin([100, 101]) & frame["beta"].eq(2.0), "gold_reward"] += 50
+    found = at_best(frame, [100, 101], "gold_reward")
+    assert set(found["seed"]) == {0, 1, 2} and set(found["beta"]) == {0.5}
+    assert set(at_best(frame, [100, 101], "val_accuracy")["beta"]) == {2.0}
+    assert set(at_best(frame, [], "gold_reward")["seed"]) == set(SEEDS)
+
+
+def test_differences_are_paired_and_corrected():
+    found = at_best(cells(), [100, 101], "gold_reward")
+    table = compared(found, "better", [])
+    (row,) = table.query("measure == 'gold_reward' and noise == 0.2 and method == 'dpo'").itertuples()
+    assert row.mean == pytest.approx(0.4, abs=0.05) and row.seeds == 3
+    assert row.low < row.mean < row.high and row.high - row.low < 0.2  # seeds differ far more
+    values = found.query("noise == 0.2").pivot(index="seed", columns="method", values="gold_reward")
+    assert row.p == pytest.approx(ttest_rel(values["better"], values["dpo"]).pvalue)
+    rewards = table[table["measure"].eq("gold_reward")]
+    assert (rewards["p_holm"] >= rewards["p"]).all()
+
+
+def test_holm():
+    """By hand: 3 x 0.01, then 2 x 0.02, and 0.5 as it is; never falling, never above 1."""
+    assert holm([0.5, 0.01, 0.02]).tolist() == pytest.approx([0.5, 0.03, 0.04])
+    assert holm([0.01, 0.011]).tolist() == pytest.approx([0.02, 0.02])
+    assert holm([0.9, 0.8]).tolist() == [1, 1]
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    curve = pd.DataFrame({"kl": [0.001, 1.0, 50.0], "reward": [3.0, 5.0, 7.0], "parameter": 1.0})
+    for seed in SEEDS:
+        both = [curve.assign(curve=name) for name in ("optimal", "best of n")]
+        pd.concat(both).to_csv(tmp_path / f"ceiling-{seed}.csv", index=False)
+    vary = {"model.objective.beta": list(BETAS)}
+    methods = {
+        "dpo": Method(label="DPO", vary=vary),
+        "better": Method(label="Better", vary=vary, told="the rate"),
+        "truth": Method(label="Truth", vary=vary, told="the truth", bound=True),
+    }
+    frontier = Frontier("better", [0.5, 1.0], [100, 101], str(tmp_path / "ceiling-{seed}.csv"))
+    return Sweep([], methods, [0.2, 0.4], list(SEEDS), "", frontier=frontier)
+
+
+def test_a_report(sweep, tmp_path):
+    page = frontier_report(sweep, sweep.frontier, cells(), tmp_path / "report").read_text()
+    assert "| the rate | Better |" in page and "Better minus" in page
+    line = next(line for line in page.splitlines() if line.startswith("| the rate | Better |"))
+    assert line.count("**") == 8  # the best of its block at both KLs and rates
+    # 0.04 of accuracy, which hardly differs from seed to seed, is beyond doubt.
+    assert re.search(r"\*\*\+0\.040 \[\+0\.039, \+0\.04\d\]\*\*", page) or "**+0.040 [+0.040" in page
+    for name in ("matched.csv", "best-gold_reward-differences.csv", "figures/frontier.png", "frontier.csv"):
+        assert (tmp_path / "report" / name).stat().st_size
+    sweep.frontier.ceiling = str(tmp_path / "none-{seed}.csv")
+    with pytest.raises(UserError, match=r"none-100\.csv; pacmr ceiling writes such a file"):
+        frontier_report(sweep, sweep.frontier, cells(), tmp_path / "report")
