@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..embedded_world import ATTRIBUTES, RESPONSE_WORDS, World
 from ..errors import UserError
 
-TEMPERATURES = np.geomspace(0.05, 200, 120)
+TEMPERATURES = tuple(np.geomspace(0.05, 200, 120).tolist())
 """b, in units of the reward."""
 BEST_OF = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
