@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -12,7 +11,7 @@ from sklearn.isotonic import IsotonicRegression
 
 from .detection_quality import Method, compare, confident_learning, same_number
 from .group_reliability import group_reliability
-from .wrong_label_share import Share, expected_share, safe_share
+from .wrong_label_share import Share, expected_share
 
 Scorer = Literal["vnet", "dpo", "policy"]
 
@@ -69,7 +68,7 @@ def find(
     scorer: Scorer,
     threshold: float,
     varies: bool,
-    known: float | Literal["safe"] | None = None,
+    known: float | None = None,
 ) -> Findings:
     """Ranks pairs, and takes the labels for wrong that are so with a probability above a threshold.
 
@@ -79,7 +78,7 @@ def find(
         scorer: whose opinion decides.
         threshold: on the probability that a label is wrong.
         varies: whether the weights are an opinion at all.
-        known: the share of wrong labels, where somebody knows it; "safe" takes one that is rather too high.
+        known: the share of wrong labels, where somebody knows it.
     """
     computed: dict[Scorer, bool] = {
         "vnet": varies,
@@ -88,8 +87,7 @@ def find(
     }
     order = sorted((name for name in computed if computed[name]), key=lambda name: name != scorer)
     prompts = pairs["prompt"].to_numpy()
-    share = safe_share if known == "safe" else partial(expected_share, known=known)
-    shares = {name: share(pairs[_BASIS[name]].to_numpy(), prompts) for name in order}
+    shares = {name: expected_share(pairs[_BASIS[name]].to_numpy(), prompts, known) for name in order}
     wrong = {name: _wrong(pairs, name, share) for name, share in shares.items()}
     ranked = pairs.assign(p_wrong=wrong[scorer])
     # NaN is not above any threshold.

@@ -19,11 +19,6 @@ _LEARNED = (
 
 def share_in_words(share: Share) -> str:
     """The expected share of wrong labels with its uncertainty, or why there is none."""
-    if share.identified and share.estimate is not None:
-        return (
-            f"{_percent(share.rate)}, rather too high than too low; the estimate is "
-            f"{share_in_words(share.estimate)}"
-        )
     if share.identified and share.known:
         return f"{_percent(share.rate)}, as given"
     if share.identified:

@@ -15,7 +15,7 @@ sure of wrong judgements makes eps too large, one that has learned the labels by
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -28,8 +28,6 @@ from .goodness_of_fit import GoodnessOfFit, goodness_of_fit
 
 RESAMPLES = 200
 """Of the bootstrap over prompts."""
-HIGH = 0.45
-"""The share that is taken where none can be estimated: labels that still say a little."""
 _BINS = 256
 """Of abs(u)."""
 
@@ -70,8 +68,6 @@ class Share:
     mixture: Mixture
     known: bool = False
     """Whether the rate was given, and not estimated."""
-    estimate: Share | None = None
-    """What a safe share was taken from; see ``safe_share``."""
 
     @property
     def identified(self) -> bool:
@@ -83,22 +79,6 @@ class Share:
         if not self.identified:
             return np.full(len(u), np.nan)
         return expit(logit(self.rate) - self.slope * u)
-
-
-def safe_share(u: np.ndarray, prompts: np.ndarray) -> Share:
-    """A share of wrong labels that is rather too high than too low, for a second pass over the labels.
-
-    Told too high a share, a second pass with soft labels loses little; told too low a one, it loses most of
-    its gain. So this is the upper end of the estimate's 95% interval, and ``HIGH`` where there is no estimate
-    or its interval ends above that.
-
-    Args:
-        u: see ``expected_share``.
-        prompts: see ``expected_share``.
-    """
-    estimate = expected_share(u, prompts)
-    rate = min(estimate.high, HIGH) if estimate.identified else HIGH
-    return replace(expected_share(u, prompts, rate), estimate=estimate)
 
 
 def expected_share(

@@ -34,7 +34,7 @@ def audit(
     checkpoint: str = "last",
     top: int = 50,
     threshold: float = 0.5,
-    share: float | Literal["safe"] | None = None,
+    share: float | None = None,
     cleaned: str | None = None,
     action: Action | None = None,
     micro_batch_size: int | None = None,
@@ -56,10 +56,8 @@ def audit(
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
         top: pairs in the report.
         threshold: a label is suspect where it is wrong with a probability above this.
-        share: of wrong labels, where it is known, say from a sample read by hand; "safe" is one that is
-            rather too high than too low, for a second pass (the upper end of the estimate's 95% interval,
-            0.45 where there is none). Default: estimated, which fails where the policy has learned too
-            little.
+        share: of wrong labels, where it is known, say from a sample read by hand; default: estimated, which
+            fails where the policy has learned too little.
         cleaned: file to write the training pairs to, in the format of the run's data.
         action: what is done there with suspects: "drop" them, or "flip" their label.
         micro_batch_size: pairs in one forward pass; default: that of training, or 32 where that has none.
@@ -131,7 +129,7 @@ def audit(
 def _check(
     top: int,
     threshold: float,
-    share: float | Literal["safe"] | None,
+    share: float | None,
     cleaned: str | None,
     action: Action | None,
     micro_batch_size: int | None,
@@ -140,7 +138,7 @@ def _check(
         raise UserError(f"top is {top}, but it is a number of pairs, at least 0.")
     if not 0 < threshold < 1:
         raise UserError(f"threshold is {threshold}, but it is a probability, above 0 and below 1.")
-    if isinstance(share, float) and not 0 < share < 0.5:
+    if share is not None and not 0 < share < 0.5:
         raise UserError(f"share is {share}, but the share of wrong labels is above 0 and below 0.5.")
     if (cleaned is None) != (action is None):
         given, other = ("cleaned", "action") if action is None else ("action", "cleaned")

@@ -15,8 +15,6 @@ from ..runs.summary import read_summary
 COLUMNS = {
     "noise": "{noise_rate:.0%}",
     "accuracy": "{val_accuracy:.3f}",
-    "gold accuracy": "{val/gold_accuracy:.3f}",
-    "margin": "{val_margin:.2f}",
     "gold reward": "{val/gold_reward:.2f} ± {val/gold_reward_stderr:.2f}",
     "KL": "{val/sequence_kl:.2f}",
     "gap": "{weight_gap:.2f}",
@@ -27,8 +25,7 @@ COLUMNS = {
 """Heading and format of each column, over the keys of the summary and of its ``metrics``."""
 
 NOTES = (
-    "accuracy, margin: reward difference u on validation pairs, labels as given",
-    "gold accuracy: the same, by the truly better response (where eta is known)",
+    "accuracy: of the sign of u on validation pairs, labels as given",
     "gold reward: of sampled responses, mean ± standard error (embedded world)",
     "KL: of the same responses as wholes, to the reference, in nats; compare rewards where it is alike",
     "gap: mean weight of unflipped minus flipped pairs, last training pairs",

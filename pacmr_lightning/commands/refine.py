@@ -38,7 +38,8 @@ def refine(
     run: str,
     output: str | None = None,
     labels: Labels = "soft",
-    share: float | None = None,
+    share: float = 0.45,
+    beta: float | None = None,
     scorer: Literal["policy", "dpo", "vnet"] = "policy",
     checkpoint: str = "last",
     micro_batch_size: int | None = None,
@@ -54,9 +55,11 @@ def refine(
         output: folder of the second pass; default: the run's name with ``-refined``.
         labels: "soft" learns from both orders of a pair, each as far as it is probably right; "weights" from
             the label as observed, as far as it is; "drop" leaves suspects out; "flip" exchanges them.
-        share: of wrong labels, where it is known. Default: a share that is safe, which is the upper end of
-            the audit's 95% interval, and 0.45 where it cannot estimate one: told too high a share the second
-            pass loses little, told too low a one most of its gain.
+        share: of wrong labels that the audit is told. The default is high on purpose: told too high a share
+            the second pass loses little, told too low a one most of its gain, and what an audit estimates
+            with a policy that has learned these labels is too low.
+        beta: of the second pass; default: the first run's. A policy goes further with soft labels than with
+            wrong ones, so twice the beta that suits DPO on clean labels is a good first choice.
         scorer: who judges: "policy" is the run's own, "dpo" and "vnet" as in ``pacmr audit``, of which "dpo"
             trains two more policies.
         checkpoint: which of the run's folder ``checkpoints`` judges, by its name without .ckpt.
@@ -72,7 +75,8 @@ def refine(
             "run without them."
         )
     folder = Path(output) if output else Path(run).with_name(f"{Path(run).name}-refined")
-    asked = {"run": str(run), "labels": labels, "share": share, "scorer": scorer, "checkpoint": checkpoint}
+    asked = {"run": str(run), "labels": labels, "share": share, "beta": beta}
+    asked |= {"scorer": scorer, "checkpoint": checkpoint}
     _check_folder(folder, asked)
     table = folder / AUDIT / "pairs.parquet"
     if not (folder / RECORD).exists():
@@ -81,12 +85,12 @@ def refine(
             scorer,
             str(folder / AUDIT),
             checkpoint,
-            share="safe" if share is None else share,
+            share=share,
             micro_batch_size=micro_batch_size,
         )
         _write(folder, asked)
     if not (folder / SUMMARY).exists():
-        _second_pass(found, folder, table, labels)
+        _second_pass(found, folder, table, labels, beta)
     from ..analysis.learning_curves import validated
 
     runs = [run, str(folder)]
@@ -112,14 +116,14 @@ def _write(folder: Path, asked: dict[str, Any]) -> None:
         temporary.write_text(json.dumps(asked, indent=2) + "\n", encoding="utf-8")
 
 
-def _second_pass(first: Run, folder: Path, table: Path, labels: Labels) -> None:
+def _second_pass(first: Run, folder: Path, table: Path, labels: Labels, beta: float | None) -> None:
     """``pacmr fit`` with the first run's configuration and the audit's probabilities."""
     from .fit import PacmrCLI
 
     words = ["fit", "--config", str(Path(first.folder) / CONFIG)]
     options = {
         "model.method": f"{first.model['init_args']['method']}-refined",
-        **_objective(first.model["init_args"]),
+        **_objective(first.model["init_args"], beta),
         "model.weighting": "AuditedWeights",
         "model.weighting.audit": str(table),
         **{f"model.weighting.{name}": json.dumps(value) for name, value in USES[labels].items()},
@@ -134,17 +138,16 @@ def _second_pass(first: Run, folder: Path, table: Path, labels: Labels) -> None:
         PacmrCLI()
 
 
-def _objective(options: dict[str, Any]) -> dict[str, str]:
+def _objective(options: dict[str, Any], beta: float | None) -> dict[str, str]:
     """DPO in place of an objective that weighs or corrects labels itself, since the audit does it now."""
-    objective = options.get("objective")
-    if objective is None:
-        return {}
+    objective = options.get("objective") or {"class_path": "pacmr_lightning.objectives.DPO"}
+    beta = (objective.get("init_args") or {}).get("beta") if beta is None else beta
     kind = resolve_name(objective["class_path"])
-    if not (kind.grouped or kind.corrects_labels):
-        return {}
-    beta = (objective.get("init_args") or {}).get("beta")
-    print(f"The second pass learns with DPO, since {kind.__name__} makes its own of wrong labels.")
-    return {"model.objective": "DPO"} | ({} if beta is None else {"model.objective.beta": json.dumps(beta)})
+    changed = {}
+    if kind.grouped or kind.corrects_labels:
+        print(f"The second pass learns with DPO, since {kind.__name__} makes its own of wrong labels.")
+        changed["model.objective"] = "DPO"
+    return changed | ({} if beta is None else {"model.objective.beta": json.dumps(beta)})
 
 
 def _clear(folder: Path) -> None:

@@ -53,7 +53,7 @@ def config_of(folder):
 def test_the_second_pass(refined, learned):
     """Everything of the first run's configuration, and the audit's probabilities as soft labels."""
     audited = pd.read_parquet(refined / "audit" / "pairs.parquet").set_index("id")
-    assert "45.0%, rather too high than too low" in (refined / "audit" / "report.html").read_text()
+    assert "45.0%, as given" in (refined / "audit" / "report.html").read_text()
     recorded = read_weights(refined)
     assert len(recorded) == 3 * PAIRS
     expected = 1 - audited["p_wrong"][recorded["id"]].to_numpy()
@@ -116,8 +116,9 @@ def test_going_on(refined, tmp_path, capsys):
 
 @pytest.mark.parametrize("labels", ["weights", "drop", "flip"])
 def test_what_suspects_are_used_for(labels, first):
-    refine(str(first), str(first.with_name(labels)), labels=labels, share=0.3)
+    refine(str(first), str(first.with_name(labels)), labels=labels, share=0.3, beta=2.0)
     folder = first.with_name(labels)
+    assert config_of(folder)["model"]["init_args"]["objective"]["init_args"]["beta"] == 2.0
     assert USES[labels].items() <= config_of(folder)["model"]["init_args"]["weighting"]["init_args"].items()
     wrong = pd.read_parquet(folder / "audit" / "pairs.parquet").set_index("id")["p_wrong"]
     recorded = read_weights(folder)
@@ -135,8 +136,9 @@ def test_at_the_end_of_a_fit(finished, tmp_path):
 @pytest.mark.parametrize(("name", "replaced"), [("RDPO", True), ("DrDPO", True), ("IPO", False)])
 def test_objectives_that_make_their_own_of_wrong_labels(name, replaced, capsys):
     options = {"class_path": f"pacmr_lightning.objectives.{name}", "init_args": {"beta": 0.3}}
-    found = _objective({"objective": options})
-    assert found == ({"model.objective": "DPO", "model.objective.beta": "0.3"} if replaced else {})
+    found = _objective({"objective": options}, None)
+    assert found == ({"model.objective": "DPO"} if replaced else {}) | {"model.objective.beta": "0.3"}
+    assert _objective({"objective": None}, 2.0) == {"model.objective.beta": "2.0"}
     assert (name in capsys.readouterr().out) == replaced
 
 
