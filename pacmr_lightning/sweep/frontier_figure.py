@@ -1,4 +1,4 @@
-"""Gold reward against KL, a line a method, under the exact ceiling."""
+"""Gold reward against KL, a line a method and a colour for what it is told, under the exact ceiling."""
 
 from __future__ import annotations
 
@@ -34,29 +34,31 @@ def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, path: P
         1, len(rates), figsize=(1.6 + 3.6 * len(rates), 4.2), sharey=True, squeeze=False, layout="constrained"
     )
     known = [name for name in sweep.methods if frame["method"].eq(name).any()]
+    blocks = list(dict.fromkeys(sweep.methods[name].told for name in known))
     for axis, rate in zip(axes[0], rates, strict=True):
         if frontier.ceiling:
             _draw_ceiling(axis, _ceilings(frontier.ceiling, frame["seed"].unique()))
-        for i, name in enumerate(known):
+        for name in known:
             part = frame[frame["method"].eq(name) & frame["noise"].eq(rate)]
             if part.empty or not sweep.methods[name].vary:
                 continue
             groups = part.groupby("row")[["sequence_kl", "gold_reward"]]
             line = groups.mean().join(groups.sem().add_suffix("_stderr")).sort_values("sequence_kl")
             line = line[line["sequence_kl"] <= HIGHEST]
-            is_subject, bound = name == frontier.subject, sweep.methods[name].bound
+            method, is_subject = sweep.methods[name], name == frontier.subject
+            block = [other for other in known if sweep.methods[other].told == method.told]
             axis.errorbar(
                 line["sequence_kl"],
                 line["gold_reward"],
                 yerr=line["gold_reward_stderr"],
-                color="0.35" if bound else COLORS[i % len(COLORS)],
-                marker=MARKERS[i % len(MARKERS)],
+                color="0.35" if method.bound else COLORS[blocks.index(method.told) % len(COLORS)],
+                marker=MARKERS[block.index(name) % len(MARKERS)],
                 ms=7 if is_subject else 4,
-                lw=2.5 if is_subject else 1,
-                ls=("-", "--", ":")[i // len(COLORS) % 3],
+                lw=2.5 if is_subject else 0.8,
+                ls=("-", "--", ":")[block.index(name) // len(MARKERS) % 3],
                 elinewidth=0.8,
                 zorder=3 if is_subject else 2,
-                label=sweep.methods[name].label or name,
+                label=f"{method.label or name} ({method.told})",
             )
         axis.set(title=f"{rate:.0%} flipped", xscale="log", xlabel="sequence KL to the reference (nats)")
         axis.grid(alpha=0.3)
@@ -68,7 +70,8 @@ def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, path: P
         axis.set_xlim(axes[0, 0].get_xlim())
     axes[0, 0].set_ylabel("gold reward of sampled responses")
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    title = f"mean ± standard error,\n{frame['seed'].nunique()} seeds"
+    seeds = frame["seed"].nunique()
+    title = f"mean ± standard error, {seeds} seeds" if seeds > 1 else "one seed"
     figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8, title=title)
     save(figure, path)
 
@@ -85,11 +88,13 @@ def _ceilings(path: str, seeds: np.ndarray) -> list[pd.DataFrame]:
 
 
 def _draw_ceiling(axis: Axes, tables: list[pd.DataFrame]) -> None:
-    """Means over worlds, at the same KLs."""
+    """Means over worlds: at the same KLs of the best policies, and at the same n of the best of n."""
     kls = np.geomspace(0.02, HIGHEST, 200)
-    for curve, style in (("optimal", "-"), ("best of n", "-.")):
-        lines = []
-        for table in tables:
-            part = table[table["curve"].eq(curve)].sort_values("kl")
-            lines.append(np.interp(kls, part["kl"], part["reward"], right=np.nan))
-        axis.plot(kls, np.mean(lines, axis=0), color="black", ls=style, lw=1.5, label=f"{curve} (exact)")
+    lines = []
+    for table in tables:
+        part = table[table["curve"].eq("optimal")].sort_values("kl")
+        lines.append(np.interp(kls, part["kl"], part["reward"], right=np.nan))
+    axis.plot(kls, np.mean(lines, axis=0), color="black", lw=1.5, label="any policy (exact)")
+    best = pd.concat(tables).query("curve == 'best of n' and parameter > 1")
+    best = best.groupby("parameter")[["kl", "reward"]].mean()
+    axis.plot(best["kl"], best["reward"], "k.:", lw=1, label="best of 2, 4, 8, ... (exact)")
