@@ -97,18 +97,20 @@ def check_options(found: list[Cell]) -> None:
 
     class Parsing(PacmrCLI):
         def parse_arguments(self, parser: Any, args: Any) -> None:
-            super().parse_arguments(parser, args)
-            self.parser.instantiate(self.config)
+            parsers.append(parser)
             raise Done
 
+    parsers: list[Any] = []
+    with contextlib.suppress(Done):
+        Parsing([])
+    (parser,) = parsers  # once, since making it takes longer than using it
     variants = {json.dumps([cell.method, cell.variation]): cell for cell in found}
     for cell in variants.values():
         config_contents(cell)
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said):
-                Parsing(cell.arguments)
-        except Done:
+                parser.instantiate(parser.parse_args(cell.arguments))
             continue
         except SystemExit:
             reason = said.getvalue().strip().rpartition("\n")[2].removeprefix("pacmr: error: ")

@@ -1,5 +1,6 @@
 """Sweep files: what a cell is, and one sentence for what is wrong before anything runs."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,7 @@ def test_shipped_sweeps(path, tmp_path, monkeypatch, capsys):
     cli.main(["sweep", str(path.relative_to(ROOT)), "--dry_run"])
     assert [file.name for file in tmp_path.iterdir()] == ["configs"]
     lines = capsys.readouterr().out.splitlines()
-    found = [line for line in lines if " pacmr fit --config configs/" in line and "-seed" in line]
+    found = [line for line in lines if re.match(r"\S+-seed\d+ \(.* pacmr fit --config configs/", line)]
     assert len(found) == SIZES.get(path.stem, len(found)) and lines[-1] == f"{len(found)} cells"
     assert any(line.startswith("pacmr-noise") for line in found)
     assert all("{" not in line for line in found)
