@@ -19,7 +19,10 @@ LONGEST = 80
 
 def near_option(name: str, parser: ArgumentParser | None, dashes: str = "") -> str:
     """The option that was probably meant: begun alike, spelled alike, or so up to its first dot."""
-    names = [action.dest for action in _actions(parser) if not action.dest.endswith(".help")]
+    actions = [action for action in _actions(parser) if not action.dest.endswith(".help")]
+    if name in (action.dest for action in actions if not action.option_strings):
+        return f"give {name} without {dashes}{name} before it."
+    names = [action.dest for action in actions if action.option_strings]
     if parser is not None and not parser.exit_on_error:  # of a class
         names += ["class_path", "init_args"]
     head, dot, rest = name.partition(".")

@@ -302,3 +302,9 @@ def test_flags_and_lists(capsys, tmp_path, monkeypatch):
 def test_what_has_another_shape_is_passed_on():
     assert short_message("Nothing\n  of the  kind") == "Nothing of the kind"
     assert short_message('Parser key "a":\n  Nothing of the kind') == "a: Nothing of the kind"
+
+
+def test_a_name_before_what_has_none(capsys):
+    told = said(capsys, ["audit", "--run", "runs/mine"])
+    assert told == "--run: there is no such option; give run without --run before it."
+    assert "did you mean --runs?" not in said(capsys, ["compare", "--rums", "runs/mine"])
