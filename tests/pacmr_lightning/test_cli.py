@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -272,3 +273,22 @@ def test_two_processes(base):
         assert any(value.any() for value in a.values())
         for key, value in a.items():
             torch.testing.assert_close(b[key], value, atol=1e-4, rtol=0)
+
+
+def test_a_reader_that_has_seen_enough():
+    """As in ``pacmr sweep FILE --dry_run | head``: the end of the pipe is no error to be told."""
+    script = """
+import sys, types
+from pacmr_lightning import cli
+flood = types.ModuleType("flood")
+flood.main = lambda words: [print("x" * 1000) for _ in range(10_000)]
+cli.TOOLS["flood"] = ""
+sys.modules["pacmr_lightning.commands.flood"] = flood
+cli.main(["flood"])
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(120) == 128 + signal.SIGPIPE
+        assert process.stderr.read() == b""
