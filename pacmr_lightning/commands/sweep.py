@@ -16,7 +16,7 @@ from ..command_line.exceptions import user_error
 from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..sweep.cells import Cell, cells, config_contents
-from ..sweep.spec import read_sweep
+from ..sweep.spec import Sweep, read_sweep
 from ..sweep.state import reason, state
 
 
@@ -54,20 +54,16 @@ def run_sweep(
         for cell in found:
             commands = [f"pacmr {shlex.join(words)}" for words in (cell.first, cell.arguments) if words]
             print(f"{cell.name} ({states[cell.name]}): {' && '.join(commands)}")
-        print(f"{len(found)} cells")
+        tuning = sweep.frontier.tuning_seeds if sweep.frontier else []
+        some = f" at most: of seeds other than {', '.join(map(str, tuning))} only what was best on these"
+        print(f"{len(found)} cells{some if tuning else ''}")
         return
     if not tables_only:
-        wanted = ("waiting", "failed") if retry_failed else ("waiting",)
-        left = [cell for cell in found if states[cell.name] in wanted]
-        if left:
-            check_options(left)
-            from ..sweep.runner import run
-
-            try:
-                run(sweep, left, sum(s == "done" for s in states.values()), console)
-            except KeyboardInterrupt:
-                console.print("Stopped; the same command goes on.")
-                sys.exit(130)
+        try:
+            _run(sweep, found, ("waiting", "failed") if retry_failed else ("waiting",), console)
+        except KeyboardInterrupt:
+            console.print("Stopped; the same command goes on.")
+            sys.exit(130)
     states = {cell.name: state(cell) for cell in found}
     done = [cell for cell in found if states[cell.name] == "done"]
     failed = [cell for cell in found if states[cell.name] == "failed"]
@@ -80,6 +76,27 @@ def run_sweep(
     if failed:
         console.print(f"{len(failed)} of {len(found)} cells failed; --retry_failed runs them again.")
         sys.exit(1)
+
+
+def _run(sweep: Sweep, found: list[Cell], wanted: tuple[str, ...], console: Console) -> None:
+    """Runs the cells that are left: a frontier's tuning seeds first, then what these have chosen."""
+    from ..sweep.frontier import by_seeds, chosen_cells
+
+    def those(cells: list[Cell], states: tuple[str, ...]) -> list[Cell]:
+        return [cell for cell in cells if state(cell) in states]
+
+    def run_left(cells: list[Cell]) -> None:
+        if left := those(cells, wanted):
+            from ..sweep.runner import run
+
+            run(sweep, left, len(those(cells, ("done",))), console)
+
+    if left := those(found, wanted):
+        check_options(left)
+    decide, others = by_seeds(sweep.frontier, found)
+    run_left(decide)
+    if others and (decided := those(decide, ("done",))):
+        run_left(chosen_cells(sweep, decided, others))
 
 
 def check_options(found: list[Cell]) -> None:

@@ -12,12 +12,35 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t, ttest_rel
 
-from .spec import Sweep
+from .cells import Cell
+from .results import results, row_label
+from .spec import Frontier, Sweep
 
 MATCHED = ("gold_reward", "gold_accuracy")
 """Measures that are compared."""
 CHOSEN_BY = {"gold_reward": "gold reward", "val_accuracy": "validation accuracy"}
 """What a method's option is chosen by: the truth, as a bound, and what a user has."""
+
+
+def by_seeds(frontier: Frontier | None, found: Sequence[Cell]) -> tuple[list[Cell], list[Cell]]:
+    """The tuning seeds' cells, which all run (every cell where there are no such seeds), and the others."""
+    seeds = frontier.tuning_seeds if frontier else []
+    decide = [cell for cell in found if not seeds or cell.seed in seeds]
+    return decide, [cell for cell in found if seeds and cell.seed not in seeds]
+
+
+def chosen_cells(sweep: Sweep, decided: Sequence[Cell], others: Sequence[Cell]) -> list[Cell]:
+    """Of the reported seeds' cells, those with the options that were best on the tuning seeds.
+
+    Args:
+        sweep: of the cells.
+        decided: finished cells of the tuning seeds, at least one.
+        others: cells of the reported seeds.
+    """
+    frame = results(sweep, decided)
+    best = pd.concat([_best(frame, measure) for measure in CHOSEN_BY])
+    rows = set(best.itertuples(index=False, name=None))
+    return [cell for cell in others if (cell.method, cell.noise, row_label(sweep, cell)) in rows]
 
 
 def at_kls(frame: pd.DataFrame, kls: Sequence[float]) -> pd.DataFrame:
@@ -57,11 +80,14 @@ def at_best(frame: pd.DataFrame, tuning: Sequence[int], by: str) -> pd.DataFrame
     decides = frame[frame["seed"].isin(tuning)] if tuning else frame
     reported = frame[~frame["seed"].isin(tuning)]
     reported = frame if reported.empty else reported
-    scores = decides.groupby(["method", "noise", "row"], sort=False)[by].mean().reset_index()
-    best = scores.loc[
-        scores.groupby(["method", "noise"], sort=False)[by].idxmax(), ["method", "noise", "row"]
-    ]
-    return reported.merge(best, on=["method", "noise", "row"])
+    return reported.merge(_best(decides, by), on=["method", "noise", "row"])
+
+
+def _best(frame: pd.DataFrame, by: str) -> pd.DataFrame:
+    """``method, noise, row`` of the rows with the highest mean over seeds."""
+    scores = frame.groupby(["method", "noise", "row"], sort=False)[by].mean().reset_index()
+    places = scores.groupby(["method", "noise"], sort=False)[by].idxmax()
+    return scores.loc[places, ["method", "noise", "row"]]
 
 
 def compared(found: pd.DataFrame, subject: str, keys: Sequence[str]) -> pd.DataFrame:

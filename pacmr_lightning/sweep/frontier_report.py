@@ -35,11 +35,13 @@ def frontier_report(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, folde
     """
     from .frontier_figure import draw_frontier
 
-    reported = frame[~frame["seed"].isin(frontier.tuning_seeds)]
-    matched = at_kls(frame if reported.empty else reported, frontier.kls)
+    # Only the tuning seeds have runs at all options, which is what a curve is made of; at one KL no option is
+    # chosen by them.
+    curves = frame[frame["seed"].isin(frontier.tuning_seeds)] if frontier.tuning_seeds else frame
+    matched = at_kls(curves, frontier.kls)
     texts = {
         "cells.csv": frame.to_csv(index=False),
-        "frontier.csv": summary(frame, sweep, ["row"]).to_csv(index=False),
+        "frontier.csv": summary(curves, sweep, ["row"]).to_csv(index=False),
     }
     found = []
     parts = [("matched", "at one KL", matched, ["kl"])]
@@ -58,7 +60,7 @@ def frontier_report(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, folde
     for name, text in texts.items():
         with replacing(folder / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    draw_frontier(sweep, frontier, frame, folder / "figures" / "frontier")
+    draw_frontier(sweep, frontier, curves, folder / "figures" / "frontier")
     return folder / "tables.md"
 
 

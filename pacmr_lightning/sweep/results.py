@@ -69,18 +69,15 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
     rewards = {_key(cell): _sampled_rewards(cell) for cell in done}
     for cell in done:
         summary = read_summary(cell.folder)
-        method = sweep.methods[cell.method]
         varied = {short_name(option): value for option, value in cell.variation.items()}
-        several = [short_name(option) for option, values in method.vary.items() if len(values) > 1]
-        values = [f"{GREEK.get(option, option)} = {varied[option]}" for option in several]
         anchor = _anchor(sweep, cell)
         row = {
-            "row": ", ".join([method.label or cell.method, *values]),
+            "row": row_label(sweep, cell),
             "method": cell.method,
             "noise": cell.noise,
             "seed": cell.seed,
         }
-        row |= {"task": summary["task"], "bound": method.bound, **varied}
+        row |= {"task": summary["task"], "bound": sweep.methods[cell.method].bound, **varied}
         row |= {name: measure.of(summary) for name, measure in NUMBERS.items() if measure.of}
         if summary["flip_auroc"] is None:  # all weights are the same
             row |= dict.fromkeys([*WEIGHTS, "weight_gap"])
@@ -89,6 +86,16 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
     order = {name: i for i, name in enumerate(sweep.methods)}
     frame = pd.DataFrame(rows).sort_values("method", key=lambda names: names.map(order), kind="stable")
     return frame.astype(dict.fromkeys(NUMBERS, float)).reset_index(drop=True)
+
+
+def row_label(sweep: Sweep, cell: Cell) -> str:
+    """The method's label, with the values of what it varies."""
+    method = sweep.methods[cell.method]
+    several = [option for option, values in method.vary.items() if len(values) > 1]
+    names = [short_name(option) for option in several]
+    values = [cell.variation[option] for option in several]
+    words = [f"{GREEK.get(name, name)} = {value}" for name, value in zip(names, values, strict=True)]
+    return ", ".join([method.label or cell.method, *words])
 
 
 def _key(cell: Cell) -> tuple:

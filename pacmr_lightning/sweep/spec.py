@@ -47,7 +47,8 @@ class Frontier:
     kls: list[float]
     """Nats a response at which methods are compared."""
     tuning_seeds: list[int] = field(default_factory=list)
-    """Seeds that choose each method's option, and that are not reported; without any, all seeds do both."""
+    """Seeds that run all options. They give the curves, and choose each method's option for the others, which
+    are reported; without any, all seeds do both."""
     ceiling: str | None = None
     """File of ``pacmr ceiling``, with ``{seed}`` for one a seed; drawn beside the methods."""
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from pacmr_lightning import cli
+from pacmr_lightning.runs.summary import read_summary
 from pacmr_lightning.sweep import worker
 
 from .conftest import OPTIONS
@@ -125,6 +126,22 @@ def test_a_cell_after_another(write_sweep, capsys):
     said = capsys.readouterr().out
     assert "second-noise30-seed1 was not run: dpo-noise30-seed1 failed" in " ".join(said.split())
     assert not Path("out/second-noise30-seed1").exists()
+
+
+@pytest.mark.slow
+def test_reported_seeds_of_a_frontier(write_sweep, capsys):
+    """They run what was best on the tuning seed, and nothing else."""
+    vary = {"vary": {"model.objective.beta": [0.5, 1.0, 2.0]}}
+    frontier = {"subject": "dpo", "kls": [0.01], "tuning_seeds": [7]}
+    path = write_sweep(methods={"dpo": vary}, seeds=[0, 7], anchor=None, frontier=frontier)
+    assert sweep(path) == 0
+    tuned = {folder.name: read_summary(folder) for folder in Path("out").glob("dpo-*-seed7")}
+    assert len(tuned) == 3
+    by_gold = max(tuned, key=lambda name: tuned[name]["metrics"]["val/gold_reward"])
+    by_labels = max(sorted(tuned), key=lambda name: tuned[name]["val_accuracy"])
+    wanted = {name.replace("seed7", "seed0") for name in (by_gold, by_labels)}
+    assert {folder.name for folder in Path("out").glob("dpo-*-seed0")} == wanted
+    assert sweep(path) == 0 and len(list(Path("out").glob("dpo-*"))) == 3 + len(wanted)
 
 
 def test_preparation(write_sweep, capsys):
