@@ -1,5 +1,6 @@
 """Of all tests: their order, no time limits, nothing leaves the temporary folder, and what many need."""
 
+import gc
 import gzip
 import json
 import os
@@ -33,10 +34,19 @@ LLAMA = {
 }
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 LONG = (
-    *("test_strategies", "test_configs", "test_kills", "test_translation", "test_stops", "test_health"),
+    *("test_strategies", "test_configs", "test_kills", "test_translation", "test_health"),
     *("test_extension", "test_data_road"),
 )
 """Files that take longest on two cores: one that comes last would keep one process waiting for the other."""
+
+
+# What the tests import stays; to look through it for garbage while it is imported takes seconds.
+gc.disable()
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items):
