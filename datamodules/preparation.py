@@ -63,28 +63,26 @@ class Preparation:
         self.counts: dict[str, dict[str, int]] = {}
         self.noise_flips: dict[str, bool] | None = None
         self.annotators: dict[str, str | None] | None = None
+        self._filled: dict[str, tuple[Dataset, Dataset, dict[str, int]]] = {}
 
     def fill_caches(self) -> None:
-        """Reads and tokenizes everything, so that other processes find it on disk."""
-        self._tokenize_training_rows(self.source.load("train"))
-        self._tokenize(self.source.load("validation"))
-        if self.clean_meta is not None:
-            self._tokenize(self.clean_meta.load_all())
+        """Reads and tokenizes everything, so that other processes find it on disk, and this one has it."""
+        splits = ["train", "validation"] + ["clean_meta"] * (self.clean_meta is not None)
+        self._filled = {split: self._read(split) for split in splits}
 
     def validation(self) -> Pairs:
         """The validation pairs, labels as found."""
-        return self._as_found(self.source, self.source.load("validation"), "validation")
+        return self._as_found(self.source, "validation")
 
     def clean(self) -> Pairs | None:
         """The clean meta pairs, all that the source has."""
         if self.clean_meta is None:
             return None
-        return self._as_found(self.clean_meta, self.clean_meta.load_all(), "clean_meta")
+        return self._as_found(self.clean_meta, "clean_meta")
 
     def train(self, clean: Pairs | None) -> Pairs:
         """The training pairs under noise, without those of ``clean`` where these are held out."""
-        found = self.source.load("train")
-        rows, counts = self._tokenize_training_rows(found)
+        found, rows, counts = self._split("train")
         swapped = None
         if self.noise is not None:
             self.noise_flips = self.noise.flips(found, self.noise_seed)
@@ -111,8 +109,23 @@ class Preparation:
         """
         return ask(self._everything)[self._kept]
 
-    def _as_found(self, source: Source, found: Dataset, split: str) -> Pairs:
-        rows, counts = self._tokenize(found)
+    def _split(self, split: str) -> tuple[Dataset, Dataset, dict[str, int]]:
+        return self._filled.pop(split) if split in self._filled else self._read(split)
+
+    def _read(self, split: str) -> tuple[Dataset, Dataset, dict[str, int]]:
+        """A split as its source has it, its pairs as tokens, and what became of its rows."""
+        if split == "train":
+            found = self.source.load("train")
+            return found, *self._tokenize_training_rows(found)
+        if split == "validation":
+            found = self.source.load("validation")
+        else:
+            assert self.clean_meta is not None
+            found = self.clean_meta.load_all()
+        return found, *self._tokenize(found)
+
+    def _as_found(self, source: Source, split: str) -> Pairs:
+        _, rows, counts = self._split(split)
         self._announce(source, split, counts)
         return Pairs(rows, self.tokenizer.pad_token_id)
 
