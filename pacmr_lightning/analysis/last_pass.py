@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from ..batch import UNKNOWN, LogProbs
 from ..modules import PreferenceModule
@@ -42,8 +44,8 @@ def last_pass(
         N rows: ``id``, ``prompt`` (its number among the distinct prompts), ``category``, ``observed`` (the
         column of the data whose response stood as the chosen one in training: "rejected" where the run's
         noise exchanged the two), ``weight``, ``u`` and ``delta`` (implicit reward difference and sum, in
-        nats), ``a`` and ``b`` (NaN where the weighting has none), ``loss`` (unweighted), ``flipped`` (pandas'
-        ``boolean``, NA where unknown).
+        nats), ``a`` and ``b`` (NaN where the weighting has none), ``loss`` (unweighted), ``pull`` (by how
+        much the weighted loss falls per nat of u), ``flipped`` (pandas' ``boolean``, NA where unknown).
 
     Raises:
         UserError: a log-probability is not finite.
@@ -69,6 +71,19 @@ def last_pass(
     return frame
 
 
+def _pull(module: PreferenceModule, rewards: Rewards, weight: Tensor) -> Tensor:
+    """(N,) minus the derivative of each weighted loss by its pair's u; soft labels have both orders' loss."""
+    chosen = rewards.policy.chosen.detach().requires_grad_()
+    policy = LogProbs(chosen, rewards.policy.rejected)
+    free = replace(rewards, policy=policy)
+    with torch.enable_grad():
+        losses = weight * module.objective(free)
+        if module.weighting.soft_labels:
+            losses = losses + (1 - weight) * module.objective(free.exchanged())
+        (slope,) = torch.autograd.grad(losses.sum(), chosen)
+    return -slope / rewards.beta
+
+
 def _columns(module: PreferenceModule, rewards: Rewards, batch: Any) -> pd.DataFrame:
     weights: Weights = module.weighting.weights(rewards, batch)
     with torch.no_grad():
@@ -81,6 +96,7 @@ def _columns(module: PreferenceModule, rewards: Rewards, batch: Any) -> pd.DataF
         "a": nothing if weights.a is None else weights.a,
         "b": nothing if weights.b is None else weights.b,
         "loss": loss,
+        "pull": _pull(module, rewards, weights.g),
     }
     frame = pd.DataFrame({name: value.double().numpy() for name, value in values.items()})
     frame.insert(0, "id", batch.ids)

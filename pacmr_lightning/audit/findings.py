@@ -17,9 +17,9 @@ Scorer = Literal["vnet", "dpo", "policy"]
 
 NAMES: dict[Scorer, str] = {"vnet": "weight", "dpo": "cross-fitted u", "policy": "u"}
 """What tables call the scores."""
-SCORES: dict[Scorer, str] = {"vnet": "weight", "dpo": "cross_fit_u", "policy": "u"}
+SCORES: dict[Scorer, str] = {"vnet": "weight", "dpo": "cross_fit_u", "policy": "unpulled_u"}
 """Columns of the scores; a low value makes a label suspect."""
-_BASIS: dict[Scorer, str] = {"vnet": "u", "dpo": "cross_fit_u", "policy": "u"}
+_BASIS: dict[Scorer, str] = {"vnet": "unpulled_u", "dpo": "cross_fit_u", "policy": "unpulled_u"}
 """Columns that change sign with the label, from which the share is estimated."""
 
 
@@ -28,7 +28,7 @@ class Findings:
     """What an audit found in N pairs."""
 
     pairs: pd.DataFrame
-    """N rows by rank: those of ``scores.last_pass`` with ``cross_fit_u`` (NaN where it was not computed),
+    """N rows by rank: those of ``last_pass`` with ``cross_fit_u`` (NaN where it was not computed),
     ``p_wrong`` (NaN where the share is not identified), ``suggested`` ("keep" or "flip") and ``rank``."""
     scorer: Scorer
     threshold: float
@@ -73,8 +73,8 @@ def find(
     """Ranks pairs, and takes the labels for wrong that are so with a probability above a threshold.
 
     Args:
-        pairs: N rows, as ``scores.last_pass`` makes them, with ``cross_fit_u``; they may have a column
-            ``annotator``.
+        pairs: N rows, as ``last_pass`` makes them, with ``cross_fit_u`` and ``unpulled_u`` (u without what
+            ``own_pull`` puts down to the pair's own label); they may have a column ``annotator``.
         scorer: whose opinion decides.
         threshold: on the probability that a label is wrong.
         varies: whether the weights are an opinion at all.

@@ -11,9 +11,13 @@ _HELD_OUT = (
     "u is that of two DPO policies, each of them trained on half of the prompts, about the half that it has "
     "not seen."
 )
-_LEARNED = (
-    "u is that of the run's own policy, which has learned these labels, wrong ones among them, so the share "
-    "is likely to be higher; --scorer dpo asks policies that have not seen them."
+_LEARNED = "u is that of the run's own policy, which has learned these labels, wrong ones among them"
+_PULLED = (
+    "{learned}. What each label itself has added to its pair's u, {size:.2g} nats on average, is taken off. "
+    "It is computed to first order, and later updates undo a part of it, which makes the share a little too high."
+)
+_UNKNOWN_PULL = (
+    "{learned}, so the share is likely to be higher; --scorer dpo asks policies that have not seen them."
 )
 
 
@@ -70,7 +74,7 @@ def sentences(findings: Findings) -> list[str]:
     """How the scorer's threshold and expected share came about, and how far to trust them."""
     share, scorer = findings.share, findings.scorer
     top = share.tenths.iloc[-1]
-    told = [_HELD_OUT if scorer == "dpo" else _LEARNED]
+    told = [_HELD_OUT if scorer == "dpo" else _learned(findings)]
     fit = (
         f"With eps = {share.rate:.3f}, as given, the fit has k = {share.slope:.3g} per nat."
         if share.known
@@ -122,6 +126,11 @@ def sentences(findings: Findings) -> list[str]:
         if other != scorer:
             told.append(f"By the {NAMES[other]} the expected share is {share_in_words(found)}.")
     return told
+
+
+def _learned(findings: Findings) -> str:
+    size = float((findings.pairs["u"] - findings.pairs["unpulled_u"]).mean())
+    return (_PULLED if size else _UNKNOWN_PULL).format(learned=_LEARNED, size=size)
 
 
 def _score(scorer: Scorer) -> str:

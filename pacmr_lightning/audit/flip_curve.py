@@ -3,6 +3,9 @@
     P(against | |u| = m) = eps + (1 - 2 eps) sigmoid(-k m)
 
 A half where the policy is undecided, eps where it is sure. Groups of pairs may have an eps each and one k.
+
+Where labels hardly tell eps and k apart, the best k can be infinite: every pair would be sure. So log k has a
+weak normal prior about ``TYPICAL``, which a thousand pairs of a policy that has learned something outweigh.
 """
 
 from __future__ import annotations
@@ -17,6 +20,10 @@ HIGHEST = 0.499
 """Flips at a rate of one half leave nothing that could be learned."""
 STEEPEST = 100.0
 """Bound of k, per mean of abs(u)."""
+TYPICAL = 1.5
+"""k of most policies, per mean of abs(u): at their mean sureness they are right 82% of the time."""
+SPREAD = 1.0
+"""Standard deviation of log k about it."""
 
 
 def sides(u: np.ndarray) -> np.ndarray:
@@ -41,13 +48,13 @@ def fit_curve(
     agreeing: np.ndarray,
     *,
     rates: tuple[float, float] = (0.0, HIGHEST),
-    slopes: tuple[float, float] = (0.0, STEEPEST),
+    slopes: tuple[float, float] = (0.01, STEEPEST),
     starts: Sequence[tuple[float, float]] = ((0.02, 1.0), (0.25, 1.0)),
 ) -> tuple[np.ndarray, float, float]:
-    """Most likely eps of each of G groups, and the k of all of them.
+    """Most probable eps of each of G groups, and the k of all of them.
 
     Args:
-        size: (B,) abs(u) of each bin.
+        size: (B,) abs(u) of each bin, in units of its mean over pairs.
         against: (G, B) labels against the policy; counts may be weighted.
         agreeing: (G, B) the others.
         rates: bounds of each eps; equal ones fix it.
@@ -66,7 +73,9 @@ def fit_curve(
         by_p = agreeing / (1 - p) - against / p
         by_slope = -(1 - 2 * rate) * size * unsure * (1 - unsure)
         gradient = np.append((by_p * (1 - 2 * unsure)).sum(1), (by_p * by_slope).sum())
-        return -(against * np.log(p) + agreeing * np.log1p(-p)).sum(), gradient
+        off = np.log(slope / TYPICAL) / SPREAD
+        gradient[-1] += off / (SPREAD * slope)
+        return -(against * np.log(p) + agreeing * np.log1p(-p)).sum() + off**2 / 2, gradient
 
     bounds = [rates] * groups + [slopes]
     fits = [
@@ -80,4 +89,5 @@ def fit_curve(
         for rate, slope in starts
     ]
     best = min(fits, key=lambda fit: fit.fun)
-    return best.x[:-1], float(best.x[-1]), float(best.fun)
+    off = np.log(best.x[-1] / TYPICAL) / SPREAD
+    return best.x[:-1], float(best.x[-1]), float(best.fun - off**2 / 2)

@@ -8,9 +8,10 @@ with abs(u) = m the share whose label is against the policy is
 
 where sigmoid(k m) is how often the policy takes the right side at m: a half where it is undecided, eps where
 it is sure. The course between the two gives both eps and k, whatever the distribution of m; then
-P(wrong | u) = sigmoid(logit(eps) - k u). It rests on flips that are
-independent of the pair, and on log-odds of being right that grow in proportion to abs(u). A policy that is
-sure of wrong judgements makes eps too large, one that has learned the labels by heart too small.
+P(wrong | u) = sigmoid(logit(eps) - k u), averaged over what eps and k may be: where the pairs hardly tell
+them, a single best k would be sure of every label. It rests on flips that are independent of the pair, and on
+log-odds of being right that grow in proportion to abs(u). A policy that is sure of wrong judgements makes eps
+too large; one that has learned the labels makes it too small, unless ``own_pull`` is taken off u.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class Share:
     fit: GoodnessOfFit
     """Whether the curve is that of the labels; not tested where u says nothing of them."""
     mixture: Mixture
+    draws: np.ndarray
+    """(R, 2) eps and k of the resamples."""
     known: bool = False
     """Whether the rate was given, and not estimated."""
 
@@ -78,7 +81,9 @@ class Share:
         """(N,) probability that each label is wrong; NaN where the share is not identified."""
         if not self.identified:
             return np.full(len(u), np.nan)
-        return expit(logit(self.rate) - self.slope * u)
+        rates = np.clip(self.draws[:, 0], 1e-6, None)
+        found = [expit(logit(rate) - k * u) for rate, k in zip(rates, self.draws[:, 1], strict=True)]
+        return np.mean(found, axis=0)
 
 
 def expected_share(
@@ -118,10 +123,12 @@ def expected_share(
     start = [(max(rate, 0.02), slope)]  # a resample's fit is near that of the pairs
     number = int(prompts.max()) + 1
     shares = np.full(number, 1 / number)
-    found = [
-        fit_curve(middle, *counts(rng.multinomial(number, shares)[prompts]), rates=among, starts=start)[0][0]
-        for _ in range(resamples if known is None else 0)
-    ] or [rate, rate]
+    draws = []
+    for _ in range(resamples):
+        resampled = counts(rng.multinomial(number, shares)[prompts])
+        (again,), steepness, _ = fit_curve(middle, *resampled, rates=among, starts=start)
+        draws.append((again, steepness / scale))
+    found = [again for again, _ in draws]
     separates = bool(2 * len(u) * np.log(2) - 2 * min(loss, clean_loss) > penalty)
     slope /= scale
     fit = GoodnessOfFit(np.nan, 0)
@@ -129,7 +136,7 @@ def expected_share(
         fit = goodness_of_fit(size, against, prompts, rate, slope, known is not None)
     return Share(
         rate=rate,
-        stderr=float(np.std(found, ddof=1)),
+        stderr=0.0 if known is not None else float(np.std(found, ddof=1)),
         low=float(np.quantile(found, 0.025)),
         high=float(np.quantile(found, 0.975)),
         slope=float(slope),
@@ -138,6 +145,7 @@ def expected_share(
         tenths=_tenths(size, against, prompts, rate, slope),
         fit=fit,
         mixture=_mixture(u),
+        draws=np.array(draws),
         known=known is not None,
     )
 

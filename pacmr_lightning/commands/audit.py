@@ -74,6 +74,7 @@ def audit(
     from ..analysis.last_pass import last_pass
     from ..audit.cross_fit import FOLDER, CrossFit
     from ..audit.findings import find
+    from ..audit.own_pull import own_pull
     from ..audit.report import report
     from ..audit.suspect_traits import suspect_traits
     from ..audit.terminal import show
@@ -94,6 +95,8 @@ def audit(
             f"scorer is vnet, but the weights of {type(module.weighting).__name__} say nothing that it has "
             "found out of labels; use --scorer dpo."
         )
+    unit = own_pull(module, data.train_pairs, found, updates)
+    pairs["unpulled_u"] = pairs["u"] - (unit or 0) * pairs.pop("pull")
     beta = module.objective.beta
     del module  # the other policies need its memory
     cross_fit = CrossFit(found, data, updates, beta, kept / FOLDER, micro_batch_size)
@@ -106,8 +109,8 @@ def audit(
     responses = [text.chosen for text in texts], [text.rejected for text in texts]
     traits = suspect_traits(findings.pairs, findings.doubted[1], *responses)
     known = ["category"] if who is None else ["category", "annotator"]
-    columns = ["rank", "id", *known, "observed", "suggested", "p_wrong", "weight", "u", "delta", "a", "b"]
-    table = findings.pairs[[*columns, "loss", "cross_fit_u", "flipped"]]
+    columns = ["rank", "id", *known, "observed", "suggested", "p_wrong", "weight", "u"]
+    table = findings.pairs[[*columns, "unpulled_u", "delta", "a", "b", "loss", "cross_fit_u", "flipped"]]
     notes = _notes(found.noise, data)
     folder = Path(output) if output else kept
     page = report(findings, run, texts[:top], notes, traits)

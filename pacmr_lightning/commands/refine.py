@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal
@@ -25,6 +26,8 @@ RECORD = "refine.json"
 """File of what was asked for, inside the second pass's folder."""
 AUDIT = "audit"
 """Folder of the audit inside it."""
+SAFE_SHARE = 0.45
+"""Of wrong labels, where the audit cannot tell it."""
 USES: dict[Labels, dict[str, bool]] = {
     "soft": {"soft_labels": True, "hard": False},
     "weights": {"soft_labels": False, "hard": False},
@@ -38,7 +41,7 @@ def refine(
     run: str,
     output: str | None = None,
     labels: Labels = "soft",
-    share: float = 0.45,
+    share: float | None = None,
     beta: float | None = None,
     scorer: Literal["policy", "dpo", "vnet"] = "policy",
     checkpoint: str = "last",
@@ -55,11 +58,10 @@ def refine(
         output: folder of the second pass; default: the run's name with ``-refined``.
         labels: "soft" learns from both orders of a pair, each as far as it is probably right; "weights" from
             the label as observed, as far as it is; "drop" leaves suspects out; "flip" exchanges them.
-        share: of wrong labels that the audit is told. The default is high on purpose: told too high a share
-            the second pass loses little, told too low a one most of its gain, and what an audit estimates
-            with a policy that has learned these labels is too low.
+        share: of wrong labels, where it is known; default: what the audit estimates, and 0.45 where it cannot,
+            since told too high a share the second pass loses little, told too low a one most of its gain.
         beta: of the second pass; default: the first run's. A policy goes further with soft labels than with
-            wrong ones, so twice the beta that suits DPO on clean labels is a good first choice.
+            wrong ones, so the beta that suits DPO on clean labels is a good first choice.
         scorer: who judges: "policy" is the run's own, "dpo" and "vnet" as in ``pacmr audit``, of which "dpo"
             trains two more policies.
         checkpoint: which of the run's folder ``checkpoints`` judges, by its name without .ckpt.
@@ -80,14 +82,10 @@ def refine(
     _check_folder(folder, asked)
     table = folder / AUDIT / "pairs.parquet"
     if not (folder / RECORD).exists():
-        audit(
-            run,
-            scorer,
-            str(folder / AUDIT),
-            checkpoint,
-            share=share,
-            micro_batch_size=micro_batch_size,
-        )
+        ask = partial(audit, run, scorer, str(folder / AUDIT), checkpoint, micro_batch_size=micro_batch_size)
+        if ask(share=share)["p_wrong"].isna().any() and share is None:
+            print(f"The share of wrong labels cannot be told, so it is taken for {SAFE_SHARE}.")
+            ask(share=SAFE_SHARE)
         _write(folder, asked)
     if not (folder / SUMMARY).exists():
         _second_pass(found, folder, table, labels, beta)
