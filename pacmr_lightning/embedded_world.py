@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 
@@ -210,7 +211,7 @@ def _prompt(topic: int, topic_wording: int, mood: int, mood_wording: int) -> str
 
 _MEANINGS = {
     _prompt(*meaning): meaning
-    for meaning in np.ndindex(len(TOPICS), len(TOPICS[0]), len(MOODS), len(MOODS[0]))
+    for meaning in product(range(len(TOPICS)), range(len(TOPICS[0])), range(len(MOODS)), range(len(MOODS[0])))
 }
 _INDEX = {word: i for i, word in enumerate(ATTRIBUTES)}
 

@@ -90,7 +90,8 @@ def _frame(known: Any, indices: list[int], u: np.ndarray) -> pd.DataFrame:
     columns = {name: list(known.rows[name]) for name in ("id", "prompt", "category")}
     frame = pd.DataFrame({name: [column[i] for i in indices] for name, column in columns.items()})
     frame["prompt"] = pd.factorize(frame["prompt"])[0]
-    frame.insert(2, "u", u[:, 0])
-    frame.insert(3, "augmented_u", u[:, 1])
+    first, second = u.T
+    frame.insert(2, "u", first)
+    frame.insert(3, "augmented_u", second)
     frame.insert(4, "clean", [int(known.flipped[i] != 1) for i in indices])
     return frame

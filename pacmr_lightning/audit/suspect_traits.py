@@ -68,7 +68,7 @@ def suspect_traits(
     table["p_adjusted"] = np.nan
     if tested.any():
         table.loc[tested, "p_adjusted"] = false_discovery_control(table.loc[tested, "p"])
-    nearest = np.maximum(table["low"], -table["high"]).clip(lower=0)
+    nearest = np.maximum(np.maximum(table["low"], -table["high"]), 0)
     order = table.assign(other=~(table["p_adjusted"] < LEVEL), nearest=-nearest)
     return table.loc[order.sort_values(["other", "nearest", "p"], kind="stable").index, COLUMNS].reset_index(
         drop=True

@@ -93,7 +93,8 @@ def expected(types: list[str], value: str) -> str:
     for kind in types:
         if not kind.startswith("typing.Literal"):
             names += ["true", "false"] if kind == "<class 'bool'>" else [_type_name(kind)]
-    names.sort(key="null".__eq__)
+    # Python may return an equal union that was written first, so int and float come in either order.
+    names.sort(key=lambda name: (name == "null", name == "a float"))
     near = get_close_matches(value, [one.strip("'") for one in literals], 1, ALIKE)
     end = f"; did you mean {near[0]}?" if near else "."
     return f"expected {listed(names, 'or')}, but got {shown(value)}{end}"

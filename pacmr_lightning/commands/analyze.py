@@ -73,9 +73,9 @@ def measure(pairs: pd.DataFrame, taus: Sequence[float]) -> pd.DataFrame:
             errors[name].append(clustered_standard_error(value, prompts[kept]))
     table = pd.DataFrame({"tau": list(taus), **found})
     table.insert(2, "prompts", len(np.unique(prompts)))
-    table.insert(table.columns.get_loc("l1") + 1, "l1_stderr", clustered_standard_error(l1, prompts))
+    table.insert(list(table).index("l1") + 1, "l1_stderr", clustered_standard_error(l1, prompts))
     for name, column in errors.items():
-        table.insert(table.columns.get_loc(name) + 1, f"{name}_stderr", column)
+        table.insert(list(table).index(name) + 1, f"{name}_stderr", column)
     return table
 
 

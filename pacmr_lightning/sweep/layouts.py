@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import pandas as pd
 
@@ -103,7 +104,8 @@ def _by_noise(
     named = ["Task", "Noise rate", *("Method" if key == "row" else GREEK.get(key, key) for key in keys)]
     headings = [("", heading) for heading in [*named, *(NUMBERS[measure].heading for measure in measures)]]
     entries = []
-    for rate, rows in part.drop_duplicates(["row", "noise"]).groupby("noise"):
+    for key, rows in part.drop_duplicates(["row", "noise"]).groupby("noise"):
+        rate = cast("float", key)
         best = {
             measure: _best(numbers, rows["row"], measure, rate) for measure in measures if measure in MEASURES
         }

@@ -6,8 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..batch import PairBatch
 from ..errors import UserError
 from ..rewards import Rewards
@@ -88,13 +86,13 @@ class AuditedWeights(Weighting):
             raise UserError(
                 f"{path} is no table of pacmr audit ({reason}); give the pairs.parquet that it wrote."
             ) from None
-        right = 1 - table["p_wrong"].to_numpy()
-        if np.isnan(right).any():
+        right = 1 - table["p_wrong"]
+        if right.isna().any():
             raise UserError(
                 f"The audit {path} could not tell the share of wrong labels, so it has no probabilities; "
                 "give pacmr audit the --share, or audit a run that has learned more."
             )
         if self.hard:
-            right = np.where(right >= 0.5, 1.0, 0.0)
+            right = right.ge(0.5).astype(float)
         swapped = table["observed"].eq("rejected")
         return dict(zip(table["id"], zip(right.tolist(), swapped.tolist(), strict=True), strict=True))

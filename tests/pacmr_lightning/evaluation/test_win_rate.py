@@ -73,7 +73,7 @@ def test_intervals_are_those_of_another_bootstrap():
         (result.win_score, lambda s: 1 + (s == "ff") - (s == "ss")),
     ):
         values = [float(value_of(s)) for s in signs]
-        other = stats.bootstrap([values], np.mean, n_resamples=8000, method="percentile", rng=1)
+        other = stats.bootstrap([values], np.mean, n_resamples=8000, method="percentile", random_state=1)
         assert estimate.value == pytest.approx(np.mean(values))
         low, high = other.confidence_interval
         assert (estimate.low, estimate.high) == (
