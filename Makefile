@@ -32,7 +32,7 @@ quickstart: $(INSTALLED)
 		--model.weighting.estimator GhostDotProduct \
 		--trainer.default_root_dir $(WORLD)/pacmr; pacmr=$$?; \
 	wait $$dpo || { cat $(WORLD)/dpo.log; exit 1; }; exit $$pacmr
-	$(BIN)/pacmr refine $(WORLD)/dpo --beta 2
+	$(BIN)/pacmr refine $(WORLD)/dpo --beta 1
 	$(BIN)/pacmr compare $(WORLD)/dpo $(WORLD)/pacmr $(WORLD)/dpo-refined --figure $(WORLD)/comparison.png
 	@echo "Which labels look wrong: $(WORLD)/dpo-refined/audit/report.html    Curves: $(BIN)/tensorboard --logdir $(WORLD)"
 

@@ -13,9 +13,8 @@ _HELD_OUT = (
 )
 _LEARNED = "u is that of the run's own policy, which has learned these labels, wrong ones among them"
 _PULLED = (
-    "{learned}. What each label itself has added to its pair's u, {size:.2g} nats on average, is taken off. "
-    "It is computed to first order, and later updates undo a part of it: the share is rather too high than too "
-    "low."
+    "{learned}. What each label itself has added to its pair's u, {size:.2g} nats on average to first order, "
+    "is taken off."
 )
 _UNKNOWN_PULL = (
     "{learned}, so the share is likely to be higher; --scorer dpo asks policies that have not seen them."

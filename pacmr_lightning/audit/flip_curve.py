@@ -4,8 +4,9 @@
 
 A half where the policy is undecided, eps where it is sure. Groups of pairs may have an eps each and one k.
 
-Where labels hardly tell eps and k apart, the best k can be infinite: every pair would be sure. So log k has a
-weak normal prior about ``TYPICAL``, which a thousand pairs of a policy that has learned something outweigh.
+Where labels hardly tell eps and k apart, the best k can be infinite: every pair would be sure. So a k above
+``TYPICAL`` has a weak prior, normal in log k, which a thousand pairs of a policy that has learned something
+outweigh.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ STEEPEST = 100.0
 TYPICAL = 1.5
 """k of most policies, per mean of abs(u): at their mean sureness they are right 82% of the time."""
 SPREAD = 1.0
-"""Standard deviation of log k about it."""
+"""Standard deviation of log k above it."""
 
 
 def sides(u: np.ndarray) -> np.ndarray:
@@ -73,7 +74,7 @@ def fit_curve(
         by_p = agreeing / (1 - p) - against / p
         by_slope = -(1 - 2 * rate) * size * unsure * (1 - unsure)
         gradient = np.append((by_p * (1 - 2 * unsure)).sum(1), (by_p * by_slope).sum())
-        off = np.log(slope / TYPICAL) / SPREAD
+        off = max(0.0, np.log(slope / TYPICAL) / SPREAD)
         gradient[-1] += off / (SPREAD * slope)
         return -(against * np.log(p) + agreeing * np.log1p(-p)).sum() + off**2 / 2, gradient
 
@@ -89,5 +90,5 @@ def fit_curve(
         for rate, slope in starts
     ]
     best = min(fits, key=lambda fit: fit.fun)
-    off = np.log(best.x[-1] / TYPICAL) / SPREAD
+    off = max(0.0, np.log(best.x[-1] / TYPICAL) / SPREAD)
     return best.x[:-1], float(best.x[-1]), float(best.fun - off**2 / 2)

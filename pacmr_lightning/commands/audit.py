@@ -35,6 +35,7 @@ def audit(
     top: int = 50,
     threshold: float = 0.5,
     share: float | None = None,
+    fallback_share: float | None = None,
     cleaned: str | None = None,
     action: Action | None = None,
     micro_batch_size: int | None = None,
@@ -58,6 +59,8 @@ def audit(
         threshold: a label is suspect where it is wrong with a probability above this.
         share: of wrong labels, where it is known, say from a sample read by hand; default: estimated, which
             fails where the policy has learned too little.
+        fallback_share: of wrong labels, where the estimate fails or would be too low, since the policy has
+            learned its labels by heart.
         cleaned: file to write the training pairs to, in the format of the run's data.
         action: what is done there with suspects: "drop" them, or "flip" their label.
         micro_batch_size: pairs in one forward pass; default: that of training, or 32 where that has none.
@@ -69,7 +72,7 @@ def audit(
         UserError: an option is out of range, the run's files are missing or do not fit, or the run has no
             scorer of the kind.
     """
-    _check(top, threshold, share, cleaned, action, micro_batch_size)
+    _check(top, threshold, share, fallback_share, cleaned, action, micro_batch_size)
     # scikit-learn and matplotlib are loaded here so that pacmr --help stays quick.
     from ..analysis.last_pass import last_pass
     from ..audit.cross_fit import FOLDER, CrossFit
@@ -95,7 +98,7 @@ def audit(
             f"scorer is vnet, but the weights of {type(module.weighting).__name__} say nothing that it has "
             "found out of labels; use --scorer dpo."
         )
-    unit = own_pull(module, data.train_pairs, found, updates)
+    unit = own_pull(module, data, found, updates)
     pairs["unpulled_u"] = pairs["u"] - (unit or 0) * pairs.pop("pull")
     beta = module.objective.beta
     del module  # the other policies need its memory
@@ -105,13 +108,19 @@ def audit(
     pairs.insert(list(pairs.columns).index("loss"), "cross_fit_u", np.nan if u is None else u.to_numpy())
     rows = data.source.load("train")
     findings = find(pairs, scorer, threshold, varies, share)
+    notes = _notes(found.noise, data)
+    by_heart = scorer != "dpo" and unit is None
+    if share is None and fallback_share is not None and (by_heart or not findings.share.identified):
+        findings = find(pairs, scorer, threshold, varies, fallback_share)
+        notes.append(
+            f"The share of wrong labels cannot be told from these scores; it is taken for {fallback_share:g}."
+        )
     texts = _texts(rows, findings.pairs)
     responses = [text.chosen for text in texts], [text.rejected for text in texts]
     traits = suspect_traits(findings.pairs, findings.doubted[1], *responses)
     known = ["category"] if who is None else ["category", "annotator"]
     columns = ["rank", "id", *known, "observed", "suggested", "p_wrong", "weight", "u"]
     table = findings.pairs[[*columns, "unpulled_u", "delta", "a", "b", "loss", "cross_fit_u", "flipped"]]
-    notes = _notes(found.noise, data)
     folder = Path(output) if output else kept
     page = report(findings, run, texts[:top], notes, traits)
     tables = {
@@ -133,6 +142,7 @@ def _check(
     top: int,
     threshold: float,
     share: float | None,
+    fallback_share: float | None,
     cleaned: str | None,
     action: Action | None,
     micro_batch_size: int | None,
@@ -141,8 +151,9 @@ def _check(
         raise UserError(f"top is {top}, but it is a number of pairs, at least 0.")
     if not 0 < threshold < 1:
         raise UserError(f"threshold is {threshold}, but it is a probability, above 0 and below 1.")
-    if share is not None and not 0 < share < 0.5:
-        raise UserError(f"share is {share}, but the share of wrong labels is above 0 and below 0.5.")
+    for name, value in (("share", share), ("fallback_share", fallback_share)):
+        if value is not None and not 0 < value < 0.5:
+            raise UserError(f"{name} is {value}, but the share of wrong labels is above 0 and below 0.5.")
     if (cleaned is None) != (action is None):
         given, other = ("cleaned", "action") if action is None else ("action", "cleaned")
         fix = "drop or flip" if action is None else "the file to write"

@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal
@@ -82,10 +81,15 @@ def refine(
     _check_folder(folder, asked)
     table = folder / AUDIT / "pairs.parquet"
     if not (folder / RECORD).exists():
-        ask = partial(audit, run, scorer, str(folder / AUDIT), checkpoint, micro_batch_size=micro_batch_size)
-        if ask(share=share)["p_wrong"].isna().any() and share is None:
-            print(f"The share of wrong labels cannot be told, so it is taken for {SAFE_SHARE}.")
-            ask(share=SAFE_SHARE)
+        audit(
+            run,
+            scorer,
+            str(folder / AUDIT),
+            checkpoint,
+            share=share,
+            fallback_share=SAFE_SHARE,
+            micro_batch_size=micro_batch_size,
+        )
         _write(folder, asked)
     if not (folder / SUMMARY).exists():
         _second_pass(found, folder, table, labels, beta)

@@ -243,9 +243,10 @@ def test_training_goes_on_after_a_kill(fitted, finished, tmp_path, monkeypatch):
 def test_the_policy_itself_with_a_known_share(run):
     table = audit(str(run), "policy", share=0.3)
     assert table["u"].is_monotonic_increasing and table["p_wrong"].is_monotonic_decreasing
-    # P(wrong | u) = sigmoid(logit(eps) - k u) for one k.
-    k = (np.log(0.3 / 0.7) - np.log(table["p_wrong"] / (1 - table["p_wrong"]))) / table["u"]
-    assert k.min() > 0 and np.ptp(k) < 1e-6 * k.max()
+    # P(wrong | u) = sigmoid(logit(eps) - k u) of a policy with this k, on average over what k may be.
+    p = table["p_wrong"][table["u"].abs() > 0.01]
+    k = (np.log(0.3 / 0.7) - np.log(p / (1 - p))) / table["u"][p.index]
+    assert k.min() > 0 and table["p_wrong"][table["u"].abs().idxmin()] == pytest.approx(0.3, abs=0.1)
     methods = pd.read_csv(run / "audit/methods.csv")
     assert methods["method"].tolist() == ["u", "weight", "loss", "cleanlab on u"]
     assert methods["expected"][0] == 0.3

@@ -73,6 +73,7 @@ def frame(n=2000, rate=0.3, known=True):
             "observed": "chosen",
             "weight": 1 / (1 + np.exp(-0.7 * u)),
             "u": u,
+            "unpulled_u": u,
             "delta": 0.0,
             "a": 0.7,
             "b": 0.0,
