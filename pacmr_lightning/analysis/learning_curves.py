@@ -48,7 +48,7 @@ def draw(runs: list[str], path: str) -> None:
             axis.plot(points["step"] + 1, points[column], marker="o", ms=3, label=read_summary(run)["method"])
         axis.set(xlabel="policy updates", ylabel=label)
         axis.grid(alpha=0.3)
-        axis.legend(frameon=False)
+    axes[0].legend(frameon=False)  # the same colors in both
     for axis, run in zip(axes[2:], weighted, strict=True):
         summary = read_summary(run)
         rows = read_weights(run).tail(LAST)

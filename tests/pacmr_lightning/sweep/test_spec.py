@@ -19,6 +19,7 @@ SIZES = {
     "world_noise": 420,
     "told_share": 510,
     "frontier": 4095,
+    "pacmr_variants": 144,
     "tldr_clean_meta": 9,
     "tldr": 21,
     "hh": 21,
