@@ -24,6 +24,7 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from scipy.special import expit
 from torch import Tensor
+from tqdm import tqdm
 
 from ..modules import PreferenceModule
 from ..modules.schedule import warmup_cosine
@@ -99,32 +100,35 @@ def _gradients(
     device = next(iter(moments.values())).device
     sketched = sum(moment.numel() for moment in moments.values()) > WIDTH
     objective = DPO(module.objective.beta)
-    parts: list[Tensor] = []
+    sums: dict[str, Tensor] = {}
 
     def take(name: str, gradients: Tensor) -> None:
-        gradients = gradients.float()
-        # At its visit a pair's own gradient is a part of v, the larger the fewer others use the same numbers.
-        own = (1 - module.betas[1]) * (gradients / data.global_batch_size).square()
-        scaled = (gradients / ((moments[name] + own).sqrt() + EPS).sqrt()).flatten(1)
-        if not sketched:
-            parts.append(scaled)
-            return
-        generator = torch.Generator().manual_seed(list(moments).index(name))
-        places = torch.randint(WIDTH, (scaled.shape[1],), generator=generator).to(device)
-        signs = 1 - 2 * torch.randint(2, (scaled.shape[1],), generator=generator).to(scaled)
-        if not parts:
-            parts.append(scaled.new_zeros(len(scaled), WIDTH))
-        parts[0].index_add_(1, places, scaled * signs)
+        sums[name] = sums[name] + gradients.float() if name in sums else gradients.float()
+
+    def row_vectors() -> Tensor:
+        parts = []
+        for number, (name, moment) in enumerate(moments.items()):
+            # At its visit a pair's own gradient is a part of v, the larger the fewer others use the number.
+            own = (1 - module.betas[1]) * (sums[name] / data.global_batch_size).square()
+            scaled = (sums.pop(name) / ((moment + own).sqrt() + EPS).sqrt()).flatten(1)
+            if not sketched:
+                parts.append(scaled)
+                continue
+            generator = torch.Generator().manual_seed(number)
+            places = torch.randint(WIDTH, (scaled.shape[1],), generator=generator).to(device)
+            signs = 1 - 2 * torch.randint(2, (scaled.shape[1],), generator=generator).to(scaled)
+            parts = parts or [scaled.new_zeros(len(scaled), WIDTH)]
+            parts[0].index_add_(1, places, scaled * signs)
+        return torch.cat(parts, 1)
 
     found, u = [], []
-    for start in range(0, len(sample), size):
+    for start in tqdm(range(0, len(sample), size), desc="Labels' own pull", unit="batch"):
         batch = move_data_to_device(data.train_pairs.batch(sample[start : start + size]), device)
         with torch.no_grad():
             batch = batch.with_reference(module.policy.reference_log_probs(batch))
-        parts.clear()
         rewards, _ = each_gradient(module.policy, objective, batch, take)
         # DPO's loss has the slope -sigmoid(-u), whatever the run's own was.
-        found.append(torch.cat(parts, 1) / torch.sigmoid(-rewards.u)[:, None])
+        found.append(row_vectors() / torch.sigmoid(-rewards.u)[:, None])
         u.append(rewards.u)
     return torch.cat(u).double().cpu().numpy(), torch.cat(found)
 
