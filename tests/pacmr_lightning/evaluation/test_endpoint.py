@@ -189,8 +189,9 @@ def test_faults_of_single_conversations_never_stop(server, store):
     for fault in (too_long, flagged, "content filter", "empty", "html"):
         server.always = fault
         answers = endpoint.ask(said(10), store)
-        assert [a.text is None for a in answers] == [False] + [True] * 9
-        assert all(a.problem for a in answers[1:])
+        # Of two that are asked at once, either may come first; what has been answered stays so.
+        assert [a.text is None for a in answers].count(False) == 1
+        assert all(a.problem for a in answers if a.text is None)
 
 
 def test_a_refusal_is_an_answer(server, store):
