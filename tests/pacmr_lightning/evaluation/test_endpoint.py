@@ -227,7 +227,7 @@ def test_what_no_retry_mends_stops_at_once(fault, sentence, server, store, monke
     assert server.url in str(caught.value)
     assert len(server.requests) <= 6 + 2 * 2 * 2
     server.always = None
-    assert [a.cached for a in endpoint.ask(said(6), store)] == [True] * 6
+    assert [a.cached for a in endpoint.ask(said(50), store)].count(True) == 6
 
 
 def test_no_server(store):
