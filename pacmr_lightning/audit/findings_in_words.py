@@ -12,13 +12,6 @@ _HELD_OUT = (
     "not seen."
 )
 _LEARNED = "u is that of the run's own policy, which has learned these labels, wrong ones among them"
-_PULLED = (
-    "{learned}. What each label itself has added to its pair's u, {size:.2g} nats on average to first order, "
-    "is taken off."
-)
-_UNKNOWN_PULL = (
-    "{learned}, so the share is likely to be higher; --scorer dpo asks policies that have not seen them."
-)
 
 
 def share_in_words(share: Share) -> str:
@@ -130,7 +123,15 @@ def sentences(findings: Findings) -> list[str]:
 
 def _learned(findings: Findings) -> str:
     size = float((findings.pairs["u"] - findings.pairs["unpulled_u"]).mean())
-    return (_PULLED if size else _UNKNOWN_PULL).format(learned=_LEARNED, size=size)
+    if not size:
+        return (
+            f"{_LEARNED}, so the share is likely to be higher; --scorer dpo asks policies that have not seen "
+            "them."
+        )
+    return (
+        f"{_LEARNED}. What each label itself has added to its pair's u, {size:.2g} nats on average to first "
+        "order, is taken off."
+    )
 
 
 def _score(scorer: Scorer) -> str:

@@ -49,7 +49,7 @@ def fit_curve(
     agreeing: np.ndarray,
     *,
     rates: tuple[float, float] = (0.0, HIGHEST),
-    slopes: tuple[float, float] = (0.01, STEEPEST),
+    slopes: tuple[float, float] = (0.0, STEEPEST),
     starts: Sequence[tuple[float, float]] = ((0.02, 1.0), (0.25, 1.0)),
 ) -> tuple[np.ndarray, float, float]:
     """Most probable eps of each of G groups, and the k of all of them.
@@ -74,8 +74,8 @@ def fit_curve(
         by_p = agreeing / (1 - p) - against / p
         by_slope = -(1 - 2 * rate) * size * unsure * (1 - unsure)
         gradient = np.append((by_p * (1 - 2 * unsure)).sum(1), (by_p * by_slope).sum())
-        off = max(0.0, np.log(slope / TYPICAL) / SPREAD)
-        gradient[-1] += off / (SPREAD * slope)
+        off = _spreads_above_typical(slope)
+        gradient[-1] += off / (SPREAD * max(slope, TYPICAL))
         return -(against * np.log(p) + agreeing * np.log1p(-p)).sum() + off**2 / 2, gradient
 
     bounds = [rates] * groups + [slopes]
@@ -90,5 +90,8 @@ def fit_curve(
         for rate, slope in starts
     ]
     best = min(fits, key=lambda fit: fit.fun)
-    off = max(0.0, np.log(best.x[-1] / TYPICAL) / SPREAD)
-    return best.x[:-1], float(best.x[-1]), float(best.fun - off**2 / 2)
+    return best.x[:-1], float(best.x[-1]), float(best.fun - _spreads_above_typical(best.x[-1]) ** 2 / 2)
+
+
+def _spreads_above_typical(slope: float) -> float:
+    return np.log(max(slope, TYPICAL) / TYPICAL) / SPREAD

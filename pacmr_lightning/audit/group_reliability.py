@@ -89,7 +89,7 @@ def _fitted(
             np.bincount(cells, weights * side, shape[0] * count).reshape(shape)
             for side in (against, 1 - against)
         ]
-        slopes = (0.01, STEEPEST)
+        slopes = (0.0, STEEPEST)
         if share.known:
             given = (share.rate, share.rate)
             whole = [column.sum(0, keepdims=True) for column in counts]

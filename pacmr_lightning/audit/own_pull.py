@@ -11,7 +11,7 @@ their pull by D = -dpull/du, so that an early push has decayed by exp(-A D) at t
 Averaged over the time of the visit that leaves (1 - exp(-A D)) / (A D) of it.
 
 K is measured on a sample of pairs at the run's end, each of which stands for its share of the others. In the
-embedded world (20 to 40% flips) the result is within 20% of the truth.
+embedded world (20 to 40% flips, 15 runs) it comes to 0.041 to 0.059 nats, where 0.034 to 0.063 are true.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def audit(
     by_heart = scorer != "dpo" and unit is None
     if share is None and fallback_share is not None and (by_heart or not findings.share.identified):
         findings = find(pairs, scorer, threshold, varies, fallback_share)
-        if not findings.share.identified:  # what the labels have added is all that there is
+        if unit is not None and not findings.share.identified:  # what the labels have added is all there is
             pairs["unpulled_u"] = pairs["u"]
             findings = find(pairs, scorer, threshold, varies, fallback_share)
         notes.append(

@@ -83,7 +83,7 @@ class PacmrCLI(LightningCLI):
         )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # Lightning's is static
-        """The one that the command line begins with, since making a parser for each takes half a second."""
+        """The one that the command line begins with, since making the others' parsers too takes longer."""
         found = super().subcommands()
         return {name: skip for name, skip in found.items() if self._asked in (name, None)} or found
 

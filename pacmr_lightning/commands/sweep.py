@@ -82,20 +82,19 @@ def _run(sweep: Sweep, found: list[Cell], wanted: tuple[str, ...], console: Cons
     """Runs the cells that are left: a frontier's tuning seeds first, then what these have chosen."""
     from ..sweep.frontier import by_seeds, chosen_cells
 
-    def those(cells: list[Cell], states: tuple[str, ...]) -> list[Cell]:
-        return [cell for cell in cells if state(cell) in states]
-
     def run_left(cells: list[Cell]) -> None:
-        if left := those(cells, wanted):
+        states = [state(cell) for cell in cells]
+        left = [cell for cell, its in zip(cells, states, strict=True) if its in wanted]
+        if left:
+            check_options(left)
             from ..sweep.runner import run
 
-            run(sweep, left, len(those(cells, ("done",))), console)
+            run(sweep, left, states.count("done"), console)
 
-    if left := those(found, wanted):
-        check_options(left)
+    # The others have the same options, so what is wrong with one shows before anything runs.
     decide, others = by_seeds(sweep.frontier, found)
     run_left(decide)
-    if others and (decided := those(decide, ("done",))):
+    if others and (decided := [cell for cell in decide if state(cell) == "done"]):
         run_left(chosen_cells(sweep, decided, others))
 
 
@@ -119,7 +118,7 @@ def check_options(found: list[Cell]) -> None:
 
     parsers: list[Any] = []
     with contextlib.suppress(Done):
-        Parsing([])
+        Parsing(["fit"])
     (parser,) = parsers  # once, since making it takes longer than using it
     variants = {json.dumps([cell.method, cell.variation]): cell for cell in found}
     for cell in variants.values():

@@ -43,6 +43,11 @@ def chosen_cells(sweep: Sweep, decided: Sequence[Cell], others: Sequence[Cell]) 
     return [cell for cell in others if (cell.method, cell.noise, row_label(sweep, cell)) in rows]
 
 
+def of_tuning_seeds(frame: pd.DataFrame, tuning: Sequence[int]) -> pd.DataFrame:
+    """The rows of the seeds that have runs at all options; all rows where there are no such seeds."""
+    return frame[frame["seed"].isin(tuning)] if tuning else frame
+
+
 def at_kls(frame: pd.DataFrame, kls: Sequence[float]) -> pd.DataFrame:
     """Measures at given KLs, seed by seed.
 
@@ -77,10 +82,9 @@ def at_best(frame: pd.DataFrame, tuning: Sequence[int], by: str) -> pd.DataFrame
         tuning: seeds that decide, and that are not reported; where none is left to report, all are.
         by: the measure that decides by its mean over these seeds.
     """
-    decides = frame[frame["seed"].isin(tuning)] if tuning else frame
     reported = frame[~frame["seed"].isin(tuning)]
     reported = frame if reported.empty else reported
-    return reported.merge(_best(decides, by), on=["method", "noise", "row"])
+    return reported.merge(_best(of_tuning_seeds(frame, tuning), by), on=["method", "noise", "row"])
 
 
 def _best(frame: pd.DataFrame, by: str) -> pd.DataFrame:

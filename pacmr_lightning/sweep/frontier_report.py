@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..files import replacing
-from .frontier import CHOSEN_BY, MATCHED, at_best, at_kls, compared, summary
+from .frontier import CHOSEN_BY, MATCHED, at_best, at_kls, compared, of_tuning_seeds, summary
 from .results import NUMBERS
 from .spec import Frontier, Sweep
 from .tables import Entry, Table, Value
@@ -35,9 +35,8 @@ def frontier_report(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, folde
     """
     from .frontier_figure import draw_frontier
 
-    # Only the tuning seeds have runs at all options, which is what a curve is made of; at one KL no option is
-    # chosen by them.
-    curves = frame[frame["seed"].isin(frontier.tuning_seeds)] if frontier.tuning_seeds else frame
+    # A curve is made of runs at all options; at one KL no option is chosen by them.
+    curves = of_tuning_seeds(frame, frontier.tuning_seeds)
     matched = at_kls(curves, frontier.kls)
     texts = {
         "cells.csv": frame.to_csv(index=False),

@@ -1,6 +1,7 @@
 """What a label has added to its own pair's u: gradients, decay, and runs with and without a label."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -49,7 +50,7 @@ def test_gradients_of_u(loaded, monkeypatch):
             own = (gradient * torch.sigmoid(-value.detach()) / data.global_batch_size) ** 2
             scale = (v + (1 - module.betas[1]) * own).sqrt() + 1e-8
             expected.append((gradient / scale.sqrt()).flatten())
-            kernel = gradients[row] @ gradients[row]
+        kernel = gradients[row] @ gradients[row]
         assert kernel.item() == pytest.approx(torch.cat(expected).square().sum().item(), rel=1e-3)
     monkeypatch.setattr(module_of_own_pull, "WIDTH", gradients.shape[1] - 1)
     _, sketched = module_of_own_pull._gradients(module, data, sample, moments)
@@ -127,8 +128,6 @@ def test_pull(loaded, soft, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_run_finds_the_share_of_its_own_wrong_labels(tmp_path, monkeypatch):
     """As in the quickstart: 30% flipped; with what labels have added to their own u, too few look wrong."""
-    from pathlib import Path
-
     root = Path(__file__).parents[3]
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(root / "configs")
