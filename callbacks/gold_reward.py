@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.reward import Reward
 from pacmr_lightning.files import replacing
 from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.runs.folder import SAMPLES
@@ -22,20 +24,31 @@ class GoldReward(SequenceKL):
 
     At the end of training it logs ``val/gold_reward`` and ``val/gold_reward_stderr`` (of the mean) and, of
     the same responses, what ``SequenceKL`` logs, and writes the samples (prompt, response, gold_reward) to
-    ``samples.jsonl`` in the run's folder. The prompts are those of the datamodule's source.
+    ``samples.jsonl`` in the run's folder. The prompts are those of the datamodule's source, or where it has
+    none of its own, as in ``SequenceKL``.
 
     Args:
         samples: see ``SequenceKL``.
         max_new_tokens: see ``SequenceKL``.
         batch_size: see ``SequenceKL``.
         seed: see ``SequenceKL``.
+        second_reward: another reward, which nothing was trained on; its mean is logged as
+            ``val/second_reward``, with its standard error. A policy that games the first raises that alone.
 
     Raises:
-        UserError: an option is out of range; at setup, the data has no gold reward or no prompts.
+        UserError: an option is out of range; at setup, the data has no gold reward; see also ``SequenceKL``.
     """
 
-    def __init__(self, samples: int = 512, max_new_tokens: int = 64, batch_size: int = 128, seed: int = 0):
+    def __init__(
+        self,
+        samples: int = 512,
+        max_new_tokens: int = 64,
+        batch_size: int = 128,
+        seed: int = 0,
+        second_reward: Reward | None = None,
+    ):
         super().__init__(samples, max_new_tokens, batch_size, seed)
+        self.second_reward = second_reward
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuses data that cannot be scored before any time is spent on training."""
@@ -45,32 +58,34 @@ class GoldReward(SequenceKL):
         if data is None or data.gold_reward is None:
             task = "of this run" if data is None else f"of task {data.task}"
             raise UserError(
-                f"The data {task} has no gold reward; take GoldReward out of trainer.callbacks, or train on "
-                "the embedded world."
-            )
-        if not data.source.prompts:
-            raise UserError(
-                f"The source of task {data.task} has no prompts; take GoldReward out of trainer.callbacks."
+                f"The data {task} has no gold reward; take GoldReward out of trainer.callbacks, or give one "
+                "with --data.source.reward, or train on the embedded world."
             )
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Generates, scores, logs and writes."""
         data = datamodule(trainer)
-        every = data.source.prompts
-        tokens = self._sample(trainer, pl_module, self._prompts(trainer))
+        texts, asked = self._prompts(trainer)
+        tokens = self._sample(trainer, pl_module, asked)
         responses = data.tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        prompts = [every[i % len(every)] for i in range(self.samples)]
-        scores = [float(data.gold_reward(*pair)) for pair in zip(prompts, responses, strict=True)]
+        prompts = list(islice(cycle(texts), self.samples))
+        answered = list(zip(prompts, responses, strict=True))
+        scores = [float(data.gold_reward(*pair)) for pair in answered]
         self._log(trainer, mean_and_error("gold_reward", torch.tensor(scores, dtype=torch.double)))
+        if self.second_reward is not None:
+            others = [self.second_reward(*pair) for pair in answered]
+            self._log(trainer, mean_and_error("second_reward", torch.tensor(others, dtype=torch.double)))
         if trainer.is_global_zero:
             with (
                 replacing(Path(trainer.default_root_dir) / SAMPLES) as temporary,
                 temporary.open("w", encoding="utf-8") as file,
             ):
-                for prompt, response, score in zip(prompts, responses, scores, strict=True):
+                for (prompt, response), score in zip(answered, scores, strict=True):
                     row = {"prompt": prompt, "response": response, "gold_reward": score}
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
-    def _prompts(self, trainer: Trainer) -> list[Tokens]:
+    def _prompts(self, trainer: Trainer) -> tuple[list[str], list[Tokens]]:
         data = datamodule(trainer)
-        return data.tokenizer(data.source.prompts)["input_ids"]
+        if not data.source.prompts:
+            return super()._prompts(trainer)
+        return data.source.prompts, data.tokenizer(data.source.prompts)["input_ids"]

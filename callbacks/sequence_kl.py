@@ -14,6 +14,7 @@ from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.generation import check_room, end_tokens
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
+from pacmr_lightning.evaluation.repetition import distinct_bigrams, repeated_bigrams
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.data import datamodule
 
@@ -32,9 +33,11 @@ class SequenceKL(Callback):
 
     At the end of training it logs ``val/sequence_kl``, ``val/sequence_kl_stderr`` (of the mean) and
     ``val/response_tokens`` (mean length, the end included) to all loggers and to
-    ``trainer.callback_metrics``, from where ``RunSummary`` takes them. The prompts are the first that
-    ``predict`` would answer, from the first again when there are fewer of them than samples. The global
-    random state is left as it was.
+    ``trainer.callback_metrics``, from where ``RunSummary`` takes them; and, since a policy that games what
+    it is rewarded for loses its language first, ``val/response_perplexity`` (of the samples under the
+    reference), ``val/response_distinct_2`` and ``val/response_repetition`` (bigrams, see
+    ``evaluation.repetition``). The prompts are the first that ``predict`` would answer, from the first again
+    when there are fewer of them than samples. The global random state is left as it was.
 
     All ranks sample the same: sharded models need them to take the same number of forward passes, and so the
     number does not depend on how many ranks there are.
@@ -65,20 +68,20 @@ class SequenceKL(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Refuses what could not be sampled before any time is spent on training."""
-        prompts = self._prompts(trainer)
-        names = [f"sampled prompt {i}" for i in range(len(prompts))]
-        batch = PromptBatch.collate(names, names, prompts, pad_id=datamodule(trainer).tokenizer.pad_token_id)
+        texts, tokens = self._prompts(trainer)
+        names = [f"sampled prompt {i}" for i in range(len(texts))]
+        batch = PromptBatch.collate(names, texts, tokens, pad_id=datamodule(trainer).tokenizer.pad_token_id)
         check_room(pl_module.policy, batch, self.max_new_tokens)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Samples and logs."""
-        self._sample(trainer, pl_module, self._prompts(trainer))
+        self._sample(trainer, pl_module, self._prompts(trainer)[1])
 
-    def _prompts(self, trainer: Trainer) -> list[Tokens]:
-        """What is asked, in turn; at least one prompt."""
+    def _prompts(self, trainer: Trainer) -> tuple[list[str], list[Tokens]]:
+        """What is asked, in turn, as texts and as tokens; at least one prompt."""
         found = first_prompts(trainer, self.samples, type(self).__name__)
         rows = zip(found.input_ids, found.attention_mask, strict=True)
-        return [ids[mask == 1].tolist() for ids, mask in rows]
+        return found.prompts, [ids[mask == 1].tolist() for ids, mask in rows]
 
     def _sample(self, trainer: Trainer, pl_module: PreferenceModule, prompts: list[Tokens]) -> list[Tokens]:
         """Responses to the prompts in turn, whose KL is logged."""
@@ -87,7 +90,7 @@ class SequenceKL(Callback):
         device = trainer.strategy.root_device
         ends, pad = end_tokens(policy, tokenizer), tokenizer.pad_token_id
         responses: list[Tokens] = []
-        kl = []
+        kl, reference = [], []
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(self.seed)
             for start in range(0, len(asked), self.batch_size):
@@ -109,12 +112,20 @@ class SequenceKL(Callback):
                 second = [[tokenizer.eos_token_id]] * len(part)
                 names = [str(start + i) for i in range(len(part))]
                 pairs = PairBatch.collate(names, part, answered, second, pad_id=pad)
-                kl.append(policy.judged(move_data_to_device(pairs, device)).chosen_kl)
+                judged = policy.judged(move_data_to_device(pairs, device))
+                kl.append(judged.chosen_kl)
+                reference.append(judged.reference.chosen)
                 responses += answered
-        lengths = torch.tensor([len(response) for response in responses], dtype=torch.double)
+        tokens = sum(map(len, responses))
         self._log(
             trainer,
-            {**mean_and_error("sequence_kl", torch.cat(kl)), "response_tokens": lengths.mean()},
+            {
+                **mean_and_error("sequence_kl", torch.cat(kl)),
+                "response_tokens": torch.tensor(tokens / len(responses)),
+                "response_perplexity": torch.exp(-torch.cat(reference).double().sum() / tokens),
+                "response_distinct_2": torch.tensor(distinct_bigrams(responses)),
+                "response_repetition": torch.tensor(repeated_bigrams(responses)),
+            },
         )
         return responses
 

@@ -16,7 +16,7 @@ from .noise import (
 )
 from .preference import PreferenceDataModule
 from .sft import SFTDataModule
-from .sources import EmbeddedWorld, Files, Source
+from .sources import EmbeddedWorld, Files, Prompts, Source
 from .tldr import TLDR, TLDRCompletions
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "NearTieNoise",
     "NoiseFromMask",
     "PreferenceDataModule",
+    "Prompts",
     "SFTDataModule",
     "Source",
     "SpuriousPreferenceNoise",

@@ -10,10 +10,11 @@ from datasets import Dataset
 
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.reward import Reward
 
 from .columns import PREFERENCES
 from .prompts import pair_prompts
-from .reading import read_preferences, rows_to_dataset
+from .reading import numbered_rows, read_preferences, rows_to_dataset
 from .splits import DEFAULT_FRACTION, Split, Splits
 
 
@@ -58,16 +59,22 @@ class Files(Source):
         validation: file with the validation pairs. None: some prompts of the training file are set aside.
         validation_fraction: share of the prompts that is set aside where there is no validation file, in (0,
             1); all pairs of a prompt fall on the same side.
+        reward: what the labels were drawn from, where that is known, such as ``LexiconReward``.
 
     Raises:
         UserError: ``validation_fraction`` is outside (0, 1), or set although there is a validation file.
     """
 
     def __init__(
-        self, train: str, validation: str | None = None, validation_fraction: float = DEFAULT_FRACTION
+        self,
+        train: str,
+        validation: str | None = None,
+        validation_fraction: float = DEFAULT_FRACTION,
+        reward: Reward | None = None,
     ):
         self.splits = Splits(train, validation, validation_fraction)
         self.name = Path(train).name
+        self.gold_reward = reward
 
     def load(self, split: Split) -> Dataset:
         """Rows of the file that holds the split, or of its share of the training file."""
@@ -77,6 +84,33 @@ class Files(Source):
     def load_all(self) -> Dataset:
         """Rows of the training file."""
         return read_preferences(self.splits.train)
+
+
+class Prompts(Source):
+    """Prompts without pairs, for ``pacmr predict`` and ``pacmr generate``.
+
+    Args:
+        file: JSON Lines or Parquet, with a text in the column ``prompt``; other columns do not count.
+
+    Raises:
+        UserError: the file is missing or unreadable, or a prompt is no text.
+    """
+
+    def __init__(self, file: str):
+        self.name = Path(file).name
+        self.prompts = []
+        for place, row in numbered_rows(file):
+            if not isinstance(row.get("prompt"), str):
+                raise UserError(f"{place}: 'prompt' is {row.get('prompt')!r}, but it must be a text.")
+            self.prompts.append(row["prompt"])
+
+    def load(self, split: Split) -> Dataset:
+        """There are none.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(f"{self.name} has prompts only; pacmr label makes pairs of responses to them.")
 
 
 class EmbeddedWorld(Source):

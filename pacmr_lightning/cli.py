@@ -41,6 +41,7 @@ TOOLS = {
     "refine": "Trains a run's policy once more, with what its audit says of each label; compares both.",
     "compare": "A table of finished runs side by side, and a figure of how they learned.",
     "generate": "Writes a model's responses to evaluation prompts, by asking an OpenAI-compatible endpoint.",
+    "label": "Makes preference pairs of two responses to each prompt, with labels drawn from a reward.",
     "export": "Makes a folder of a finished run that plain transformers or PEFT loads, with a model card.",
     "surfaces": "One page of what the VNets of several runs believe, and how far apart they are.",
     "theory": "How close finished runs come to what the paper's theory says, where the truth is known.",

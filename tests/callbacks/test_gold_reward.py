@@ -14,6 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from pacmr_lightning.callbacks import GoldReward, RunSummary, SequenceKL
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
+from pacmr_lightning.evaluation.repetition import distinct_bigrams, repeated_bigrams
+from pacmr_lightning.evaluation.reward import Reward
 from pacmr_lightning.policy import PolicyModel
 
 PROMPTS = ["tell me", "tell me of the sea", "sing"]
@@ -52,6 +54,11 @@ class Policy(PolicyModel):
     def generate(self, **options):
         self.calls.append(options)
         return super().generate(**options)
+
+
+def prompt_batches(data):
+    pad = data.tokenizer.pad_token_id
+    return [PromptBatch.collate([p], [p], data.tokenizer([p])["input_ids"], pad_id=pad) for p in PROMPTS]
 
 
 @pytest.fixture(scope="module")
@@ -168,9 +175,30 @@ def test_data_without_a_gold_reward_is_refused_before_training(fit, tmp_path, wo
     data.gold_reward = None
     with pytest.raises(UserError, match=r"The data of task toy has no gold reward; take GoldReward out"):
         fit(tmp_path, [GoldReward()], module, data)
-    data.gold_reward, data.source = gold_reward, SimpleNamespace(prompts=None)
-    with pytest.raises(UserError, match="no prompts"):
-        fit(tmp_path, [GoldReward()], module, data)
+    data.gold_reward, data.source, data.predict_dataloader = gold_reward, SimpleNamespace(prompts=None), list
+    with pytest.raises(UserError, match="GoldReward needs prompts, but the data has none"):
+        fit(tmp_path, [GoldReward()], module, data, max_epochs=1)
+
+
+class Length(Reward):
+    """Another reward."""
+
+    def __call__(self, prompt, response):
+        assert prompt in PROMPTS
+        return float(len(response))
+
+
+def test_prompts_of_the_data_and_a_second_reward(fit, tmp_path, world):
+    """Where the source has no prompts of its own, those that predict would answer are scored."""
+    module, data = world
+    data.source, data.predict_dataloader = SimpleNamespace(prompts=None), lambda: prompt_batches(data)
+    callback = GoldReward(samples=5, max_new_tokens=6, second_reward=Length())
+    metrics = fit(tmp_path, [callback], module, data, max_epochs=1).callback_metrics
+    samples = samples_of(tmp_path)
+    assert [row["prompt"] for row in samples] == [PROMPTS[i % 3] for i in range(5)]
+    lengths = torch.tensor([float(len(row["response"])) for row in samples])
+    assert float(metrics["val/second_reward"]) == pytest.approx(float(lengths.mean()))
+    assert float(metrics["val/second_reward_stderr"]) == pytest.approx(float(lengths.std() / 5**0.5))
 
 
 @pytest.mark.parametrize("options", [{"samples": 1}, {"max_new_tokens": 0}, {"batch_size": 0}])
@@ -194,12 +222,9 @@ def test_kl_of_sampled_responses(fit, tmp_path, world):
             seen.extend((prompts[i % len(prompts)], response) for i, response in enumerate(responses))
             return responses
 
-    data.predict_dataloader = lambda: [
-        PromptBatch.collate([p], [p], data.tokenizer([p])["input_ids"], pad_id=data.tokenizer.pad_token_id)
-        for p in PROMPTS
-    ]
+    data.predict_dataloader = lambda: prompt_batches(data)
     trainer = fit(tmp_path, [Watch(samples=600, max_new_tokens=4, batch_size=64)], module, data, max_epochs=1)
-    sums, ratios = [], []
+    sums, ratios, surprise = [], [], 0.0
     for prompt, response in seen:
         tokens = torch.tensor([prompt + response])
         with torch.no_grad():
@@ -207,6 +232,7 @@ def test_kl_of_sampled_responses(fit, tmp_path, world):
             with policy.reference():
                 q = policy.model(input_ids=tokens).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         sums.append(float((p.exp() * (p - q)).sum()))
+        surprise -= float(q.gather(1, torch.tensor(response)[:, None]).sum())
         ratios.append(float((p - q).gather(1, torch.tensor(response)[:, None]).sum()))
     metrics = trainer.callback_metrics
     mean = sum(sums) / 600
@@ -216,6 +242,10 @@ def test_kl_of_sampled_responses(fit, tmp_path, world):
     assert float(metrics["val/sequence_kl_stderr"]) < float(ratios.std()) / 600**0.5
     lengths = [len(response) for _, response in seen]
     assert float(metrics["val/response_tokens"]) == pytest.approx(sum(lengths) / 600)
+    assert float(metrics["val/response_perplexity"]) == pytest.approx(math.exp(surprise / sum(lengths)))
+    responses = [response for _, response in seen]
+    assert float(metrics["val/response_distinct_2"]) == pytest.approx(distinct_bigrams(responses))
+    assert float(metrics["val/response_repetition"]) == pytest.approx(repeated_bigrams(responses))
     # Some ended by themselves, with a token that counts, and others were cut.
     ended = [response[-1] == data.tokenizer.eos_token_id for _, response in seen]
     assert any(ended) and not all(ended)

@@ -1,6 +1,7 @@
 import pytest
 
-from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files
+from pacmr_lightning.datamodules.prompt_loader import draw_prompts
+from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files, Prompts
 from pacmr_lightning.errors import UserError
 
 
@@ -71,3 +72,16 @@ def test_other_pairs_of_the_same_world():
     assert one.prompts == other.prompts
     pair = (one.prompts[0], one.load("train")["chosen"][0])
     assert one.gold_reward(*pair) == other.gold_reward(*pair)
+
+
+def test_prompts_alone(tmp_path):
+    """Texts of a file, in its order, for predict; no pairs."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "tell me", "completion": " more"}\n{"prompt": "sing"}\n')
+    source = Prompts(str(file))
+    assert [prompt.text for prompt in draw_prompts(source, None, 0)] == ["tell me", "sing"]
+    with pytest.raises(UserError, match=r"prompts.jsonl has prompts only; pacmr label makes pairs"):
+        source.load("train")
+    file.write_text('{"prompt": "tell me"}\n{"text": "sing"}\n')
+    with pytest.raises(UserError, match="line 2: 'prompt' is None, but it must be a text"):
+        Prompts(str(file))

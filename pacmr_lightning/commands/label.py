@@ -1,0 +1,85 @@
+"""Makes preference pairs of two responses to each prompt, with labels drawn from a reward."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from rich.console import Console
+
+from ..command_line.parser import run_tool
+from ..datamodules.hashing import unit_hash
+from ..errors import UserError
+from ..evaluation.generation_file import output_path
+from ..evaluation.lexicon import LexiconReward
+from ..evaluation.response_pairs import ResponsePair, pair_rows, read_rows
+from ..evaluation.reward import Reward
+from ..files import replacing
+
+# The reward is imported for its short name on the command line.
+__all__ = ["LexiconReward", "label", "main"]
+
+
+def label(
+    first: str, second: str, *, output: str, reward: Reward, temperature: float = 1.0, seed: int = 42
+) -> None:
+    """Makes preference pairs of two responses to each prompt, with labels drawn from a reward.
+
+    The label is a Bradley-Terry draw: the first response is chosen with probability
+    sigmoid((r(first) - r(second)) / temperature). So labels contradict the reward now and then, as people do,
+    and how often is known: eta in the output is the probability that the chosen response beats the other one.
+    Rows of the two files belong together by id, or by prompt and order. Pairs of equal responses, and those
+    with an empty one, are left out.
+
+    Args:
+        first: JSON Lines file with prompt and response, such as pacmr predict writes at a temperature.
+        second: the same of another seed or model.
+        output: file to write, ending in .jsonl; data.source Files reads it.
+        reward: what decides, such as LexiconReward.
+        temperature: reward that is worth one unit of log-odds, above 0.
+        seed: of the draws, which depend on it and on a pair's id alone.
+
+    Raises:
+        UserError: a file or an option is wrong, the files do not belong together, or no pair is left.
+    """
+    if not (temperature > 0 and math.isfinite(temperature)):
+        raise UserError(f"temperature is {temperature}, but it must be a number above 0.")
+    path = output_path(output)
+    pairs = pair_rows(read_rows(first), read_rows(second), (first, second))
+    kept = [p for p in pairs if not p.identical and p.first.strip() and p.second.strip()]
+    if not kept:
+        raise UserError(
+            f"{first} and {second} have no two different responses to a prompt; sample both at a temperature "
+            "above 0, with different seeds."
+        )
+    rows = [_row(pair, reward, temperature, seed) for pair in kept]
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    against = sum(row["eta"] < 0.5 for row in rows) / len(rows)
+    Console(soft_wrap=True, highlight=False, markup=False).print(
+        f"{path}: {len(rows):,} pairs labelled by {reward.name} at temperature {temperature:g}, with "
+        f"{against:.1%} of the labels against it. {len(pairs) - len(rows):,} pairs with equal or empty "
+        "responses are left out."
+    )
+
+
+def _row(pair: ResponsePair, reward: Reward, temperature: float, seed: int) -> dict[str, Any]:
+    texts = (pair.first, pair.second)
+    prompt = pair.prompt if isinstance(pair.prompt, str) else pair.prompt[-1]["content"]
+    gap = (reward(prompt, pair.first) - reward(prompt, pair.second)) / temperature
+    # The odds of the one that is behind, which do not overflow.
+    odds = math.exp(-abs(gap))
+    eta = (1 if gap >= 0 else odds) / (1 + odds)
+    chosen, rejected = texts
+    if unit_hash(pair.id, seed) >= eta:
+        chosen, rejected, eta = rejected, chosen, 1 - eta
+    sides = {"chosen": chosen, "rejected": rejected}
+    if not isinstance(pair.prompt, str):
+        sides = {name: [{"role": "assistant", "content": text}] for name, text in sides.items()}
+    return {"id": pair.id, "prompt": pair.prompt, **sides, "eta": eta}
+
+
+def main(arguments: list[str]) -> None:
+    """``pacmr label A.jsonl B.jsonl --output PAIRS.jsonl --reward LexiconReward [options]``."""
+    run_tool("label", label, arguments, positional=True)

@@ -1,0 +1,91 @@
+"""Pairs with labels drawn from a reward, from files of responses to data that a run reads."""
+
+import json
+import math
+from collections import Counter
+
+import pytest
+
+from pacmr_lightning import cli
+from pacmr_lightning.datamodules import Files
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Responses of two models to 2,000 prompts, and the lexicon good = 1."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lexicon.txt").write_text("good\t1\n")
+
+    def write(name, response, prompts=2000):
+        rows = [{"id": f"p{i}", "prompt": f"prompt {i}", "response": response(i)} for i in range(prompts)]
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    write("a.jsonl", lambda i: " good")
+    write("b.jsonl", lambda i: (" plain", " good", " ", " bare")[i % 4])
+    return write
+
+
+def label(*options, files=("a.jsonl", "b.jsonl")):
+    cli.main(["label", *files, "--reward=LexiconReward", "--reward.lexicon=lexicon.txt", *options])
+
+
+def test_labels_are_bradley_terry_draws(files, tmp_path, capsys):
+    label("--output=pairs.jsonl", "--temperature=0.5")
+    rows = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
+    assert len(rows) == 1000  # equal and empty responses are left out
+    p = 1 / (1 + math.exp(-2))
+    for row in rows:
+        assert row["eta"] == pytest.approx(p if row["chosen"] == " good" else 1 - p)
+    right = Counter(row["chosen"] for row in rows)[" good"]
+    assert abs(right - 1000 * p) < 4 * math.sqrt(1000 * p * (1 - p))
+    said = capsys.readouterr().out
+    assert f"{1 - right / 1000:.1%} of the labels against it" in said
+    assert "1,000 pairs with equal or empty responses are left out" in said
+    assert len(Files("pairs.jsonl").load_all()) == 1000
+    first = (tmp_path / "pairs.jsonl").read_bytes()
+    label("--output=pairs.jsonl", "--temperature=0.5")
+    assert (tmp_path / "pairs.jsonl").read_bytes() == first
+    label("--output=pairs.jsonl", "--temperature=0.5", "--seed=1")
+    assert (tmp_path / "pairs.jsonl").read_bytes() != first
+
+
+def test_labels_do_not_depend_on_the_files_order(files, tmp_path):
+    """The probability belongs to the pair, and far rewards do not overflow."""
+    label("--output=pairs.jsonl", "--temperature=1e-3")
+    label("--output=turned.jsonl", "--temperature=1e-3", files=("b.jsonl", "a.jsonl"))
+    for name in ("pairs.jsonl", "turned.jsonl"):
+        rows = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        assert {(row["chosen"], row["eta"]) for row in rows} == {(" good", 1.0)}
+
+
+def test_chat_prompts(files, tmp_path):
+    chat = [{"role": "user", "content": "say something"}]
+    for name, text in (("a.jsonl", "good"), ("b.jsonl", "plain")):
+        (tmp_path / name).write_text(json.dumps({"id": "c", "prompt": chat, "response": text}) + "\n")
+    label("--output=pairs.jsonl", "--temperature=0.01")
+    (row,) = map(json.loads, (tmp_path / "pairs.jsonl").read_text().splitlines())
+    assert row["prompt"] == chat and row["chosen"] == [{"role": "assistant", "content": "good"}]
+    assert Files("pairs.jsonl").load_all()[0]["chat"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--temperature=0"], "temperature is 0.0, but it must be a number above 0"),
+        (["--output=pairs.csv"], "must be a file ending in .jsonl"),
+        (["--reward.lexicon=nowhere"], "nowhere, which is no file"),
+    ],
+)
+def test_bad_options(files, options, message, capsys, tmp_path):
+    with pytest.raises(SystemExit) as stop:
+        label("--output=pairs.jsonl", *options)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.glob("pairs*"))
+
+
+def test_nothing_to_label(files, capsys):
+    files("b.jsonl", lambda i: " good")
+    with pytest.raises(SystemExit):
+        label("--output=pairs.jsonl")
+    assert "no two different responses" in capsys.readouterr().err
