@@ -35,8 +35,8 @@ def suspect_traits(
 ) -> pd.DataFrame:
     """Compares suspects with the other pairs, trait by trait.
 
-    A word decides a pair where one response alone has it, length where one response has more words, and the
-    pair has the trait where that response is the chosen one. A category or an annotator decides all pairs
+    A word decides a pair where one response alone has it, length where one response has more characters, and
+    the pair has the trait where that response is the chosen one. A category or an annotator decides all pairs
     that have one, and those of the group have the trait. Each trait is tested among the pairs that it
     decides; sums over prompts are taken as independent, not pairs. Benjamini and Hochberg's correction is
     over all traits that are tested.
@@ -80,7 +80,7 @@ _Block = tuple[str, Sequence[str], sparse.csr_matrix, sparse.csr_matrix]
 
 
 def _lengths(chosen: Sequence[str], rejected: Sequence[str]) -> _Block:
-    more = np.array([len(a.split()) - len(b.split()) for a, b in zip(chosen, rejected, strict=True)])
+    more = np.array([len(a.strip()) - len(b.strip()) for a, b in zip(chosen, rejected, strict=True)])
     return "length", ["longer"], _column(more != 0), _column(more > 0)
 
 

@@ -15,8 +15,12 @@ from .wrong_label_share import Share
 _PLACES = {"length": "where lengths differ", "word": "where one response has it"}
 SHOWN = 5
 """Traits that get a sentence."""
-FOLLOWED = 0.9
-"""Share of the labels from which on they are said to follow a trait."""
+FOLLOWED = 0.75
+"""Share of the labels from which on they are said to follow a trait.
+
+In the embedded world right labels follow no word in more than 69% (lower end of the interval); under a
+favourite word, or a preference for the longer response, they follow one in 78% and more.
+"""
 _LEARNED = (
     "The policy doubts these labels because it has learned to prefer the opposite, which may be what makes "
     "responses better or a rule of thumb of whoever labelled; which of the two it is, scores cannot tell."
@@ -29,7 +33,7 @@ _FOLLOWED = (
 
 
 def rules_in_words(traits: pd.DataFrame, share: Share, shown: int = SHOWN) -> list[str]:
-    """The lengths and words that nearly all labels follow, and what that does to an audit; nothing if none.
+    """The lengths and words that most labels follow, and what that does to an audit; nothing if none.
 
     Flips at a rate eps that are independent of the pair leave at most 1 - eps of the labels to any trait. An
     eps that was estimated lowers the line from ``FOLLOWED``; one that was given may be too high on purpose.

@@ -63,7 +63,7 @@ class Share:
     """BIC without wrong labels minus BIC with them; above 0 where u shows that there are some."""
     tenths: pd.DataFrame
     """By tenths of abs(u): ``size`` (its mean, in nats), ``against`` (share of the labels against the policy)
-    with ``stderr``, and ``fitted``."""
+    with ``stderr``, ``fitted``, and ``pairs``."""
     fit: GoodnessOfFit
     """Whether the curve is that of the labels; not tested where u says nothing of them."""
     mixture: Mixture
@@ -76,6 +76,17 @@ class Share:
     def identified(self) -> bool:
         """Whether the share is more than an invention."""
         return self.separates and (self.known or self.gain > 0)
+
+    @property
+    def at_most(self) -> float:
+        """What the surest tenth leaves to flips that are independent of the pair: two standard errors above.
+
+        A policy takes the wrong side now and then, which only adds to the labels against it. NaN where one
+        prompt has all of these pairs.
+        """
+        top = self.tenths.iloc[-1]
+        # No label of n against the policy leaves 3 / n (95%).
+        return float(max(top["against"] + 2 * top["stderr"], 3 / top["pairs"]))
 
     def wrong(self, u: np.ndarray) -> np.ndarray:
         """(N,) probability that each label is wrong; NaN where the share is not identified."""
@@ -158,8 +169,8 @@ def _tenths(
     for part in np.array_split(order, min(10, len(order))):
         fitted = share_against(rate, slope, size[part]).mean()
         error = clustered_standard_error(against[part], prompts[part])
-        rows.append((size[part].mean(), against[part].mean(), error, fitted))
-    return pd.DataFrame(rows, columns=["size", "against", "stderr", "fitted"])
+        rows.append((size[part].mean(), against[part].mean(), error, fitted, len(part)))
+    return pd.DataFrame(rows, columns=["size", "against", "stderr", "fitted", "pairs"])
 
 
 def _mixture(u: np.ndarray) -> Mixture:

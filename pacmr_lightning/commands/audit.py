@@ -60,7 +60,8 @@ def audit(
         share: of wrong labels, where it is known, say from a sample read by hand; default: estimated, which
             fails where the policy has learned too little.
         fallback_share: of wrong labels, where the estimate fails or would be too low, since the policy has
-            learned its labels by heart.
+            learned its labels by heart; less where so few labels are against the policy on the pairs that it
+            is surest of that no such share of independent flips can be among them.
         cleaned: file to write the training pairs to, in the format of the run's data.
         action: what is done there with suspects: "drop" them, or "flip" their label.
         micro_batch_size: pairs in one forward pass; default: that of training, or 32 where that has none.
@@ -111,12 +112,16 @@ def audit(
     notes = _notes(found.noise, data)
     by_heart = scorer != "dpo" and unit is None
     if share is None and fallback_share is not None and (by_heart or not findings.share.identified):
-        findings = find(pairs, scorer, threshold, varies, fallback_share)
+        most = fallback_share if by_heart else findings.share.at_most
+        taken = min(fallback_share, most)
+        findings = find(pairs, scorer, threshold, varies, taken)
         if unit is not None and not findings.share.identified:  # what the labels have added is all there is
             pairs["unpulled_u"] = pairs["u"]
-            findings = find(pairs, scorer, threshold, varies, fallback_share)
+            findings = find(pairs, scorer, threshold, varies, taken)
+        why = f", the most that the surest tenth of the pairs leaves ({fallback_share:g} was to be taken)"
         notes.append(
-            f"The share of wrong labels cannot be told from these scores; it is taken for {fallback_share:g}."
+            f"The share of wrong labels cannot be told from these scores; it is taken for {taken:.3g}"
+            f"{why if taken < fallback_share else ''}."
         )
     texts = _texts(rows, findings.pairs)
     responses = [text.chosen for text in texts], [text.rejected for text in texts]

@@ -12,9 +12,8 @@ from ..command_line.parser import run_tool
 from ..datamodules.hashing import unit_hash
 from ..errors import UserError
 from ..evaluation.generation_file import output_path
-from ..evaluation.lexicon import LexiconReward
 from ..evaluation.response_pairs import ResponsePair, pair_rows, read_rows
-from ..evaluation.reward import Reward
+from ..evaluation.reward import LexiconReward, Reward
 from ..files import replacing
 
 # The reward is imported for its short name on the command line.

@@ -26,7 +26,7 @@ RECORD = "refine.json"
 AUDIT = "audit"
 """Folder of the audit inside it."""
 SAFE_SHARE = 0.45
-"""Of wrong labels, where the audit cannot tell it."""
+"""Of wrong labels, at most, where the audit cannot tell it."""
 USES: dict[Labels, dict[str, bool]] = {
     "soft": {"soft_labels": True, "hard": False},
     "weights": {"soft_labels": False, "hard": False},
@@ -57,8 +57,9 @@ def refine(
         output: folder of the second pass; default: the run's name with ``-refined``.
         labels: "soft" learns from both orders of a pair, each as far as it is probably right; "weights" from
             the label as observed, as far as it is; "drop" leaves suspects out; "flip" exchanges them.
-        share: of wrong labels, where it is known; default: what the audit estimates, and 0.45 where it
-            cannot: told too high a share the second pass loses little, told too low a one most of its gain.
+        share: of wrong labels, where it is known; default: what the audit estimates, and where it cannot,
+            the most that the pairs which the policy is surest of leave, up to 0.45: told too high a share the
+            second pass loses little, told too low a one most of its gain.
         beta: of the second pass; default: the first run's. A policy goes further with soft labels than with
             wrong ones, so the beta that suits DPO on clean labels is a good first choice.
         scorer: who judges: "policy" is the run's own, "dpo" and "vnet" as in ``pacmr audit``, of which "dpo"

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
 from abc import ABC, abstractmethod
+from importlib.resources import files
+from pathlib import Path
+
+from ..errors import UserError
+
+_SHIPPED = {"vader": ("vaderSentiment", "vader_lexicon.txt"), "afinn": ("afinn", "data/AFINN-en-165.txt")}
+"""Package and file of each lexicon that has a name."""
+_WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 
 
 class Reward(ABC):
@@ -14,3 +24,57 @@ class Reward(ABC):
     @abstractmethod
     def __call__(self, prompt: str, response: str) -> float:
         """The reward of one response."""
+
+
+class LexiconReward(Reward):
+    """Sum of the valences of a response's distinct words, in small letters and without punctuation.
+
+    That each word counts once keeps a policy from winning by saying "great great great". Words that the
+    lexicon does not have count 0; entries of several words or of signs are not looked for.
+
+    Args:
+        lexicon: "vader" (Hutto and Gilbert 2014; -4 to 4 a word), "afinn" (Nielsen, arXiv 1103.2903; -5 to
+            5), both of extra ``sentiment``, or a file with a word and its valence in each line, with a tab
+            between them.
+
+    Raises:
+        UserError: the package or file is missing, or a line is no word with its valence.
+    """
+
+    def __init__(self, lexicon: str = "vader"):
+        self.name = f"lexicon {lexicon}"
+        self.valences = _read(_path(lexicon))
+
+    def __call__(self, prompt: str, response: str) -> float:
+        """The response's; the prompt does not count."""
+        words = {word.casefold().replace("’", "'") for word in _WORD.findall(response)}
+        return math.fsum(self.valences.get(word, 0.0) for word in words)
+
+
+def _path(lexicon: str) -> Path:
+    if lexicon not in _SHIPPED:
+        return Path(lexicon).expanduser()
+    package, file = _SHIPPED[lexicon]
+    try:
+        return Path(str(files(package) / file))
+    except ModuleNotFoundError:
+        raise UserError(
+            f"lexicon {lexicon} comes with the package {package}, which is missing; install "
+            '"pacmr-lightning[sentiment]".'
+        ) from None
+
+
+def _read(path: Path) -> dict[str, float]:
+    if not path.is_file():
+        raise UserError(f"lexicon is {path}, which is no file; name one, or vader or afinn.")
+    valences = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
+        if line.strip():
+            word, _, rest = line.partition("\t")
+            try:
+                valences[word.strip().casefold()] = float(rest.split("\t")[0])
+            except ValueError:
+                raise UserError(
+                    f"{path}, line {number}: {line[:60]!r} is no word with its valence; put a tab between."
+                ) from None
+    return valences

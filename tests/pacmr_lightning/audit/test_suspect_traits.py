@@ -84,12 +84,12 @@ def test_a_planted_word():
     there = rng.random(3000) < 0.5
     lacks = rng.random(3000) < np.where(suspect, 0.92, 0.12)
     for i in np.flatnonzero(there):
-        # The same number of words, so that length says nothing.
+        # As long as the word, so that length says nothing.
         (rejected if lacks[i] else chosen)[i] += " Golden."
-        (chosen if lacks[i] else rejected)[i] += " w"
+        (chosen if lacks[i] else rejected)[i] += " wooden."
     table = traits(pairs, chosen, rejected)
     row = table.iloc[0]
-    assert found(table)["trait"].tolist() == ["golden", "w"] and row["kind"] == "word"
+    assert found(table)["trait"].tolist() == ["golden", "wooden"] and row["kind"] == "word"
     assert row["suspects"] == (suspect & there).sum() and row["others"] == (~suspect & there).sum()
     assert row["in_suspects"] == pytest.approx((~lacks)[suspect & there].mean())
     assert row["in_others"] == pytest.approx((~lacks)[~suspect & there].mean())
@@ -108,7 +108,7 @@ def test_a_rule_that_labels_follow():
     there, follows = rng.random(2000) < 0.3, rng.random(2000) < 0.97
     for i in np.flatnonzero(there):
         (chosen if follows[i] else rejected)[i] += " golden"
-        (rejected if follows[i] else chosen)[i] += f" w{i}"
+        (rejected if follows[i] else chosen)[i] += f" {i:06}"
     table = traits(pairs, chosen, rejected)
     golden = table.set_index("trait").loc["golden"]
     assert golden["in_all"] == pytest.approx(follows[there].mean())
@@ -149,7 +149,7 @@ def test_a_planted_length():
     _, pairs, chosen, rejected = world(2000, 0.15, 2)
     suspect = pairs["suggested"].eq("flip")
     for i in np.flatnonzero(suspect):
-        chosen[i], rejected[i] = sorted((chosen[i], rejected[i]), key=lambda text: len(text.split()))
+        chosen[i], rejected[i] = sorted((chosen[i], rejected[i]), key=len)
     table = traits(pairs, chosen, rejected)
     assert table.iloc[0]["kind"] == "length" and table.iloc[0]["in_suspects"] == 0
     assert table.iloc[0]["high"] < -0.4, "a share of exactly 0 has an interval too"

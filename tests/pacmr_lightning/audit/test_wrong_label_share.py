@@ -32,6 +32,19 @@ def test_finds_the_share(rate):
         assert wrong[part].mean() == pytest.approx(p[part].mean(), abs=0.06)
 
 
+def test_what_the_surest_pairs_leave():
+    """A bound that holds in 97.5% of the cases, and is close where the policy is sure."""
+    bounds = np.array(
+        [
+            expected_share(*scores(3000, 0.1, spread=4, seed=seed)[::2], resamples=2).at_most
+            for seed in range(60)
+        ]
+    )
+    assert (bounds > 0.1).sum() >= 54 and bounds.mean() < 0.15
+    assert expected_share(np.linspace(-1, 9, 500), np.arange(500), resamples=2).at_most == 3 / 50
+    assert np.isnan(expected_share(np.ones(40), np.zeros(40, int), resamples=2).at_most)
+
+
 def test_other_distributions_do_not_matter():
     """Two clumps of sizes, in other units: only the course of the disagreement counts."""
     rng = np.random.default_rng(1)
