@@ -142,7 +142,9 @@ def _sample(source: Source, n: int, seed: int) -> tuple[list[_Pair], int]:
         for name, category, chat, prompt, chosen, rejected in columns
     ]
     usable = [pair for pair in pairs if _is_usable(pair.split)]
-    taken = stratified_sample([p.id for p in usable], [p.category for p in usable], n, seed)
+    # Labels are flipped by the hash of id and seed alone, and a sample must not be what the noise takes.
+    names = [f"clean {pair.id}" for pair in usable]
+    taken = stratified_sample(names, [pair.category for pair in usable], n, seed)
     return [usable[i] for i in taken], len(usable)
 
 

@@ -71,12 +71,13 @@ def _row(pair: ResponsePair, reward: Reward, temperature: float, seed: int) -> d
     odds = math.exp(-abs(gap))
     eta = (1 if gap >= 0 else odds) / (1 + odds)
     chosen, rejected = texts
-    if unit_hash(pair.id, seed) >= eta:
+    # Prompts may have been drawn, and labels may yet be flipped, by the hash of id and seed alone.
+    if unit_hash(f"label of {pair.id}", seed) >= eta:
         chosen, rejected, eta = rejected, chosen, 1 - eta
     sides = {"chosen": chosen, "rejected": rejected}
     if not isinstance(pair.prompt, str):
         sides = {name: [{"role": "assistant", "content": text}] for name, text in sides.items()}
-    return {"id": pair.id, "prompt": pair.prompt, **sides, "eta": eta}
+    return {"id": f"{pair.id}-{seed}", "prompt": pair.prompt, **sides, "eta": eta}
 
 
 def main(arguments: list[str]) -> None:

@@ -77,7 +77,8 @@ def test_all_judges_in_both_orders(pairs, server, judge, tmp_path, capsys):
     found = {row["id"]: row for row in pairs.load("train")}
     assert len(rows) == 12 and {row["category"] for row in rows} == set("abc")
     usable = [str(i) for i in range(30)]
-    sample = stratified_sample(usable, [found[name]["category"] for name in usable], 12, 1)
+    names = [f"clean {name}" for name in usable]  # noise draws by the plain ids
+    sample = stratified_sample(names, [found[name]["category"] for name in usable], 12, 1)
     assert [row["id"] for row in rows] == [usable[i] for i in sample]
     for row in rows:
         odd, unsure = int(row["id"]) % 2 == 1, row["prompt"].startswith("Post 1")

@@ -4,10 +4,12 @@ import json
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from pacmr_lightning import cli
-from pacmr_lightning.datamodules import Files
+from pacmr_lightning.datamodules import Files, SymmetricNoise
+from pacmr_lightning.datamodules.hashing import unit_hash
 
 
 @pytest.fixture
@@ -47,6 +49,22 @@ def test_labels_are_bradley_terry_draws(files, tmp_path, capsys):
     assert (tmp_path / "pairs.jsonl").read_bytes() == first
     label("--output=pairs.jsonl", "--temperature=0.5", "--seed=1")
     assert (tmp_path / "pairs.jsonl").read_bytes() != first
+
+
+def test_draws_of_one_seed_are_independent(files, tmp_path):
+    """Of prompts that were drawn with the labels' seed, whose labels are flipped with that seed."""
+    ids = sorted((f"p{i}" for i in range(20000)), key=lambda name: unit_hash(name, 42))[:2000]
+    for name, text in (("a.jsonl", " good"), ("b.jsonl", " plain")):
+        rows = [{"id": one, "prompt": f"prompt {one}", "response": text} for one in ids]
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    label("--output=pairs.jsonl", "--seed=42")
+    rows = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
+    right = np.array([row["chosen"] == " good" for row in rows])
+    flips = SymmetricNoise(0.3).flips(Files("pairs.jsonl").load_all(), 42)
+    flipped = np.array([flips[row["id"]] for row in rows])
+    p = 1 / (1 + math.exp(-1))
+    assert right.mean() == pytest.approx(p, abs=0.04) and flipped.mean() == pytest.approx(0.3, abs=0.04)
+    assert right[flipped].mean() == pytest.approx(p, abs=0.06)
 
 
 def test_labels_do_not_depend_on_the_files_order(files, tmp_path):
