@@ -7,6 +7,7 @@ import io
 import json
 import shlex
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +99,9 @@ def _run(sweep: Sweep, found: list[Cell], wanted: tuple[str, ...], console: Cons
         run_left(chosen_cells(sweep, decided, others))
 
 
-def check_options(found: list[Cell]) -> None:
-    """Parses the cells' arguments as ``pacmr fit`` would, and makes the objects that they name.
-
-    Cells that differ in noise rate and seed only are tried once.
-
-    Raises:
-        UserError: an option does not exist, or its value is wrong.
-    """
+@cache
+def _fit_parser() -> Any:
+    """That of ``pacmr fit``, once, since making it takes longer than using it."""
     from .fit import PacmrCLI
 
     class Done(Exception):
@@ -119,7 +115,19 @@ def check_options(found: list[Cell]) -> None:
     parsers: list[Any] = []
     with contextlib.suppress(Done):
         Parsing(["fit"])
-    (parser,) = parsers  # once, since making it takes longer than using it
+    (parser,) = parsers
+    return parser
+
+
+def check_options(found: list[Cell]) -> None:
+    """Parses the cells' arguments as ``pacmr fit`` would, and makes the objects that they name.
+
+    Cells that differ in noise rate and seed only are tried once.
+
+    Raises:
+        UserError: an option does not exist, or its value is wrong.
+    """
+    parser = _fit_parser()
     variants = {json.dumps([cell.method, cell.variation]): cell for cell in found}
     for cell in variants.values():
         config_contents(cell)
