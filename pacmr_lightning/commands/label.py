@@ -74,7 +74,7 @@ def _row(pair: ResponsePair, reward: Reward, temperature: float, seed: int) -> d
     # Prompts may have been drawn, and labels may yet be flipped, by the hash of id and seed alone.
     if unit_hash(f"label of {pair.id}", seed) >= eta:
         chosen, rejected, eta = rejected, chosen, 1 - eta
-    sides = {"chosen": chosen, "rejected": rejected}
+    sides: dict[str, Any] = {"chosen": chosen, "rejected": rejected}
     if not isinstance(pair.prompt, str):
         sides = {name: [{"role": "assistant", "content": text}] for name, text in sides.items()}
     return {"id": f"{pair.id}-{seed}", "prompt": pair.prompt, **sides, "eta": eta}
