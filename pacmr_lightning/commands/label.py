@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from rich.console import Console
+from scipy.special import expit
 
 from ..command_line.parser import run_tool
 from ..datamodules.hashing import unit_hash
@@ -64,13 +65,9 @@ def label(
 
 
 def _row(pair: ResponsePair, reward: Reward, temperature: float, seed: int) -> dict[str, Any]:
-    texts = (pair.first, pair.second)
     prompt = pair.prompt if isinstance(pair.prompt, str) else pair.prompt[-1]["content"]
-    gap = (reward(prompt, pair.first) - reward(prompt, pair.second)) / temperature
-    # The odds of the one that is behind, which do not overflow.
-    odds = math.exp(-abs(gap))
-    eta = (1 if gap >= 0 else odds) / (1 + odds)
-    chosen, rejected = texts
+    eta = float(expit((reward(prompt, pair.first) - reward(prompt, pair.second)) / temperature))
+    chosen, rejected = pair.first, pair.second
     # Prompts may have been drawn, and labels may yet be flipped, by the hash of id and seed alone.
     if unit_hash(f"label of {pair.id}", seed) >= eta:
         chosen, rejected, eta = rejected, chosen, 1 - eta
