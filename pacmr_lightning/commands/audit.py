@@ -112,8 +112,7 @@ def audit(
     notes = _notes(found.noise, data)
     by_heart = scorer != "dpo" and unit is None
     if share is None and fallback_share is not None and (by_heart or not findings.share.identified):
-        most = fallback_share if by_heart else findings.share.at_most
-        taken = min(fallback_share, most)
+        taken = fallback_share if by_heart else min(fallback_share, findings.share.at_most)
         findings = find(pairs, scorer, threshold, varies, taken)
         if unit is not None and not findings.share.identified:  # what the labels have added is all there is
             pairs["unpulled_u"] = pairs["u"]

@@ -14,7 +14,7 @@ def distinct_bigrams(responses: Iterable[Sequence[Hashable]]) -> float:
     Args:
         responses: their words or tokens.
     """
-    found = [bigram for response in responses for bigram in _bigrams(response)]
+    found = [bigram for response in responses for bigram in pairwise(response)]
     return len(set(found)) / len(found) if found else float("nan")
 
 
@@ -26,10 +26,6 @@ def repeated_bigrams(responses: Iterable[Sequence[Hashable]]) -> float:
     Args:
         responses: their words or tokens.
     """
-    found = [_bigrams(response) for response in responses]
+    found = [list(pairwise(response)) for response in responses]
     total = sum(map(len, found))
     return 1 - sum(len(set(bigrams)) for bigrams in found) / total if total else float("nan")
-
-
-def _bigrams(response: Sequence[Hashable]) -> list[tuple[Hashable, Hashable]]:
-    return list(pairwise(response))
