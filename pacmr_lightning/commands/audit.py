@@ -112,16 +112,16 @@ def audit(
     notes = _notes(found.noise, data)
     by_heart = scorer != "dpo" and unit is None
     if share is None and fallback_share is not None and (by_heart or not findings.share.identified):
-        taken = fallback_share if by_heart else min(fallback_share, findings.share.at_most)
-        findings = find(pairs, scorer, threshold, varies, taken)
-        if unit is not None and not findings.share.identified:  # what the labels have added is all there is
-            pairs["unpulled_u"] = pairs["u"]
-            findings = find(pairs, scorer, threshold, varies, taken)
+        share = fallback_share if by_heart else min(fallback_share, findings.share.at_most)
+        findings = find(pairs, scorer, threshold, varies, share)
         why = f", the most that the surest tenth of the pairs leaves ({fallback_share:g} was to be taken)"
         notes.append(
-            f"The share of wrong labels cannot be told from these scores; it is taken for {taken:.3g}"
-            f"{why if taken < fallback_share else ''}."
+            f"The share of wrong labels cannot be told from these scores; it is taken for {share:.3g}"
+            f"{why if share < fallback_share else ''}."
         )
+    if share is not None and unit is not None and not findings.share.identified:
+        pairs["unpulled_u"] = pairs["u"]  # what the labels have added is all there is
+        findings = find(pairs, scorer, threshold, varies, share)
     texts = _texts(rows, findings.pairs)
     responses = [text.chosen for text in texts], [text.rejected for text in texts]
     traits = suspect_traits(findings.pairs, findings.doubted[1], *responses)
