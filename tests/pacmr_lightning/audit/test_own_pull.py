@@ -122,7 +122,7 @@ def test_the_surest_pairs_bound_the_fallback(run, monkeypatch):
 
 
 def test_a_known_share_falls_back_to_u(run, monkeypatch):
-    """Where nothing is left of u without each label's own pull, what the labels have added is all there is."""
+    """Where nothing is left of u without what labels add, what they have added is all there is."""
     monkeypatch.setattr(module_of_own_pull, "own_pull", lambda *_: 1e3)
     table = audit(str(run), "policy", share=0.1)
     assert (table["unpulled_u"] == table["u"]).all() and table["p_wrong"].notna().all()
