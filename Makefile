@@ -8,9 +8,6 @@ INSTALLED := $(VENV)/.installed-$(shell cat pyproject.toml $(CONSTRAINTS) | cksu
 PAIRS ?= 6400
 SFT_ROWS ?= 20000
 SAMPLES ?= 1440
-WORLD := runs/quickstart
-PREFERENCE := $(BIN)/pacmr fit --config configs/quickstart/preference.yaml \
-	--data.source.pairs $(PAIRS) --trainer.callbacks.samples $(SAMPLES)
 PACKAGE := .mypy_cache/package/pacmr_lightning
 
 .PHONY: quickstart test test-slow types clean
@@ -21,20 +18,9 @@ $(INSTALLED):
 		$(addprefix --constraint ,$(CONSTRAINTS))
 	touch $@
 
-# One thread each: DPO and PACMR-DPO run side by side on two cores. Each has a beta that suits it at 30% flips, since one beta for
-# both would compare how far they go and not which is better.
 quickstart: $(INSTALLED)
-	rm -rf $(WORLD)
-	$(BIN)/pacmr fit --config configs/quickstart/sft.yaml --data.source.rows $(SFT_ROWS)
-	OMP_NUM_THREADS=1 $(PREFERENCE) --config configs/methods/dpo.yaml --model.objective.beta 0.5 \
-		--trainer.default_root_dir $(WORLD)/dpo > $(WORLD)/dpo.log 2>&1 & dpo=$$!; \
-	OMP_NUM_THREADS=1 $(PREFERENCE) --config configs/methods/pacmr.yaml --model.objective.beta 2 \
-		--model.weighting.estimator GhostDotProduct \
-		--trainer.default_root_dir $(WORLD)/pacmr; pacmr=$$?; \
-	wait $$dpo || { cat $(WORLD)/dpo.log; exit 1; }; exit $$pacmr
-	$(BIN)/pacmr refine $(WORLD)/dpo --beta 1
-	$(BIN)/pacmr compare $(WORLD)/dpo $(WORLD)/pacmr $(WORLD)/dpo-refined --figure $(WORLD)/comparison.png
-	@echo "Which labels look wrong: $(WORLD)/dpo-refined/audit/report.html    Curves: $(BIN)/tensorboard --logdir $(WORLD)"
+	rm -rf runs/quickstart
+	$(BIN)/pacmr quickstart --pairs $(PAIRS) --sft_rows $(SFT_ROWS) --samples $(SAMPLES)
 
 # Types are checked beside the tests: it takes a minute the first time, and seconds from then on.
 test: $(INSTALLED)

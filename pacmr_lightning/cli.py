@@ -46,6 +46,8 @@ TOOLS = {
     "surfaces": "One page of what the VNets of several runs believe, and how far apart they are.",
     "theory": "How close finished runs come to what the paper's theory says, where the truth is known.",
     "ceiling": "The best reward that any policy can have at each KL, exactly, in the embedded world.",
+    "quickstart": "DPO, PACMR-DPO and a refined policy on pairs with 30% wrong labels, in two minutes.",
+    "configs": "Lists the configs that come with the package, which --config finds by name, or copies one.",
     "memory": "Estimates how much memory a run needs on each device, by strategy; no weights, no GPU.",
     "sweep": "Runs methods x noise rates x options x seeds as a file says; makes their tables and figures.",
 }

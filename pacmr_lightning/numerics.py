@@ -1,8 +1,38 @@
-"""What rounds a model's values in another way although weights, tokens and options are the same."""
+"""How a model's values are rounded: by what this machine has, and what else changes them."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
+
+AskedDtype = Literal["auto", "float32", "bfloat16"]
+
+
+def base_dtype(asked: AskedDtype, gpu: bool | None = None) -> torch.dtype:
+    """The dtype of a frozen base; "auto" is bfloat16 on a GPU, and float32 on a CPU, where that is faster.
+
+    Args:
+        asked: the option.
+        gpu: whether the run uses one; None: whether there is one.
+    """
+    if asked == "auto":
+        return torch.bfloat16 if _gpu(gpu) else torch.float32
+    return getattr(torch, asked)
+
+
+def recomputes(asked: bool | Literal["auto"], gpu: bool | None = None) -> bool:
+    """Whether activations are computed again in backward; "auto": on a GPU, where memory is short.
+
+    Args:
+        asked: the option.
+        gpu: as above.
+    """
+    return _gpu(gpu) if asked == "auto" else asked
+
+
+def _gpu(known: bool | None) -> bool:
+    return torch.cuda.is_available() if known is None else known
 
 
 def numerics(device: torch.device | str) -> dict[str, str]:

@@ -129,7 +129,7 @@ def test_sft(base, tiny):
         arguments += ["--data.source.train", tiny["completions"], "--data.batch_size", "8"]
     else:
         arguments += ["--data.source.path", upstream(source), "--data.batch_size", "8"]
-    if "model" in yaml.safe_load(base.read_text())["model"]["init_args"]:
+    if "from_scratch" not in yaml.safe_load(base.read_text())["model"]["init_args"]:
         arguments += ["--model.model", tiny["model"], "--data.tokenizer", tiny["model"]]
     cli.main(["fit", "--config", str(base), *arguments, *SHORT])
     AutoModelForCausalLM.from_pretrained("run/model")
@@ -155,7 +155,7 @@ def test_every_key_has_a_comment(path):
 
 
 def test_own_pairs_with_the_paper_s_settings(tiny):
-    """The README's command for own data: another source in the place of the config's."""
+    """Another source in the place of the config's."""
     base, method = ROOT / "configs/tldr/preference.yaml", ROOT / "configs/methods/pacmr.yaml"
     own = ["--data.source", "Files", "--data.source.train", tiny["pairs"], "--data.task", "mine"]
     arguments = ["--config", str(base), "--config", str(method), "--model.policy.model", tiny["model"], *own]

@@ -17,6 +17,8 @@ NAMES = {
     "callbacks": "pacmr_lightning.callbacks",
 }
 """Folders at the top of the repository, and the names under which they are imported."""
+CONFIGS = {"pacmr_lightning.configs": "configs"}
+"""A folder without Python, which is installed beside them."""
 HELP = """
 import contextlib, io, sys
 import pacmr_lightning, pacmr_lightning.callbacks, pacmr_lightning.datamodules
@@ -41,21 +43,22 @@ def test_all_packages_are_named():
     """A folder with Python code that pyproject.toml does not name would be missing from the wheel."""
     tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and later read TOML")
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    assert settings["package-dir"] == {name: folder for folder, name in NAMES.items()}
+    assert settings["package-dir"] == {name: folder for folder, name in NAMES.items()} | CONFIGS
     found = set()
     for folder, name in NAMES.items():
         for file in (ROOT / folder).rglob("*.py"):
             below = file.parent.relative_to(ROOT / folder).parts
             found.add(".".join((name, *below)))
             assert (file.parent / "__init__.py").exists(), f"{file.parent} is no package"
-    assert sorted(settings["packages"]) == sorted(found)
+    assert sorted(settings["packages"]) == sorted([*found, *CONFIGS])
 
 
-def test_the_wheel_says_that_it_is_typed():
+def test_the_wheel_has_configs_and_says_that_it_is_typed():
     """Type checkers read annotations of installed packages only where py.typed lies in them."""
     tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and later read TOML")
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    assert settings["package-data"] == {"pacmr_lightning": ["py.typed"]}
+    data = {"pacmr_lightning": ["py.typed"], "pacmr_lightning.configs": ["**/*.yaml"]}
+    assert settings["package-data"] == data
     assert (ROOT / "pacmr_lightning" / "py.typed").read_bytes() == b""
 
 
@@ -68,6 +71,8 @@ def test_every_command_of_an_installed_wheel(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         files = archive.namelist()
         assert "pacmr_lightning/py.typed" in files
+        shipped = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "configs").rglob("*.yaml"))
+        assert [f"pacmr_lightning/{file}" for file in shipped] == sorted(f for f in files if "/configs/" in f)
         (entry_points,) = [name for name in files if name.endswith("entry_points.txt")]
         assert "pacmr = pacmr_lightning.cli:main" in archive.read(entry_points).decode()
     tops = {name.split("/")[0] for name in files}
@@ -88,7 +93,7 @@ def test_every_command_of_an_installed_wheel(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    places = [line for line in lines if "/" in line]
+    places = [line for line in lines if line.endswith(".py")]
     assert [line for line in lines if line.split()[0] in commands] == [f"{name} 0 True" for name in commands]
     assert len(places) > len(commands) and all(place.startswith(str(site)) for place in places), places
     assert not list(elsewhere.iterdir())

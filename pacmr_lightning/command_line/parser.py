@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, get_args, get_origin
 
@@ -10,6 +11,7 @@ from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace, 
 
 from .exceptions import stop
 from .sentences import read
+from .shipped_configs import with_files
 
 
 class OneSentence(ArgumentParser):
@@ -18,6 +20,10 @@ class OneSentence(ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **{"allow_abbrev": False} | kwargs)
         self._file: str | None = None
+
+    def parse_args(self, args: Any = None, *rest: Any, **options: Any) -> Any:
+        """Finds the configs that come with the package by name."""
+        return super().parse_args(with_files(sys.argv[1:] if args is None else args), *rest, **options)
 
     def parse_path(self, cfg_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Reads a config, whose name stands before what is wrong in it."""

@@ -13,12 +13,13 @@ from pkgutil import resolve_name
 from typing import Any
 
 import lightning.pytorch.callbacks as lightning_callbacks
+import torch
 from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import CheckpointIO
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 # Importing the packages is what makes the short names of their classes work in YAML.
 from ..callbacks import GenerationWriter, NoiseMask, RunCheckpoint
@@ -27,6 +28,7 @@ from ..datamodules import PreferenceDataModule, SFTDataModule  # noqa: F401
 from ..errors import UserError
 from ..files import replacing
 from ..modules import PreferenceModule, SFTModule  # noqa: F401
+from ..numerics import base_dtype, recomputes
 from ..runs.checkpoints import CheckpointFiles, to_resume_from
 from ..runs.folder import CONFIG, default_folder
 from ..runs.loggers import ContinuedCSVLogger
@@ -128,6 +130,7 @@ class PacmrCLI(LightningCLI):
         if config.trainer.default_root_dir is None:
             model, data = config.model.init_args, config.data.init_args
             config.trainer.default_root_dir = default_folder(model, data, config.seed_everything)
+        _for_this_machine(config)
         root = Path(config.trainer.default_root_dir)
         self._new_folders = [folder for folder in (root, *root.parents) if not folder.exists()]
         if config.checkpoint.dirpath is None:
@@ -203,6 +206,24 @@ def refine_run(folder: Path) -> None:
     command = [sys.executable, "-m", "pacmr_lightning", "refine", str(folder)]
     if status := subprocess.run(command, env=environment).returncode:
         sys.exit(status)
+
+
+def _for_this_machine(config: Namespace) -> None:
+    """Writes what "auto" means here into the configuration, since other machines will read the run."""
+    options = config.model.get("init_args") or Namespace()
+    lora = options.get("policy") or options.get("lora")
+    options = (options.get("policy") or Namespace()).get("init_args") or options
+    gpu = config.trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    chosen: dict[str, str | bool] = {}
+    if options.get("dtype") == "auto":
+        chosen["dtype"] = str(base_dtype("auto", gpu and bool(lora))).removeprefix("torch.")
+    if options.get("gradient_checkpointing") == "auto":
+        chosen["gradient_checkpointing"] = recomputes("auto", gpu)
+    for name, value in chosen.items():
+        options[name] = value
+    if chosen:
+        named = " and ".join(f"{name} {str(value).lower()}" for name, value in chosen.items())
+        rank_zero_info(f"auto is {named}, {'on a GPU' if gpu else 'without a GPU'}.")
 
 
 def _listed(value: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from torchmetrics import MeanMetric
 from transformers import LlamaConfig, PreTrainedModel
 
 from ..errors import UserError
+from ..numerics import AskedDtype, base_dtype, recomputes
 from ..policy.base_model import recompute_activations
 from ..policy.logprobs import upcast
 from .data import datamodule
@@ -61,8 +62,8 @@ class SFTModule(TrainedOnly):
         warmup_ratio: share of the steps in which the learning rate rises to its peak, in [0, 1).
         min_lr_ratio: share of the peak that the cosine falls to by the last step, in [0, 1].
         dtype: of the weights; LoRA adapters are fp32 always. "bfloat16" needs ``lora``, for it rounds small
-            updates away.
-        gradient_checkpointing: recompute activations in backward, for memory.
+            updates away; "auto" takes it on a GPU, with ``lora``.
+        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so on a GPU.
         save_to: folder that the model is saved in; None: ``<trainer.default_root_dir>/model``.
 
     Raises:
@@ -80,8 +81,8 @@ class SFTModule(TrainedOnly):
         weight_decay: float = 0.0,
         warmup_ratio: float = 0.03,
         min_lr_ratio: float = 0.1,
-        dtype: Literal["float32", "bfloat16"] = "float32",
-        gradient_checkpointing: bool = False,
+        dtype: AskedDtype = "float32",
+        gradient_checkpointing: bool | Literal["auto"] = False,
         save_to: str | None = None,
     ):
         super().__init__()
@@ -149,13 +150,13 @@ class SFTModule(TrainedOnly):
         if self.network is not None:
             return
         tokenizer = datamodule(self.trainer).tokenizer
-        dtype = getattr(torch, self.hparams["dtype"])
+        dtype = base_dtype(self.hparams["dtype"], None if self.hparams["lora"] else False)
         network: PreTrainedModel | PeftModel
         if self.hparams["from_scratch"] is not None:
             network = new_llama(self.hparams["from_scratch"], tokenizer, dtype)
         else:
             network = load_pretrained(self.hparams["model"], tokenizer, dtype)
-        if self.hparams["gradient_checkpointing"]:
+        if recomputes(self.hparams["gradient_checkpointing"]):
             recompute_activations(network)
         if self.hparams["lora"] is not None:
             network = add_lora(network, self.hparams["lora"])

@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 
 from ..batch import LogProbs, PairBatch
 from ..errors import UserError
-from ..numerics import numerics
+from ..numerics import AskedDtype, base_dtype, numerics, recomputes
 from .attention import (
     ANY_LENGTH,
     FLEX,
@@ -41,8 +41,8 @@ class PolicyModel(ScoringModel):
         target_modules: names of the linear layers that get an adapter; "all-linear" means all but the head.
         lora_options: further keys of ``peft.LoraConfig``. Variants that do not go through plain LoRA linears
             are refused, since the method moves those linears' outputs.
-        dtype: of the frozen base; adapters are fp32 always. "bfloat16" is for GPUs.
-        gradient_checkpointing: recompute activations in backward, for memory.
+        dtype: of the frozen base; adapters are fp32 always. "bfloat16" is for GPUs, "auto" takes it on one.
+        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so on a GPU.
         attn_implementation: as in transformers ("sdpa", "eager", "flash_attention_2", "flex_attention", ...);
             "auto" is transformers' own choice (sdpa) on every device. On a GPU others may be faster, which a
             line at the start names.
@@ -63,8 +63,8 @@ class PolicyModel(ScoringModel):
         alpha: float = 32,
         target_modules: str | list[str] = "all-linear",
         lora_options: dict[str, Any] | None = None,
-        dtype: Literal["float32", "bfloat16"] = "float32",
-        gradient_checkpointing: bool = False,
+        dtype: AskedDtype = "float32",
+        gradient_checkpointing: bool | Literal["auto"] = False,
         attn_implementation: str = "auto",
         layout: AskedLayout = "auto",
         logit_chunk: int = 512,
@@ -74,7 +74,7 @@ class PolicyModel(ScoringModel):
             raise UserError(f"LoRA rank is {rank}, but it must be at least 1 (the paper uses 16).")
         if logit_chunk < 1:
             raise UserError(f"logit_chunk is {logit_chunk}, but it must be at least 1.")
-        check_attention(attn_implementation, layout, getattr(torch, dtype))
+        check_attention(attn_implementation, layout, base_dtype(dtype))
         lora = {
             **(lora_options or {}),
             "r": rank,
@@ -83,9 +83,8 @@ class PolicyModel(ScoringModel):
             "lora_dropout": 0.0,
             "task_type": "CAUSAL_LM",
         }
-        super().__init__(
-            str(model), lora, getattr(torch, dtype), attn_implementation, gradient_checkpointing, compile
-        )
+        recompute = recomputes(gradient_checkpointing)
+        super().__init__(str(model), lora, base_dtype(dtype), attn_implementation, recompute, compile)
         self.layout = layout
         self.logit_chunk = logit_chunk
         self._plan: AttentionPlan | None = None

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from ..command_line.shipped_configs import resolved
 from ..errors import UserError
 from .spec import Method, Sweep
 
@@ -91,7 +92,7 @@ def _cell(sweep: Sweep, name: str, method: Method, noise: float, seed: int, vari
         seed,
         variation,
         folder,
-        [*sweep.base, _method_file(method.config or name)],
+        [*map(resolved, sweep.base), _method_file(method.config or name)],
         [word for option, value in given for word in (f"--{option}", text(value))],
         after,
         [text(word) for word in shlex.split(method.first or "")],
@@ -109,7 +110,7 @@ def short_name(option: str) -> str:
 
 
 def _method_file(config: str) -> str:
-    return config if config.endswith((".yaml", ".yml")) else f"configs/methods/{config}.yaml"
+    return resolved(config if config.endswith((".yaml", ".yml")) else f"configs/methods/{config}.yaml")
 
 
 def config_contents(cell: Cell) -> dict[str, Any]:

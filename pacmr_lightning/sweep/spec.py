@@ -11,6 +11,7 @@ from jsonargparse import ArgumentError
 
 from ..command_line.parser import ToolParser
 from ..command_line.sentences import short_message
+from ..command_line.shipped_configs import resolved
 from ..errors import UserError
 
 
@@ -124,7 +125,7 @@ def read_sweep(path: str, jobs: int | None = None) -> Sweep:
         UserError: the file cannot be read, or a key or a value in it is wrong.
     """
     try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        found = yaml.safe_load(Path(resolved(path)).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"The sweep file {path} cannot be read ({error.strerror}); name another.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -1,0 +1,95 @@
+"""Configs that come with the package are found by name, a file of that path before them."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pacmr_lightning import cli
+from pacmr_lightning.command_line.shipped_configs import FOLDER, names, resolved, told
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_names():
+    shipped = {str(path.relative_to(ROOT / "configs"))[:-5] for path in (ROOT / "configs").rglob("*.yaml")}
+    assert set(names()) == shipped and {"preference", "tldr/preference", "methods/pacmr"} <= shipped
+
+
+@pytest.mark.parametrize("name", ["methods/dpo", "methods/dpo.yaml", "configs/methods/dpo.yaml"])
+def test_a_name_and_a_file_of_that_path(name):
+    assert resolved(name) == str(FOLDER / "methods/dpo.yaml")
+    Path(name).parent.mkdir(parents=True)
+    Path(name).write_text("model: {}")
+    assert resolved(name) == name
+    assert resolved("methods/nothing") == "methods/nothing"
+
+
+def printed(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_fit_finds_them_and_says_where(capsys):
+    out = printed(["fit", "--config", "preference", "--config=methods/rdpo", "--print_config"], capsys)
+    said, config = out[: out.index("seed_everything:")], yaml.safe_load(out[out.index("seed_everything:") :])
+    assert f"--config preference is {FOLDER / 'preference.yaml'}" in said
+    assert f"--config methods/rdpo is {FOLDER / 'methods/rdpo.yaml'}" in said
+    assert config["model"]["init_args"]["objective"]["class_path"] == "pacmr_lightning.objectives.RDPO"
+    assert config["model"]["init_args"]["policy"]["init_args"]["dtype"] == "auto"
+
+
+def test_a_name_of_nothing(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["fit", "--config", "methods/pacrm"])
+    assert stop.value.code == 2
+    said = "pacmr: error: config: there is no file methods/pacrm, and none of pacmr configs has that name.\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_sweep_and_what_it_names(capsys):
+    cli.main(["sweep", "sweeps/world", "--dry_run"])
+    out = capsys.readouterr().out
+    assert f"--config {FOLDER / 'quickstart/preference.yaml'}" in out
+    assert f"--config {FOLDER / 'methods/ropo.yaml'}" in out
+
+
+def test_list(capsys):
+    cli.main(["configs"])
+    out = capsys.readouterr().out
+    assert out.startswith("preference ")
+    for name in names():
+        assert f"\n{name} " in f"\n{out}" and told(name).endswith((".", "?")), name
+    assert "Plain DPO: every pair counts the same. " in out and str(FOLDER) in out
+
+
+def test_copy(capsys):
+    cli.main(["configs", "copy", "methods/dpo", "mine/dpo.yaml"])
+    assert Path("mine/dpo.yaml").read_bytes() == (FOLDER / "methods/dpo.yaml").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["metods/dpo", "x.yaml"],
+            "No config metods/dpo comes with the package; the nearest is methods/",
+        ),
+        (["methods/dpo", "there.yaml"], "there.yaml is there already; name another file, or remove it."),
+        (["methods/dpo", "x.txt"], "file is x.txt, but a config ends in .yaml."),
+        (["methods/dpo"], "file: missing; give it"),
+    ],
+)
+def test_copies_that_are_refused(words, said, capsys):
+    Path("there.yaml").write_text("mine")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["configs", "copy", *words])
+    assert stop.value.code == 2 and said in capsys.readouterr().err
+    assert Path("there.yaml").read_text() == "mine" and [p.name for p in Path().iterdir()] == ["there.yaml"]

@@ -1,0 +1,24 @@
+"""What ends pacmr quickstart early; make quickstart runs the whole of it."""
+
+from pathlib import Path
+
+import pytest
+
+from pacmr_lightning import cli
+
+
+def test_a_folder_that_is_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("runs/quickstart").mkdir(parents=True)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["quickstart"])
+    said = "runs/quickstart is there already; remove it, or name another folder with --output."
+    assert stop.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_a_part_that_fails(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["quickstart", "--sft_rows", "0", "--output", "q"])
+    assert stop.value.code == 2 and not Path("q").exists()
+    assert "rows is 0, but it must be at least 1" in capfd.readouterr().err
