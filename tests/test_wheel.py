@@ -83,17 +83,27 @@ def test_every_command_of_an_installed_wheel(tmp_path):
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*install, "--target", str(site), str(wheel)], check=True, capture_output=True)
     commands = [*RUNS, *TOOLS]
-    done = subprocess.run(
-        [sys.executable, "-c", HELP, *commands],
-        capture_output=True,
-        text=True,
-        cwd=elsewhere,
-        # Before the editable install, whose finder comes after the path.
-        env={**os.environ, "PYTHONPATH": str(site)},
-    )
-    assert done.returncode == 0, done.stderr
+
+    def run(*words):
+        done = subprocess.run(
+            [sys.executable, *words],
+            capture_output=True,
+            text=True,
+            cwd=elsewhere,
+            # Before the editable install, whose finder comes after the path.
+            env={**os.environ, "PYTHONPATH": str(site)},
+        )
+        assert done.returncode == 0, done.stderr
+        return done
+
+    done = run("-c", HELP, *commands)
     lines = done.stdout.splitlines()
     places = [line for line in lines if line.endswith(".py")]
     assert [line for line in lines if line.split()[0] in commands] == [f"{name} 0 True" for name in commands]
     assert len(places) > len(commands) and all(place.startswith(str(site)) for place in places), places
+    named = ["--config", "preference", "--config", "methods/pacmr"]
+    said = run("-m", "pacmr_lightning", "fit", *named, "--print_config").stdout
+    for name in named[1::2]:
+        assert f"--config {name} is {site}/pacmr_lightning/configs/{name}.yaml\n" in said
+    assert "class_path: pacmr_lightning.weighting.VNetWeighting" in said
     assert not list(elsewhere.iterdir())
