@@ -19,6 +19,7 @@ from torch import Tensor
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.files import replacing
 from pacmr_lightning.modules.data import datamodule
+from pacmr_lightning.objectives import Objective
 from pacmr_lightning.runs.folder import SUMMARY
 from pacmr_lightning.weight_gap import weight_gap
 
@@ -39,6 +40,7 @@ class RunSummary(Callback):
       weight_mean_flipped``, their difference ``weight_gap``, and how well a low weight (``flip_auroc``) or a
       low u (``flip_auroc_u``) tells the flipped pairs. A score that is the same for all pairs ranks nothing:
       its AUROC is null;
+    - ``learned``, where the objective has learned something: its numbers at the end, by name;
     - ``seconds`` of training, data loading included, start-up and validation left out, and
       ``pairs_per_second`` over all ranks. Both go on counting after a resume.
 
@@ -140,6 +142,8 @@ class RunSummary(Callback):
         data = datamodule(trainer)
         seed = os.environ.get("PL_GLOBAL_SEED")
         metrics = self._val_metrics(trainer)
+        objective = getattr(pl_module, "objective", None)
+        learned = objective.learned() if isinstance(objective, Objective) else {}
         summary = {
             "method": pl_module.method,
             "task": None if data is None else data.task,
@@ -149,6 +153,7 @@ class RunSummary(Callback):
             "val_margin": metrics.get("val/rewards/margins"),
             **self._statistics,
             "metrics": metrics,
+            **({"learned": learned} if learned else {}),
             "counts": None if data is None else data.counts,
             "versions": {
                 library.__name__: str(library.__version__)

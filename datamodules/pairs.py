@@ -21,15 +21,23 @@ class Pairs:
         pad_id: token id that fills rows up.
         swapped: N flags, true where the noise changed the label: the two responses change places. None: no
             noise was injected.
+        annotators: N names of those who gave the labels, None where unknown; None where all are.
     """
 
-    def __init__(self, rows: Dataset, pad_id: int, swapped: Sequence[bool] | None = None):
+    def __init__(
+        self,
+        rows: Dataset,
+        pad_id: int,
+        swapped: Sequence[bool] | None = None,
+        annotators: Sequence[str | None] | None = None,
+    ):
         self.rows = rows
         self.pad_id = pad_id
         self.swapped = [False] * len(rows) if swapped is None else list(swapped)
         """N flags: the noise changed the label."""
         self.flipped = flip_flags(rows["flipped"][:], swapped)
         """N values: 1 the label is wrong, 0 it is not, -1 unknown."""
+        self.annotators = annotators
         self.reference: np.ndarray | None = None
         """(N, 2) the reference's log-probabilities of chosen and rejected as found, where they are cached."""
         self.augmented_reference: np.ndarray | None = None
@@ -40,7 +48,8 @@ class Pairs:
 
     def select(self, indices: Sequence[int]) -> Pairs:
         """Some of the pairs, with their noise."""
-        chosen = Pairs(self.rows.select(indices, keep_in_memory=True), self.pad_id)
+        who = None if self.annotators is None else [self.annotators[i] for i in indices]
+        chosen = Pairs(self.rows.select(indices, keep_in_memory=True), self.pad_id, annotators=who)
         chosen.swapped = [self.swapped[i] for i in indices]
         chosen.flipped = [self.flipped[i] for i in indices]
         return chosen
@@ -76,6 +85,7 @@ class Pairs:
                 [rejected for _, rejected in sides],
                 flipped=[self.flipped[i] for i in indices],
                 eta=eta,
+                annotators=None if self.annotators is None else [self.annotators[i] for i in indices],
                 pad_id=self.pad_id,
             )
             if reference is not None:

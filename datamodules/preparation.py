@@ -90,9 +90,11 @@ class Preparation:
         known = found["annotator"][:]
         if isinstance(self.noise, AnnotatorNoise):
             known = self.noise.annotators(found)
+        who = None
         if any(name is not None for name in known):
             self.annotators = dict(zip(found["id"][:], known, strict=True))
-        self._everything = Pairs(rows, self.tokenizer.pad_token_id, swapped)
+            who = [self.annotators[name] for name in rows["id"][:]]
+        self._everything = Pairs(rows, self.tokenizer.pad_token_id, swapped, who)
         held_out = set(clean.rows["id"][:]) if clean is not None and self.hold_out else set()
         self._kept = [i for i, name in enumerate(rows["id"][:]) if name not in held_out]
         pairs = self._everything.select(self._kept) if held_out else self._everything

@@ -74,13 +74,16 @@ class PairBatch:
     """The reference model's log-probabilities, where somebody computed them already."""
     augmented: PairBatch | None = None
     """The same pairs under reworded prompts (meta batches only)."""
+    annotators: list[str | None] | None = None
+    """N names of those who gave the labels, None where unknown; None alone where all are."""
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
 
     def __getitem__(self, rows: slice | Tensor) -> PairBatch:
         """Some rows (a slice or a 1-D tensor of indices), without the padding that only others need."""
-        ids = self.ids[rows] if isinstance(rows, slice) else [self.ids[i] for i in rows.tolist()]
+        places = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
+        ids = [self.ids[i] for i in places]
         segments = self.segment_ids[rows]
         length = int((segments != Segment.PAD).sum(1).max()) if len(ids) else 0
         return PairBatch(
@@ -91,6 +94,7 @@ class PairBatch:
             eta=None if self.eta is None else self.eta[rows],
             reference=None if self.reference is None else self.reference[rows],
             augmented=None if self.augmented is None else self.augmented[rows],
+            annotators=None if self.annotators is None else [self.annotators[i] for i in places],
         )
 
     def longest_first(self) -> PairBatch:
@@ -123,6 +127,7 @@ class PairBatch:
         *,
         flipped: Sequence[int | bool | None] | None = None,
         eta: Sequence[float | None] | None = None,
+        annotators: Sequence[str | None] | None = None,
         pad_id: int = 0,
     ) -> PairBatch:
         """Lays N tokenized pairs out as rows.
@@ -134,6 +139,7 @@ class PairBatch:
             rejected: N token lists that end in EOS.
             flipped: N flags, None where unknown; None alone means that all are unknown.
             eta: N probabilities, None where unknown; None alone means that all are unknown.
+            annotators: N names of those who gave the labels, as ``eta``.
             pad_id: token id that fills the rows up; it is never attended to.
         """
         parts = list(zip(prompts, chosen, rejected, strict=True))
@@ -150,7 +156,12 @@ class PairBatch:
         flags = [UNKNOWN if f is None else int(f) for f in (flipped or [None] * len(parts))]
         known = [math.nan if e is None else e for e in (eta or [None] * len(parts))]
         return cls(
-            list(ids), input_ids, segment_ids, torch.tensor(flags, dtype=torch.long), torch.tensor(known)
+            list(ids),
+            input_ids,
+            segment_ids,
+            torch.tensor(flags, dtype=torch.long),
+            torch.tensor(known),
+            annotators=None if annotators is None else list(annotators),
         )
 
 

@@ -22,13 +22,15 @@ class Rewards:
     """(N,) int64 tokens of the chosen responses, EOS included; None where no objective needs them."""
     rejected_tokens: Tensor | None = None
     """(N,) int64 tokens of the rejected responses, EOS included."""
+    annotators: list[str | None] | None = None
+    """N names of those who gave the labels, None where unknown; None alone where all are."""
 
     @classmethod
     def of(cls, policy: LogProbs, batch: PairBatch, beta: float) -> Rewards:
         """Rewards of a batch's N pairs, which bring their reference log-probabilities, with token counts."""
         assert batch.reference is not None
         chosen, rejected = ((batch.segment_ids == s).sum(1) for s in (Segment.CHOSEN, Segment.REJECTED))
-        return cls(policy, batch.reference, beta, chosen, rejected)
+        return cls(policy, batch.reference, beta, chosen, rejected, batch.annotators)
 
     def detach(self) -> Rewards:
         """The same values outside the autograd graph."""
@@ -42,17 +44,21 @@ class Rewards:
             self.beta,
             self.rejected_tokens,
             self.chosen_tokens,
+            self.annotators,
         )
 
     @staticmethod
     def cat(parts: Sequence[Rewards]) -> Rewards:
-        """Joins consecutive micro-batches of one beta; all or none have token counts."""
+        """Joins consecutive micro-batches of one beta; all or none have token counts, or annotators."""
         counts = ([getattr(p, name) for p in parts] for name in ("chosen_tokens", "rejected_tokens"))
+        chosen, rejected = (None if column[0] is None else torch.cat(column) for column in counts)
         return Rewards(
             LogProbs.cat([p.policy for p in parts]),
             LogProbs.cat([p.reference for p in parts]),
             parts[0].beta,
-            *(None if column[0] is None else torch.cat(column) for column in counts),
+            chosen,
+            rejected,
+            [name for p in parts for name in p.annotators or ()] or None,
         )
 
     @property

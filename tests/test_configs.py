@@ -112,6 +112,9 @@ def test_preference(base, method, tiny, monkeypatch):
         arguments += ["--data.source.path", upstream(source), "--data.noise_rates", "[0.1, 0.3]"]
     if method.stem == "mwn":
         arguments += ["--data.clean_meta", "EmbeddedWorld", "--data.clean_meta.pairs", "64"]
+    if method.stem == "rpo_em_annotators":
+        noise = ["--data.noise", "AnnotatorNoise", "--data.noise.share", "0.3"]
+        arguments += [*noise, "--data.noise_rate", "0", "--data.noise_rates", "null"]
     cli.main(["fit", "--config", str(base), "--config", str(method), *arguments, *SHORT])
     summary = json.loads(Path("run/summary.json").read_text())
     assert summary["method"] == method.stem and summary["steps"] == 2

@@ -56,6 +56,8 @@ def test_a_mask_is_kept_and_can_be_used_again(base, capsys):
     assert pq.read_table(second / "noise_mask.parquet").equals(pq.read_table(first / "noise_mask.parquet"))
     message = fails(capsys, [*base, "--data.noise_rate", "0.2", "--data.noise_rates", "[0.1, 0.2]"])
     assert "noise_rate and noise_rates are given together" in message
+    message = fails(capsys, [*base, "--model.objective", "AnnotatorRPOEM"])
+    assert "no training pair names one; give the rows a column annotator" in message
     oracle = [*base, "--model.weighting", "OracleWeights", "--data.noise_rates", "[0.1, 0.2]"]
     assert "OracleWeights needs one flip rate" in fails(capsys, oracle)
     annotators = ["--data.noise", "AnnotatorNoise", "--data.noise.share", "0.3"]

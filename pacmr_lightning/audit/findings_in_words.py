@@ -31,6 +31,15 @@ def share_in_words(share: Share) -> str:
     )
 
 
+def holder_in_words(share: Share) -> str:
+    """What Hölder-DPO's estimator makes of the same u, and what it takes for granted."""
+    return (
+        f"Hölder-DPO's estimator, a second opinion on the same u, gives {_percent(share.holder)}. It takes "
+        "sigmoid(u) to be near 1 for right labels and near 0 for wrong ones, and so it is too low where the "
+        "policy is unsure and wrong labels are many, and too high where they are few."
+    )
+
+
 def fit_in_words(share: Share) -> str:
     """Whether labels are against the policy as often as the curve has it, and what a refusal means."""
     p = share.fit.p
@@ -80,6 +89,7 @@ def sentences(findings: Findings) -> list[str]:
         f"eps + (1 - 2 eps) sigmoid(-k m) is labelled against the policy. {fit}"
     )
     told.append(fit_in_words(share))
+    told.append(holder_in_words(share))
     if share.identified:
         said = "P(wrong) = sigmoid(logit(eps) - k u)"
         if scorer == "vnet":

@@ -26,7 +26,9 @@ def group_reliability(
     share of all pairs was given, k is the one that it implies.
 
     Args:
-        pairs: N rows of ``findings.Findings``, with at least one column of ``GROUPINGS``.
+        pairs: N rows of ``findings.Findings``, with at least one column of ``GROUPINGS``; and
+            ``learned_rate`` where the run's objective has learned a rate of wrong labels for each pair's
+            annotator.
         u: (N,) what the share was estimated from.
         share: of all pairs.
         resamples: of the bootstrap over prompts.
@@ -37,7 +39,7 @@ def group_reliability(
         ``suspects`` (count), ``suspect_share``, ``expected`` (share of wrong labels) with ``low`` and
         ``high`` (2.5th and 97.5th percentile of the resamples), NaN for groups of fewer than ``LEAST`` pairs
         and where the share of all pairs is not identified, and ``flipped`` (share of wrong labels among those
-        that are known; NaN where none is).
+        that are known; NaN where none is); and ``learned`` (mean of ``learned_rate``) where pairs have that.
     """
     tables = []
     for grouping in (name for name in GROUPINGS if name in pairs):
@@ -48,12 +50,17 @@ def group_reliability(
                 "known": pairs["flipped"].astype("Float64"),
             }
         )
+        learned = {}
+        if "learned_rate" in pairs:
+            frame["rate"] = pairs["learned_rate"]
+            learned["learned"] = ("rate", "mean")
         numbers = frame.groupby("group", dropna=False, sort=True)
         table = numbers.agg(
             pairs=("suspect", "size"),
             suspects=("suspect", "sum"),
             suspect_share=("suspect", "mean"),
             flipped=("known", "mean"),
+            **learned,
         ).reset_index()
         fitted = _fitted(numbers.ngroup().to_numpy(), u, pairs["prompt"].to_numpy(), share, resamples, seed)
         for place, (name, values) in enumerate(zip(("expected", "low", "high"), fitted, strict=True)):

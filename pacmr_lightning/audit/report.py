@@ -88,6 +88,9 @@ def report(
         f"suspect labels (P(wrong) above {findings.threshold:g})": f"{findings.suspects:,} "
         f"({findings.suspects / len(pairs):.1%})",
         "expected share of wrong labels": share_in_words(findings.share),
+        "the same by Hölder-DPO's estimator, which takes sigmoid(u) to be near 0 or 1": (
+            f"{findings.share.holder:.1%}"
+        ),
     }
     if known:
         wrong = int(pairs["flipped"].sum())

@@ -61,6 +61,8 @@ def groups_table(groups: pd.DataFrame, known: bool) -> list[str]:
         "expected share",
         "95% interval",
     ]
+    learned = "learned" in groups
+    heading += ["learned in the run"] if learned else []
     heading += ["known to be wrong"] if known else []
     rows = []
     row: Any  # its fields are the columns
@@ -74,11 +76,18 @@ def groups_table(groups: pd.DataFrame, known: bool) -> list[str]:
             _number(row.expected, "{:.1%}"),
             interval,
         ]
+        cells += [_number(row.learned, "{:.1%}")] if learned else []
         rows.append(cells + ([_number(row.flipped, "{:.1%}")] if known else []))
     notes = [
         "The expected share of wrong labels of each group is fitted with the slope that all groups share; "
         f"groups of fewer than {LEAST} pairs have none."
     ]
+    if learned:
+        notes.append(
+            "Learned in the run is the share that its objective has estimated along the way from its own u "
+            "(1 - reliability): a moving average, which takes sigmoid(u) for the chance that the policy is "
+            "right and knows nothing of a label's own part in u."
+        )
     if (more := len(groups) - GROUPS) > 0:
         notes.append(f"{more:,} more groups are in the file of groups.")
     return [_table(heading, rows), *map(_note, notes)]

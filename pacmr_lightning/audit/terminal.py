@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .findings import NAMES, Findings
-from .findings_in_words import fit_in_words, share_in_words
+from .findings_in_words import fit_in_words, holder_in_words, share_in_words
 from .traits_in_words import rules_in_words, traits_in_words
 
 
@@ -49,6 +49,7 @@ def show(
         console.print(
             f"Expected share of wrong labels by {NAMES[name]}: {share_in_words(share)}.", highlight=False
         )
+    console.print(holder_in_words(findings.share), highlight=False, style="dim")
     if findings.share.fit.refused:
         console.print(fit_in_words(findings.share), highlight=False, style="yellow")
     for sentence in rules_in_words(traits, findings.share, shown=3):

@@ -26,6 +26,7 @@ from sklearn.mixture import GaussianMixture
 from ..analysis.consistency import clustered_standard_error
 from .flip_curve import HIGHEST, fit_curve, share_against, sides, size_bins
 from .goodness_of_fit import GoodnessOfFit, goodness_of_fit
+from .holder_share import holder_share
 
 RESAMPLES = 200
 """Of the bootstrap over prompts."""
@@ -67,6 +68,8 @@ class Share:
     fit: GoodnessOfFit
     """Whether the curve is that of the labels; not tested where u says nothing of them."""
     mixture: Mixture
+    holder: float
+    """By ``holder_share``: a second opinion on the same u, which fits nothing."""
     draws: np.ndarray
     """(R, 2) eps and k of the resamples."""
     known: bool = False
@@ -156,6 +159,7 @@ def expected_share(
         tenths=_tenths(size, against, prompts, rate, slope),
         fit=fit,
         mixture=_mixture(u),
+        holder=holder_share(u),
         draws=np.array(draws),
         known=known is not None,
     )

@@ -16,6 +16,7 @@ from ..datamodules.prompts import split_row
 from ..errors import UserError
 from ..files import replacing
 from ..modules import PreferenceModule
+from ..objectives import AnnotatorRPOEM
 from ..runs.finished_run import PreferenceData, find_run, load
 from ..weighting import AuditedWeights, DropFlipped, OracleWeights
 
@@ -93,6 +94,8 @@ def audit(
     who = data.annotators
     if who is not None:
         pairs.insert(list(pairs.columns).index("category") + 1, "annotator", pairs["id"].map(who))
+    if isinstance(module.objective, AnnotatorRPOEM):
+        pairs["learned_rate"] = [module.objective.rate_of((who or {}).get(name)) for name in pairs["id"]]
     varies = _varies(module, pairs)
     if scorer == "vnet" and not varies:
         raise UserError(

@@ -27,6 +27,9 @@ from .data import datamodule
 from .held_out import HeldOutSteps
 from .schedule import check_schedule, planned_updates, warmup_cosine
 
+CURVES = 20
+"""Numbers that an objective has learned (of annotators: hundreds, maybe) up to which they are logged."""
+
 
 class PreferenceModule(HeldOutSteps):
     """Trains a LoRA policy on preference pairs; every method is a choice of objective and weighting.
@@ -137,7 +140,8 @@ class PreferenceModule(HeldOutSteps):
         if stage != "fit" or data is None:
             return
         self.weighting.set_label_noise(data.noise_rate, data.uniform_noise)
-        self.weighting.check_pairs(data.train_pairs)
+        for part in (self.weighting, self.objective):
+            part.check_pairs(data.train_pairs)
         if self.objective.label_noise == "auto":
             self.objective.resolve_label_noise(data.noise_rate)
         share = data.global_batch_size // self.trainer.world_size
@@ -260,6 +264,8 @@ class PreferenceModule(HeldOutSteps):
         shown = ("loss", "rewards/accuracies")
         self.log_dict({f"train/{name}": values.pop(name) for name in shown}, prog_bar=True)
         self.log_dict({f"train/{name}": value for name, value in values.items()})
+        if len(learned := self.objective.learned()) <= CURVES:
+            self.log_dict({f"train/{name}": value for name, value in learned.items()})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keeps the trainable parameters only; adds what the weighting learned and unlogged metrics."""

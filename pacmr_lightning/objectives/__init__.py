@@ -1,9 +1,23 @@
 """Preference objectives: the loss of a pair, by what it looks at."""
 
+from .annotator_rates import AnnotatorRPOEM
 from .base import Objective
 from .flip_rate import CDPO, RDPO, RPOEM, LabelNoiseObjective
 from .grouped import DrDPO
-from .per_pair import DPO, IPO, R3M
+from .per_pair import DPO, IPO, R3M, HolderDPO
 from .ropo import ROPO
 
-__all__ = ["CDPO", "DPO", "IPO", "R3M", "RDPO", "ROPO", "RPOEM", "DrDPO", "LabelNoiseObjective", "Objective"]
+__all__ = [
+    "CDPO",
+    "DPO",
+    "IPO",
+    "R3M",
+    "RDPO",
+    "ROPO",
+    "RPOEM",
+    "AnnotatorRPOEM",
+    "DrDPO",
+    "HolderDPO",
+    "LabelNoiseObjective",
+    "Objective",
+]

@@ -19,8 +19,8 @@ class Objective(ABC):
 
     ``__call__`` is all that a loss needs. The other methods have neutral defaults. They are for objectives
     that weigh the pairs of a batch against each other (``grouped``), drop pairs (``pair_weights``) or learn
-    something from every step (``observe``). Before training come ``resolve_label_noise`` where
-    ``label_noise`` is "auto", ``load_state_dict`` where a run goes on, and ``check_plan``; in each step
+    something from every step (``observe``). Before training come ``check_pairs``, ``resolve_label_noise``
+    where ``label_noise`` is "auto", ``load_state_dict`` where a run goes on, and ``check_plan``; in each step
     ``__call__`` and ``pair_weights`` for each micro-batch, several times over, then ``observe`` and the
     group's methods, once each, with all of this rank's pairs.
 
@@ -87,6 +87,17 @@ class Objective(ABC):
         """Sees this rank's N pairs of an optimizer step, detached, when all of its losses are computed.
 
         Every rank calls it once a step; what is learned is the same on all of them.
+        """
+
+    def learned(self) -> dict[str, float]:
+        """Numbers that it has learned so far, by name, for a run's curves and its summary."""
+        return {}
+
+    def check_pairs(self, pairs: Any) -> None:
+        """Called before training, on every rank, with the datamodule's ``train_pairs`` (of all ranks).
+
+        Raises:
+            UserError: the objective does not fit them.
         """
 
     def check_plan(self, updates: int, updates_per_epoch: int) -> None:

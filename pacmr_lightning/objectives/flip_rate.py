@@ -148,9 +148,13 @@ class RPOEM(Objective):
         wrong = 1 - self.right(rewards)
         sums = torch.stack([wrong.sum(), wrong.new_tensor(len(wrong))])
         sum_over_ranks([sums])
-        moved = (1 - self.momentum) * self.estimated_rate + self.momentum * float(sums[0] / sums[1])
+        self.estimated_rate = self.moved(self.estimated_rate, float(sums[0] / sums[1]))
+
+    def moved(self, rate: float, wrong: float) -> float:
+        """A rate after an update in which the mean of 1 - w was ``wrong``."""
+        found = (1 - self.momentum) * rate + self.momentum * wrong
         # Away from 0 and 1, from which EM never comes back and where the logit is infinite.
-        self.estimated_rate = min(max(moved, 1e-6), 1 - 1e-6)
+        return min(max(found, 1e-6), 1 - 1e-6)
 
     def state_dict(self) -> dict[str, Any]:
         """The estimated rate."""

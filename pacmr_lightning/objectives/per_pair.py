@@ -1,4 +1,4 @@
-"""Objectives that look at one pair at a time and are told nothing of its label: DPO, IPO, R3M.
+"""Objectives that look at one pair at a time and are told nothing of its label: DPO, Hölder-DPO, IPO, R3M.
 
 u is the implicit reward difference beta h, ls is logsigmoid.
 """
@@ -22,6 +22,34 @@ class DPO(Objective):
     def __call__(self, rewards: Rewards) -> Tensor:
         """(N,) losses, unreduced."""
         return -F.logsigmoid(rewards.u)
+
+
+class HolderDPO(Objective):
+    """Hölder-DPO: -(1 + g) p^g + g p^(1 + g), p = sigmoid(u), g is ``gamma`` (arXiv 2505.17859, equation 12).
+
+    Its slope is -g (1 + g) p^g (1 - p)^2, which tends to 0 on both sides: a pair that the policy holds for a
+    wrong label pulls no more than one that it has learned ("redescending"). A pair pulls hardest at
+    p = g / (2 + g), u = 0 with the paper's g; the loss lies between -1 and 0.
+
+    Args:
+        beta: see ``Objective``; the paper has 0.1.
+        gamma: g, above 0; larger trusts labels less. The paper has 2.
+
+    Raises:
+        UserError: an argument is out of its range.
+    """
+
+    def __init__(self, beta: float = 0.1, gamma: float = 2.0):
+        super().__init__(beta)
+        if not 0 < gamma < math.inf:
+            raise UserError(f"gamma is {gamma}, but it must be above 0 and finite (Hölder-DPO's is 2).")
+        self.gamma = gamma
+
+    def __call__(self, rewards: Rewards) -> Tensor:
+        """(N,) losses, unreduced."""
+        u, g = rewards.u, self.gamma
+        # p^g (1 + g (1 - p)), whose 1 - p is not rounded away for large u.
+        return -(g * F.logsigmoid(u)).exp() * (1 + g * torch.sigmoid(-u))
 
 
 class IPO(Objective):

@@ -255,6 +255,7 @@ def test_outer_objective_and_estimator(inside):
     assert kept["weighting"]["updates"] >= 1
     state = kept["objective"]
     assert state["updates"] == 6 and len(state["last_loss"]) == 48
+    assert metrics("brier", "train/largest_loss")[-1] == pytest.approx(max(state["last_loss"].values()))
     assert 0 < state["label_noise"] < 0.6
     samples = pd.read_json(Path("brier", "samples.jsonl"), lines=True)
     assert (samples["gold_reward"] == -samples["response"].str.len()).all()

@@ -43,6 +43,11 @@ class SmallLoss(SLiC):
             raise UserError(f"label_noise is {self.label_noise} already and cannot become {rate}.")
         self.label_noise = rate
 
+    def check_pairs(self, pairs: Any) -> None:
+        """Refuses a handful of pairs, in which a large loss says nothing."""
+        if len(pairs) < 16:
+            raise UserError(f"SmallLoss compares the losses of pairs, but there are {len(pairs)}; give more.")
+
     def check_plan(self, updates: int, updates_per_epoch: int) -> None:
         """Refuses a run that ends before a pair is dropped."""
         if updates <= self.warm_up:
@@ -60,6 +65,10 @@ class SmallLoss(SLiC):
         """Remembers each pair's loss, on every rank those of all."""
         self.last_loss.update(on_all_ranks(list(zip(ids, self(rewards).tolist(), strict=True))))
         self.updates += 1
+
+    def learned(self) -> dict[str, float]:
+        """The largest loss so far, for curves and the summary."""
+        return {"largest_loss": max(self.last_loss.values())}
 
     def state_dict(self) -> dict[str, Any]:
         """The share, and what was seen."""

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 from transformers import AutoTokenizer
 
 from pacmr_lightning.analysis.last_pass import last_pass
@@ -103,7 +104,31 @@ def test_files(run, capsys):
     assert page.count("<article>") == PAIRS and "<script" not in page and "[U+202E]" in page
     shown = capsys.readouterr().out
     assert "weight" in shown and "noise_rate 0.3" in shown and "Expected share" in shown
+    assert "Hölder-DPO's estimator, a second opinion" in " ".join(shown.split())
     assert not list(run.rglob("*.partial"))
+
+
+def test_what_an_objective_learned_of_annotators(run):
+    """A run of AnnotatorRPOEM by its config and checkpoint: the rates of its state stand in the tables."""
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["model"]["init_args"]["objective"] = {"class_path": "AnnotatorRPOEM", "init_args": {"beta": 1.0}}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    path = run / "checkpoints/last.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    checkpoint["objective"] = {"estimated_rate": 0.2, "annotator_rates": {"a0": 0.11, "a2": 0.33}}
+    torch.save(checkpoint, path)
+    table = audit(str(run), "policy").set_index("annotator")
+    groups = pd.read_csv(run / "audit/groups.csv")
+    learned = groups[groups["grouping"] == "annotator"].set_index("group")["learned"]
+    assert learned.to_dict() == pytest.approx({"a0": 0.11, "a1": 0.2, "a2": 0.33})
+    page = (run / "audit/report.html").read_text()
+    by = page.partition("<h2>By annotator</h2>")[2].partition("</table>")[0]
+    assert "learned in the run" in by and "<td>33.0%</td>" in by
+    # The loss of a pair has its annotator's rate in it.
+    rates = table.index.map(learned)
+    w = 1 / (1 + rates / (1 - rates) * np.exp(-table["u"]))
+    expected = w * np.log1p(np.exp(-table["u"])) + (1 - w) * np.log1p(np.exp(table["u"]))
+    np.testing.assert_allclose(table["loss"], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_annotators_and_labels_against_the_policy(run, capsys):

@@ -5,9 +5,30 @@ import pandas as pd
 import pytest
 
 from pacmr_lightning.audit.group_reliability import LEAST, group_reliability
+from pacmr_lightning.audit.report_tables import groups_table
 from pacmr_lightning.audit.wrong_label_share import expected_share
 
 from .test_wrong_label_share import scores
+
+
+def test_what_the_run_has_learned():
+    """Beside the audit's own, by annotator; of a category the mean over its pairs; else no column."""
+    table, pairs = world([0.1, 0.3], [400, 400])
+    assert "learned" not in table
+    pairs["learned_rate"] = pairs["annotator"].map({"a0": 0.08, "a1": 0.26})
+    pairs["category"] = np.where(np.arange(800) % 4 == 0, "x", None)
+    pairs.loc[:3, ["annotator", "learned_rate"]] = [None, 0.2]
+    share = expected_share(scores(800, 0.2)[0], pairs["prompt"].to_numpy(), resamples=2)
+    table = group_reliability(pairs, scores(800, 0.2)[0], share, 2)
+    found = table.set_index(table["group"].fillna("nobody") + " " + table["grouping"])["learned"]
+    assert found["a0 annotator"] == pytest.approx(0.08) and found["a1 annotator"] == pytest.approx(0.26)
+    assert found["nobody annotator"] == pytest.approx(0.2)
+    mean = pairs["learned_rate"][pairs["category"] == "x"].mean()
+    assert found["x category"] == pytest.approx(mean)
+    page = "".join(groups_table(table[table["grouping"] == "annotator"], False))
+    assert "<th>learned in the run</th>" in page and "<td>26.0%</td>" in page
+    without = "".join(groups_table(table.drop(columns="learned"), False))
+    assert "earned in the run" not in without
 
 
 def world(rates, sizes, seed=0, spreads=None, known=None, column="annotator", resamples=40):

@@ -98,6 +98,9 @@ def test_what_it_says():
     known = report(found, "runs/a", [], [], nothing)
     assert f"{found.suspects:,} (" in known and f"{found.share.rate:.1%}" in known and "AUROC" in known
     assert f"{int(pairs['flipped'].sum()):,} (" in known
+    second = f"{found.share.holder:.1%}"
+    assert f"<b>{second}</b>the same by Hölder-DPO&#x27;s estimator" in known
+    assert f"a second opinion on the same u, gives {second}" in known
     unknown = report(find(frame(3000, known=False), "dpo", 0.5, varies=True), "runs/a", [], [], nothing)
     assert "AUROC" not in unknown and "precision" not in unknown and "known to be wrong" not in unknown
     clean = report(find(frame(3000, rate=0.0), "dpo", 0.5, varies=True), "runs/a", [], [], nothing)

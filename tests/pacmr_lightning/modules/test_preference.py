@@ -1,6 +1,7 @@
 """PreferenceModule under a real Trainer: the step's gradient, determinism, resuming, checkpoints."""
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.objectives import DPO, RDPO, ROPO, RPOEM, DrDPO
+from pacmr_lightning.objectives import DPO, RDPO, ROPO, RPOEM, AnnotatorRPOEM, DrDPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.runs.folder import read_weights
@@ -44,12 +45,14 @@ WEIGHTINGS = {
 
 @pytest.fixture(scope="session")
 def world_files(tmp_path_factory) -> tuple[str, str]:
-    """96 training and 16 validation pairs of the embedded world as files."""
+    """96 training and 16 validation pairs of the embedded world as files, two thirds with an annotator."""
     folder = tmp_path_factory.mktemp("pairs")
     paths = []
     for name, n, seed in (("train", 96, 0), ("validation", 16, 1)):
         path = folder / f"{name}.jsonl"
-        rows = World().preference_rows(n, seed)
+        rows = list(World().preference_rows(n, seed))
+        for i, row in enumerate(rows):
+            row["annotator"] = ("ann", "bob", None)[i % 3]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         paths.append(str(path))
     return tuple(paths)
@@ -284,14 +287,43 @@ def test_the_noise_rate_reaches_objective_weighting_and_checkpoint(make_run, tmp
     assert module.weighting.offset == pytest.approx(0.847298, abs=1e-6)
 
 
-def test_stateful_objectives_resume(make_run, tmp_path):
-    """RPO-EM's estimate of a straight run equals that of one resumed at update 5."""
-    _, straight = fit_objective(make_run, RPOEM(1.0), "straight", steps=8)
+@pytest.mark.parametrize("cls", [RPOEM, AnnotatorRPOEM])
+def test_stateful_objectives_resume(cls, make_run, tmp_path):
+    """RPO-EM's estimates of a straight run equal those of one resumed at update 5."""
+    _, straight = fit_objective(make_run, cls(1.0), "straight", steps=8)
     checkpoint = next((tmp_path / "straight" / "checkpoints").glob("step=5.ckpt"))
-    _, resumed = fit_objective(make_run, RPOEM(1.0), "resumed", steps=8, ckpt=str(checkpoint))
-    assert straight.objective.state_dict() == resumed.objective.state_dict() != RPOEM(1.0).state_dict()
+    _, resumed = fit_objective(make_run, cls(1.0), "resumed", steps=8, ckpt=str(checkpoint))
+    assert straight.objective.state_dict() == resumed.objective.state_dict() != cls(1.0).state_dict()
     for a, b in zip(straight.policy.adapter().values(), resumed.policy.adapter().values(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_annotators_reach_the_objective(make_run, tmp_path, world_files):
+    """Rates from the u that the run wrote down, step by step; with micro-batches that sort the pairs."""
+    names = {}
+    for line in Path(world_files[0]).read_text().splitlines():
+        row = json.loads(line)
+        names[row["id"]] = row["annotator"]
+    objective = AnnotatorRPOEM(1.0, momentum=0.5)
+    fit_objective(make_run, objective, "annotators", module={"micro_batch_size": 2})
+    rates = {None: 0.1}
+    for _, step in read_weights(tmp_path / "annotators").groupby("step"):
+        before = dict(rates)
+        right = []
+        for visit in step.itertuples():
+            eta = 1 - before.get(names[visit.id], before[None])
+            p = 1 / (1 + math.exp(-visit.u))
+            right.append((names[visit.id], eta * p / (eta * p + (1 - eta) * (1 - p))))
+        for name in {None} | {name for name, _ in right}:
+            values = [w for other, w in right if name in (None, other)]
+            rates[name] = 0.5 * before.get(name, before[None]) + 0.5 * (1 - sum(values) / len(values))
+    assert objective.estimated_rate == pytest.approx(rates.pop(None), abs=1e-6)
+    assert objective.rates == pytest.approx(rates, abs=1e-6) and rates.keys() == {"ann", "bob"}
+    assert abs(rates["ann"] - rates["bob"]) > 1e-3
+    learned = json.loads((tmp_path / "annotators/summary.json").read_text())["learned"]
+    assert learned == {f"reliability/{name}": 1 - rate for name, rate in objective.rates.items()}
+    logged = pd.read_csv(tmp_path / "annotators/metrics.csv")["train/reliability/ann"].dropna()
+    assert len(logged) == 3 and logged.iloc[-1] == pytest.approx(learned["reliability/ann"])
 
 
 def test_combinations_without_a_meaning_are_refused(make_run):

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,19 @@ from pacmr_lightning import objectives, robust_objectives
 from pacmr_lightning.batch import LogProbs
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.gradient import accumulated_gradient
-from pacmr_lightning.objectives import CDPO, DPO, IPO, R3M, RDPO, ROPO, RPOEM, DrDPO, Objective
+from pacmr_lightning.objectives import (
+    CDPO,
+    DPO,
+    IPO,
+    R3M,
+    RDPO,
+    ROPO,
+    RPOEM,
+    AnnotatorRPOEM,
+    DrDPO,
+    HolderDPO,
+    Objective,
+)
 from pacmr_lightning.rewards import Rewards
 
 PROPERTY = settings(max_examples=60)
@@ -33,8 +46,12 @@ MAKE = {
     "drdpo": lambda beta=1.0: DrDPO(beta),
     "ropo": lambda beta=1.0: ROPO(beta),
     "r3m": lambda beta=1.0: R3M(beta),
+    "holder_dpo": lambda beta=1.0: HolderDPO(beta),
     "rpo_em": lambda beta=1.0: RPOEM(beta),
+    "rpo_em_annotators": lambda beta=1.0: AnnotatorRPOEM(beta),
 }
+EM = {"rpo_em", "rpo_em_annotators"}
+"""They hold w fixed."""
 
 
 def rewards_of(h, beta=1.0, dtype=torch.float64) -> Rewards:
@@ -77,6 +94,9 @@ BY_HAND = {
     "r3m above": (R3M(1.0, 0.75), LN3, math.log(4 / 3)),
     # below t: -log(1/4) + 3/4 (-ln 3 + 2 ln 3)
     "r3m below": (R3M(1.0, 0.75), -2 * LN3, math.log(4) + 0.75 * LN3),
+    # p = 3/4, gamma = 2: -3 * 9/16 + 2 * 27/64; gamma = 1: -2 * 3/4 + 9/16
+    "holder_dpo": (HolderDPO(1.0), LN3, -27 / 32),
+    "holder_dpo, gamma 1": (HolderDPO(2.0, 1.0), LN3 / 2, -15 / 16),
     # eps = 1/4: w = sigmoid(2 ln 3) = 9/10; 0.9 ln(4/3) + 0.1 ln 4 = ln 4 - 0.9 ln 3
     "rpo_em": (RPOEM(1.0, 0.25), LN3, math.log(4) - 0.9 * LN3),
 }
@@ -102,18 +122,20 @@ def test_ipo_by_hand_with_token_means():
 def test_slopes_by_hand():
     """At u = ln 3. DPO: -1/4. cDPO: -0.8/4 + 0.2 * 3/4 = -0.05. rDPO: (-0.2 - 0.15) / 0.6.
 
+    Hölder-DPO: -6 * 9/16 * 1/16.
     ROPO, a = 3: -3/4 * 1/4 - 9/4 * 3/16. RPO-EM, w = 0.9: -0.9/4 + 0.1 * 3/4 = -0.15. R3M below t: -lam.
     """
     assert slope_of(DPO(1.0), LN3) == pytest.approx(-0.25)
     assert slope_of(CDPO(1.0, 0.2), LN3) == pytest.approx(-0.05)
     assert slope_of(RDPO(1.0, 0.2), LN3) == pytest.approx(-0.35 / 0.6)
+    assert slope_of(HolderDPO(1.0), LN3) == pytest.approx(-54 / 256)
     assert slope_of(ROPO(1.0, 3.0), LN3) == pytest.approx(-3 / 16 - 27 / 64)
     assert slope_of(RPOEM(1.0, 0.25), LN3) == pytest.approx(-0.15)
     assert slope_of(R3M(1.0, 0.6), -5.0) == pytest.approx(-0.6)
     assert slope_of(DPO(2.0), LN3 / 2) == pytest.approx(-0.5)
 
 
-@pytest.mark.parametrize("name", [n for n in MAKE if n != "rpo_em"])
+@pytest.mark.parametrize("name", [n for n in MAKE if n not in EM])
 def test_gradcheck(name):
     """Autograd against finite differences; RPO-EM, which holds w fixed on purpose, has its own test."""
     h = torch.tensor([-7.3, -1.2, -0.4, 0.0, 0.7, 2.1, 9.0], dtype=torch.float64, requires_grad=True)
@@ -128,6 +150,26 @@ def test_gradient_of_rpo_em():
     likelihood = -(0.7 * u.sigmoid() + 0.3 * (-u).sigmoid()).log()
     (expected,) = torch.autograd.grad(likelihood.sum(), u)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 2.0, 6.0])
+def test_holder_dpo_redescends(gamma):
+    """Value and slope against closed forms in u, without sigmoids; no pull from either end."""
+    u = torch.linspace(-30, 30, 601, dtype=torch.float64, requires_grad=True)
+    values = HolderDPO(1.0, gamma)(rewards_of(u))
+    (slopes,) = torch.autograd.grad(values.sum(), u)
+    x = u.detach().numpy()
+    odds = np.exp(x)
+    p = odds / (1 + odds)
+    np.testing.assert_allclose(values.detach(), gamma * p ** (1 + gamma) - (1 + gamma) * p**gamma, rtol=1e-12)
+    expected = -gamma * (1 + gamma) * np.exp(gamma * x - (gamma + 2) * np.log1p(odds))
+    np.testing.assert_allclose(slopes, expected, rtol=1e-9, atol=1e-15)
+    assert x[slopes.argmin()] == pytest.approx(math.log(gamma / 2), abs=0.051)  # p = gamma / (2 + gamma)
+    for far in (-1e3, 1e3):
+        h = torch.tensor([far], requires_grad=True)  # fp32
+        loss = HolderDPO(1.0, gamma)(rewards_of(h))
+        (slope,) = torch.autograd.grad(loss.sum(), h)
+        assert loss.item() == (-1 if far > 0 else 0) and slope.item() == 0
 
 
 @pytest.mark.parametrize("lam", [0.05, 0.5, 0.75, 0.95])
@@ -213,13 +255,13 @@ def test_only_log_ratios_matter(log_probs, beta, shift_chosen, shift_rejected):
 @pytest.mark.parametrize("name", list(MAKE))
 @pytest.mark.parametrize("u", [-1e4, 1e4])
 def test_finite_far_out(name, u):
-    """In fp32, value and gradient; the gradient has not vanished where the label is contradicted."""
+    """In fp32, value and gradient; it vanishes where the label is contradicted only if that is the idea."""
     h = torch.tensor([u], requires_grad=True)
     objective = MAKE[name]()
     loss = objective(rewards_of(h))
     (gradient,) = torch.autograd.grad(loss.sum(), h)
     assert loss.dtype == torch.float32 and torch.isfinite(loss).all() and torch.isfinite(gradient).all()
-    if u < 0 and name != "rpo_em":  # which takes such a label for wrong
+    if u < 0 and name not in {*EM, "holder_dpo"}:  # which take such a label for wrong
         assert gradient < 0
     if objective.grouped:
         pair = torch.cat([loss.detach(), loss.detach() + 1])
@@ -252,6 +294,9 @@ OPTIONS = {
     (R3M, "lam"): (0.65, 0.85),
     (RPOEM, "initial_rate"): (0.1, 0.3),
     (RPOEM, "momentum"): (0.1, 0.5),
+    (AnnotatorRPOEM, "initial_rate"): (0.1, 0.3),
+    (AnnotatorRPOEM, "momentum"): (0.1, 0.5),
+    (HolderDPO, "gamma"): (1.0, 2.0),
 }
 CLASSES = [
     member
@@ -294,7 +339,7 @@ def test_every_option_has_an_effect(cls, option):
 
 
 def test_no_option_is_forgotten():
-    assert len(set(CLASSES)) == 8
+    assert len(set(CLASSES)) == 10
     options = {(c, o) for c in CLASSES for o in inspect.signature(c).parameters}
     assert options == set(OPTIONS | BETAS)
 
@@ -325,6 +370,9 @@ def test_no_option_is_forgotten():
         (lambda: R3M(lam=0.0), r"lam is 0\.0"),
         (lambda: R3M(lam=1.0), r"lam is 1\.0"),
         (lambda: R3M(lam=math.nan), "lam is nan"),
+        (lambda: HolderDPO(gamma=0.0), r"gamma is 0\.0"),
+        (lambda: HolderDPO(gamma=math.nan), "gamma is nan"),
+        (lambda: HolderDPO(gamma=math.inf), "gamma is inf"),
         (lambda: RPOEM(initial_rate=0.0), r"initial_rate is 0\.0"),
         (lambda: RPOEM(initial_rate=0.5), r"initial_rate is 0\.5"),
         (lambda: RPOEM(initial_rate=math.nan), "initial_rate is nan"),
@@ -527,7 +575,7 @@ import json, sys, torch
 import torch.distributed as dist
 from pacmr_lightning.batch import LogProbs
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.objectives import ROPO, RPOEM, DrDPO
+from pacmr_lightning.objectives import ROPO, RPOEM, AnnotatorRPOEM, DrDPO
 
 rank, store = int(sys.argv[1]), sys.argv[2]
 h = torch.tensor([3.0, -2.0, 0.5, -0.1, 4.0, -6.0, 1.0], dtype=torch.float64)
@@ -538,8 +586,12 @@ else:
     dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
 h = h[mine]
 ids = list("abcdefg")[mine]
+who = ["p", None, "q", "p", "q", "p", "r"][mine]
 zero = torch.zeros_like(h)
-rewards = Rewards(LogProbs(h, zero), LogProbs(zero, zero), 1.0)
+rewards = Rewards(LogProbs(h, zero), LogProbs(zero, zero), 1.0, annotators=who)
+by_annotator = AnnotatorRPOEM(1.0, 0.25, 0.5)
+for _ in range(2):
+    by_annotator.observe(rewards, ids)
 em, ropo, found = RPOEM(1.0, 0.25, 0.5), ROPO(1.0, filter_share=0.3, filter_every=1), {}
 for group in ("batch", "micro_batch"):
     drdpo = DrDPO(1.0, 0.7, group)
@@ -551,6 +603,7 @@ em.observe(rewards, ids)
 ropo.observe(rewards, ids)
 found.update(plain=plain, rate=em.estimated_rate, kept=ropo.pair_weights(list("abcdefg")).tolist())
 found["state"] = ropo.state_dict()
+found["annotators"] = by_annotator.state_dict()
 if rank == 1:  # a rank without pairs takes part
     empty = losses[:0]
 else:
@@ -582,5 +635,7 @@ def test_two_ranks_equal_one(tmp_path):
         assert rank["plain"] == pytest.approx(one["plain"]) and rank["rate"] == pytest.approx(one["rate"])
         assert rank["kept"] == one["kept"] == [1, 0, 1, 1, 1, 0, 1]
         assert rank["state"] == one["state"]
+        assert rank["annotators"] == one["annotators"], "bit for bit"
+    assert one["annotators"]["annotator_rates"].keys() == {"p", "q", "r"}
     for of_first, of_second in zip(first["empty"], second["empty"], strict=True):
         assert sum(of_first) == pytest.approx(1) and of_second == []
