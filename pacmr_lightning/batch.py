@@ -74,6 +74,8 @@ class PairBatch:
     """The reference model's log-probabilities, where somebody computed them already."""
     augmented: PairBatch | None = None
     """The same pairs under reworded prompts (meta batches only)."""
+    weight: Tensor | None = None
+    """(N,) weights g that another adapter gives in this step (co-teaching only)."""
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
@@ -91,6 +93,7 @@ class PairBatch:
             eta=None if self.eta is None else self.eta[rows],
             reference=None if self.reference is None else self.reference[rows],
             augmented=None if self.augmented is None else self.augmented[rows],
+            weight=None if self.weight is None else self.weight[rows],
         )
 
     def longest_first(self) -> PairBatch:
