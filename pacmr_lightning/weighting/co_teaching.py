@@ -1,4 +1,4 @@
-"""Two adapters on one base that weigh each other's pairs, so that no mistake confirms itself."""
+"""Two adapters on one base that weigh each other's pairs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,11 @@ from .train_pairs import TrainPairs, train_pairs
 class PeerWeights(Weighting):
     """Weights that another adapter on the same base gives, which learns from the same batches.
 
-    The policy is the first adapter, and what a run reports and exports. The second one starts from A
-    matrices of its own and is trained like the first: the same loss, learning rate, AdamW and clipping, with
-    weights that come from the first one as it is before the step. It is kept here, and in checkpoints, and
-    takes the first one's place in the model's LoRA layers while it runs.
+    The policy is the first adapter, which a run reports and exports. The second one starts from A matrices of
+    its own and is trained like the first one, with weights that come from that one as it is before the step.
+    It is kept here, and in checkpoints, and takes the first one's place in the LoRA layers while it runs.
 
-    A pair that is in no training step, such as those of ``WeightGap``'s probe set and of an audit, has no
-    other's opinion; its weight is what its own rewards would tell the other.
+    Pairs of no step (``WeightGap``'s probe set, an audit) have the weight that their rewards tell the other.
     """
 
     every = 1
@@ -44,7 +42,8 @@ class PeerWeights(Weighting):
         self._second: dict[str, nn.Parameter] = {}
         self._optimizer: torch.optim.AdamW | None = None
         # Of a checkpoint, until the first update, when the policy is on its device.
-        self._saved: dict[str, Any] = {"adapter": {}, "optimizer": {}}
+        self._saved: dict[str, dict[str, Any]] = {"adapter": {}, "optimizer": {}}
+        self.updates = 0
         self.set_optimizer((0.9, 0.95), 0.0, 1.0)
 
     @abstractmethod
@@ -62,8 +61,7 @@ class PeerWeights(Weighting):
         self, betas: tuple[float, float], weight_decay: float, max_grad_norm: float | None
     ) -> None:
         """The second adapter's are the policy's; see ``Weighting``."""
-        self._adamw: dict[str, Any] = {"betas": betas, "weight_decay": weight_decay}
-        self._max_grad_norm = max_grad_norm
+        self._betas, self._weight_decay, self._max_grad_norm = betas, weight_decay, max_grad_norm
 
     def check_sharded(self) -> None:
         """Refuses ZeRO-3, which has no place for the second adapter's parts."""
@@ -86,19 +84,19 @@ class PeerWeights(Weighting):
         self._build(policy)
         weight = self.for_the_other(pairs.rewards, pairs.objective, batch.ids)
         with _in_place(policy, self._second):
-            others = train_pairs(
-                policy,
-                pairs.objective,
-                replace(batch, weight=weight),
-                pairs.micro_batch_size,
-                often=True,
-            )
+            weighed = replace(batch, weight=weight)
+            others = train_pairs(policy, pairs.objective, weighed, pairs.micro_batch_size, often=True)
             gradient = inner_step(others, self).gradient
+        # The step's weights travel with its pairs, however they are cut.
         pairs.batch = replace(batch, weight=self.for_the_other(others.rewards, pairs.objective, batch.ids))
         size = norm(gradient)
+        if not torch.isfinite(size):  # the same on all ranks
+            what = "The gradient of co-teaching's second adapter is not a finite number"
+            raise UserError(f"{what}; lower the learning rate, or use float32.")
         self._step(gradient, learning_rate)
-        same = (pairs.rewards.u > 0) == (others.rewards.u > 0)
-        counts = torch.stack([same.sum(), same.new_tensor(len(same), dtype=torch.long)]).to(size)
+        self.updates += 1
+        same = ((pairs.rewards.u > 0) == (others.rewards.u > 0)).to(size)
+        counts = torch.stack([same.sum(), torch.ones_like(same).sum()])
         sum_over_ranks([counts])
         return {"peer/grad_norm": size, "peer/agreement": counts[0] / counts[1]}
 
@@ -118,16 +116,13 @@ class PeerWeights(Weighting):
             elif ".lora_A." in name:  # PEFT's default; B is 0 in both
                 nn.init.kaiming_uniform_(value, a=math.sqrt(5), generator=generator)
             self._second[name] = nn.Parameter(value.to(parameter.device))
-        self._optimizer = torch.optim.AdamW(self._second.values(), **self._adamw)
+        second = self._second.values()
+        self._optimizer = torch.optim.AdamW(second, betas=self._betas, weight_decay=self._weight_decay)
         if self._saved["optimizer"]:
             self._optimizer.load_state_dict(self._saved["optimizer"])
+        self._saved = {"adapter": {}, "optimizer": {}}
 
     def _step(self, gradient: Direction, learning_rate: float) -> None:
-        if not torch.isfinite(norm(gradient)):  # the same on all ranks
-            raise UserError(
-                "The gradient of co-teaching's second adapter is not a finite number; lower the learning "
-                "rate, or use float32."
-            )
         if self._max_grad_norm is not None:
             clip(gradient, self._max_grad_norm)
         assert self._optimizer is not None
@@ -138,15 +133,16 @@ class PeerWeights(Weighting):
         self._optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """The second adapter and its optimizer."""
+        """The second adapter, its optimizer, and the updates so far."""
         if self._optimizer is None:
-            return dict(self._saved)
+            return {**self._saved, "updates": self.updates}
         adapter = {name: parameter.detach().clone() for name, parameter in self._second.items()}
-        return {"adapter": adapter, "optimizer": self._optimizer.state_dict()}
+        return {"adapter": adapter, "optimizer": self._optimizer.state_dict(), "updates": self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Keeps it for the next update."""
-        self._saved = {"adapter": state["adapter"], "optimizer": state["optimizer"]}
+        self._saved = {name: state[name] for name in ("adapter", "optimizer")}
+        self.updates = state["updates"]
         self._second, self._optimizer = {}, None
 
 
@@ -158,11 +154,9 @@ class CoTeaching(PeerWeights):
     smaller ids.
 
     Args:
-        rate: share of the pairs that are left out in the end, in [0, 1); "auto" is the datamodule's noise
-            rate.
+        rate: share of the pairs that is left out in the end, in [0, 1); "auto": the datamodule's noise rate.
         warmup: policy updates until so many are.
-        mean_one: divide the weights of a batch, 1 and 0, by their mean, so that the loss is the mean over the
-            pairs that are kept, as in the paper.
+        mean_one: divide the weights of a batch, 1 and 0, by their mean: a mean over the kept pairs.
 
     Raises:
         UserError: the rate is not in [0, 1), or warmup is negative.
@@ -177,7 +171,6 @@ class CoTeaching(PeerWeights):
         self.rate = rate
         self.warmup = warmup
         self.mean_one = mean_one
-        self.updates = 0
         # The smallest u that the last choice has kept.
         self._least_u = -math.inf
 
@@ -197,12 +190,6 @@ class CoTeaching(PeerWeights):
         done = min(self.updates / self.warmup, 1.0) if self.warmup else 1.0
         return 1 - self.rate * done
 
-    def update(self, pairs: TrainPairs, meta: PairBatch, learning_rate: float) -> dict[str, Tensor]:
-        """See ``PeerWeights``; counts the updates."""
-        values = super().update(pairs, meta, learning_rate)
-        self.updates += 1
-        return values
-
     def for_the_other(self, rewards: Rewards, objective: Objective, ids: list[str]) -> Tensor:
         """(N,) 1 for pairs that are kept, else 0."""
         found = zip(objective(rewards).tolist(), ids, rewards.u.tolist(), strict=True)
@@ -218,18 +205,17 @@ class CoTeaching(PeerWeights):
         return (rewards.u >= self._least_u).to(rewards.u)
 
     def state_dict(self) -> dict[str, Any]:
-        """With the rate, which "auto" may have set, and where the schedule stands."""
-        own = {"rate": self.rate, "updates": self.updates, "least_u": self._least_u}
-        return {**super().state_dict(), **own}
+        """With the rate, which "auto" may have set, and what the last choice has kept."""
+        return {**super().state_dict(), "rate": self.rate, "least_u": self._least_u}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what ``state_dict`` returned."""
         super().load_state_dict(state)
-        self.rate, self.updates, self._least_u = state["rate"], state["updates"], state["least_u"]
+        self.rate, self._least_u = state["rate"], state["least_u"]
 
 
 class PeerPrior(PeerWeights):
-    """g = sigmoid(u) with the other adapter's u: the fixed prior without self-confirmation.
+    """g = sigmoid(u) with the other adapter's u, where the fixed prior has the policy's own.
 
     Args:
         mean_one: divide the weights of a batch by their mean.
@@ -252,8 +238,7 @@ class PeerPrior(PeerWeights):
 def _in_place(policy: PolicyModel, second: Mapping[str, nn.Parameter]) -> Iterator[None]:
     """Inside, the policy's LoRA layers have the second adapter's matrices; the first one's stay as they are.
 
-    Not a second adapter in PEFT's sense: as part of the model it would be cast, sharded, stepped or saved
-    with the policy.
+    PEFT's own second adapter would be part of the model, and cast, sharded, gathered and saved with it.
     """
     linears, first = policy.lora_linears(), policy.adapter()
     try:

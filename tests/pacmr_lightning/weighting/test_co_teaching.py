@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from peft import LoraConfig, get_peft_model, load_peft_weights
 from torch.nn.functional import logsigmoid
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
 from pacmr_lightning import cli
@@ -94,25 +95,20 @@ def fit(tmp_path, model, tiny_tokenizer_folder, write_rows):
     return run
 
 
-def log_prob_of(model, tokens, start):
-    """Of one sequence's tokens from ``start`` on."""
-    logits = model(tokens[None]).logits[0, :-1].double().log_softmax(-1)
-    return logits.gather(1, tokens[1:, None])[start - 1 :, 0].sum()
-
-
-def losses_of(model, reference, batch):
-    """(N,) DPO losses and u, one sequence at a time."""
-    found = []
-    for ids, segments in zip(batch.input_ids, batch.segment_ids, strict=True):
-        prompt = ids[segments == Segment.PROMPT]
-        u = 0.0
-        for segment, sign in ((Segment.CHOSEN, 1), (Segment.REJECTED, -1)):
-            sequence = torch.cat([prompt, ids[segments == segment]])
-            apart = log_prob_of(model, sequence, len(prompt)) - log_prob_of(reference, sequence, len(prompt))
-            u = u + sign * apart
-        found.append(BETA * u)
-    u = torch.stack(found)
-    return -logsigmoid(u), u
+def u_of(model, batch):
+    """(N,) beta log pi(chosen) - beta log pi(rejected), each response in a row of its own."""
+    rows, scored = [], []
+    for part in (Segment.CHOSEN, Segment.REJECTED):
+        for ids, segments in zip(batch.input_ids, batch.segment_ids, strict=True):
+            prompt, response = ids[segments == Segment.PROMPT], ids[segments == part]
+            rows.append(torch.cat([prompt, response]))
+            scored.append(torch.cat([torch.zeros_like(prompt), torch.ones_like(response)]))
+    tokens, scored = (pad_sequence(columns, batch_first=True) for columns in (rows, scored))
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    log_probs = model(tokens, attention_mask=mask).logits[:, :-1].double().log_softmax(-1)
+    found = (log_probs.gather(2, tokens[:, 1:, None])[..., 0] * scored[:, 1:]).sum(1)
+    chosen, rejected = found.chunk(2)
+    return BETA * (chosen - rejected)
 
 
 def side_by_side(model, starts, batches, weights_of):
@@ -132,7 +128,10 @@ def side_by_side(model, starts, batches, weights_of):
         )
     given = []
     for step, batch in enumerate(batches):
-        losses, us = zip(*(losses_of(peft, reference, batch) for peft, _ in models), strict=True)
+        with torch.no_grad():
+            apart = u_of(reference, batch)
+        us = [u_of(peft, batch) - apart for peft, _ in models]
+        losses = [-logsigmoid(u) for u in us]
         for own, other in ((0, 1), (1, 0)):
             g = weights_of(losses[other].detach(), us[other].detach(), step)
             optimizers[own].zero_grad()
@@ -167,7 +166,7 @@ def test_two_models_side_by_side(weighting, weights_of, micro, affordable, fit, 
     found, given = side_by_side(model, (watch.first, watch.second), watch.batches, weights_of)
     ours = module.policy.adapter(), module.weighting.state_dict()["adapter"]
     for start, mine, theirs in zip((watch.first, watch.second), ours, found, strict=True):
-        assert max(float((theirs[name] - start[name]).abs().max()) for name in start) > 1e-2
+        assert max(float((theirs[name].detach() - start[name]).abs().max()) for name in start) > 1e-2
         for name, value in mine.items():
             torch.testing.assert_close(value, theirs[name], atol=5e-5, rtol=1e-3)
     rows = read_weights(tmp_path / "run")
