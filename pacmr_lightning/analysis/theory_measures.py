@@ -25,7 +25,7 @@ from ..errors import UserError
 from ..modules import PreferenceModule
 from ..rewards import Rewards
 from ..theory import noisy_posterior, two_rate_log_ratio
-from ..weighting import DropFlipped, OracleWeights, Unweighted, Weighting
+from ..weighting import CoTeaching, DropFlipped, OracleWeights, Unweighted, Weighting
 from .last_pass import last_pass
 
 RESAMPLES = 1000
@@ -87,7 +87,7 @@ def judged_pairs(
 
 def weighs(weighting: Weighting) -> bool:
     """Whether the weights depend on what a pair is, so that g+ and g- are there to be compared."""
-    return not isinstance(weighting, (Unweighted, DropFlipped))
+    return not isinstance(weighting, (Unweighted, DropFlipped, CoTeaching))
 
 
 @torch.no_grad()

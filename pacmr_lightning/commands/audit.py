@@ -18,7 +18,7 @@ from ..files import replacing
 from ..modules import PreferenceModule
 from ..objectives import AnnotatorRPOEM
 from ..runs.finished_run import PreferenceData, find_run, load
-from ..weighting import AuditedWeights, DropFlipped, OracleWeights
+from ..weighting import AuditedWeights, CoTeaching, DropFlipped, OracleWeights
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -173,9 +173,12 @@ def _check(
 
 
 def _varies(module: PreferenceModule, pairs: pd.DataFrame) -> bool:
-    """Whether the weights are an opinion of labels; those that a weighting is told beforehand are none."""
-    told = isinstance(module.weighting, (AuditedWeights, DropFlipped, OracleWeights))
-    return not told and bool(np.ptp(pairs["weight"]) > 1e-6)
+    """Whether the weights are an opinion of labels that ranks them.
+
+    Those that a weighting is told beforehand are none; co-teaching's keep a pair or drop it.
+    """
+    none = (AuditedWeights, CoTeaching, DropFlipped, OracleWeights)
+    return not isinstance(module.weighting, none) and bool(np.ptp(pairs["weight"]) > 1e-6)
 
 
 def _notes(noise: str, data: PreferenceData) -> list[str]:

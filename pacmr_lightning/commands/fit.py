@@ -239,11 +239,10 @@ def _remove_partial_files(root: Path) -> None:
 
 
 def _every(weighting: Namespace | None) -> int | None:
-    """The weighting's ``every``, an option or an attribute of its class; None for one that does not learn."""
-    if weighting is None:
+    """The weighting's ``every``, an option or an attribute of its class; None for one without meta pairs."""
+    if weighting is None or not (kind := resolve_name(weighting.class_path)).needs_meta:
         return None
-    options = weighting.get("init_args") or {}
-    return options["every"] if "every" in options else resolve_name(weighting.class_path).every
+    return (weighting.get("init_args") or {}).get("every", kind.every)
 
 
 def _checkpoints(root: Path) -> str:

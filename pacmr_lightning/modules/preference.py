@@ -133,6 +133,7 @@ class PreferenceModule(HeldOutSteps):
         check_strategy(self.trainer.strategy)
         device = self.trainer.strategy.root_device
         self.weighting.to(device)
+        self.weighting.set_optimizer(self.betas, self.weight_decay, self.max_grad_norm)
         # DeepSpeed moves no module whose parameters it keeps in parts, and so none of its metrics.
         for metrics in (self.train_means, self.weight_statistics, self.held_out_means):
             metrics.to(device)
@@ -206,12 +207,13 @@ class PreferenceModule(HeldOutSteps):
             soft_labels=self.weighting.soft_labels,
         )
         if learns:
-            if batch.meta is None:
+            if batch.meta is None and self.weighting.needs_meta:
                 raise UserError(
                     f"Policy update {self.global_step} is due for a VNet update (every {every}), but its "
                     "batch has no meta pairs; set the datamodule's meta_every to the weighting's every."
                 )
-            self.outer_values = self.weighting.update(pairs, batch.meta, optimizer.param_groups[0]["lr"])
+            meta = train[:0] if batch.meta is None else batch.meta
+            self.outer_values = self.weighting.update(pairs, meta, optimizer.param_groups[0]["lr"])
 
         # Line 13: weights under the new Theta, then one weighted update of the policy.
         record, gradient = self._weighted_gradient(pairs)

@@ -2,6 +2,7 @@
 
 from .audited import AuditedWeights
 from .base import Weighting, Weights
+from .co_teaching import CoTeaching, PeerPrior, PeerWeights
 from .estimators import CentralDifference, Estimator, ExactCoefficients, GhostDotProduct
 from .learner import VNetWeighting
 from .oracle import DropFlipped, OracleWeights
@@ -20,6 +21,7 @@ __all__ = [
     "AuditedWeights",
     "CentralDifference",
     "CleanPreference",
+    "CoTeaching",
     "DropFlipped",
     "Estimator",
     "ExactCoefficients",
@@ -27,6 +29,8 @@ __all__ = [
     "OracleWeights",
     "OuterGradient",
     "OuterObjective",
+    "PeerPrior",
+    "PeerWeights",
     "PromptAugmentationConsistency",
     "SigmoidPrior",
     "SoftPromptConsistency",

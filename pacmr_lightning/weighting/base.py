@@ -43,14 +43,17 @@ class Weighting(ABC):
 
     A weighting is no nn.Module: what it learns must not be cast, sharded or stepped together with the policy.
     One that learns sets ``every``, defines ``update``, and keeps what it learned, which must be the same on
-    all ranks, in ``state_dict``. The module calls ``to``, ``set_label_noise`` and ``check_pairs`` before
-    training, then ``load_state_dict`` where a run goes on, and then in each step on every rank ``update``
-    (where it is due) and ``weights``.
+    all ranks, in ``state_dict``. The module calls ``to``, ``set_optimizer``, ``set_label_noise`` and
+    ``check_pairs`` before training, then ``load_state_dict`` where a run goes on, and then in each step on
+    every rank ``update`` (where it is due) and ``weights``.
     """
 
     every: int | None = None
     """A weighting that learns does so at policy updates 0, every, 2 every, ...; else None. The command
     line tells it the datamodule: the constructor's option of this name, or else the class's value."""
+    needs_meta: bool = True
+    """Whether ``update`` looks at meta pairs. A class that does not sets it to False: the command line then
+    asks the datamodule for none, and ``update`` gets an empty batch."""
     vnet: nn.Module | None = None
     """The network of a weighting that has one of the paper's kind, (Delta, u) to (g, a, b); ``VNetSurfaces``
     draws it and ``pacmr export`` writes it. Others leave it at None and need not."""
@@ -78,6 +81,17 @@ class Weighting(ABC):
 
         Returns:
             (N,) weights g on the rewards' device, without gradient, at least 0.
+        """
+
+    def set_optimizer(
+        self, betas: tuple[float, float], weight_decay: float, max_grad_norm: float | None
+    ) -> None:
+        """Tells a weighting that trains an adapter of its own how the policy's is, before training starts.
+
+        Args:
+            betas: of AdamW.
+            weight_decay: of AdamW.
+            max_grad_norm: what the gradient's norm is scaled down to; None for no clipping.
         """
 
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
@@ -114,9 +128,10 @@ class Weighting(ABC):
                 objective. ``rewards`` and ``losses`` are detached (N,) values, ``weighted(factors)`` is the
                 gradient of the weighted sum of losses over all ranks, ``along(direction)`` the (N,) products
                 of each pair's gradient with a direction.
-            meta: this rank's M meta pairs. ``policy.reference_log_probs(meta)`` are their reference's, and
-                ``meta.augmented`` their second views where they are reworded training pairs, else None. Run
-                no more than ``pairs.micro_batch_size`` of them at once.
+            meta: this rank's M meta pairs, none without ``needs_meta``.
+                ``policy.reference_log_probs(meta)`` are their reference's, and ``meta.augmented`` their
+                second views where they are reworded training pairs, else None. Run no more than
+                ``pairs.micro_batch_size`` of them at once.
             learning_rate: the policy's current learning rate.
 
         Returns:

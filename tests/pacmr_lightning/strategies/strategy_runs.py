@@ -1,7 +1,8 @@
 """One process of a group: trains the same policy under one strategy after the other.
 
 strategy_runs.py BASE FOLDER CASE ...; torchrun's variables say which process it is. Of each case rank 0
-leaves FOLDER/CASE.pt: the adapter and VNet, what was logged, and what the processes held.
+leaves FOLDER/CASE.pt: the adapter and VNet (or co-teaching's second adapter), what was logged, and what the
+processes held.
 """
 
 import os
@@ -15,7 +16,7 @@ from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.strategies import LoraDeepSpeedStrategy
-from pacmr_lightning.weighting import CentralDifference, GhostDotProduct, VNetWeighting
+from pacmr_lightning.weighting import CentralDifference, CoTeaching, GhostDotProduct, VNetWeighting
 from pacmr_lightning.weighting.outer_objectives import PromptAugmentationConsistency, SoftPromptConsistency
 
 STEPS = 6
@@ -62,7 +63,12 @@ def run(base, folder, case):
     """``case``: strategy, and words that vary the run, joined by dashes."""
     name, *options = case.split("-")
     pl.seed_everything(0)
-    few, central = "few" in options, "central" in options
+    few, central, peers = "few" in options, "central" in options, "peers" in options
+    vnet = VNetWeighting(
+        PromptAugmentationConsistency(tau=0.6) if few else SoftPromptConsistency(),
+        CentralDifference(epsilon=0.05, relative=True) if central else GhostDotProduct(),
+        every=2,
+    )
     module = PreferenceModule(
         PolicyModel(
             base,
@@ -71,11 +77,7 @@ def run(base, folder, case):
             gradient_checkpointing="checkpointing" in options,
             logit_chunk=40,  # less than some ranks' response tokens, and not all need as many pieces
         ),
-        weighting=VNetWeighting(
-            PromptAugmentationConsistency(tau=0.6) if few else SoftPromptConsistency(),
-            CentralDifference(epsilon=0.05, relative=True) if central else GhostDotProduct(),
-            every=2,
-        ),
+        weighting=CoTeaching("auto", warmup=3) if peers else vnet,
         learning_rate=1e-2 if few else 1e-3,
         micro_batch_size=2 if "micro" in options else None,
     )
@@ -84,7 +86,7 @@ def run(base, folder, case):
         base,
         global_batch_size=16,
         validation_batch_size=5,
-        meta_every=2,
+        meta_every=None if peers else 2,
         meta_batch_size=2 if few else 16,
         noise_rate=0.3,
         max_length=64,
@@ -113,7 +115,7 @@ def run(base, folder, case):
     if trainer.is_global_zero:
         found = {
             "adapter": {k: v.cpu().clone() for k, v in state.items() if "lora_" in k},
-            "vnet": {k: v.clone() for k, v in module.vnet.state_dict().items()},
+            "vnet": module.weighting.state_dict()["adapter" if peers else "vnet"],
             "metrics": {k: float(v) for k, v in trainer.callback_metrics.items()},
             "updates": module.weighting.updates,
             "coverage": watch.coverage,
