@@ -39,6 +39,7 @@ def cached_log_probs(
     rank: int,
     world_size: int,
     barrier: Callable[[], None],
+    title: str = "Reference log-probabilities",
 ) -> np.ndarray:
     """Log-probabilities of N pairs under the reference, from disk where they have been computed before.
 
@@ -55,6 +56,7 @@ def cached_log_probs(
         rank: this process.
         world_size: number of processes, which share the work.
         barrier: waits for all processes.
+        title: of the progress bar.
 
     Returns:
         (N, 2) log-probabilities in nats of chosen and rejected as found, before any noise; NaN where a pair
@@ -94,7 +96,7 @@ def cached_log_probs(
     mine = range(rank, len(parts), world_size)
     with tqdm(
         total=sum(len(parts[i]) for i in mine if i in missing),
-        desc="Reference log-probabilities",
+        desc=title,
         unit=" pairs",
         disable=not missing or rank > 0,
     ) as progress:

@@ -38,6 +38,7 @@ TOOLS = {
     "judge": "Judges the responses of one model against those of another: win rate, win-score and intervals.",
     "analyze": "Whether other wordings of prompts change what a policy believes, and which side it takes.",
     "audit": "Names the labels of a run's training pairs that look wrong, and writes the pairs without them.",
+    "audit-model": "The same by a policy that was trained elsewhere: any PEFT adapter, or a whole model.",
     "refine": "Trains a run's policy once more, with what its audit says of each label; compares both.",
     "compare": "A table of finished runs side by side, and a figure of how they learned.",
     "generate": "Writes a model's responses to evaluation prompts, by asking an OpenAI-compatible endpoint.",

@@ -11,7 +11,7 @@ _HELD_OUT = (
     "u is that of two DPO policies, each of them trained on half of the prompts, about the half that it has "
     "not seen."
 )
-_LEARNED = "u is that of the run's own policy, which has learned these labels, wrong ones among them"
+_LEARNED = "u is that of a policy that has learned these labels, wrong ones among them"
 
 
 def share_in_words(share: Share) -> str:
@@ -135,8 +135,8 @@ def _learned(findings: Findings) -> str:
     size = float((findings.pairs["u"] - findings.pairs["unpulled_u"]).mean())
     if not size:
         return (
-            f"{_LEARNED}, so the share is likely to be higher; --scorer dpo asks policies that have not seen "
-            "them."
+            f"{_LEARNED}, so the share is likely to be higher; the scorer dpo of pacmr audit asks policies "
+            "that have not seen them."
         )
     return (
         f"{_LEARNED}. What each label itself has added to its pair's u, {size:.2g} nats on average to first "

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
 
 from ..command_line.parser import run_tool
-from ..datamodules.chat import decode_messages
-from ..datamodules.cleaned import check_output, write_cleaned
-from ..datamodules.prompts import split_row
+from ..datamodules.cleaned import check_output
 from ..errors import UserError
-from ..files import replacing
 from ..modules import PreferenceModule
 from ..objectives import AnnotatorRPOEM
 from ..runs.finished_run import PreferenceData, find_run, load
 from ..weighting import AuditedWeights, CoTeaching, DropFlipped, OracleWeights
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from ..audit.report import Texts
-
-Action = Literal["drop", "flip"]
+from .audit_conclusion import Action, Judged, Wanted, conclude
 
 
 def audit(
@@ -74,15 +64,13 @@ def audit(
         UserError: an option is out of range, the run's files are missing or do not fit, or the run has no
             scorer of the kind.
     """
-    _check(top, threshold, share, fallback_share, cleaned, action, micro_batch_size)
+    wanted = Wanted(top, threshold, share, fallback_share, cleaned, action)
+    if micro_batch_size is not None and micro_batch_size < 1:
+        raise UserError(f"micro_batch_size is {micro_batch_size}, but it must be at least 1.")
     # scikit-learn and matplotlib are loaded here so that pacmr --help stays quick.
     from ..analysis.last_pass import last_pass
     from ..audit.cross_fit import FOLDER, CrossFit
-    from ..audit.findings import find
     from ..audit.own_pull import own_pull
-    from ..audit.report import report
-    from ..audit.suspect_traits import suspect_traits
-    from ..audit.terminal import show
 
     found = find_run(run, checkpoint)
     module, data, updates = load(found, as_trained=True)
@@ -110,66 +98,11 @@ def audit(
     scorer = scorer or ("vnet" if varies else "dpo")
     u = cross_fit.u() if scorer == "dpo" else cross_fit.kept()
     pairs.insert(list(pairs.columns).index("loss"), "cross_fit_u", np.nan if u is None else u.to_numpy())
-    rows = data.source.load("train")
-    findings = find(pairs, scorer, threshold, varies, share)
-    notes = _notes(found.noise, data)
-    by_heart = scorer != "dpo" and unit is None
-    if share is None and fallback_share is not None and (by_heart or not findings.share.identified):
-        share = fallback_share if by_heart else min(fallback_share, findings.share.at_most)
-        findings = find(pairs, scorer, threshold, varies, share)
-        why = f", the most that the surest tenth of the pairs leaves ({fallback_share:g} was to be taken)"
-        notes.append(
-            f"The share of wrong labels cannot be told from these scores; it is taken for {share:.3g}"
-            f"{why if share < fallback_share else ''}."
-        )
-    if share is not None and unit is not None and not findings.share.identified:
-        pairs["unpulled_u"] = pairs["u"]  # what the labels have added is all there is
-        findings = find(pairs, scorer, threshold, varies, share)
-    texts = _texts(rows, findings.pairs)
-    responses = [text.chosen for text in texts], [text.rejected for text in texts]
-    traits = suspect_traits(findings.pairs, findings.doubted[1], *responses)
-    known = ["category"] if who is None else ["category", "annotator"]
-    columns = ["rank", "id", *known, "observed", "suggested", "p_wrong", "weight", "u"]
-    table = findings.pairs[[*columns, "unpulled_u", "delta", "a", "b", "loss", "cross_fit_u", "flipped"]]
+    judged = Judged(pairs, scorer, varies, scorer != "dpo" and unit is None, data.noise_flips)
     folder = Path(output) if output else kept
-    page = report(findings, run, texts[:top], notes, traits)
-    tables = {
-        "pairs": table,
-        "methods": findings.methods,
-        "groups": findings.groups,
-        "suspect_traits": traits,
-    }
-    _write(folder, tables, page)
-    console = Console()
-    show(console, findings, traits, folder, notes)
-    if cleaned is not None and action is not None:
-        suspects = set(table["id"][table["suggested"] == "flip"])
-        _write_cleaned(console, data, cleaned, action, suspects)
-    return table
-
-
-def _check(
-    top: int,
-    threshold: float,
-    share: float | None,
-    fallback_share: float | None,
-    cleaned: str | None,
-    action: Action | None,
-    micro_batch_size: int | None,
-) -> None:
-    if top < 0:
-        raise UserError(f"top is {top}, but it is a number of pairs, at least 0.")
-    if not 0 < threshold < 1:
-        raise UserError(f"threshold is {threshold}, but it is a probability, above 0 and below 1.")
-    for name, value in (("share", share), ("fallback_share", fallback_share)):
-        if value is not None and not 0 < value < 0.5:
-            raise UserError(f"{name} is {value}, but the share of wrong labels is above 0 and below 0.5.")
-    if (cleaned is None) != (action is None):
-        given, other = ("cleaned", "action") if action is None else ("action", "cleaned")
-        fix = "drop or flip" if action is None else "the file to write"
-        raise UserError(f"{given} is given without {other}; say with --{other} {fix}.")
-    if micro_batch_size is not None and micro_batch_size < 1:
-        raise UserError(f"micro_batch_size is {micro_batch_size}, but it must be at least 1.")
+    return conclude(
+        judged, data.source.load("train"), data.source, run, folder, _notes(found.noise, data), wanted
+    )
 
 
 def _varies(module: PreferenceModule, pairs: pd.DataFrame) -> bool:
@@ -195,56 +128,6 @@ def _notes(noise: str, data: PreferenceData) -> list[str]:
             f"{out:,} of {counts['rows']:,} rows were not trained on (dropped, or held out) and not audited."
         )
     return notes
-
-
-def _texts(rows: Dataset, table: pd.DataFrame) -> list[Texts]:
-    """Prompts and responses of the pairs of a table, labels as trained."""
-    from ..audit.report import Texts
-
-    places = {name: i for i, name in enumerate(rows["id"])}
-    texts = []
-    for pair in table.itertuples():
-        row = rows[places[pair.id]]
-        split = split_row(row["prompt"], row["chosen"], row["rejected"], row["chat"])
-        prompt = split.prompt
-        if row["chat"]:
-            prompt = "\n\n".join(f"{m['role']}: {m['content']}" for m in decode_messages(prompt))
-        responses = (split.chosen, split.rejected)
-        texts.append(Texts(prompt, *(responses if pair.observed == "chosen" else responses[::-1])))
-    return texts
-
-
-def _write(folder: Path, tables: dict[str, pd.DataFrame], page: str) -> None:
-    with replacing(folder / "pairs.parquet") as temporary:
-        tables["pairs"].to_parquet(temporary, index=False)
-    for name, frame in tables.items():
-        with replacing(folder / f"{name}.csv") as temporary:
-            frame.to_csv(temporary, index=False)
-    with replacing(folder / "report.html") as temporary:
-        temporary.write_text(page, encoding="utf-8")
-
-
-def _write_cleaned(
-    console: Console, data: PreferenceData, output: str, action: Action, suspects: set[str]
-) -> None:
-    """The cleaned pairs, which start from the labels as trained."""
-    swapped = {name for name, flip in (data.noise_flips or {}).items() if flip}
-    drop = suspects if action == "drop" else set()
-    flip = swapped - drop if action == "drop" else swapped ^ suspects
-    rows = write_cleaned(data.source, output, drop, flip)
-    done = "dropped" if action == "drop" else "exchanged"
-    trained = (
-        " Its labels are those that the run was trained on, its noise included, before these were "
-        f"{done}; train on it without noise options."
-        if data.noise_flips is not None
-        else ""
-    )
-    console.print(
-        f"{output}: {rows:,} rows, {len(suspects):,} suspect labels {done}.{trained}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
 
 
 def main(arguments: list[str]) -> None:

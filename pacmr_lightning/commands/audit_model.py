@@ -1,0 +1,145 @@
+"""An audit by a policy that was trained elsewhere: an adapter or a whole model, with its reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from lightning.fabric import Fabric
+from peft import PeftConfig
+from scipy.special import log_expit
+
+from ..batch import UNKNOWN
+from ..command_line.parser import run_tool
+from ..datamodules.cleaned import check_output
+from ..datamodules.pairs import Pairs
+from ..datamodules.reference_cache import cached_log_probs
+from ..datamodules.sources import Source
+from ..datamodules.tokenization import summary_line, tokenize_pairs
+from ..datamodules.tokenizer import load_tokenizer
+from ..errors import UserError
+from ..numerics import AskedDtype
+from ..policy import PolicyModel
+from .audit_conclusion import Action, Judged, Wanted, conclude
+
+
+def audit_model(
+    policy: str,
+    *,
+    source: Source,
+    output: str,
+    reference: str | None = None,
+    beta: float = 0.1,
+    max_length: int = 1024,
+    top: int = 50,
+    threshold: float = 0.5,
+    share: float | None = None,
+    fallback_share: float | None = None,
+    cleaned: str | None = None,
+    action: Action | None = None,
+    dtype: AskedDtype = "float32",
+) -> pd.DataFrame:
+    """Audits preference pairs by a policy that was trained elsewhere, with DPO or anything like it.
+
+    The policy's u = beta log-ratio difference to its reference says which labels it is against; the files are
+    those of pacmr audit. Where it was trained on these very labels it agrees with them too much, so that the
+    share of wrong ones is likely to be higher than estimated; the ranking is still of use.
+
+    Args:
+        policy: folder or Hub id of a PEFT adapter or of a whole model.
+        source: of the pairs, as in pacmr fit; all that it trains on, so that Files needs train alone.
+        output: folder to write to.
+        reference: the model that its training began with, which also has the tokenizer; default: what an
+            adapter names as its base.
+        beta: DPO's temperature in the policy's training, which scales u; the ranking does not depend on it.
+        max_length: tokens of prompt + longer response; longer pairs are left out.
+        top: pairs in the report.
+        threshold: a label is suspect where it is wrong with a probability above this.
+        share: of wrong labels, where it is known; default: estimated.
+        fallback_share: of wrong labels, taken where none is told, since the estimate would be too low
+            for a policy that was trained on these labels.
+        cleaned: file to write the pairs to, in the format of the source.
+        action: what is done there with suspects: "drop" them, or "flip" their label.
+        dtype: of both models; an adapter is added to its base, where bfloat16 rounds small changes away.
+
+    Returns:
+        The rows of ``pairs.parquet``.
+
+    Raises:
+        UserError: an option is out of range, or a model or the pairs cannot be read.
+    """
+    wanted = Wanted(top, threshold, share, fallback_share, cleaned, action)
+    if not beta > 0:
+        raise UserError(f"beta is {beta}, but it must be above 0 (DPO's is usually 0.1).")
+    if cleaned is not None:
+        check_output(source, cleaned)
+    reference = _base(policy) if reference is None else reference
+    tokenizer = load_tokenizer(reference)
+    rows = source.load_all()
+    tokens, counts = tokenize_pairs(rows, tokenizer, max_length)
+    print(summary_line(source.name, "audited", counts))
+    pairs = Pairs(tokens, tokenizer.pad_token_id)
+    ours, base = (
+        _log_probs(model, dtype, pairs, name)
+        for model, name in ((policy, "Policy"), (reference, "Reference"))
+    )
+    chosen, rejected = beta * (ours - base).astype(np.float64).T
+    u = chosen - rejected
+    known = np.array(pairs.flipped)
+    frame = pd.DataFrame(
+        {
+            "id": tokens["id"][:],
+            "prompt": pd.factorize(np.array(tokens["prompt"][:], dtype=object))[0],
+            "category": tokens["category"][:],
+            "observed": "chosen",
+            "weight": 1.0,
+            "u": u,
+            "delta": chosen + rejected,
+            "a": np.nan,
+            "b": np.nan,
+            "cross_fit_u": np.nan,
+            "loss": -log_expit(u),
+            "flipped": pd.array(known == 1, dtype="boolean"),
+            "unpulled_u": u,
+        }
+    )
+    frame.loc[known == UNKNOWN, "flipped"] = pd.NA
+    names = dict(zip(rows["id"][:], rows["annotator"][:], strict=True))
+    if any(name is not None for name in names.values()):
+        frame.insert(3, "annotator", frame["id"].map(names))
+    judged = Judged(frame, "policy", varies=False, by_heart=True, noise_flips=None)
+    notes = [f"The policy {policy} was trained elsewhere; its reference is {reference}."]
+    return conclude(judged, rows, source, policy, Path(output), notes, wanted)
+
+
+def _base(policy: str) -> str:
+    """What an adapter was trained on.
+
+    Raises:
+        UserError: the policy is no adapter, or its base is not named.
+    """
+    try:
+        named = PeftConfig.from_pretrained(policy).base_model_name_or_path
+    except (ValueError, OSError):
+        named = None
+    if not named:
+        raise UserError(
+            f"policy is {policy}, which names no base model; give the model that its training began with, by "
+            "--reference."
+        )
+    return str(named)
+
+
+def _log_probs(name: str, dtype: AskedDtype, pairs: Pairs, role: str) -> np.ndarray:
+    """(N, 2) summed log-probabilities in nats of chosen and rejected responses under a model as it is."""
+    model = PolicyModel(name, rank=1, dtype=dtype)
+    model.build()
+    Fabric(accelerator="auto", devices=1).to_device(model)
+    title = f"{role} log-probabilities"
+    return cached_log_probs(model, pairs, rank=0, world_size=1, barrier=lambda: None, title=title)
+
+
+def main(arguments: list[str]) -> None:
+    """``pacmr audit-model POLICY`` and the options of ``audit_model``."""
+    run_tool("audit-model", audit_model, arguments, positional=True)
