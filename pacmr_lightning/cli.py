@@ -39,6 +39,7 @@ TOOLS = {
     "analyze": "Whether other wordings of prompts change what a policy believes, and which side it takes.",
     "audit": "Names the labels of a run's training pairs that look wrong, and writes the pairs without them.",
     "refine": "Trains a run's policy once more, with what its audit says of each label; compares both.",
+    "correct": "PerpCorrect: corrects a run's labels from a few clean pairs, and trains once more on them.",
     "compare": "A table of finished runs side by side, and a figure of how they learned.",
     "generate": "Writes a model's responses to evaluation prompts, by asking an OpenAI-compatible endpoint.",
     "label": "Makes preference pairs of two responses to each prompt, with labels drawn from a reward.",

@@ -141,7 +141,7 @@ def audit(
     show(console, findings, traits, folder, notes)
     if cleaned is not None and action is not None:
         suspects = set(table["id"][table["suggested"] == "flip"])
-        _write_cleaned(console, data, cleaned, action, suspects)
+        write_corrected(console, data, cleaned, action, suspects)
     return table
 
 
@@ -218,7 +218,7 @@ def _write(folder: Path, tables: dict[str, pd.DataFrame], page: str) -> None:
         temporary.write_text(page, encoding="utf-8")
 
 
-def _write_cleaned(
+def write_corrected(
     console: Console, data: PreferenceData, output: str, action: Action, suspects: set[str]
 ) -> None:
     """The cleaned pairs, which start from the labels as trained."""
