@@ -21,7 +21,7 @@ from ..runs.folder import CONFIG
 from .perplexity import mean_nll
 from .symmetric_mixture import SymmetricMixture, fit_mixture, selection
 
-_FITTED = ("mu", "sigma", "alpha", "threshold", "separation", "problem")
+_FITTED = ("mu", "sigma", "alpha", "threshold", "separation")
 """What the table says of a round's mixture."""
 
 
@@ -79,6 +79,7 @@ class Rounds:
         # Nothing is validated, but without a file for it some of the prompts would be set aside.
         files = {"train": str(rows), "validation": str(rows)}
         ignored = (*NO_NOISE, "clean_meta", "hold_out_clean_meta", "augmentations")
+        ignored += ("curriculum", "curriculum_share")
         data["init_args"] = {name: value for name, value in data["init_args"].items() if name not in ignored}
         data["init_args"] |= {
             "source": {"class_path": "pacmr_lightning.datamodules.Files", "init_args": files},
@@ -143,9 +144,8 @@ class Rounds:
             mixture = fit_mixture(d)
             found.append((mixture, d))
             fitted = {name: getattr(mixture, name) for name in _FITTED}
-            changed = int((d >= mixture.threshold).sum())
-            counts = {"kept": len(learned[0]), "exchanged": len(learned[1])}
-            rows.append({"round": i, **counts, **fitted, "changed": changed})
+            fitted |= {"changed": int((d >= mixture.threshold).sum()), "problem": mixture.problem or ""}
+            rows.append({"round": i, "kept": len(learned[0]), "exchanged": len(learned[1]), **fitted})
             learned = selection(d, mixture.alpha, min(i * round(self.share * number), number))
         table = pd.DataFrame(rows)
         best = _best(found)

@@ -69,7 +69,8 @@ def correct(
     if cleaned is not None:
         check_output(data.source, cleaned)
     folder = Path(output) if output else Path(run).with_name(f"{Path(run).name}-corrected")
-    named = f"{data.clean_meta.name} ({content_key(data.clean_pairs.rows['id'][:])[:8]})"
+    tokens = (data.clean_pairs.rows[f"{name}_ids"][:] for name in ("prompt", "chosen", "rejected"))
+    named = f"{data.clean_meta.name} ({content_key(*tokens)[:8]})"
     asked = {"run": str(run), "clean": named, "beta": beta}
     asked |= {f"rounds.{name}": value for name, value in asdict(rounds).items()}
     check_folder(folder, asked, RECORD)
@@ -147,7 +148,7 @@ def _show(console: Console, table: pd.DataFrame, pairs: int, folder: Path) -> No
             *(str(row[name]) for name in ("round", "kept", "exchanged")),
             *(f"{1 - row['alpha']:.1%}", f"{row['separation']:.3f}", f"{row['threshold']:+.3f}"),
             f"{row['changed'] / pairs:.1%}",
-            "taken" if row["best"] else row["problem"] or "",
+            "taken" if row["best"] else row["problem"],
         )
     console.print(shown)
     best = table[table["best"]].iloc[0]

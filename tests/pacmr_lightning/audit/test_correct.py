@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from rich.console import Console
 
 from pacmr_lightning import cli
 from pacmr_lightning.audit import correction_rounds
@@ -16,6 +17,7 @@ from pacmr_lightning.audit.correction_rounds import Rounds
 from pacmr_lightning.audit.perplexity import mean_nll
 from pacmr_lightning.audit.symmetric_mixture import fit_mixture, selection
 from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.commands.correct import _show
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.folder import read_weights
@@ -221,6 +223,13 @@ def test_bad_input(words, message, corrected, first, tmp_path, capsys):
     said = capsys.readouterr().err
     assert stop.value.code == 2 and message in said and "Traceback" not in said
     assert not plain.with_name("plain-corrected").exists()
+
+
+def test_rounds_that_are_not_taken_say_why(corrected, capsys):
+    table = pd.read_csv(corrected / "rounds.csv", keep_default_na=False)
+    table.loc[~table["best"], "problem"] = "takes 80% of the labels for wrong"
+    _show(Console(width=200), table, PAIRS, corrected)
+    assert "taken" in (said := capsys.readouterr().out) and said.count("takes 80%") == COUNT - 1
 
 
 def test_rounds_that_tell_nothing(corrected):
