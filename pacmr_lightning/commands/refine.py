@@ -41,12 +41,12 @@ def refine(
     run: str,
     output: str | None = None,
     labels: Labels = "soft",
-    easiest: float | None = None,
     share: float | None = None,
     beta: float | None = None,
     scorer: Literal["policy", "dpo", "vnet"] = "policy",
     checkpoint: str = "last",
     micro_batch_size: int | None = None,
+    easiest: float | None = None,
 ) -> None:
     """Trains a run's policy once more, from the reference, with what the run's own audit says of each label.
 
@@ -61,7 +61,6 @@ def refine(
             the label as observed, as far as it is; "drop" leaves suspects out; "flip" exchanges them;
             "easiest" trains on the pairs that policies which have not seen them find easiest, from easy to
             difficult (Selective DPO), and needs ``--scorer dpo``.
-        easiest: share of the pairs that is taken with ``--labels easiest``; default: 0.5.
         share: of wrong labels, where it is known; default: what the audit estimates, and where it cannot,
             the most that the pairs which the policy is surest of leave, up to 0.45: told too high a share the
             second pass loses little, told too low a one most of its gain.
@@ -71,6 +70,7 @@ def refine(
             trains two more policies.
         checkpoint: which of the run's folder ``checkpoints`` judges, by its name without .ckpt.
         micro_batch_size: pairs in one forward pass of the audit; default: that of training.
+        easiest: share of the pairs that is taken with ``--labels easiest``; default: 0.5.
 
     Raises:
         UserError: the run's files are missing, an option is out of range, or the folder holds something else.
