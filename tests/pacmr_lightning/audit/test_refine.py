@@ -11,6 +11,7 @@ import yaml
 from pacmr_lightning import cli
 from pacmr_lightning.commands.refine import USES, objective, refine
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.runs.finished_run import find_run, load
 from pacmr_lightning.runs.folder import read_weights
 
 from .conftest import PAIRS
@@ -143,6 +144,11 @@ def test_the_easiest_pairs_from_easy_to_difficult(first, tmp_path):
     assert in_order(folder, audited) == (3 * PAIRS // 16, True)
     assert (read_weights(folder)["weight"] == 1).all()
     assert json.loads((folder / "refine.json").read_text())["easiest"] == 0.5
+
+    for as_trained, count in ((True, PAIRS // 2), (False, PAIRS)):
+        _, data, _ = load(find_run(str(folder), "last"), as_trained=as_trained)
+        data.setup("fit")
+        assert len(data.train_pairs) == count
 
     again = (
         "fit",
