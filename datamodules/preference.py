@@ -62,15 +62,15 @@ class PreferenceDataModule(PromptData):
         hold_out_clean_meta: leave pairs of ``clean_meta`` out of training, by id.
         augmentations: Parquet file of ``pacmr augment``: meta pairs are then the pairs of its prompts. It is
             read where the meta batches are reworded training pairs.
-        curriculum: ``pairs.parquet`` of ``pacmr audit --scorer dpo`` of a run on these pairs and labels: the
-            easiest are trained on in each epoch, from easy to difficult; None for all, shuffled.
-        curriculum_share: of the training pairs that are the easiest, above 0 and at most 1.
         reference: "live" computes the reference's log-probabilities with each batch, "cached" those of all
             pairs before training, on disk for every later run with the same model and pairs.
         predict_prompts: prompts to answer, drawn from those of the source; None for all. All if there are
             fewer.
         predict_seed: which prompts are drawn.
         predict_max_length: tokens of a prompt to answer; longer ones are left out and counted.
+        curriculum: ``pairs.parquet`` of ``pacmr audit --scorer dpo`` of a run on these pairs and labels: the
+            easiest are trained on in each epoch, from easy to difficult; None for all, shuffled.
+        curriculum_share: of the training pairs that are the easiest, above 0 and at most 1.
 
     Attributes:
         noise_flips: after ``setup("fit")``, for each id of the training rows whether the noise flips its
@@ -109,12 +109,12 @@ class PreferenceDataModule(PromptData):
         clean_meta: Source | None = None,
         hold_out_clean_meta: bool = True,
         augmentations: str | None = None,
-        curriculum: str | None = None,
-        curriculum_share: float = 0.5,
         reference: Literal["live", "cached"] = "live",
         predict_prompts: int | None = 800,
         predict_seed: int = 42,
         predict_max_length: int = 4096,
+        curriculum: str | None = None,
+        curriculum_share: float = 0.5,
     ):
         super().__init__()
         _check_at_least("max_length (tokens of prompt and response)", max_length, 2)

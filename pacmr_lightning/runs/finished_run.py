@@ -154,7 +154,7 @@ def load(
         # A datamodule reads clean meta pairs, which may be held out, only where there are meta batches.
         options["meta_every"] = 1 if options.get("clean_meta") else None
     else:
-        chosen = ("clean_meta", "hold_out_clean_meta", "curriculum")
+        chosen = ("clean_meta", "hold_out_clean_meta", "curriculum", "curriculum_share")
         options = {name: value for name, value in options.items() if name not in chosen}
         options |= {name: value for name, value in NO_NOISE.items() if name in options}
         # Meta batches of reworded training pairs are what makes the datamodule read second wordings,

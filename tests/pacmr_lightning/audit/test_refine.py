@@ -131,21 +131,21 @@ def test_what_suspects_are_used_for(labels, first):
 def in_order(run, audited):
     """Whether each update had the pairs that a direct calculation says, from easy to difficult."""
     loss = np.log1p(np.exp(-audited["cross_fit_u"].to_numpy()))
-    easiest = audited["id"].to_numpy()[loss.argsort()][: PAIRS // 2].reshape(-1, 8)
+    easiest = audited["id"].to_numpy()[loss.argsort()][: PAIRS * 3 // 4].reshape(-1, 8)
     visits = read_weights(run).groupby("step")["id"].agg(set)
     return len(visits), [set(easiest[i % len(easiest)]) for i in range(len(visits))] == visits.tolist()
 
 
 def test_the_easiest_pairs_from_easy_to_difficult(first, tmp_path):
     """In each epoch anew, and after a resume in the middle of one."""
-    refine(str(first), labels="easiest", scorer="dpo", beta=2.0)
+    refine(str(first), labels="easiest", easiest=0.75, scorer="dpo", beta=2.0)
     folder = first.with_name("first-refined")
     audited = pd.read_parquet(folder / "audit" / "pairs.parquet")
-    assert in_order(folder, audited) == (3 * PAIRS // 16, True)
+    assert in_order(folder, audited) == (3 * PAIRS * 3 // 32, True)
     assert (read_weights(folder)["weight"] == 1).all()
-    assert json.loads((folder / "refine.json").read_text())["easiest"] == 0.5
+    assert json.loads((folder / "refine.json").read_text())["easiest"] == 0.75
 
-    for as_trained, count in ((True, PAIRS // 2), (False, PAIRS)):
+    for as_trained, count in ((True, PAIRS * 3 // 4), (False, PAIRS)):
         _, data, _ = load(find_run(str(folder), "last"), as_trained=as_trained)
         data.setup("fit")
         assert len(data.train_pairs) == count
