@@ -69,8 +69,8 @@ def write_cleaned(source: Source, output: str, drop: set[str], flip: set[str]) -
     if not isinstance(source, Files):
         rows = source.load_all()
         _check_ids(source, set(rows["id"]), drop | flip)
-        kept = (_exchanged(row) if row["id"] in flip else row for row in rows if row["id"] not in drop)
-        return _write_own(kept, path)
+        kept = (exchanged(row) if row["id"] in flip else row for row in rows if row["id"] not in drop)
+        return write_rows(kept, path)
     train = source.splits.train
     ids = [row["id"] for row in checked(numbered_rows(train), PREFERENCES, train)]
     _check_ids(source, set(ids), drop | flip)
@@ -79,7 +79,7 @@ def write_cleaned(source: Source, output: str, drop: set[str], flip: set[str]) -
     raw = (row for _, row in numbered_rows(train))
     return _write_json(
         (
-            _exchanged(row) if name in flip else row
+            exchanged(row) if name in flip else row
             for name, row in zip(ids, raw, strict=True)
             if name not in drop
         ),
@@ -95,7 +95,8 @@ def _check_ids(source: Source, there: set[str], asked: set[str]) -> None:
         )
 
 
-def _exchanged(row: dict[str, Any]) -> dict[str, Any]:
+def exchanged(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with the other label; ``flipped`` and ``eta`` become their opposites."""
     row = row | {"chosen": row["rejected"], "rejected": row["chosen"]}
     for name in ("flipped", "eta"):
         if row.get(name) is not None:
@@ -138,7 +139,7 @@ def _write_parquet(train: Path, path: Path, ids: list[str], drop: set[str], flip
                 # Other columns are copied as they are: not all of Arrow survives being made Python objects.
                 rows = batch.select(sorted(touched)).to_pylist()
                 rows = [
-                    _exchanged(row) if name in flip else row for name, row in zip(names, rows, strict=True)
+                    exchanged(row) if name in flip else row for name, row in zip(names, rows, strict=True)
                 ]
                 columns = [
                     pa.array([row[field.name] for row in rows], field.type)
@@ -154,8 +155,15 @@ def _write_parquet(train: Path, path: Path, ids: list[str], drop: set[str], flip
     return count
 
 
-def _write_own(rows: Iterator[dict[str, Any]], path: Path) -> int:
-    """Rows in this package's columns; those that no row has are left out."""
+def write_rows(rows: Iterator[dict[str, Any]], path: Path) -> int:
+    """Writes rows in this package's columns; those that no row has are left out.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        UserError: the file ends in .parquet, and some rows are texts and others chat messages.
+    """
 
     def plain(row: dict[str, Any]) -> dict[str, Any]:
         chat = row.pop("chat")

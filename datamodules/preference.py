@@ -68,6 +68,9 @@ class PreferenceDataModule(PromptData):
             fewer.
         predict_seed: which prompts are drawn.
         predict_max_length: tokens of a prompt to answer; longer ones are left out and counted.
+        curriculum: ``pairs.parquet`` of ``pacmr audit --scorer dpo`` of a run on these pairs and labels: the
+            easiest are trained on in each epoch, from easy to difficult; None for all, shuffled.
+        curriculum_share: of the training pairs that are the easiest, above 0 and at most 1.
 
     Attributes:
         noise_flips: after ``setup("fit")``, for each id of the training rows whether the noise flips its
@@ -110,6 +113,8 @@ class PreferenceDataModule(PromptData):
         predict_prompts: int | None = 800,
         predict_seed: int = 42,
         predict_max_length: int = 4096,
+        curriculum: str | None = None,
+        curriculum_share: float = 0.5,
     ):
         super().__init__()
         _check_at_least("max_length (tokens of prompt and response)", max_length, 2)
@@ -147,6 +152,15 @@ class PreferenceDataModule(PromptData):
         self.clean_meta = clean_meta
         self.hold_out_clean_meta = hold_out_clean_meta
         self.augmentations = augmentations
+        if not 0 < curriculum_share <= 1:
+            raise UserError(f"curriculum_share is {curriculum_share}, but it must be above 0 and at most 1.")
+        if curriculum is None and curriculum_share != 0.5:
+            raise UserError(
+                f"curriculum_share is {curriculum_share}, but there is no curriculum; give pairs.parquet of "
+                "an audit, or leave it out."
+            )
+        self.curriculum = curriculum
+        self.curriculum_share = curriculum_share
         self.reference = reference
         self.predict_prompts = predict_prompts
         self.predict_seed = predict_seed
@@ -174,6 +188,8 @@ class PreferenceDataModule(PromptData):
             self.clean_meta,
             self.hold_out_clean_meta,
             self.augmentations if reworded else None,
+            self.curriculum,
+            self.curriculum_share,
         )
 
     @property
@@ -263,6 +279,7 @@ class PreferenceDataModule(PromptData):
             meta_every=self.meta_every,
             meta_batch_size=self.meta_batch_size,
             clean_meta=self.clean_pairs,
+            shuffle=self.curriculum is None,
             **self._ranks,
         )
         return self._loader(batches, RankSteps(len(batches), self._global_step))

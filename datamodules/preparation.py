@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.weighting.audited import easiest_first
 
 from .augmentation.files import read_augmentations
 from .noise import AnnotatorNoise, LabelNoise
@@ -31,6 +32,8 @@ class Preparation:
         clean_meta: a source of clean pairs, or None.
         hold_out: leave pairs of ``clean_meta`` out of the training pairs, by id.
         augmentations: file with second wordings of training prompts, or None.
+        curriculum: an audit's file by which the training pairs are put from easy to difficult, or None.
+        curriculum_share: of them that is kept, the easiest.
 
     Attributes:
         counts: by split, what became of the rows.
@@ -51,6 +54,8 @@ class Preparation:
         clean_meta: Source | None,
         hold_out: bool,
         augmentations: str | None,
+        curriculum: str | None = None,
+        curriculum_share: float = 1.0,
     ):
         self.source = source
         self.tokenizer = tokenizer
@@ -60,6 +65,8 @@ class Preparation:
         self.clean_meta = clean_meta
         self.hold_out = hold_out
         self.augmentations = augmentations
+        self.curriculum = curriculum
+        self.curriculum_share = curriculum_share
         self.counts: dict[str, dict[str, int]] = {}
         self.noise_flips: dict[str, bool] | None = None
         self.annotators: dict[str, str | None] | None = None
@@ -81,7 +88,10 @@ class Preparation:
         return self._as_found(self.clean_meta, "clean_meta")
 
     def train(self, clean: Pairs | None) -> Pairs:
-        """The training pairs under noise, without those of ``clean`` where these are held out."""
+        """The training pairs under noise, without those of ``clean`` where these are held out.
+
+        Where there is a curriculum they are its easiest, by rising difficulty.
+        """
         found, rows, counts = self._split("train")
         swapped = None
         if self.noise is not None:
@@ -101,6 +111,11 @@ class Preparation:
         if held_out:
             counts["in clean_meta"] = len(rows) - len(pairs)
         counts["flipped"] = sum(pairs.swapped)
+        if self.curriculum is not None:
+            easiest = easiest_first(self.curriculum, pairs)[: int(self.curriculum_share * len(pairs))]
+            counts["easiest"] = len(easiest)
+            self._kept = [self._kept[i] for i in easiest]
+            pairs = pairs.select(easiest)
         self._announce(self.source, "train", counts)
         return pairs
 

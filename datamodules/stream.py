@@ -54,6 +54,7 @@ class PairedBatches(TorchDataset):
         rank: this process.
         world_size: number of processes; it must divide both batch sizes.
         clean_meta: pairs with clean labels for the meta batches instead, without second views.
+        shuffle: permute the rows; otherwise each epoch has them in their own order.
 
     Raises:
         UserError: a batch size cannot be shared evenly, there are fewer pairs than ``global_batch_size``, or
@@ -71,9 +72,11 @@ class PairedBatches(TorchDataset):
         rank: int = 0,
         world_size: int = 1,
         clean_meta: Pairs | None = None,
+        shuffle: bool = True,
     ):
         self.pairs = pairs
         self.clean_meta = clean_meta
+        self.shuffle = shuffle
         self.global_batch_size = global_batch_size
         self.seed = seed
         self.meta_every = meta_every
@@ -110,7 +113,11 @@ class PairedBatches(TorchDataset):
     def __getitem__(self, step: int) -> PairedBatch:
         if step < 0:
             raise IndexError(f"There is no step {step}.")
-        rows = _block(len(self.pairs), self.global_batch_size, self.seed, "train", step)
+        if self.shuffle:
+            rows = _block(len(self.pairs), self.global_batch_size, self.seed, "train", step)
+        else:
+            start = step % len(self) * self.global_batch_size
+            rows = list(range(start, start + self.global_batch_size))
         return PairedBatch(train=self.pairs.batch(self._share(rows)), meta=self._meta(step))
 
     def _meta(self, step: int) -> PairBatch | None:

@@ -201,6 +201,8 @@ def summary_line(name: str, split: str, counts: dict[str, int]) -> str:
         parts.append(f"dropped: {', '.join(dropped)}")
     if counts.get("flipped"):
         parts.append(f"{counts['flipped'] / counts['kept']:.1%} of labels flipped")
+    if "easiest" in counts:
+        parts.append(f"the {counts['easiest']} easiest of them, from easy to difficult")
     if counts[NO_SECOND_VIEW] and split == "train":
         parts.append(f"{counts[NO_SECOND_VIEW]} without a second view")
     return f"{name}, {split}: " + "; ".join(parts)

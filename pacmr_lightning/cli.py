@@ -40,6 +40,7 @@ TOOLS = {
     "audit": "Names the labels of a run's training pairs that look wrong, and writes the pairs without them.",
     "audit-model": "The same by a policy that was trained elsewhere: any PEFT adapter, or a whole model.",
     "refine": "Trains a run's policy once more, with what its audit says of each label; compares both.",
+    "correct": "PerpCorrect: corrects a run's labels from a few clean pairs, and trains once more on them.",
     "compare": "A table of finished runs side by side, and a figure of how they learned.",
     "generate": "Writes a model's responses to evaluation prompts, by asking an OpenAI-compatible endpoint.",
     "label": "Makes preference pairs of two responses to each prompt, with labels drawn from a reward.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,12 @@ _PART = 1000
 """Rows that are read at a time."""
 
 
+def four(policy: PolicyModel, batch: PairBatch) -> Tensor:
+    """(n, 4) the policy's log-probabilities of chosen and rejected, then the reference's."""
+    now, reference = policy.log_probs(batch), policy.reference_log_probs(batch)
+    return torch.stack([now.chosen, now.rejected, reference.chosen, reference.rejected], dim=1)
+
+
 @torch.no_grad()
 def pair_log_probs(
     module: PreferenceModule,
@@ -32,6 +39,7 @@ def pair_log_probs(
     name: str,
     augmented: bool = False,
     micro_batch_size: int | None = None,
+    ask: Callable[[PolicyModel, PairBatch], Tensor] = four,
 ) -> Tensor:
     """Asks policy and reference about N pairs as labelled; what is on disk is not asked again.
 
@@ -43,10 +51,11 @@ def pair_log_probs(
         name: of the progress bar.
         augmented: also under the second wording of each prompt, which all of the pairs must have.
         micro_batch_size: pairs in one forward pass; None is that of training, or 32 where that has none.
+        ask: what is asked about n pairs, as (n, K) values.
 
     Returns:
-        (N, V, 4) summed response log-probabilities in nats for V = 1 wording or 2: the policy's of chosen and
-        rejected, then the reference's.
+        (N, V, K) values for V = 1 wording or 2: by default K = 4 summed response log-probabilities in nats,
+        the policy's of chosen and rejected, then the reference's.
 
     Raises:
         UserError: a value is not finite.
@@ -60,7 +69,8 @@ def pair_log_probs(
     order = sorted(range(len(indices)), key=lambda i: -lengths[i])
     first = move_data_to_device(pairs.batch([indices[order[0]]]), device)
     judge = content_key(
-        policy.reference_digest(), policy.log_prob_options(first), policy.lora, _digest(policy)
+        *(policy.reference_digest(), policy.log_prob_options(first), policy.lora, _digest(policy)),
+        *([] if ask is four else [ask.__name__]),
     )
     keys = [content_key(judge, pair) for pair in tokens]
     with AnswerStore(answers) as store:
@@ -71,7 +81,7 @@ def pair_log_probs(
                 rows = order[start : start + size]
                 batch = move_data_to_device(pairs.batch([indices[i] for i in rows], augmented), device)
                 views = [batch, batch.augmented] if augmented else [batch]
-                values = torch.stack([_four(policy, view) for view in views], dim=1).tolist()
+                values = torch.stack([ask(policy, view) for view in views], dim=1).tolist()
                 part = {keys[i]: found for i, found in zip(rows, values, strict=True)}
                 store.put(part)
                 answered |= part
@@ -84,12 +94,6 @@ def pair_log_probs(
             "diverged; name an earlier checkpoint, or train again with a lower learning rate."
         )
     return found
-
-
-def _four(policy: PolicyModel, batch: PairBatch) -> Tensor:
-    """(n, 4) the policy's log-probabilities of chosen and rejected, then the reference's."""
-    now, reference = policy.log_probs(batch), policy.reference_log_probs(batch)
-    return torch.stack([now.chosen, now.rejected, reference.chosen, reference.rejected], dim=1)
 
 
 def _digest(policy: PolicyModel) -> str:

@@ -120,7 +120,7 @@ def conclude(
     show(console, findings, traits, folder, notes)
     if wanted.cleaned is not None and wanted.action is not None:
         suspects = set(table["id"][table["suggested"] == "flip"])
-        _write_cleaned(console, judged.noise_flips, source, wanted.cleaned, wanted.action, suspects)
+        write_corrected(console, judged.noise_flips, source, wanted.cleaned, wanted.action, suspects)
     return table
 
 
@@ -151,7 +151,7 @@ def _write(folder: Path, tables: dict[str, pd.DataFrame], page: str) -> None:
         temporary.write_text(page, encoding="utf-8")
 
 
-def _write_cleaned(
+def write_corrected(
     console: Console,
     noise_flips: dict[str, bool] | None,
     source: Source,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
@@ -14,12 +14,13 @@ from typing import Any, Literal
 from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..files import replacing
+from ..runs.checkpoints import LAST
 from ..runs.finished_run import Run, find_run
 from ..runs.folder import CONFIG, SUMMARY
 from .audit import audit
 from .compare import compare
 
-Labels = Literal["soft", "weights", "drop", "flip"]
+Labels = Literal["soft", "weights", "drop", "flip", "easiest"]
 
 RECORD = "refine.json"
 """File of what was asked for, inside the second pass's folder."""
@@ -45,6 +46,7 @@ def refine(
     scorer: Literal["policy", "dpo", "vnet"] = "policy",
     checkpoint: str = "last",
     micro_batch_size: int | None = None,
+    easiest: float | None = None,
 ) -> None:
     """Trains a run's policy once more, from the reference, with what the run's own audit says of each label.
 
@@ -56,7 +58,9 @@ def refine(
         run: folder of a finished preference run.
         output: folder of the second pass; default: the run's name with ``-refined``.
         labels: "soft" learns from both orders of a pair, each as far as it is probably right; "weights" from
-            the label as observed, as far as it is; "drop" leaves suspects out; "flip" exchanges them.
+            the label as observed, as far as it is; "drop" leaves suspects out; "flip" exchanges them;
+            "easiest" trains on the pairs that policies which have not seen them find easiest, from easy to
+            difficult (Selective DPO), and needs ``--scorer dpo``.
         share: of wrong labels, where it is known; default: what the audit estimates, and where it cannot,
             the most that the pairs which the policy is surest of leave, up to 0.45: told too high a share the
             second pass loses little, told too low a one most of its gain.
@@ -66,6 +70,7 @@ def refine(
             trains two more policies.
         checkpoint: which of the run's folder ``checkpoints`` judges, by its name without .ckpt.
         micro_batch_size: pairs in one forward pass of the audit; default: that of training.
+        easiest: share of the pairs that is taken with ``--labels easiest``; default: 0.5.
 
     Raises:
         UserError: the run's files are missing, an option is out of range, or the folder holds something else.
@@ -79,7 +84,11 @@ def refine(
     folder = Path(output) if output else Path(run).with_name(f"{Path(run).name}-refined")
     asked = {"run": str(run), "labels": labels, "share": share, "beta": beta}
     asked |= {"scorer": scorer, "checkpoint": checkpoint}
-    _check_folder(folder, asked)
+    if labels == "easiest":
+        easiest = 0.5 if easiest is None else easiest
+        asked["easiest"] = easiest
+    _check_easiest(labels, easiest, scorer)
+    check_folder(folder, asked, RECORD)
     table = folder / AUDIT / "pairs.parquet"
     if not (folder / RECORD).exists():
         audit(
@@ -91,61 +100,121 @@ def refine(
             fallback_share=SAFE_SHARE,
             micro_batch_size=micro_batch_size,
         )
-        _write(folder, asked)
+        write_record(folder / RECORD, asked)
     if not (folder / SUMMARY).exists():
-        _second_pass(found, folder, table, labels, beta)
+        _second_pass(found, folder, _use(labels, table, easiest), beta)
     from ..analysis.learning_curves import validated
 
     runs = [run, str(folder)]
     compare(runs, figure=str(folder / "comparison.png") if all(map(validated, runs)) else None)
 
 
-def _check_folder(folder: Path, asked: dict[str, Any]) -> None:
-    """Refuses a folder that holds a run, or a second pass that was asked for with other options."""
-    if not (folder / CONFIG).exists() and not (folder / RECORD).exists():
+def check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:
+    """Refuses a folder that holds a run, or a second pass that was asked for with other options.
+
+    Args:
+        folder: of the second pass.
+        asked: its options.
+        record: file in the folder where ``write_record`` has put them.
+
+    Raises:
+        UserError: the folder holds something else.
+    """
+    path = folder / record
+    if not (folder / CONFIG).exists() and not path.exists():
         return
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
-        record = {}
+        found = {}
     for name, value in asked.items():
-        if record.get(name) != value:
-            held = f"a second pass with {name} {record[name]}" if name in record else "another run"
+        if found.get(name) != value:
+            held = f"a second pass with {name} {found[name]}" if name in found else "another run"
             raise UserError(f"The folder {folder} holds {held} already; name another with --output.")
 
 
-def _write(folder: Path, asked: dict[str, Any]) -> None:
-    with replacing(folder / RECORD) as temporary:
+def write_record(path: Path, asked: dict[str, Any]) -> None:
+    """Keeps what was asked for."""
+    with replacing(path) as temporary:
         temporary.write_text(json.dumps(asked, indent=2) + "\n", encoding="utf-8")
 
 
-def _second_pass(first: Run, folder: Path, table: Path, labels: Labels, beta: float | None) -> None:
-    """``pacmr fit`` with the first run's configuration and the audit's probabilities."""
+def train_again(first: Run, folder: Path, options: dict[str, str], own: Iterable[str]) -> None:
+    """``pacmr fit`` with the first run's configuration and other options; it goes on where it was killed.
+
+    Args:
+        first: the first run.
+        folder: of the second pass, which is a run of its own.
+        options: of the command line, by name.
+        own: names of what belongs to the second pass in that folder and not to its fit.
+    """
+    words = ["--config", str(Path(first.folder) / CONFIG)]
+    options = options | {"trainer.default_root_dir": str(folder)}
+    words += [word for name, value in options.items() for word in (f"--{name}", value)]
+    fit(folder, words, own)
+
+
+def fit(folder: Path, words: list[str], own: Iterable[str] = ()) -> None:
+    """``pacmr fit`` in this process; a folder with a checkpoint goes on, what else a kill has left goes.
+
+    Args:
+        folder: of the run.
+        words: of the command line, after ``fit``.
+        own: names in the folder that are not the run's.
+    """
     from .fit import PacmrCLI
 
-    words = ["fit", "--config", str(Path(first.folder) / CONFIG)]
-    options = {
-        "model.method": f"{first.model['init_args']['method']}-refined",
-        **_objective(first.model["init_args"], beta),
-        "model.weighting": "AuditedWeights",
-        "model.weighting.audit": str(table),
-        **{f"model.weighting.{name}": json.dumps(value) for name, value in USES[labels].items()},
-        "trainer.default_root_dir": str(folder),
-    }
-    words += [word for name, value in options.items() for word in (f"--{name}", value)]
-    if (folder / "checkpoints" / "last.ckpt").exists():
-        words += ["--ckpt_path", "last"]
-    else:
-        _clear(folder)
-    with _command_line(words):
+    if (folder / "checkpoints" / LAST).exists():
+        words = [*words, "--ckpt_path", "last"]
+    elif folder.exists():
+        _clear(folder, own)
+    with _command_line(["fit", *words]):
         PacmrCLI()
 
 
-def _objective(options: dict[str, Any], beta: float | None) -> dict[str, str]:
+def _check_easiest(labels: Labels, easiest: float | None, scorer: str) -> None:
+    if easiest is None:
+        return
+    if labels != "easiest":
+        raise UserError(
+            f"easiest is {easiest}, but labels is {labels}, which has no use for it; leave it out."
+        )
+    if not 0 < easiest <= 1:
+        raise UserError(f"easiest is {easiest}, but it is a share of the pairs, above 0 and at most 1.")
+    if scorer != "dpo":
+        raise UserError(
+            f"scorer is {scorer}, but what is easy is asked of policies that have not seen the pairs; use "
+            "--scorer dpo."
+        )
+
+
+def _use(labels: Labels, table: Path, easiest: float | None) -> dict[str, str]:
+    """Options of ``pacmr fit`` with which the second pass learns from the audit."""
+    if labels == "easiest":
+        order = {"data.curriculum": str(table), "data.curriculum_share": str(easiest)}
+        return {"model.weighting": "Unweighted", **order}
+    return {
+        "model.weighting": "AuditedWeights",
+        "model.weighting.audit": str(table),
+        **{f"model.weighting.{name}": json.dumps(value) for name, value in USES[labels].items()},
+    }
+
+
+def _second_pass(first: Run, folder: Path, use: dict[str, str], beta: float | None) -> None:
+    """The first run once more, with what the audit has found."""
+    options = {
+        "model.method": f"{first.model['init_args']['method']}-refined",
+        **objective(first.model["init_args"], beta),
+        **use,
+    }
+    train_again(first, folder, options, (AUDIT, RECORD))
+
+
+def objective(options: dict[str, Any], beta: float | None) -> dict[str, str]:
     """DPO in place of an objective that weighs or corrects labels itself, since the audit does it now."""
-    objective = options.get("objective") or {"class_path": "pacmr_lightning.objectives.DPO"}
-    beta = (objective.get("init_args") or {}).get("beta") if beta is None else beta
-    kind = resolve_name(objective["class_path"])
+    first = options.get("objective") or {"class_path": "pacmr_lightning.objectives.DPO"}
+    beta = (first.get("init_args") or {}).get("beta") if beta is None else beta
+    kind = resolve_name(first["class_path"])
     changed = {}
     if kind.grouped or kind.corrects_labels:
         print(f"The second pass learns with DPO, since {kind.__name__} makes its own of wrong labels.")
@@ -153,10 +222,10 @@ def _objective(options: dict[str, Any], beta: float | None) -> dict[str, str]:
     return changed | ({} if beta is None else {"model.objective.beta": json.dumps(beta)})
 
 
-def _clear(folder: Path) -> None:
+def _clear(folder: Path, own: Iterable[str]) -> None:
     """Removes what a fit that was killed before its first checkpoint has left."""
     for path in folder.iterdir():
-        if path.name not in (AUDIT, RECORD):
+        if path.name not in own:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 

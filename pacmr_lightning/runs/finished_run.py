@@ -66,8 +66,11 @@ class PreferenceData(Protocol):
     augmentations: str | None
     meta_every: int | None
     reference: str
-    train_pairs: Any
+    clean_meta: Any
+    hold_out_clean_meta: bool
+    clean_pairs: Any
     """After ``setup``, as the following."""
+    train_pairs: Any
     validation_pairs: Any
 
     @property
@@ -151,7 +154,8 @@ def load(
         # A datamodule reads clean meta pairs, which may be held out, only where there are meta batches.
         options["meta_every"] = 1 if options.get("clean_meta") else None
     else:
-        options = {name: value for name, value in options.items() if not name.endswith("clean_meta")}
+        chosen = ("clean_meta", "hold_out_clean_meta", "curriculum", "curriculum_share")
+        options = {name: value for name, value in options.items() if name not in chosen}
         options |= {name: value for name, value in NO_NOISE.items() if name in options}
         # Meta batches of reworded training pairs are what makes the datamodule read second wordings,
         # whatever the run's method.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..batch import PairBatch
 from ..errors import UserError
 from ..rewards import Rewards
 from .base import Weighting, Weights
 
-_COLUMNS = ["id", "p_wrong", "observed"]
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class AuditedWeights(Weighting):
@@ -44,21 +45,7 @@ class AuditedWeights(Weighting):
         Raises:
             UserError: the file is no audit's, or not of these pairs with these labels.
         """
-        ids = pairs.rows["id"][:]
-        unknown = [name for name in ids if name not in self._audited]
-        if unknown:
-            raise UserError(
-                f"The audit {self.audit} does not know {len(unknown)} of {len(ids)} training pairs "
-                f"({unknown[0]} for one); audit a run on the same data."
-            )
-        other = sum(
-            self._audited[name][1] != swap for name, swap in zip(ids, map(bool, pairs.swapped), strict=True)
-        )
-        if other:
-            raise UserError(
-                f"The audit {self.audit} saw {other} of {len(ids)} training pairs with the other label; "
-                "audit a run with the same noise."
-            )
+        _check(self.audit, self._audited, pairs)
 
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
         """(N,) weights; they depend on the pairs alone.
@@ -74,25 +61,73 @@ class AuditedWeights(Weighting):
     @cached_property
     def _audited(self) -> dict[str, tuple[float, bool]]:
         """By pair: P(right), and whether the run's noise had exchanged its responses."""
-        import pandas as pd  # takes a while, and other weightings do without
-
-        path = Path(self.audit)
-        if not path.is_file():
-            raise UserError(f"There is no file {path}; pacmr audit RUN writes such a file, pairs.parquet.")
-        try:
-            table = pd.read_parquet(path, columns=_COLUMNS)
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().partition("\n")[0].rstrip(".")
-            raise UserError(
-                f"{path} is no table of pacmr audit ({reason}); give the pairs.parquet that it wrote."
-            ) from None
+        table = _table(self.audit, "p_wrong")
         right = 1 - table["p_wrong"]
         if right.isna().any():
             raise UserError(
-                f"The audit {path} could not tell the share of wrong labels, so it has no probabilities; "
-                "give pacmr audit the --share, or audit a run that has learned more."
+                f"The audit {self.audit} could not tell the share of wrong labels, so it has no "
+                "probabilities; give pacmr audit the --share, or audit a run that has learned more."
             )
         if self.hard:
             right = right.ge(0.5).astype(float)
-        swapped = table["observed"].eq("rejected")
-        return dict(zip(table["id"], zip(right.tolist(), swapped.tolist(), strict=True), strict=True))
+        return _by_pair(table, right)
+
+
+def easiest_first(audit: str, pairs: Any) -> list[int]:
+    """Indices of N training pairs by rising difficulty: DPO's loss of policies that have not seen the pair.
+
+    Args:
+        audit: ``pairs.parquet`` of an audit with ``--scorer dpo`` of a run on these pairs with these labels.
+        pairs: the datamodule's.
+
+    Raises:
+        UserError: the file is no audit's, has no cross-fitted u, or is not of these pairs with these labels.
+    """
+    table = _table(audit, "cross_fit_u")
+    found = _by_pair(table, table["cross_fit_u"])
+    _check(audit, found, pairs)
+    if table["cross_fit_u"].isna().any():
+        raise UserError(
+            f"The audit {audit} has no cross-fitted u, by which pairs are easy or difficult; audit the run "
+            "with --scorer dpo."
+        )
+    # The loss of a pair falls with its u, so both have one order. Ties stay as they are in the data.
+    u = [found[name][0] for name in pairs.rows["id"][:]]
+    return sorted(range(len(u)), key=lambda i: -u[i])
+
+
+def _table(path: str, value: str) -> pd.DataFrame:
+    """The ids, observed labels and one more column of an audit."""
+    import pandas as pd  # takes a while, and other weightings do without
+
+    if not Path(path).is_file():
+        raise UserError(f"There is no file {path}; pacmr audit RUN writes such a file, pairs.parquet.")
+    try:
+        return pd.read_parquet(path, columns=["id", value, "observed"])
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise UserError(
+            f"{path} is no table of pacmr audit ({reason}); give the pairs.parquet that it wrote."
+        ) from None
+
+
+def _by_pair(table: pd.DataFrame, values: pd.Series) -> dict[str, tuple[float, bool]]:
+    """By id: the value, and whether the run's noise had exchanged the responses."""
+    swapped = table["observed"].eq("rejected")
+    return dict(zip(table["id"], zip(values.tolist(), swapped.tolist(), strict=True), strict=True))
+
+
+def _check(audit: str, audited: dict[str, tuple[float, bool]], pairs: Any) -> None:
+    ids = pairs.rows["id"][:]
+    unknown = [name for name in ids if name not in audited]
+    if unknown:
+        raise UserError(
+            f"The audit {audit} does not know {len(unknown)} of {len(ids)} training pairs "
+            f"({unknown[0]} for one); audit a run on the same data."
+        )
+    other = sum(audited[name][1] != bool(swap) for name, swap in zip(ids, pairs.swapped, strict=True))
+    if other:
+        raise UserError(
+            f"The audit {audit} saw {other} of {len(ids)} training pairs with the other label; "
+            "audit a run with the same noise."
+        )

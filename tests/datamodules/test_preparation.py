@@ -2,6 +2,8 @@
 
 import json
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -76,6 +78,28 @@ def test_clean_pairs_are_held_out_by_default(make, write_rows, pair_rows):
     assert "in clean_meta" not in both.counts["train"] and len(both.train_pairs) == 30
     with pytest.raises(UserError, match="hold_out_clean_meta is false, but there is no clean_meta"):
         make(source, hold_out_clean_meta=False)
+
+
+def test_a_curriculum_has_the_easiest_pairs_in_order(make, tmp_path):
+    """Labels, what a cache knows of each pair, and tools that want all of them go with it."""
+    every = make(noise_rate=0.5)
+    ids, swapped = every.train_pairs.rows["id"][:], every.train_pairs.swapped
+    u = np.random.default_rng(0).permutation(30) / 10 - 1.5
+    observed = np.where(swapped, "rejected", "chosen")
+    pd.DataFrame({"id": ids, "cross_fit_u": u, "observed": observed}).to_parquet(tmp_path / "pairs.parquet")
+    data = make(noise_rate=0.5, curriculum=str(tmp_path / "pairs.parquet"), curriculum_share=0.45)
+    easiest = np.log1p(np.exp(-u)).argsort()[:13].tolist()
+    pairs = data.train_pairs
+    assert pairs.rows["id"][:] == [ids[i] for i in easiest]
+    assert pairs.swapped == [swapped[i] for i in easiest]
+    known = data._preparation.train_reference(lambda asked: np.arange(len(asked)))
+    assert known.tolist() == easiest
+    batches = data.train_dataloader().dataset
+    assert [batches[step].train.ids for step in (0, 2, 3)] == [
+        [ids[i] for i in easiest[start : start + 4]] for start in (0, 8, 0)
+    ]
+    assert data.counts["train"]["easiest"] == 13 and len(data.noise_flips) == 30
+    assert data.state_dict()["training pairs"] != every.state_dict()["training pairs"]
 
 
 def test_noise_of_every_kind_arrives_in_the_pairs(make, write_rows, pair_rows, tmp_path):

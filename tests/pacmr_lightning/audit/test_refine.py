@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from pacmr_lightning import cli
-from pacmr_lightning.commands.refine import USES, _objective, refine
+from pacmr_lightning.commands.refine import USES, objective, refine
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.runs.finished_run import find_run, load
 from pacmr_lightning.runs.folder import read_weights
 
 from .conftest import PAIRS
@@ -127,6 +128,74 @@ def test_what_suspects_are_used_for(labels, first):
     np.testing.assert_allclose(recorded["weight"], expected, rtol=1e-6)
 
 
+def in_order(run, audited):
+    """Whether each update had the pairs that a direct calculation says, from easy to difficult."""
+    loss = np.log1p(np.exp(-audited["cross_fit_u"].to_numpy()))
+    easiest = audited["id"].to_numpy()[loss.argsort()][: PAIRS * 3 // 4].reshape(-1, 8)
+    visits = read_weights(run).groupby("step")["id"].agg(set)
+    return len(visits), [set(easiest[i % len(easiest)]) for i in range(len(visits))] == visits.tolist()
+
+
+def test_the_easiest_pairs_from_easy_to_difficult(first, tmp_path):
+    """In each epoch anew, and after a resume in the middle of one."""
+    refine(str(first), labels="easiest", easiest=0.75, scorer="dpo", beta=2.0)
+    folder = first.with_name("first-refined")
+    audited = pd.read_parquet(folder / "audit" / "pairs.parquet")
+    assert in_order(folder, audited) == (3 * PAIRS * 3 // 32, True)
+    assert (read_weights(folder)["weight"] == 1).all()
+    assert json.loads((folder / "refine.json").read_text())["easiest"] == 0.75
+
+    for as_trained, count in ((True, PAIRS * 3 // 4), (False, PAIRS)):
+        _, data, _ = load(find_run(str(folder), "last"), as_trained=as_trained)
+        data.setup("fit")
+        assert len(data.train_pairs) == count
+
+    again = (
+        "fit",
+        "--config",
+        str(folder / "config.yaml"),
+        "--trainer.default_root_dir",
+        str(tmp_path / "x"),
+    )
+    cli.main([*again, "--trainer.max_steps", "5"])
+    cli.main([*again, "--trainer.max_steps", "10", "--ckpt_path", "last"])
+    assert in_order(tmp_path / "x", audited) == (10, True)
+    with pytest.raises(SystemExit):  # other pairs, so not the same run
+        cli.main([*again, "--ckpt_path", "last", "--data.curriculum_share", "0.6"])
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (lambda table: table.iloc[3:], (), f"does not know 3 of {PAIRS} training pairs"),
+        (
+            lambda table: table.assign(cross_fit_u=np.nan),
+            (),
+            "has no cross-fitted u, by which pairs are easy",
+        ),
+        (None, ("--data.noise_seed", "7"), "training pairs with the other label; audit a run with the same"),
+        (
+            None,
+            ("--data.curriculum_share", "0"),
+            "curriculum_share is 0.0, but it must be above 0 and at most",
+        ),
+        (None, ("--data.curriculum_share", "0.1"), "Only 6 training pairs are left, fewer than one batch"),
+        (None, ("--data.curriculum", "null", "--data.curriculum_share", "0.4"), "but there is no curriculum"),
+        (None, ("--data.curriculum", "nowhere"), "There is no file nowhere; pacmr audit RUN writes such a"),
+    ],
+)
+def test_a_curriculum_that_does_not_fit(change, options, message, refined, learned, tmp_path, capsys):
+    table = pd.read_parquet(refined / "audit" / "pairs.parquet")
+    table["cross_fit_u"] = np.linspace(-1, 1, PAIRS)
+    (table if change is None else change(table)).to_parquet(tmp_path / "pairs.parquet")
+    words = ("--data.curriculum", str(tmp_path / "pairs.parquet"), *options)
+    with pytest.raises(SystemExit) as stop:
+        fit(learned, tmp_path / "run", *words)
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and message in said and "Traceback" not in said
+    assert not (tmp_path / "run").exists()
+
+
 def test_at_the_end_of_a_fit(finished, tmp_path):
     folder = fit(finished, tmp_path / "run", "--refine", "true")
     assert "refine" not in config_of(folder)
@@ -136,9 +205,9 @@ def test_at_the_end_of_a_fit(finished, tmp_path):
 @pytest.mark.parametrize(("name", "replaced"), [("RDPO", True), ("DrDPO", True), ("IPO", False)])
 def test_objectives_that_make_their_own_of_wrong_labels(name, replaced, capsys):
     options = {"class_path": f"pacmr_lightning.objectives.{name}", "init_args": {"beta": 0.3}}
-    found = _objective({"objective": options}, None)
+    found = objective({"objective": options}, None)
     assert found == ({"model.objective": "DPO"} if replaced else {}) | {"model.objective.beta": "0.3"}
-    assert _objective({"objective": None}, 2.0) == {"model.objective.beta": "2.0"}
+    assert objective({"objective": None}, 2.0) == {"model.objective.beta": "2.0"}
     assert (name in capsys.readouterr().out) == replaced
 
 
@@ -150,6 +219,15 @@ def test_objectives_that_make_their_own_of_wrong_labels(name, replaced, capsys):
         (["{run}", "--labels", "hard"], "labels"),
         (["{run}", "--checkpoint", "7"], "has no checkpoint 7"),
         (["{run}", "--output", "{run}"], "holds another run already; name another with --output"),
+        (
+            ["{run}", "--labels", "easiest"],
+            "scorer is policy, but what is easy is asked of policies that have",
+        ),
+        (
+            ["{run}", "--labels", "easiest", "--easiest", "1.5", "--scorer", "dpo"],
+            "easiest is 1.5, but it is",
+        ),
+        (["{run}", "--easiest", "0.3"], "easiest is 0.3, but labels is soft, which has no use for it"),
         (["{run}", "--scorer", "vnet"], "scorer is vnet, but the weights of Unweighted say nothing"),
     ],
 )

@@ -1,0 +1,168 @@
+"""PerpCorrect: a second pass over labels that policies of a few clean pairs have corrected."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from ..audit.correction_rounds import Rounds
+from ..command_line.parser import run_tool
+from ..datamodules.cleaned import check_output, exchanged, write_rows
+from ..datamodules.sources import Source
+from ..errors import UserError
+from ..evaluation.answer_store import content_key
+from ..files import replacing
+from ..runs.finished_run import PreferenceData, Run, find_run, load
+from ..runs.folder import SUMMARY
+from .audit import audit
+from .audit_conclusion import write_corrected
+from .compare import compare
+from .refine import AUDIT, check_folder, fit, objective, train_again, write_record
+
+RECORD = "correct.json"
+"""File of what was asked for, inside the second pass's folder."""
+ROUNDS = "rounds"
+"""Folder of the rounds inside it; each is a run, and complete once it has ``scores.parquet``."""
+PAIRS = "pairs.parquet"
+TABLE = "rounds.csv"
+
+
+def correct(
+    run: str,
+    clean: Source | None = None,
+    output: str | None = None,
+    beta: float | None = None,
+    rounds: Rounds = Rounds(),  # noqa: B008  # it is frozen
+    cleaned: str | None = None,
+    micro_batch_size: int | None = None,
+) -> None:
+    """Trains a run's policy once more, from the reference, on labels that PerpCorrect has corrected.
+
+    Each round trains DPO, from the reference, on the clean pairs and on those training pairs that the round
+    before was surest of, and asks it how unlikely it finds chosen and rejected responses. The round that
+    tells right labels from wrong ones best decides which labels change. The second pass is a run of its own
+    beside the first, with the rounds in its folder ``rounds``, an audit of the first run in ``audit``, and a
+    comparison of the two runs at the end. The same command goes on where it was killed.
+
+    Args:
+        run: folder of a finished preference run.
+        clean: where the clean pairs come from, such as a file of ``pacmr clean-meta``; default: the run's
+            clean_meta. PerpCorrect takes 50.
+        output: folder of the second pass; default: the run's name with ``-corrected``.
+        beta: of the second pass; default: the first run's.
+        rounds: how the rounds are trained.
+        cleaned: file to write the training pairs to, wrong labels exchanged, in the format of the run's data.
+        micro_batch_size: pairs in one forward pass that scores; default: that of training.
+
+    Raises:
+        UserError: there are no clean pairs, or fewer than a batch; an option is out of range; the run's files
+            are missing; the folder holds something else; or no round tells right labels from wrong ones.
+    """
+    first = find_run(run, "last")
+    data = _data(first, clean, rounds)
+    if cleaned is not None:
+        check_output(data.source, cleaned)
+    folder = Path(output) if output else Path(run).with_name(f"{Path(run).name}-corrected")
+    tokens = (data.clean_pairs.rows[f"{name}_ids"][:] for name in ("prompt", "chosen", "rejected"))
+    named = f"{data.clean_meta.name} ({content_key(*tokens)[:8]})"
+    asked = {"run": str(run), "clean": named, "beta": beta}
+    asked |= {f"rounds.{name}": value for name, value in asdict(rounds).items()}
+    check_folder(folder, asked, RECORD)
+    if not (folder / RECORD).exists():
+        audit(run, "policy", str(folder / AUDIT), micro_batch_size=micro_batch_size)
+        write_record(folder / RECORD, asked)
+    write = partial(_write_pairs, data)
+    pairs, table = rounds.run(first, data, folder / ROUNDS, write, fit, micro_batch_size)
+    with replacing(folder / PAIRS) as temporary:
+        pairs.to_parquet(temporary, index=False)
+    with replacing(folder / TABLE) as temporary:
+        table.to_csv(temporary, index=False)
+    console = Console()
+    _show(console, table, len(pairs), folder)
+    if cleaned is not None:
+        wrong = set(pairs["id"][pairs["suggested"] == "flip"])
+        write_corrected(console, data.noise_flips, data.source, cleaned, "flip", wrong)
+    if not (folder / SUMMARY).exists():
+        options = {
+            "model.method": f"{first.model['init_args']['method']}-corrected",
+            **objective(first.model["init_args"], beta),
+            "model.weighting": "AuditedWeights",
+            "model.weighting.audit": str(folder / PAIRS),
+            "model.weighting.soft_labels": "true",
+            "data.clean_meta": "null",
+            "data.hold_out_clean_meta": "true",
+        }
+        train_again(first, folder, options, (AUDIT, RECORD, ROUNDS, PAIRS, TABLE))
+    from ..analysis.learning_curves import validated
+
+    runs = [run, str(folder)]
+    compare(runs, figure=str(folder / "comparison.png") if all(map(validated, runs)) else None)
+
+
+def _data(first: Run, clean: Source | None, rounds: Rounds) -> PreferenceData:
+    """The run's data with all training pairs, labels as trained, and the clean pairs beside them."""
+    if clean is None and not first.data["init_args"].get("clean_meta"):
+        raise UserError(
+            f"The run {first.folder} has no clean pairs, which PerpCorrect starts from; give some, such as "
+            "--clean Files --clean.train clean.jsonl of pacmr clean-meta, or use pacmr refine without any."
+        )
+    _, data, _ = load(first, as_trained=True)
+    data.clean_meta = data.clean_meta if clean is None else clean
+    data.hold_out_clean_meta = False
+    data.setup("fit")
+    if len(data.clean_pairs) < rounds.batch_size:
+        raise UserError(
+            f"{data.clean_meta.name} has {len(data.clean_pairs)} clean pairs, fewer than rounds.batch_size "
+            f"{rounds.batch_size}; give more clean pairs, or lower it."
+        )
+    return data
+
+
+def _write_pairs(data: PreferenceData, path: Path, kept: list[int], exchange: list[int]) -> None:
+    """The clean pairs, training pairs under their label as trained, and others under the opposite one."""
+    found = data.source.load("train")
+    places = {name: i for i, name in enumerate(found["id"][:])}
+    rows = list(data.clean_meta.load_all())
+    for indices, opposite in ((kept, False), (exchange, True)):
+        for i in indices:
+            row = found[places[data.train_pairs.rows[i]["id"]]]
+            rows.append(exchanged(row) if data.train_pairs.swapped[i] != opposite else row)
+    # A pair may be a clean one and selected, too, and an id comes once in a file.
+    write_rows(({**row, "id": None} for row in rows), path)
+
+
+def _show(console: Console, table: pd.DataFrame, pairs: int, folder: Path) -> None:
+    """The rounds, and their estimate of the share of wrong labels beside the audit's."""
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in ("round", "kept", "exchanged", "wrong", "separation", "threshold", "changed"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    shown.add_column("")
+    for row in table.to_dict("records"):
+        shown.add_row(
+            *(str(row[name]) for name in ("round", "kept", "exchanged")),
+            *(f"{1 - row['alpha']:.1%}", f"{row['separation']:.3f}", f"{row['threshold']:+.3f}"),
+            f"{row['changed'] / pairs:.1%}",
+            "taken" if row["best"] else row["problem"],
+        )
+    console.print(shown)
+    best = table[table["best"]].iloc[0]
+    audited = pd.read_parquet(folder / AUDIT / PAIRS)["p_wrong"].mean()
+    told = "that cannot be told" if np.isnan(audited) else f"{audited:.1%}"
+    console.print(
+        f"Share of wrong labels: {1 - best['alpha']:.1%} by round {best['round']}, which cDPO and rDPO can "
+        f"be given as label_noise; by the audit of the first run {told}.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def main(arguments: list[str]) -> None:
+    """``pacmr correct RUN`` and the options of ``correct``."""
+    run_tool("correct", correct, arguments, positional=True)
