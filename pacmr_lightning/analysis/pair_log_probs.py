@@ -31,6 +31,7 @@ def pair_log_probs(
     *,
     name: str,
     augmented: bool = False,
+    entropies: bool = False,
     micro_batch_size: int | None = None,
 ) -> Tensor:
     """Asks policy and reference about N pairs as labelled; what is on disk is not asked again.
@@ -42,11 +43,12 @@ def pair_log_probs(
         answers: file where values go as soon as they are there.
         name: of the progress bar.
         augmented: also under the second wording of each prompt, which all of the pairs must have.
+        entropies: the policy's too.
         micro_batch_size: pairs in one forward pass; None is that of training, or 32 where that has none.
 
     Returns:
         (N, V, 4) summed response log-probabilities in nats for V = 1 wording or 2: the policy's of chosen and
-        rejected, then the reference's.
+        rejected, then the reference's; (N, V, 6) with the entropies of ``LogProbs`` after them.
 
     Raises:
         UserError: a value is not finite.
@@ -59,9 +61,8 @@ def pair_log_probs(
     # Equal lengths together save padding; the longest first, so that too little memory shows at once.
     order = sorted(range(len(indices)), key=lambda i: -lengths[i])
     first = move_data_to_device(pairs.batch([indices[order[0]]]), device)
-    judge = content_key(
-        policy.reference_digest(), policy.log_prob_options(first), policy.lora, _digest(policy)
-    )
+    parts = (policy.reference_digest(), policy.log_prob_options(first), policy.lora, _digest(policy))
+    judge = content_key(*parts, "entropies") if entropies else content_key(*parts)
     keys = [content_key(judge, pair) for pair in tokens]
     with AnswerStore(answers) as store:
         answered = store.get(keys)
@@ -71,7 +72,7 @@ def pair_log_probs(
                 rows = order[start : start + size]
                 batch = move_data_to_device(pairs.batch([indices[i] for i in rows], augmented), device)
                 views = [batch, batch.augmented] if augmented else [batch]
-                values = torch.stack([_four(policy, view) for view in views], dim=1).tolist()
+                values = torch.stack([_four(policy, view, entropies) for view in views], dim=1).tolist()
                 part = {keys[i]: found for i, found in zip(rows, values, strict=True)}
                 store.put(part)
                 answered |= part
@@ -86,10 +87,12 @@ def pair_log_probs(
     return found
 
 
-def _four(policy: PolicyModel, batch: PairBatch) -> Tensor:
-    """(n, 4) the policy's log-probabilities of chosen and rejected, then the reference's."""
-    now, reference = policy.log_probs(batch), policy.reference_log_probs(batch)
-    return torch.stack([now.chosen, now.rejected, reference.chosen, reference.rejected], dim=1)
+def _four(policy: PolicyModel, batch: PairBatch, entropies: bool) -> Tensor:
+    """(n, 4) the policy's log-probabilities of chosen and rejected, then the reference's; (n, 6) with two
+    entropies."""
+    now, reference = policy.log_probs(batch, entropies=entropies), policy.reference_log_probs(batch)
+    more = [] if now.entropies is None else [now.entropies.chosen, now.entropies.rejected]
+    return torch.stack([now.chosen, now.rejected, reference.chosen, reference.rejected, *more], dim=1)
 
 
 def _digest(policy: PolicyModel) -> str:

@@ -7,6 +7,7 @@ leaves FOLDER/CASE.pt: the adapter and VNet, what was logged, and what the proce
 import os
 import sys
 from pathlib import Path
+from typing import get_args
 
 import lightning.pytorch as pl
 import torch
@@ -16,6 +17,7 @@ from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.strategies import LoraDeepSpeedStrategy
 from pacmr_lightning.weighting import CentralDifference, GhostDotProduct, VNetWeighting
+from pacmr_lightning.weighting.features import PAPER, Feature
 from pacmr_lightning.weighting.outer_objectives import PromptAugmentationConsistency, SoftPromptConsistency
 
 STEPS = 6
@@ -62,7 +64,7 @@ def run(base, folder, case):
     """``case``: strategy, and words that vary the run, joined by dashes."""
     name, *options = case.split("-")
     pl.seed_everything(0)
-    few, central = "few" in options, "central" in options
+    few, central, several = ("few" in options, "central" in options, "features" in options)
     module = PreferenceModule(
         PolicyModel(
             base,
@@ -75,12 +77,13 @@ def run(base, folder, case):
             PromptAugmentationConsistency(tau=0.6) if few else SoftPromptConsistency(),
             CentralDifference(epsilon=0.05, relative=True) if central else GhostDotProduct(),
             every=2,
+            features=get_args(Feature) if several else PAPER,
         ),
         learning_rate=1e-2 if few else 1e-3,
         micro_batch_size=2 if "micro" in options else None,
     )
     data = PreferenceDataModule(
-        EmbeddedWorld(pairs=256, validation_pairs=9),
+        EmbeddedWorld(pairs=32 if several else 256, validation_pairs=9),  # 32: three epochs
         base,
         global_batch_size=16,
         validation_batch_size=5,

@@ -11,13 +11,22 @@ from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.weighting import VNetWeighting
 from pacmr_lightning.weighting.estimators import ExactCoefficients
 
-ALONE = ("single", "single-central", "single-few")
+ALONE = ("single", "single-central", "single-few", "single-features")
 ALONE_SLOW = (
     *("single-cached", "single-from:../together/zero3"),
     *("zero1", "zero2-offload", "zero3-checkpointing-offload"),
 )
 # Stage 3 last: DeepSpeed then replaces torch's linear function for good.
-TOGETHER = ("ddp", "ddp-few", "zero1", "zero2-micro", "zero3", "zero3-few", "zero3-from:zero1")
+TOGETHER = (
+    "ddp",
+    "ddp-few",
+    "ddp-features",
+    "zero1",
+    "zero2-micro",
+    "zero3",
+    "zero3-few",
+    "zero3-from:zero1",
+)
 TOGETHER_SLOW = (
     *("ddp-bf16", "zero2-bf16", "zero3-bf16", "zero3-whole-bf16"),
     *("zero3-micro-central", "zero3-cached", "zero2-from:zero3"),
@@ -118,6 +127,12 @@ def test_zero_alone(all_alone, case):
 def test_two_processes(alone, together, case):
     """With distinct pairs on each rank, validation shares that are uneven, and micro-batches in one case."""
     assert_same(together[case], alone["single"])
+
+
+def test_every_feature_of_vnet(alone, together):
+    """Also those of earlier visits, which were on the other rank for some of the pairs."""
+    assert_same(together["ddp-features"], alone["single-features"])
+    assert max(distance(alone["single-features"], alone["single"])[:1]) > 1e-4
 
 
 @pytest.mark.slow
