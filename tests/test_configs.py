@@ -113,7 +113,7 @@ def test_preference(base, method, tiny, monkeypatch):
     if method.stem in ("mwn", "aligner", "metapo_style"):
         arguments += ["--data.clean_meta", "EmbeddedWorld", "--data.clean_meta.pairs", "64"]
     if method.stem == "metapo_style":  # which visits pairs twice: two epochs of one update
-        batch = {"EmbeddedWorld": "64", "HH": "400"}.get(source, "100")
+        batch = {"TLDR": "96", "AnthropicHH": "400"}.get(source, "64")
         arguments += ["--trainer.max_epochs", "2", "--data.global_batch_size", batch]
     cli.main(["fit", "--config", str(base), "--config", str(method), *arguments, *SHORT])
     summary = json.loads(Path("run/summary.json").read_text())

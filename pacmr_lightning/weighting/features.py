@@ -59,12 +59,22 @@ class PairFeatures:
 
     Args:
         names: which, in VNet's order.
+        history: folder of the visits of an earlier run, which come first; None for none.
+
+    Raises:
+        UserError: ``history`` is given, but no feature is made of earlier visits.
     """
 
-    def __init__(self, names: Sequence[Feature]):
+    def __init__(self, names: Sequence[Feature], history: str | None = None):
         self.names = names
+        self.history = history
         self.need_entropies = "entropy" in names
         self.look_back = any(name in _HISTORY for name in names)
+        if history is not None and not self.look_back:
+            raise UserError(
+                f"history is {history}, but none of the features {', '.join(names)} looks at earlier visits; "
+                f"add {' or '.join(_HISTORY)}, or leave it out."
+            )
         self._history = PairHistory()
 
     def __call__(self, rewards: Rewards, batch: PairBatch) -> list[Tensor]:
@@ -77,18 +87,23 @@ class PairFeatures:
         if self.look_back:
             self._history.observe(batch.ids, rewards.u)
 
+    def check_pairs(self, pairs: Any) -> None:
+        """Reads the history of the datamodule's ``train_pairs``, where one is given."""
+        if self.history is not None:
+            self._history.read(self.history, pairs.rows["id"][:])
+
     def check_plan(self, updates: int, updates_per_epoch: int) -> None:
-        """Looks whether pairs are visited more than once in a run.
+        """Looks whether pairs are visited more than once in a run, or were in an earlier one.
 
         Raises:
             UserError: they are not, and a feature is made of earlier visits.
         """
-        if self.look_back and updates <= updates_per_epoch:
+        if self.look_back and self.history is None and updates <= updates_per_epoch:
             named = ", ".join(name for name in self.names if name in _HISTORY)
             raise UserError(
                 f"features has {named}, which need earlier visits of a pair, but in a run of {updates} "
                 f"updates ({updates_per_epoch} an epoch) no pair is visited twice; train for more epochs, or "
-                "leave them out."
+                "give an earlier run's visits as history."
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -58,6 +58,8 @@ class VNetWeighting(Weighting):
         features: what VNet weighs a pair by, under the current policy. With ``u`` among them the weight is
             sigmoid(a u + b), without it sigmoid(b). ``delta`` and ``u`` come as they are; all others are
             standardised by a running mean and deviation. The paper has delta and u.
+        history: folder ``weights`` of an earlier run on the same pairs with the same labels, for features of
+            earlier visits; None means that the visits of this run, of several epochs then, are all there are.
         check_every: VNet updates between two comparisons of the estimator with the exact coefficients, logged
             as ``meta/estimator_error`` (one more backward each); None for no comparison.
 
@@ -82,6 +84,7 @@ class VNetWeighting(Weighting):
         check_every: int | None = None,
         soft_labels: bool = False,
         features: Sequence[Feature] = PAPER,
+        history: str | None = None,
     ):
         if every < 1:
             raise UserError(f"every is {every}, but VNet learns every 1, 2, ... policy updates (paper: 10).")
@@ -112,7 +115,7 @@ class VNetWeighting(Weighting):
                 f"start_slope is {start_slope}, but without u among the features there is no slope; leave it "
                 "out, or add u."
             )
-        self._features = PairFeatures(self.vnet.features)
+        self._features = PairFeatures(self.vnet.features, history)
         self.needs_entropies = self._features.need_entropies
         self.looks_back = self._features.look_back
         self.start_slope = start_slope if self.vnet.has_slope else 0.0
@@ -153,6 +156,10 @@ class VNetWeighting(Weighting):
         if self.vnet.scale is not None:
             self.vnet.observe(torch.stack(self._features(rewards, batch), dim=1))
         self._features.observe(rewards, batch)
+
+    def check_pairs(self, pairs: Any) -> None:
+        """Reads the history, where one is given. See ``Weighting``."""
+        self._features.check_pairs(pairs)
 
     def check_plan(self, updates: int, updates_per_epoch: int) -> None:
         """Refuses features of earlier visits where there are none. See ``Weighting``."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 from torch import Tensor
 
+from ..errors import UserError
 from ..ranks import on_all_ranks
 
 DECAY = 0.5
@@ -45,6 +47,36 @@ class PairHistory:
         """Remembers a visit of this rank's N pairs, on all ranks, which call it together."""
         for name, value in on_all_ranks(list(zip(ids, u.tolist(), strict=True))):
             self._visits[name] = self._next(name, value)
+
+    def read(self, folder: str, ids: Collection[str]) -> None:
+        """Begins with the visits of an earlier run, in their order.
+
+        Args:
+            folder: ``weights`` of that run, which ``WeightRecorder`` wrote.
+            ids: of the pairs that are going to be visited.
+
+        Raises:
+            UserError: the folder cannot be read, or knows no visit of some pair.
+        """
+        import pandas as pd  # takes a while, and most runs do without
+
+        try:
+            table = pd.read_parquet(folder, columns=["id", "step", "u"])
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().partition("\n")[0].rstrip(".")
+            raise UserError(
+                f"history is {folder}, which cannot be read as visits ({reason}); name the folder weights of "
+                "a run."
+            ) from None
+        self._visits = {}
+        for name, u in table.sort_values("step", kind="stable")[["id", "u"]].itertuples(index=False):
+            self._visits[name] = self._next(name, u)
+        self._visits = {name: self._visits[name] for name in ids if name in self._visits}
+        if missing := [name for name in ids if name not in self._visits]:
+            raise UserError(
+                f"The visits in {folder} are not of {len(missing)} of {len(ids)} training pairs "
+                f"({missing[0]} for one); name those of a run on the same data."
+            )
 
     def _next(self, name: str, u: float) -> tuple[float, float, float]:
         if name not in self._visits:

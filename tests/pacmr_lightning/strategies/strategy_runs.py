@@ -107,6 +107,7 @@ def run(base, folder, case):
         enable_checkpointing=False,
         num_sanity_val_steps=0,
         val_check_interval=STEPS,
+        check_val_every_n_epoch=None,
         default_root_dir=folder,
         log_every_n_steps=1,
         callbacks=[watch],

@@ -132,7 +132,7 @@ def test_two_processes(alone, together, case):
 def test_every_feature_of_vnet(alone, together):
     """Also those of earlier visits, which were on the other rank for some of the pairs."""
     assert_same(together["ddp-features"], alone["single-features"])
-    assert max(distance(alone["single-features"], alone["single"])[:1]) > 1e-4
+    assert alone["single-features"]["vnet"]["scale.variance"].min() > 1e-3, "each says something"
 
 
 @pytest.mark.slow

@@ -58,12 +58,12 @@ def files(tmp_path_factory, tiny_llama):
 def fit(files):
     """Trains 6 updates, which are 3 epochs, and returns module, datamodule, trainer and records."""
 
-    def run(name, features=ALL, *, callbacks=(), ckpt=None, micro_batch_size=None, epochs=3):
+    def run(name, features=ALL, *, callbacks=(), ckpt=None, micro_batch_size=None, epochs=3, history=None):
         seed_everything(0)
         module = PreferenceModule(
             PolicyModel(str(files / "model"), rank=4),
             DPO(BETA),
-            VNetWeighting(CleanPreference(), every=1, learning_rate=0.05, features=features),
+            VNetWeighting(CleanPreference(), every=1, learning_rate=0.05, features=features, history=history),
             method="other",
             learning_rate=0.02,
             micro_batch_size=micro_batch_size,
@@ -139,6 +139,28 @@ def test_history_is_the_recursion_over_visits(whole):
     assert kept.keys() == seen.keys()
     for name, numbers in seen.items():
         assert kept[name] == pytest.approx(numbers, rel=1e-9)
+
+
+def test_a_history_may_be_given(whole, fit, files, tmp_path):
+    """One epoch more after three: what was remembered then, and one visit."""
+    kept = whole[0].weighting.state_dict()["history"]
+    features = ("margin_evolution", "margin_fluctuation")
+    module, _, _, steps = fit("given", features, epochs=1, history=str(files / "whole" / "weights"))
+    now = module.weighting.state_dict()["history"]
+    assert now.keys() == kept.keys()
+    for record in steps.values():
+        for name, u, found in zip(record.ids, record.u.tolist(), record.features.tolist(), strict=True):
+            first, mean, variance = kept[name]
+            expected = [first, mean / 2 + u / 2, variance / 2 + (u - mean) ** 2 / 4]
+            assert now[name] == pytest.approx(expected, rel=1e-6)
+            assert found == pytest.approx([expected[1] - first, math.sqrt(expected[2])], rel=1e-5, abs=1e-6)
+    with pytest.raises(UserError, match="looks at earlier visits; add margin_evolution"):
+        VNetWeighting(features=TRIPLE, history="runs/first/weights")
+    with pytest.raises(UserError, match="cannot be read as visits"):
+        fit("missing", features, history=str(tmp_path / "none"))
+    pd.DataFrame({"id": ["x"], "step": [0], "u": [1.0]}).to_parquet(tmp_path / "part-0.parquet")
+    with pytest.raises(UserError, match="are not of 16 of 16 training pairs"):
+        fit("others", features, history=str(tmp_path))
 
 
 def test_weights_are_vnets_of_the_steps_before(whole):
