@@ -69,7 +69,7 @@ class VNetSurfaces(VisitFigures):
         if points < 2:
             raise UserError(f"points is {points}, but a grid needs at least 2 along either axis.")
         self.points = points
-        self.features = None if features is None else tuple(features)
+        self.features = None if features is None else (features[0], features[1])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Looks whether VNet has the features. See ``VisitFigures``."""
@@ -93,7 +93,7 @@ class VNetSurfaces(VisitFigures):
         if len(known) < 2:
             rank_zero_info(f"VNetSurfaces draws nothing, because VNet looks at {known[0]} alone.")
             return
-        axes = self.features or (PAPER if set(PAPER) <= set(known) else known[:2])
+        axes = self.features or (PAPER if set(PAPER) <= set(known) else (known[0], known[1]))
         held = {name: float(np.median(visits.features[name])) for name in known if name not in axes}
         if self._names:
             first, second = (visits.features[name] for name in axes)

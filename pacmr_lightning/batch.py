@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import chain
 
@@ -38,22 +38,22 @@ class LogProbs:
     """(N,) log pi(chosen | prompt)."""
     rejected: Tensor
     """(N,) log pi(rejected | prompt)."""
-    entropies: LogProbs | None = None
+    entropies: LogProbs | None = field(default=None, kw_only=True)
     """Sums of the entropies of the next token over the same positions, without gradient; None where nobody
     asked for them."""
 
     def detach(self) -> LogProbs:
         """The same values outside the autograd graph."""
-        return LogProbs(self.chosen.detach(), self.rejected.detach(), self.entropies)
+        return LogProbs(self.chosen.detach(), self.rejected.detach(), entropies=self.entropies)
 
     def exchanged(self) -> LogProbs:
         """Chosen and rejected in each other's place."""
         entropies = None if self.entropies is None else self.entropies.exchanged()
-        return LogProbs(self.rejected, self.chosen, entropies)
+        return LogProbs(self.rejected, self.chosen, entropies=entropies)
 
     def __getitem__(self, rows: slice | Tensor) -> LogProbs:
         entropies = None if self.entropies is None else self.entropies[rows]
-        return LogProbs(self.chosen[rows], self.rejected[rows], entropies)
+        return LogProbs(self.chosen[rows], self.rejected[rows], entropies=entropies)
 
     @staticmethod
     def cat(parts: Sequence[LogProbs]) -> LogProbs:
@@ -62,7 +62,7 @@ class LogProbs:
         return LogProbs(
             torch.cat([p.chosen for p in parts]),
             torch.cat([p.rejected for p in parts]),
-            LogProbs.cat(entropies) if entropies else None,
+            entropies=LogProbs.cat(entropies) if entropies else None,
         )
 
 

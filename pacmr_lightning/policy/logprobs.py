@@ -130,7 +130,7 @@ class _FrozenHead(torch.autograd.Function):
         found = _joined(list(parts))
         if found.entropies is not None:
             ctx.mark_non_differentiable(found.entropies)
-        return tuple(found)
+        return found.log_probs, found.entropies
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:

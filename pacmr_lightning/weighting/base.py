@@ -28,7 +28,7 @@ class Weights:
     b: Tensor | None = None
     """(N,)"""
     features: Tensor | None = None
-    """(N, F) what a VNet of other features than (Delta, u) made them of."""
+    """(N, F) what a VNet of other features than (Delta, u) made them of, which ``VNetSurfaces`` needs."""
 
     @staticmethod
     def cat(parts: list[Weights]) -> Weights:

@@ -23,9 +23,9 @@ Feature = Literal[
     "margin_fluctuation",
     "reference_deviation",
 ]
-"""Names of the features, in the order of VNet's inputs."""
+"""Names of the features, in the order of VNet's inputs, those of the paper first."""
 
-PAPER: tuple[Feature, ...] = ("delta", "u")
+PAPER: tuple[Feature, Feature] = ("delta", "u")
 """Those of the paper, which VNet gets as they are, in nats; all others are standardised."""
 _HISTORY: tuple[Feature, ...] = ("margin_evolution", "margin_fluctuation")
 """Those that ``PairHistory`` has."""

@@ -46,8 +46,10 @@ class VNet(nn.Module):
         last = nn.Linear(widths[-1], 2 if self.has_slope else 1)
         nn.init.zeros_(last.weight)
         self.layers = nn.Sequential(*layers, last)
-        self._scaled = [i for i, name in enumerate(self.features) if name not in PAPER]
-        self.scale = RunningScale(len(self._scaled)) if self._scaled else None
+        # Those of the paper come first.
+        self._plain = sum(name in PAPER for name in self.features)
+        scaled = len(self.features) - self._plain
+        self.scale = RunningScale(scaled) if scaled else None
         self.start(slope, offset)
 
     @property
@@ -76,7 +78,7 @@ class VNet(nn.Module):
         with torch.autocast(values[0].device.type, enabled=False):
             inputs = torch.stack(values, dim=1).detach().to(dtype)
             if self.scale is not None:
-                inputs = inputs.index_copy(1, self._places(inputs), self.scale(inputs[:, self._scaled]))
+                inputs = torch.cat([inputs[:, : self._plain], self.scale(inputs[:, self._plain :])], dim=1)
             if not self.has_slope:
                 b = self.layers(inputs).squeeze(1)
                 return torch.sigmoid(b), torch.zeros_like(b), b
@@ -86,7 +88,4 @@ class VNet(nn.Module):
     def observe(self, values: Tensor) -> None:
         """Standardises later inputs by this step's (N, F) values too; all ranks call it together."""
         if self.scale is not None:
-            self.scale.observe(values[:, self._scaled])
-
-    def _places(self, inputs: Tensor) -> Tensor:
-        return torch.tensor(self._scaled, device=inputs.device)
+            self.scale.observe(values[:, self._plain :])

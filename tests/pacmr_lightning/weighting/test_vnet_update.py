@@ -144,7 +144,7 @@ def past_rewards(policy, train, factor):
     moved = LogProbs(
         train.reference.chosen + factor * (found.chosen - train.reference.chosen),
         train.reference.rejected + factor * (found.rejected - train.reference.rejected),
-        scaled(found.entropies),
+        entropies=scaled(found.entropies),
     )
     return Rewards.of(moved, train, BETA)
 
