@@ -48,7 +48,7 @@ from tqdm import tqdm
 from pacmr_lightning.batch import LogProbs, PairBatch
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel, scoring
-from pacmr_lightning.policy.logprobs import token_log_probs
+from pacmr_lightning.policy.logprobs import TokenValues, token_values
 from pacmr_lightning.policy.rows import rows_of
 from pacmr_lightning.weighting import VNetWeighting
 from pacmr_lightning.weighting.train_pairs import RecomputedPairs
@@ -85,9 +85,9 @@ def whole_logits(policy: PolicyModel, batch: PairBatch) -> LogProbs:
     return scoring.log_probs(policy, rows_of("shared", batch), whole_logits=True)
 
 
-def repeated_head(*arguments: Any) -> torch.Tensor:
+def repeated_head(*arguments: Any) -> TokenValues:
     """Logits in forward and once more in backward."""
-    return token_log_probs(*arguments[:-1], frozen=False)
+    return token_values(*arguments[:4], frozen=False)
 
 
 def live_reference(module: PreferenceModule, batch: PairBatch) -> LogProbs:
@@ -101,7 +101,7 @@ SAVINGS = (
     Saving("logits of responses only", lambda: patch.object(PolicyModel, "log_probs", whole_logits)),
     Saving(
         "the head's gradient beside its value, in place",
-        lambda: patch.object(scoring, "token_log_probs", repeated_head),
+        lambda: patch.object(scoring, "token_values", repeated_head),
     ),
     Saving("reference from disk", lambda: patch.object(PreferenceModule, "_reference", live_reference)),
     Saving(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import cycle, islice
 
 import pandas as pd
@@ -13,7 +12,7 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from pacmr_lightning.batch import UNKNOWN, LogProbs, PairBatch
+from pacmr_lightning.batch import UNKNOWN, PairBatch
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.rewards import Rewards
@@ -50,8 +49,8 @@ def probe(trainer: Trainer, pl_module: PreferenceModule, indices: Sequence[int])
         The same on all ranks, one row a pair in the order of ``indices``: ``id``, ``category`` (None where
         the rows have none), ``u`` and ``delta`` in nats times beta, ``a`` and ``b`` (NaN where the weighting
         has none), ``weight`` (before any division by the mean), ``swapped_weight`` (the weight that VNet
-        would give to the pair with its two responses exchanged; NaN without VNet), and ``flipped`` (pandas'
-        ``boolean``, NA where unknown).
+        would give to the pair with its two responses exchanged; NaN without VNet, and where it looks at
+        earlier visits, which were of this order), and ``flipped`` (pandas' ``boolean``, NA where unknown).
     """
     pairs, ranks = datamodule(trainer).train_pairs, trainer.world_size
     share = -(-len(indices) // ranks)
@@ -81,12 +80,14 @@ def _numbers(pl_module: PreferenceModule, batch: PairBatch) -> Tensor:
     """(N, 7) float32 ``COLUMNS`` of N pairs."""
     reference = pl_module.policy.reference_log_probs(batch)
     batch = batch.with_reference(reference)
-    rewards = Rewards.of(pl_module.policy.log_probs(batch), batch, pl_module.objective.beta)
-    weights = pl_module.weighting.weights(rewards, batch)
+    weighting = pl_module.weighting
+    log_probs = pl_module.policy.log_probs(batch, entropies=weighting.needs_entropies)
+    rewards = Rewards.of(log_probs, batch, pl_module.objective.beta)
+    weights = weighting.weights(rewards, batch)
     unknown = torch.full_like(rewards.u, torch.nan)
     swapped = unknown
-    if pl_module.vnet is not None:
-        swapped = pl_module.weighting.weights(_exchanged(rewards), batch).g
+    if pl_module.vnet is not None and not weighting.looks_back:
+        swapped = weighting.weights(rewards.exchanged(), batch).g
     columns = (
         rewards.u,
         rewards.delta,
@@ -97,17 +98,3 @@ def _numbers(pl_module: PreferenceModule, batch: PairBatch) -> Tensor:
         batch.flipped,
     )
     return torch.stack([column.float() for column in columns], dim=1)
-
-
-def _exchanged(rewards: Rewards) -> Rewards:
-    """The rewards of the same pairs with chosen and rejected exchanged: the same Delta, and -u."""
-    policy, reference = (
-        LogProbs(found.rejected, found.chosen) for found in (rewards.policy, rewards.reference)
-    )
-    return replace(
-        rewards,
-        policy=policy,
-        reference=reference,
-        chosen_tokens=rewards.rejected_tokens,
-        rejected_tokens=rewards.chosen_tokens,
-    )

@@ -17,6 +17,7 @@ from pacmr_lightning.analysis.surface import Visits
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing
 from pacmr_lightning.runs.folder import ANALYSIS
+from pacmr_lightning.weighting.features import PAPER
 
 from .last_visits import LastVisits
 from .records import record_of
@@ -45,6 +46,7 @@ class VisitFigures(Callback):
         if steps and min(steps) < 1:
             raise UserError(f"steps is {list(steps)}, but policy updates count from 1.")
         self.steps = frozenset(steps or ())
+        self._names: tuple[str, ...] = ()
         self._visits = LastVisits(window, columns=6)
         self._looked_at = 0
 
@@ -64,6 +66,10 @@ class VisitFigures(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forgets an earlier run; a checkpoint is loaded after this."""
+        # Of a VNet that looks at more than (Delta, u) the visits have the features too.
+        names = tuple(getattr(getattr(pl_module, "vnet", None), "features", PAPER))
+        self._names = () if names == PAPER else names
+        self._visits.columns = 6 + len(self._names)
         if stage == "fit" and trainer.global_step == 0:
             self._visits.clear()
             self._looked_at = 0
@@ -99,8 +105,10 @@ class VisitFigures(Callback):
         record = record_of(outputs)
         unknown = torch.full_like(record.u, torch.nan)
         a, b = (unknown if column is None else column for column in (record.a, record.b))
+        features = () if record.features is None else record.features.unbind(1)
+        columns = (record.u, record.delta, record.weight, record.flipped, a, b, *features)
         # global_step has counted this step's policy update already.
-        self._visits.add(trainer.global_step - 1, record.u, record.delta, record.weight, record.flipped, a, b)
+        self._visits.add(trainer.global_step - 1, *columns)
         if trainer.global_step in self.steps:
             self._look(trainer, pl_module)
 
@@ -112,10 +120,12 @@ class VisitFigures(Callback):
     def _look(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._looked_at = trainer.global_step
         rows = self._visits.of_all_ranks(trainer.strategy.root_device)
-        rows = rows[rows[:, 1:5].isfinite().all(dim=1)]
+        # All numbers but the step, and a and b, which may be unknown.
+        rows = rows[torch.cat([rows[:, 1:5], rows[:, 7:]], dim=1).isfinite().all(dim=1)]
         if len(rows) and trainer.is_global_zero:
-            _, u, delta, weight, flipped, a, b = rows.unbind(1)
+            _, u, delta, weight, flipped, a, b, *features = rows.unbind(1)
             visits = Visits(u.numpy(), delta.numpy(), weight.numpy(), flipped.numpy().astype(np.int8))
+            visits.features = {n: column.numpy() for n, column in zip(self._names, features, strict=True)}
             self.look(trainer, pl_module, visits, a, b)
 
 

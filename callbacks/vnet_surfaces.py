@@ -1,12 +1,13 @@
-"""Draws the weights that VNet gives over a grid of implicit reward differences and sums."""
+"""Draws the weights that VNet gives over a grid of implicit reward sums and differences, or two features."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from pacmr_lightning.analysis.surface import (
 )
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules.data import datamodule
+from pacmr_lightning.weighting.features import PAPER, Feature
 
 from .visit_figures import VisitFigures, publish
 
@@ -37,33 +39,68 @@ class VNetSurfaces(VisitFigures):
 
     Fixed weights with a slope and an offset are drawn likewise; of weightings that have neither, nothing is.
 
+    A VNet of other features is drawn over two of them, with the others held at their medians over the last
+    pairs, which the title says. Over other features than Delta and u it is g alone that is drawn, and the
+    shares are of where g rises with the second feature.
+
     Args:
         steps: policy updates after which it draws, beside the end.
         points: of the grid along either axis, at least 2.
         window: visits that the grid has to cover, over all ranks, in whole steps; see ``LastVisits``.
+        features: of VNet's features the two that the axes show; None means delta and u where it has both,
+            else its first two.
 
     Raises:
-        UserError: an option is out of range; or, at the first step, the module returns no record; or, at a
-            step that is drawn, slopes or offsets differ between pairs and there is no VNet.
+        UserError: an option is out of range; or, at setup, VNet has no such features; or, at the first step,
+            the module returns no record; or, at a step that is drawn, slopes or offsets differ between pairs
+            and there is no VNet.
     """
 
     files = ("surfaces", "heat-maps")
 
-    def __init__(self, steps: list[int] | None = None, points: int = 61, window: int = 2000):
+    def __init__(
+        self,
+        steps: list[int] | None = None,
+        points: int = 61,
+        window: int = 2000,
+        features: tuple[Feature, Feature] | None = None,
+    ):
         super().__init__(steps, window)
         if points < 2:
             raise UserError(f"points is {points}, but a grid needs at least 2 along either axis.")
         self.points = points
+        self.features = None if features is None else (features[0], features[1])
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Looks whether VNet has the features. See ``VisitFigures``."""
+        super().setup(trainer, pl_module, stage)
+        known = self._names or PAPER
+        if self.features is not None and not (
+            set(self.features) <= set(known) and self.features[0] != self.features[1]
+        ):
+            raise UserError(
+                f"features is {' and '.join(self.features)}, but VNetSurfaces draws two different ones of "
+                f"those that VNet looks at ({', '.join(known)})."
+            )
 
     def look(self, trainer: Trainer, pl_module: Any, visits: Visits, a: Tensor, b: Tensor) -> None:
         """See ``VisitFigures``."""
-        if bool(a.isnan().any()):
+        vnet = getattr(pl_module, "vnet", None)
+        known = self._names or PAPER
+        if bool(a.isnan().any()) and not self._names:
             rank_zero_info("VNetSurfaces draws nothing, because the weighting has no slope a and offset b.")
             return
-        delta, u = grid(visits, self.points)
-        vnet = getattr(pl_module, "vnet", None)
+        if len(known) < 2:
+            rank_zero_info(f"VNetSurfaces draws nothing, because VNet looks at {known[0]} alone.")
+            return
+        axes = self.features or (PAPER if set(PAPER) <= set(known) else (known[0], known[1]))
+        held = {name: float(np.median(visits.features[name])) for name in known if name not in axes}
+        if self._names:
+            first, second = (visits.features[name] for name in axes)
+            visits = replace(visits, delta=first, u=second)
+        delta, u = grid(visits, self.points, axes)
         if vnet is not None:
-            slope, offset = slope_and_offset(vnet, delta, u)
+            slope, offset = slope_and_offset(vnet, delta, u, axes, held)
         elif (a == a[0]).all() and (b == b[0]).all():
             slope, offset = (np.full((len(delta), len(u)), float(column[0])) for column in (a, b))
         else:
@@ -84,6 +121,8 @@ class VNetSurfaces(VisitFigures):
             b=offset,
             density=density(visits, delta, u),
             visits=visits,
+            axes=axes,
+            held=", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in held.items()),
         )
         save(surface, trainer.default_root_dir)
         shares = {

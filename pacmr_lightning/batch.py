@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import chain
 
@@ -38,22 +38,32 @@ class LogProbs:
     """(N,) log pi(chosen | prompt)."""
     rejected: Tensor
     """(N,) log pi(rejected | prompt)."""
+    entropies: LogProbs | None = field(default=None, kw_only=True)
+    """Sums of the entropies of the next token over the same positions, without gradient; None where nobody
+    asked for them."""
 
     def detach(self) -> LogProbs:
         """The same values outside the autograd graph."""
-        return LogProbs(self.chosen.detach(), self.rejected.detach())
+        return LogProbs(self.chosen.detach(), self.rejected.detach(), entropies=self.entropies)
 
     def exchanged(self) -> LogProbs:
         """Chosen and rejected in each other's place."""
-        return LogProbs(self.rejected, self.chosen)
+        entropies = None if self.entropies is None else self.entropies.exchanged()
+        return LogProbs(self.rejected, self.chosen, entropies=entropies)
 
     def __getitem__(self, rows: slice | Tensor) -> LogProbs:
-        return LogProbs(self.chosen[rows], self.rejected[rows])
+        entropies = None if self.entropies is None else self.entropies[rows]
+        return LogProbs(self.chosen[rows], self.rejected[rows], entropies=entropies)
 
     @staticmethod
     def cat(parts: Sequence[LogProbs]) -> LogProbs:
-        """Joins consecutive micro-batches."""
-        return LogProbs(torch.cat([p.chosen for p in parts]), torch.cat([p.rejected for p in parts]))
+        """Joins consecutive micro-batches, all or none of which have entropies."""
+        entropies = [p.entropies for p in parts if p.entropies is not None]
+        return LogProbs(
+            torch.cat([p.chosen for p in parts]),
+            torch.cat([p.rejected for p in parts]),
+            entropies=LogProbs.cat(entropies) if entropies else None,
+        )
 
 
 @dataclass

@@ -110,11 +110,14 @@ def test_preference(base, method, tiny, monkeypatch):
         arguments += ["--data.source.train", tiny["pairs"], "--data.noise_rate", "0.2"]
     else:
         arguments += ["--data.source.path", upstream(source), "--data.noise_rates", "[0.1, 0.3]"]
-    if method.stem == "mwn":
+    if method.stem in ("mwn", "aligner", "metapo_style"):
         arguments += ["--data.clean_meta", "EmbeddedWorld", "--data.clean_meta.pairs", "64"]
     if method.stem == "rpo_em_annotators":
         noise = ["--data.noise", "AnnotatorNoise", "--data.noise.share", "0.3"]
         arguments += [*noise, "--data.noise_rate", "0", "--data.noise_rates", "null"]
+    if method.stem == "metapo_style":  # which visits pairs twice: two epochs of one update
+        batch = {"TLDR": "96", "AnthropicHH": "400"}.get(source, "64")
+        arguments += ["--trainer.max_epochs", "2", "--data.global_batch_size", batch]
     cli.main(["fit", "--config", str(base), "--config", str(method), *arguments, *SHORT])
     summary = json.loads(Path("run/summary.json").read_text())
     assert summary["method"] == method.stem and summary["steps"] == 2

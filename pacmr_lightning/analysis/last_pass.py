@@ -14,7 +14,7 @@ from ..batch import UNKNOWN, LogProbs
 from ..modules import PreferenceModule
 from ..rewards import Rewards
 from ..weighting import Weights
-from .pair_log_probs import pair_log_probs
+from .pair_log_probs import four, pair_log_probs, with_entropies
 
 _PART = 1000
 """Pairs that are read at a time."""
@@ -52,16 +52,23 @@ def last_pass(
     """
     indices = list(range(len(pairs))) if indices is None else indices
     found = pair_log_probs(
-        module, pairs, indices, answers, name=name, micro_batch_size=micro_batch_size
+        module,
+        pairs,
+        indices,
+        answers,
+        name=name,
+        ask=with_entropies if module.weighting.needs_entropies else four,
+        micro_batch_size=micro_batch_size,
     ).squeeze(1)
     parts = []
     for start in range(0, len(indices), _PART):
         batch = pairs.batch(indices[start : start + _PART])
-        policy, *reference = found[start : start + _PART].split([2, 1, 1], dim=1)
-        batch = batch.with_reference(LogProbs(*(column.squeeze(1) for column in reference)))
-        parts.append(
-            _columns(module, Rewards.of(LogProbs(*policy.unbind(1)), batch, module.objective.beta), batch)
+        policy, reference, *entropies = (
+            LogProbs(*columns.unbind(1)) for columns in found[start : start + _PART].split(2, dim=1)
         )
+        policy.entropies = entropies[0] if entropies else None
+        batch = batch.with_reference(reference)
+        parts.append(_columns(module, Rewards.of(policy, batch, module.objective.beta), batch))
     frame = pd.concat(parts, ignore_index=True)
     for place, name in ((1, "prompt"), (2, "category")):
         column = pairs.rows[name][:]
@@ -74,8 +81,7 @@ def last_pass(
 def _pull(module: PreferenceModule, rewards: Rewards, weight: Tensor) -> Tensor:
     """(N,) minus the derivative of each weighted loss by its pair's u; soft labels have both orders' loss."""
     chosen = rewards.policy.chosen.detach().requires_grad_()
-    policy = LogProbs(chosen, rewards.policy.rejected)
-    free = replace(rewards, policy=policy)
+    free = replace(rewards, policy=replace(rewards.policy, chosen=chosen))
     with torch.enable_grad():
         losses = weight * module.objective(free)
         if module.weighting.soft_labels:

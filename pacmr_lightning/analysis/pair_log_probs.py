@@ -29,6 +29,14 @@ def four(policy: PolicyModel, batch: PairBatch) -> Tensor:
     return torch.stack([now.chosen, now.rejected, reference.chosen, reference.rejected], dim=1)
 
 
+def with_entropies(policy: PolicyModel, batch: PairBatch) -> Tensor:
+    """(n, 6) those of ``four``, then the entropies of ``LogProbs``."""
+    now, reference = policy.log_probs(batch, entropies=True), policy.reference_log_probs(batch)
+    assert now.entropies is not None
+    more = (now.entropies.chosen, now.entropies.rejected)
+    return torch.stack([now.chosen, now.rejected, reference.chosen, reference.rejected, *more], dim=1)
+
+
 @torch.no_grad()
 def pair_log_probs(
     module: PreferenceModule,

@@ -1,11 +1,12 @@
-"""What a weighting g = sigmoid(a u + b) believes over a grid of implicit reward sums and differences."""
+"""What a weighting g = sigmoid(a u + b) believes over a grid of Delta and u, or of two other features."""
 
 from __future__ import annotations
 
 import copy
 import zipfile
 import zlib
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,15 @@ from scipy.special import expit
 from ..errors import UserError
 from ..files import replacing
 from ..runs.folder import ANALYSIS
+from ..weighting.features import PAPER
 from ..weighting.vnet import VNet
 
 TAILS = (0.005, 0.995)
 """Quantiles of the visits between which the grid lies."""
+
+
+_COLUMNS = ("u", "delta", "weight", "flipped")
+"""Of visits, as files have them."""
 
 
 @dataclass
@@ -33,11 +39,17 @@ class Visits:
     """Weight g, before any division by the mean."""
     flipped: np.ndarray
     """1 flipped, 0 not flipped, -1 unknown."""
+    features: dict[str, np.ndarray] = field(default_factory=dict)
+    """What a VNet of other features than (Delta, u) weighed them by; files do not keep it."""
 
 
 @dataclass
 class Surface:
-    """Slope, offset and weight over D reward sums and U reward differences, in float64."""
+    """Slope, offset and weight over D reward sums and U reward differences, in float64.
+
+    Where ``axes`` names two other features, ``delta`` and ``u``, of the visits too, are their values; a is 0
+    and b the logit of the weight.
+    """
 
     step: int
     """Policy updates behind it."""
@@ -59,6 +71,10 @@ class Surface:
     """(D, U) share of the visits per unit of Delta and u; its sum times a cell's area is the share inside."""
     visits: Visits
     """The pairs that the grid covers."""
+    axes: tuple[str, str] = PAPER
+    """What is along the first axis and along the second."""
+    held: str = ""
+    """What VNet's other features are held at, their medians over the visits; empty where it has none."""
 
     @property
     def g(self) -> np.ndarray:
@@ -84,17 +100,22 @@ class Surface:
         return float(rises.mean()) if rises.size else float("nan")
 
 
-def grid(visits: Visits, points: int) -> tuple[np.ndarray, np.ndarray]:
+def grid(visits: Visits, points: int, axes: Sequence[str] = PAPER) -> tuple[np.ndarray, np.ndarray]:
     """(points,) values of Delta and of u that cover the visits but for their outer half percents.
 
-    A range of no length, as before the first update, becomes 1 to either side.
+    Those of u are symmetric around 0. A range of no length, as before the first update, becomes 1 to either
+    side.
     """
-    low, high = np.quantile(visits.delta.astype(np.float64), TAILS)
-    side = np.abs(np.quantile(visits.u.astype(np.float64), TAILS)).max()
-    if low == high:
-        low, high = low - 1, high + 1
-    side = side or 1.0
-    return np.linspace(low, high, points), np.linspace(-side, side, points)
+    found = []
+    for name, values in zip(axes, (visits.delta, visits.u), strict=True):
+        low, high = np.quantile(values.astype(np.float64), TAILS)
+        if name == "u":
+            high = max(abs(low), abs(high))
+            low = -high
+        if low == high:
+            low, high = low - 1, high + 1
+        found.append(np.linspace(low, high, points))
+    return found[0], found[1]
 
 
 def density(visits: Visits, delta: np.ndarray, u: np.ndarray) -> np.ndarray:
@@ -108,10 +129,30 @@ def density(visits: Visits, delta: np.ndarray, u: np.ndarray) -> np.ndarray:
 
 
 @torch.no_grad()
-def slope_and_offset(vnet: VNet, delta: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(D, U) a and b of VNet over a grid of (D,) reward sums and (U,) differences, in float64 on the CPU."""
+def slope_and_offset(
+    vnet: VNet,
+    delta: np.ndarray,
+    u: np.ndarray,
+    axes: Sequence[str] = PAPER,
+    held: Mapping[str, float] | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(D, U) a and b of VNet over a grid of (D,) reward sums and (U,) differences, in float64 on the CPU.
+
+    Args:
+        vnet: of any features.
+        delta: values along the first axis.
+        u: values along the second axis.
+        axes: what they are values of. Where it is not Delta and u, a is 0 and b the logit of the weight.
+        held: values of VNet's other features.
+    """
     points = torch.meshgrid(torch.from_numpy(delta), torch.from_numpy(u), indexing="ij")
-    _, a, b = copy.deepcopy(vnet).cpu().double()(*(axis.double().flatten() for axis in points))
+    values = {name: axis.double().flatten() for name, axis in zip(axes, points, strict=True)}
+    values |= {name: torch.full_like(values[axes[0]], value) for name, value in (held or {}).items()}
+    order = getattr(vnet, "features", PAPER)
+    _, a, b = copy.deepcopy(vnet).cpu().double()(*(values[name] for name in order))
+    if tuple(axes) != PAPER:
+        b = a * values["u"] + b if "u" in values else b
+        a = torch.zeros_like(b)
     shape = (len(delta), len(u))
     return a.numpy().reshape(shape), b.numpy().reshape(shape)
 
@@ -130,9 +171,9 @@ def steps_of(run_folder: str | Path) -> list[int]:
 
 def save(surface: Surface, run_folder: str | Path) -> None:
     """Writes the surface as .npz: its fields by name, g, and the visits' columns as ``visits_...``."""
-    arrays = {field.name: getattr(surface, field.name) for field in fields(surface)}
+    arrays = {each.name: getattr(surface, each.name) for each in fields(surface)}
     visits = arrays.pop("visits")
-    arrays |= {f"visits_{field.name}": getattr(visits, field.name) for field in fields(visits)}
+    arrays |= {f"visits_{name}": getattr(visits, name) for name in _COLUMNS}
     with replacing(file_of(run_folder, surface.step)) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, g=surface.g, **arrays)
 
@@ -157,10 +198,17 @@ def load(run_folder: str | Path, step: int | None = None) -> Surface:
     path = file_of(run_folder, steps[-1] if step is None else step)
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            visits = Visits(*(arrays[f"visits_{field.name}"] for field in fields(Visits)))
-            values = {field.name: arrays[field.name] for field in fields(Surface) if field.name != "visits"}
+            visits = Visits(*(arrays[f"visits_{name}"] for name in _COLUMNS))
+            values = {
+                each.name: arrays[each.name]
+                for each in fields(Surface)
+                # Files of earlier versions lack what has a default.
+                if each.name != "visits" and (each.default is MISSING or each.name in arrays)
+            }
     except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile):
         raise UserError(f"{path} cannot be read as surfaces; train again, or name another step.") from None
     # Labels and numbers come back as arrays of no dimension.
     plain = {name: value.item() if value.ndim == 0 else value for name, value in values.items()}
+    if "axes" in plain:
+        plain["axes"] = tuple(plain["axes"].tolist())
     return Surface(**plain, visits=visits)

@@ -1,4 +1,4 @@
-"""Surfaces of a, b and g over (Delta, u): in three dimensions, as heat maps, and runs side by side."""
+"""Surfaces of a, b and g over (Delta, u), or of g over other features: in 3-D, as heat maps, side by side."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from matplotlib.ticker import MaxNLocator
 from mpl_toolkits.mplot3d import Axes3D
 from scipy.ndimage import gaussian_filter
 
+from ..weighting.features import PAPER
 from .distribution_figure import draw_on
 from .surface import Surface
 
 NAMES = {"a": "Slope $a(z)$", "b": "Offset $b(z)$", "g": "Weight $g(z)$"}
-DELTA, U = "Reward sum $\\Delta(z)$", "Reward difference $u(z)$"
+AXES = {"delta": ("Reward sum $\\Delta(z)$", "$\\Delta$"), "u": ("Reward difference $u(z)$", "$u$")}
+"""Long and short names of the axes; other features have their own."""
 COLORS = "viridis"
+WIDTHS = {1: 4.6, 3: 10.2}
+"""Of a figure with so many panels, in inches."""
 SHARES: dict[float, Literal["--", "-"]] = {0.9: "--", 0.5: "-"}
 """Shares of the pairs that the contours enclose, and their line styles."""
 SMOOTHING = 0.05
@@ -28,10 +32,11 @@ OUTLINED = [withStroke(linewidth=2.8, foreground="0.15")]
 
 
 def draw_surfaces(surface: Surface) -> Figure:
-    """Three panels in three dimensions: a, b and g."""
-    figure = Figure(figsize=(10.2, 3.6))
-    for place, name in enumerate(NAMES):
-        axis = figure.add_subplot(1, 3, place + 1, projection="3d")
+    """Three panels in three dimensions: a, b and g; over other features g alone."""
+    names = _names(surface)
+    figure = Figure(figsize=(WIDTHS[len(names)], 3.6))
+    for place, name in enumerate(names):
+        axis = figure.add_subplot(1, len(names), place + 1, projection="3d")
         _surface_on(axis, surface, name, limits([surface], name))
         axis.set_title(NAMES[name], fontsize=11, y=1.0)
     figure.suptitle(_title(surface), fontsize=10, y=0.99)
@@ -40,13 +45,15 @@ def draw_surfaces(surface: Surface) -> Figure:
 
 
 def draw_heat_maps(surface: Surface) -> Figure:
-    """Three panels with the density of the visits as contours, and an orange line where g is 1/2."""
+    """The same panels with the density of the visits as contours, and an orange line where g is 1/2."""
+    names = _names(surface)
     # No constrained layout, which draws everything twice more.
-    figure = Figure(figsize=(10.2, 3.6))
-    figure.subplots_adjust(left=0.075, right=0.99, bottom=0.27, top=0.84, wspace=0.16)
-    panels = figure.subplots(1, len(NAMES), sharey=True)
+    figure = Figure(figsize=(WIDTHS[len(names)], 3.6))
+    left = 0.075 * WIDTHS[3] / WIDTHS[len(names)]
+    figure.subplots_adjust(left=left, right=0.99, bottom=0.27, top=0.84, wspace=0.16)
+    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     density, levels = _contours(surface)
-    for axis, name in zip(panels, NAMES, strict=True):
+    for axis, name in zip(panels, names, strict=True):
         low, high = limits([surface], name)
         values = getattr(surface, name).T
         image = axis.pcolormesh(
@@ -60,8 +67,8 @@ def draw_heat_maps(surface: Surface) -> Figure:
         if name == "g" and surface.g.min() < 0.5 < surface.g.max():
             axis.contour(surface.delta, surface.u, values, [0.5], colors="#D55E00", linewidths=1.6)
         axis.set_title(NAMES[name], fontsize=11)
-        axis.set_xlabel(DELTA)
-    panels[0].set_ylabel(U)
+        axis.set_xlabel(_label(surface.axes[0])[0])
+    panels[0].set_ylabel(_label(surface.axes[1])[0])
     lines = [
         Line2D(
             [], [], color="white", linestyle=style, path_effects=OUTLINED, label=f"{share:.0%} of the pairs"
@@ -75,20 +82,25 @@ def draw_heat_maps(surface: Surface) -> Figure:
 
 
 def draw_page(surfaces: Sequence[Surface], headings: Sequence[str]) -> Figure:
-    """Runs in columns; a, b, g and the distributions of the weights in rows, each row on one scale."""
+    """Runs in columns; a, b, g and the distributions of the weights in rows, each row on one scale.
+
+    Over other features than Delta and u, which are the same in all runs, g alone.
+    """
     columns = len(surfaces)
     width = 0.7 + 3.4 * columns
-    figure = Figure(figsize=(width, 11.4))
-    rows = figure.add_gridspec(4, 1, height_ratios=(1, 1, 1, 0.75), hspace=0.17)
+    names = _names(surfaces[0])
+    heights = (*(1 for _ in names), 0.75)
+    figure = Figure(figsize=(width, 3.04 * sum(heights)))
+    rows = figure.add_gridspec(len(heights), 1, height_ratios=heights, hspace=0.17)
     rows.update(left=0.7 / width, right=1 - 0.2 / width, top=0.955, bottom=0.05)
-    for row, name in enumerate(NAMES):
+    for row, name in enumerate(names):
         scale = limits(surfaces, name)
         cells = rows[row].subgridspec(1, columns, wspace=0.1)
         for place, (surface, heading) in enumerate(zip(surfaces, headings, strict=True)):
             axis = figure.add_subplot(cells[place], projection="3d")
             _surface_on(axis, surface, name, scale)
             axis.set_title(f"{NAMES[name]}, {heading}", fontsize=10, y=1.0)
-    cells = rows[3].subgridspec(1, columns, wspace=0.25)
+    cells = rows[len(names)].subgridspec(1, columns, wspace=0.25)
     for place, (surface, heading) in enumerate(zip(surfaces, headings, strict=True)):
         axis = figure.add_subplot(cells[place])
         draw_on(axis, surface.visits.weight, surface.visits.flipped)
@@ -126,7 +138,8 @@ def _surface_on(axis: Axes3D, surface: Surface, name: str, scale: tuple[float, f
         antialiased=False,
         rasterized=True,
     )
-    axis.set(xlabel="$\\Delta$", ylabel="$u$", zlabel=f"${name}$", zlim=scale)
+    first, second = (_label(each)[1] for each in surface.axes)
+    axis.set(xlabel=first, ylabel=second, zlabel=f"${name}$", zlim=scale)
     axis.set_xlim(surface.delta[0], surface.delta[-1])
     axis.set_ylim(surface.u[0], surface.u[-1])
     axis.view_init(elev=24, azim=-128)
@@ -149,4 +162,15 @@ def _contours(surface: Surface) -> tuple[np.ndarray, list[float]]:
 def _title(surface: Surface, with_noise: bool = True) -> str:
     known = with_noise and not np.isnan(surface.noise_rate)
     noise = f"{surface.noise_rate:.0%} noise" if known else ""
-    return ", ".join(filter(None, (surface.task, surface.method, noise, f"step {surface.step:,}")))
+    parts = (surface.task, surface.method, noise, f"step {surface.step:,}", surface.held)
+    return ", ".join(filter(None, parts))
+
+
+def _names(surface: Surface) -> list[str]:
+    """What is drawn: over other features than Delta and u there is no a and b to tell apart."""
+    return list(NAMES) if surface.axes == PAPER else ["g"]
+
+
+def _label(name: str) -> tuple[str, str]:
+    words = name.replace("_", " ")
+    return AXES.get(name, (words.capitalize(), words))

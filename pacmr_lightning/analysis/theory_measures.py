@@ -26,6 +26,7 @@ from ..modules import PreferenceModule
 from ..rewards import Rewards
 from ..theory import noisy_posterior, two_rate_log_ratio
 from ..weighting import CoTeaching, DropFlipped, OracleWeights, Unweighted, Weighting
+from ..weighting.features import PAPER
 from .last_pass import last_pass
 
 RESAMPLES = 1000
@@ -87,7 +88,12 @@ def judged_pairs(
 
 def weighs(weighting: Weighting) -> bool:
     """Whether the weights depend on what a pair is, so that g+ and g- are there to be compared."""
-    return not isinstance(weighting, (Unweighted, DropFlipped, CoTeaching))
+    return not isinstance(weighting, (Unweighted, DropFlipped, CoTeaching)) and not other_features(weighting)
+
+
+def other_features(weighting: Weighting) -> list[str]:
+    """What the weights look at beside Delta and u, of which alone log g+ - log g- is a function."""
+    return [name for name in getattr(weighting.vnet, "features", ()) if name not in PAPER]
 
 
 @torch.no_grad()

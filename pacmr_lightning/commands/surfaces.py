@@ -120,7 +120,7 @@ def surfaces_page(runs: Sequence[str], output: str, step: int | None = None) -> 
         The rows of ``distances``; None for a single run.
 
     Raises:
-        UserError: the file has another ending, or a run has no such surfaces.
+        UserError: the file has another ending, a run has no such surfaces, or they are over other features.
     """
     path = Path(output)
     if path.suffix not in ENDINGS:
@@ -132,6 +132,13 @@ def surfaces_page(runs: Sequence[str], output: str, step: int | None = None) -> 
         key=lambda pair: (np.isnan(pair[0].noise_rate), pair[0].noise_rate),
     )
     surfaces, folders = zip(*found, strict=True)
+    for surface, folder in found:
+        if surface.axes != surfaces[0].axes:
+            one, other = (" and ".join(each.axes) for each in (surfaces[0], surface))
+            raise UserError(
+                f"The surfaces of {folders[0]} are over {one}, those of {folder} over {other}; name runs "
+                "whose VNetSurfaces draws the same features."
+            )
     names = headings(surfaces, folders)
     from ..analysis.surface_figure import draw_page
 

@@ -16,6 +16,7 @@ from ..analysis.theory_measures import (
     agreement,
     calibration_error,
     judged_pairs,
+    other_features,
     reliability,
     slope,
     weighs,
@@ -96,7 +97,12 @@ def theory_check(
         names = {"label": label, "run": run.folder, "method": module.method, "noise_rate": rate}
         names |= {"step": step, "split": split, "pairs": len(frame)}
         errors.append(names | _calibration(frame))
-        if not weighs(weighting):
+        if others := other_features(weighting):
+            notes.append(
+                f"{label}: left out of the weights, which depend on {', '.join(others)}; Theorem 1 is about "
+                "u alone."
+            )
+        elif not weighs(weighting):
             notes.append(f"{label}: left out of the weights, {type(weighting).__name__} has none to compare.")
         elif rate == 0:
             notes.append(f"{label}: left out of the weights, without noise every optimal log-ratio is 0.")

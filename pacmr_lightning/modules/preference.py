@@ -180,7 +180,9 @@ class PreferenceModule(HeldOutSteps):
             weight_decay=self.weight_decay,
         )
         updates = planned_updates(self.trainer)
-        self.objective.check_plan(updates, len(datamodule(self.trainer).train_dataloader()))
+        updates_per_epoch = len(datamodule(self.trainer).train_dataloader())
+        self.objective.check_plan(updates, updates_per_epoch)
+        self.weighting.check_plan(updates, updates_per_epoch)
         schedule = warmup_cosine(optimizer, updates, self.warmup_ratio, self.min_lr_ratio)
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
@@ -205,6 +207,7 @@ class PreferenceModule(HeldOutSteps):
             self.micro_batch_size,
             often=learns,
             soft_labels=self.weighting.soft_labels,
+            entropies=self.weighting.needs_entropies,
         )
         if learns:
             if batch.meta is None and self.weighting.needs_meta:
@@ -238,6 +241,7 @@ class PreferenceModule(HeldOutSteps):
         losses = pairs.losses if pairs.soft is None else self.objective(rewards)
         _check_finite(losses, train.ids, inner.gradient)
         self.objective.observe(rewards, train.ids)
+        self.weighting.observe(rewards, train)
         if self.objective.grouped:
             losses = self.objective.group_value(losses, self.micro_batch_size).expand_as(losses)
         self.train_means.update(reward_values(rewards, losses))
@@ -250,6 +254,7 @@ class PreferenceModule(HeldOutSteps):
             a=inner.weights.a,
             b=inner.weights.b,
             flipped=train.flipped,
+            features=inner.weights.features,
         )
         return record, inner.gradient
 

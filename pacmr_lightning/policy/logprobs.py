@@ -7,16 +7,30 @@ micro-batch would be the largest tensors of a step, in forward and in backward.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 
-def token_log_probs(
-    hidden: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor, pieces: int, frozen: bool
-) -> Tensor:
+class TokenValues(NamedTuple):
+    """What the distributions of K next tokens say, in nats, in at least fp32."""
+
+    log_probs: Tensor
+    """(K,) of the target tokens."""
+    entropies: Tensor | None
+    """(K,) entropies, without gradient; None where nobody asked."""
+
+
+def token_values(
+    hidden: Tensor,
+    head: Callable[[Tensor], Tensor],
+    targets: Tensor,
+    pieces: int,
+    frozen: bool,
+    entropies: bool = False,
+) -> TokenValues:
     """Log-probabilities of K target tokens.
 
     Args:
@@ -27,26 +41,44 @@ def token_log_probs(
             head for each, all ranks need the same number.
         frozen: nothing in ``head`` is trained. The gradient of each log-probability with respect to its
             hidden state is then computed along with it, and (K, H) kept; else backward repeats the logits.
-
-    Returns:
-        (K,) log-probabilities in nats, in at least fp32.
+        entropies: compute them too, for which one more tensor of a piece's logits exists.
     """
     if hidden.requires_grad and frozen:
-        return _FrozenHead.apply(hidden, targets, head, pieces)
+        return TokenValues(*_FrozenHead.apply(hidden, targets, head, pieces, entropies))
     parts = []
     for h, t in zip(hidden.tensor_split(pieces), targets.tensor_split(pieces), strict=True):
+        given = (head, h, t, entropies)
         if h.requires_grad:
-            parts.append(checkpoint(_log_probs, head, h, t, use_reentrant=False, preserve_rng_state=False))
+            parts.append(checkpoint(_values, *given, use_reentrant=False, preserve_rng_state=False))
         else:
-            parts.append(_log_probs(head, h, t))
-    return torch.cat(parts)
+            parts.append(_values(*given))
+    return _joined(parts)
 
 
-def _log_probs(head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor) -> Tensor:
+def _joined(parts: list[TokenValues]) -> TokenValues:
+    entropies = [part.entropies for part in parts if part.entropies is not None]
+    return TokenValues(
+        torch.cat([part.log_probs for part in parts]), torch.cat(entropies) if entropies else None
+    )
+
+
+def _values(
+    head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, entropies: bool
+) -> TokenValues:
     logits = upcast(head(hidden))
     if logits.requires_grad or logits is hidden:
-        return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(1)
-    return _softmax_in_place(logits, targets)[0]
+        values = logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(1)
+        if not entropies:
+            return TokenValues(values, None)
+        logits = logits.detach().clone()
+        return TokenValues(values, _entropies(logits, _softmax_in_place(logits, targets)[1]))
+    values, factors = _softmax_in_place(logits, targets)
+    return TokenValues(values, _entropies(logits, factors) if entropies else None)
+
+
+def _entropies(exponentials: Tensor, factors: Tensor) -> Tensor:
+    """(k,) entropies of the probabilities s / Z, from (k, V) s and (k,) 1 / Z: log Z - sum s log s / Z."""
+    return torch.special.entr(exponentials).sum(1) * factors - factors.log()
 
 
 def _softmax_in_place(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,20 +92,23 @@ def _softmax_in_place(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return picked - largest - total.log(), 1 / total
 
 
-def _with_slopes(head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """(k,) log-probabilities and their (k, H) gradients; a linear's backward needs no output, so all that is
-    done with logits is done in their place."""
+def _with_slopes(
+    head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, entropies: bool
+) -> tuple[TokenValues, Tensor]:
+    """(k,) values, and (k, H) gradients of the log-probabilities; a linear's backward needs no output, so all
+    that is done with logits is done in their place."""
     with torch.enable_grad():
         hidden = hidden.detach().requires_grad_()
         output = head(hidden)
     logits = output.detach()
     scores = upcast(logits)
     values, factors = _softmax_in_place(scores, targets)
+    found = TokenValues(values, _entropies(scores, factors) if entropies else None)
     # d log p_t / d logits = e_t - p
     scores.mul_(-factors[:, None])
     scores[torch.arange(len(targets), device=targets.device), targets] += 1
     (slopes,) = torch.autograd.grad(output, hidden, logits.copy_(scores))
-    return values, slopes
+    return found, slopes
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -81,23 +116,31 @@ class _FrozenHead(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor], pieces: int
-    ) -> Tensor:
+        ctx: Any,
+        hidden: Tensor,
+        targets: Tensor,
+        head: Callable[[Tensor], Tensor],
+        pieces: int,
+        entropies: bool,
+    ) -> tuple[Tensor, Tensor | None]:
         pieces_of = zip(hidden.tensor_split(pieces), targets.tensor_split(pieces), strict=True)
-        values, slopes = zip(*(_with_slopes(head, h, t) for h, t in pieces_of), strict=True)
+        parts, slopes = zip(*(_with_slopes(head, h, t, entropies) for h, t in pieces_of), strict=True)
         ctx.save_for_backward(hidden, targets, torch.cat(slopes))
         ctx.head = head
-        return torch.cat(values)
+        found = _joined(list(parts))
+        if found.entropies is not None:
+            ctx.mark_non_differentiable(found.entropies)
+        return found.log_probs, found.entropies
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, targets, slopes = ctx.saved_tensors
         if torch.is_grad_enabled():  # somebody differentiates twice, and the slopes depend on the states
-            value = _log_probs(ctx.head, hidden, targets)
+            value = _values(ctx.head, hidden, targets, entropies=False).log_probs
             (result,) = torch.autograd.grad(value, hidden, gradient, create_graph=True)
         else:
             result = (gradient[:, None] * slopes).to(hidden.dtype)
-        return result, None, None, None
+        return result, None, None, None, None
 
 
 def upcast(x: Tensor) -> Tensor:

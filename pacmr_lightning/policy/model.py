@@ -93,15 +93,17 @@ class PolicyModel(ScoringModel):
         """The batch in the token layout that the self-check chose on the first batch it saw."""
         return rows_of(self._plan_for(batch).layout, batch)
 
-    def log_probs(self, batch: PairBatch, rows: Rows | None = None) -> LogProbs:
+    def log_probs(self, batch: PairBatch, rows: Rows | None = None, entropies: bool = False) -> LogProbs:
         """Summed response log-probabilities of N pairs under the current model, as (N,) values in nats.
 
         Args:
             batch: N pairs.
             rows: what ``rows`` made of them, where it has been asked already.
+            entropies: of the next token at each position of the responses too, without gradient; they cost
+                one more tensor of a chunk's logits.
         """
         layout = self._plan_for(batch).layout
-        return self.score(rows_of(layout, batch) if rows is None else rows, layout == "plain")
+        return self.score(rows_of(layout, batch) if rows is None else rows, layout == "plain", entropies)
 
     @torch.no_grad()
     def reference_log_probs(self, batch: PairBatch) -> LogProbs:

@@ -12,7 +12,7 @@ from ..batch import LogProbs, PairBatch
 from ..ranks import max_over_ranks
 from .adapted_model import AdaptedModel
 from .attention import AskedLayout
-from .logprobs import token_log_probs, upcast
+from .logprobs import token_values, upcast
 from .masks import attention_inputs
 from .rows import Layout, Rows, rows_of
 
@@ -40,17 +40,22 @@ class ScoringModel(AdaptedModel):
         """Summed response log-probabilities of N pairs in a given layout, with the attention in use now."""
         return self.score(rows_of(layout, batch), layout == "plain")
 
-    def score(self, rows: Rows, whole_logits: bool) -> LogProbs:
+    def score(self, rows: Rows, whole_logits: bool, entropies: bool = False) -> LogProbs:
         """Summed response log-probabilities of N pairs as the adapter is, on or off: (N,) values in nats.
 
         Args:
             rows: of the pairs.
             whole_logits: take the model's own logits, which it may transform, and not its head's.
+            entropies: of the next token too.
         """
         states, head = self._predictions(rows, whole_logits)
         frozen = not any(p.requires_grad for p in self.model.get_output_embeddings().parameters())
         frozen = frozen and not whole_logits
-        return rows.log_probs(token_log_probs(states, head, rows.targets, self._pieces(rows), frozen))
+        tokens = token_values(states, head, rows.targets, self._pieces(rows), frozen, entropies)
+        found = rows.log_probs(tokens.log_probs)
+        if tokens.entropies is not None:
+            found.entropies = rows.log_probs(tokens.entropies)
+        return found
 
     @torch.no_grad()
     def score_both(self, rows: Rows, whole_logits: bool, reference: LogProbs | None) -> Judged:

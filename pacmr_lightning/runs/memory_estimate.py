@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ..policy.base_model import recompute_activations
-from ..policy.logprobs import token_log_probs
+from ..policy.logprobs import token_values
 
 Stage = Literal[0, 1, 2, 3]
 
@@ -180,7 +180,7 @@ def activation_bytes(
             states = states[predicted, predicted]
             head = model.get_output_embeddings()
             pieces = -(-len(predicted) // logit_chunk)
-            values = token_log_probs(states, head, predicted, pieces, frozen=True)
+            values = token_values(states, head, predicted, pieces, frozen=True).log_probs
             torch.autograd.grad(values.sum(), trained)
     return live.peak
 

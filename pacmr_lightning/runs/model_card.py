@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from huggingface_hub import ModelCardData
@@ -13,7 +13,8 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from ..modules import PreferenceModule
-from ..weighting import CleanPreference, VNetWeighting
+from ..weighting import CleanPreference, VNet, VNetWeighting
+from ..weighting.features import PAPER
 from .finished_run import NO_NOISE, Run
 
 _USE = """\
@@ -36,14 +37,14 @@ _VNET = """\
 ## VNet
 
 `vnet.safetensors` and `vnet_config.json` hold the network that weighed the training pairs; generation does
-not need it. It maps Delta and u, the sum and the difference of a pair's implicit rewards, to the weight
-g = sigmoid(a u + b):
+not need it. It maps {inputs} to the weight
+g = {weight}:
 
 ```python
 import torch
 from pacmr_lightning.weighting.vnet_folder import load_vnet
 
-g, a, b = load_vnet({name})(delta=torch.tensor([-3.0]), u=torch.tensor([1.5]))
+g, a, b = load_vnet({name})({values})
 ```"""
 
 _WEIGHTS = ("weight_mean_unflipped", "weight_mean_flipped", "weight_gap", "flip_auroc", "flip_auroc_u")
@@ -123,13 +124,24 @@ def model_card(
         _metrics(summary, step),
     ]
     if module.vnet is not None:
-        sections.append(_VNET.format(name=quoted))
+        sections.append(_vnet(cast(VNet, module.vnet), quoted))
     return "\n\n".join([*sections, "## Versions", _versions(summary)]) + "\n"
+
+
+def _vnet(vnet: VNet, name: str) -> str:
+    """How to use the network; a weighting's is one of the paper's kind."""
+    inputs = "Delta and u, the sum and the difference of a pair's implicit rewards,"
+    values = "delta=torch.tensor([-3.0]), u=torch.tensor([1.5])"
+    if vnet.features != PAPER:
+        inputs = f"features of a pair under the policy ({', '.join(vnet.features)})"
+        values = ", ".join(f"{feature}=torch.tensor([1.0])" for feature in vnet.features)
+    weight = "sigmoid(a u + b)" if vnet.has_slope else "sigmoid(b)"
+    return _VNET.format(name=name, inputs=inputs, weight=weight, values=values)
 
 
 def _front_matter(run: Run, module: PreferenceModule, hub_base: str | None, merged: bool) -> str:
     tags = ["lora", type(module.objective).__name__.lower()]
-    if isinstance(module.weighting, VNetWeighting):
+    if isinstance(module.weighting, VNetWeighting) and module.weighting.vnet.features == PAPER:
         tags.append("mwn-dpo" if isinstance(module.weighting.outer, CleanPreference) else "pacmr-dpo")
     path = (run.data["init_args"]["source"].get("init_args") or {}).get("path")
     return ModelCardData(

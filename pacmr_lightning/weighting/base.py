@@ -27,11 +27,13 @@ class Weights:
     """(N,)"""
     b: Tensor | None = None
     """(N,)"""
+    features: Tensor | None = None
+    """(N, F) what a VNet of other features than (Delta, u) made them of, which ``VNetSurfaces`` needs."""
 
     @staticmethod
     def cat(parts: list[Weights]) -> Weights:
         """Joins consecutive micro-batches."""
-        columns = ([getattr(p, name) for p in parts] for name in ("a", "b"))
+        columns = ([getattr(p, name) for p in parts] for name in ("a", "b", "features"))
         return Weights(
             torch.cat([p.g for p in parts]),
             *(None if column[0] is None else torch.cat(column) for column in columns),
@@ -55,13 +57,18 @@ class Weighting(ABC):
     """Whether ``update`` looks at meta pairs. A class that does not sets it to False: the command line then
     asks the datamodule for none, and ``update`` gets an empty batch."""
     vnet: nn.Module | None = None
-    """The network of a weighting that has one of the paper's kind, (Delta, u) to (g, a, b); ``VNetSurfaces``
-    draws it and ``pacmr export`` writes it. Others leave it at None and need not."""
+    """The network of a weighting that has one of the paper's kind, ``VNet``: features such as (Delta, u) to
+    (g, a, b); ``VNetSurfaces`` draws it and ``pacmr export`` writes it. Others leave it at None."""
     vnet_optimizer: torch.optim.Optimizer | None = None
     """Its optimizer."""
 
     mean_one: bool = False
     """Whether the weights of an optimizer-step batch are divided by their mean over all ranks."""
+
+    needs_entropies: bool = False
+    """Whether ``weights`` looks at the policy's entropies, which cost a tensor of a chunk's logits."""
+    looks_back: bool = False
+    """Whether ``weights`` looks at earlier visits of a pair, which belong to the label that it had."""
 
     soft_labels: bool = False
     """Whether what a weight leaves of 1 goes to the pair's other label: the loss g l(u) + (1 - g) l(-u). For
@@ -107,6 +114,19 @@ class Weighting(ABC):
 
         Raises:
             UserError: the weighting does not fit them.
+        """
+
+    def check_plan(self, updates: int, updates_per_epoch: int) -> None:
+        """Looks at the length of a run before it starts.
+
+        Raises:
+            UserError: the weighting needs a longer one.
+        """
+
+    def observe(self, rewards: Rewards, batch: PairBatch) -> None:
+        """Sees this rank's N pairs of an optimizer step, detached, when all of its weights are made.
+
+        Every rank calls it once a step; what is learned is the same on all of them.
         """
 
     def check_sharded(self) -> None:

@@ -16,6 +16,7 @@ from ..ranks import spread_over_ranks, sum_over_ranks
 from ..rewards import Rewards
 from .base import Weighting, Weights
 from .estimators import Estimator, GhostDotProduct
+from .features import PAPER, Feature, PairFeatures
 from .inner_gradient import InnerStep, inner_step
 from .outer_objectives import OuterObjective, PromptAugmentationConsistency
 from .prior import auto_offset, check_offset
@@ -54,6 +55,11 @@ class VNetWeighting(Weighting):
         mean_one: divide the weights of an optimizer-step batch by their mean; the paper does not.
         soft_labels: what a weight leaves of 1 goes to the pair's other label: g l(u) + (1 - g) l(-u). VNet's
             gradient is that of this loss, so c_i = d . grad [l_i(u) - l_i(-u)]. Not in the paper.
+        features: what VNet weighs a pair by, under the current policy. With ``u`` among them the weight is
+            sigmoid(a u + b), without it sigmoid(b). ``delta`` and ``u`` come as they are; all others are
+            standardised by a running mean and deviation. The paper has delta and u.
+        history: folder ``weights`` of an earlier run on the same pairs with the same labels, for features of
+            earlier visits; None means that the visits of this run, of several epochs then, are all there are.
         check_every: VNet updates between two comparisons of the estimator with the exact coefficients, logged
             as ``meta/estimator_error`` (one more backward each); None for no comparison.
 
@@ -77,6 +83,8 @@ class VNetWeighting(Weighting):
         mean_one: bool = False,
         check_every: int | None = None,
         soft_labels: bool = False,
+        features: Sequence[Feature] = PAPER,
+        history: str | None = None,
     ):
         if every < 1:
             raise UserError(f"every is {every}, but VNet learns every 1, 2, ... policy updates (paper: 10).")
@@ -100,8 +108,17 @@ class VNetWeighting(Weighting):
         self.virtual_lr = virtual_lr
         # Its own random stream, so that runs with and without VNet start from the same adapter.
         with torch.random.fork_rng(devices=[]):
-            self.vnet = VNet(hidden, start_slope, 0.0 if start_offset == "auto" else start_offset)
-        self.start_slope = start_slope
+            start = 0.0 if start_offset == "auto" else start_offset
+            self.vnet = VNet(hidden, start_slope, start, features)
+        if start_slope != 1 and not self.vnet.has_slope:
+            raise UserError(
+                f"start_slope is {start_slope}, but without u among the features there is no slope; leave it "
+                "out, or add u."
+            )
+        self._features = PairFeatures(self.vnet.features, history)
+        self.needs_entropies = self._features.need_entropies
+        self.looks_back = self._features.look_back
+        self.start_slope = start_slope if self.vnet.has_slope else 0.0
         self.start_offset = start_offset
         self.mean_one = mean_one
         self.check_every = check_every
@@ -126,7 +143,27 @@ class VNetWeighting(Weighting):
     @torch.no_grad()
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
         """Weights of N pairs under the current Theta."""
-        return Weights(*self.vnet(rewards.delta, rewards.u))
+        values = self._features(rewards, batch)
+        g, a, b = self.vnet(*values)
+        if self.vnet.features == PAPER:
+            return Weights(g, a, b)
+        columns = torch.stack(values, dim=1).to(g.dtype)
+        return Weights(g, a, b, columns) if self.vnet.has_slope else Weights(g, features=columns)
+
+    @torch.no_grad()
+    def observe(self, rewards: Rewards, batch: PairBatch) -> None:
+        """Standardises later features by this step's too, and remembers the visit. See ``Weighting``."""
+        if self.vnet.scale is not None:
+            self.vnet.observe(torch.stack(self._features(rewards, batch), dim=1))
+        self._features.observe(rewards, batch)
+
+    def check_pairs(self, pairs: Any) -> None:
+        """Reads the history, where one is given. See ``Weighting``."""
+        self._features.check_pairs(pairs)
+
+    def check_plan(self, updates: int, updates_per_epoch: int) -> None:
+        """Refuses features of earlier visits where there are none. See ``Weighting``."""
+        self._features.check_plan(updates, updates_per_epoch)
 
     def update(self, pairs: TrainPairs, meta: PairBatch, learning_rate: float) -> dict[str, Tensor]:
         """One VNet update; omega stays as it is. See ``Weighting.update``.
@@ -147,14 +184,14 @@ class VNetWeighting(Weighting):
             c = self.estimator.coefficients(pairs, outer.direction)
             if self.check_every and self.updates % self.check_every == 0:
                 metrics["meta/estimator_error"] = self._estimator_error(c, pairs.along(outer.direction))
-            metrics |= self._step(inner, pairs.rewards, c)
+            metrics |= self._step(inner, self._features(pairs.rewards, pairs.batch), c)
             self.updates += 1
         else:
             self.skipped += 1
         metrics["meta/skipped_updates"] = torch.tensor(float(self.skipped))
         return {name: value for name, value in metrics.items() if torch.isfinite(value)}
 
-    def _step(self, inner: InnerStep, rewards: Rewards, coefficients: Tensor) -> dict[str, Tensor]:
+    def _step(self, inner: InnerStep, features: list[Tensor], coefficients: Tensor) -> dict[str, Tensor]:
         """Adam step along -1/N sum_i c_i dV_i/dTheta; returns statistics of c over all ranks."""
         c = self.estimator.clipped(coefficients)
         g, total = inner.weights.g, inner.total
@@ -169,7 +206,7 @@ class VNetWeighting(Weighting):
             c = (c - weighted / inner.mean_weight) / inner.mean_weight
         self.vnet_optimizer.zero_grad()
         with torch.enable_grad():
-            g, _, _ = self.vnet(rewards.delta, rewards.u)
+            g, _, _ = self.vnet(*features)
             (-(c.to(g.dtype) * g).sum() / total.to(g.dtype)).backward()
         sum_over_ranks([p.grad for p in self.vnet.parameters() if p.grad is not None])
         self.vnet_optimizer.step()
@@ -211,16 +248,28 @@ class VNetWeighting(Weighting):
         self.vnet.to(device)
 
     def state_dict(self) -> dict[str, Any]:
-        """VNet, its optimizer, and how many updates were done and skipped."""
+        """VNet, its optimizer, how many updates were done and skipped, and what is remembered of pairs."""
         return {
             "vnet": self.vnet.state_dict(),
             "optimizer": self.vnet_optimizer.state_dict(),
             "updates": self.updates,
             "skipped": self.skipped,
+            **self._features.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
-        self.vnet.load_state_dict(state["vnet"])
+        """Restores what ``state_dict`` returned.
+
+        Raises:
+            UserError: it is the state of a VNet of another shape.
+        """
+        try:
+            self.vnet.load_state_dict(state["vnet"])
+        except RuntimeError:
+            raise UserError(
+                "The checkpoint's VNet has other layers or inputs than this one; use the hidden and features "
+                "that it was made with."
+            ) from None
         self.vnet_optimizer.load_state_dict(state["optimizer"])
         self.updates, self.skipped = state["updates"], state["skipped"]
+        self._features.load_state_dict(state)

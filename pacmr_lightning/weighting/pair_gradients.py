@@ -32,13 +32,17 @@ class MixedRowsError(UserError):
 
 
 def pair_losses(
-    policy: PolicyModel, objective: Objective, batch: PairBatch, rows: Rows | None = None
+    policy: PolicyModel,
+    objective: Objective,
+    batch: PairBatch,
+    rows: Rows | None = None,
+    entropies: bool = False,
 ) -> tuple[Rewards, Tensor]:
     """Rewards and (N,) losses of pairs that bring their reference log-probabilities.
 
     A pair that the objective has dropped has loss 0, so that it pulls nowhere, whoever asks.
     """
-    rewards = Rewards.of(policy.log_probs(batch, rows), batch, objective.beta)
+    rewards = Rewards.of(policy.log_probs(batch, rows, entropies), batch, objective.beta)
     return rewards, _kept(objective, batch, objective(rewards))
 
 
@@ -53,12 +57,18 @@ def _kept(objective: Objective, batch: PairBatch, losses: Tensor) -> Tensor:
 
 
 def each_gradient(
-    policy: PolicyModel, objective: Objective, batch: PairBatch, take: Take, take_rest: Take | None = None
+    policy: PolicyModel,
+    objective: Objective,
+    batch: PairBatch,
+    take: Take,
+    take_rest: Take | None = None,
+    entropies: bool = False,
 ) -> tuple[Rewards, Tensor]:
     """One forward and one backward pass, which shows ``take`` every parameter's gradient by pair.
 
     A layer that is used several times shows as many parts of its gradient. With ``take_rest``, which pairs
-    with soft labels need, a second backward pass shows it the gradients of ``rest_losses``.
+    with soft labels need, a second backward pass shows it the gradients of ``rest_losses``. ``entropies`` are
+    those of ``PolicyModel.log_probs``.
 
     Returns:
         Rewards and (n,) losses of the pairs, detached.
@@ -76,7 +86,7 @@ def each_gradient(
         taking(name, gradients)
 
     with torch.enable_grad(), _watched(policy, rows.token_pair, len(batch), anchor, take_now):
-        rewards, losses = pair_losses(policy, objective, batch, rows)
+        rewards, losses = pair_losses(policy, objective, batch, rows, entropies)
         twice = take_rest is not None
         torch.autograd.grad(losses.sum(), anchor, allow_unused=True, retain_graph=twice)
         if take_rest is not None:

@@ -55,16 +55,23 @@ class TrainPairs(ABC):
             multiplies.
         batch: N pairs, which bring their reference log-probabilities.
         micro_batch_size: pairs a forward pass may hold; None for all.
+        entropies: whether ``rewards`` come with the policy's entropies.
     """
 
     def __init__(
-        self, policy: PolicyModel, objective: Objective, batch: PairBatch, micro_batch_size: int | None
+        self,
+        policy: PolicyModel,
+        objective: Objective,
+        batch: PairBatch,
+        micro_batch_size: int | None,
+        entropies: bool = False,
     ):
         self.policy = policy
         self.objective = objective
         self.soft = objective if isinstance(objective, SoftLabelDifference) else None
         self.batch = batch
         self.micro_batch_size = micro_batch_size
+        self.entropies = entropies
 
     @property
     @abstractmethod
@@ -124,7 +131,7 @@ class RecomputedPairs(TrainPairs):
         """For each micro-batch what is seen of it, and its losses and rewards with their graph."""
         done = 0
         for part in self.micro_batches():
-            rewards, losses = pair_losses(self.policy, self.objective, part)
+            rewards, losses = pair_losses(self.policy, self.objective, part, entropies=self.entropies)
             place = slice(done, done + len(part))
             done = place.stop
             yield SeenPairs(part, rewards.detach(), losses.detach(), place), losses, rewards
@@ -171,9 +178,14 @@ class KeptGradients(TrainPairs):
     """
 
     def __init__(
-        self, policy: PolicyModel, objective: Objective, batch: PairBatch, micro_batch_size: int | None
+        self,
+        policy: PolicyModel,
+        objective: Objective,
+        batch: PairBatch,
+        micro_batch_size: int | None,
+        entropies: bool = False,
     ):
-        super().__init__(policy, objective, batch, micro_batch_size)
+        super().__init__(policy, objective, batch, micro_batch_size, entropies)
 
         def keep(kept: Direction, name: str, gradients: Tensor) -> None:
             kept[name] = kept[name] + gradients if name in kept else gradients
@@ -189,9 +201,8 @@ class KeptGradients(TrainPairs):
         """For each micro-batch of n pairs the gradients of their losses, (n, *shape) by parameter."""
         for part in self.micro_batches():
             kept: Direction = {}
-            found, loss = each_gradient(
-                policy, objective, part, partial(keep, kept), None if self.soft is None else add
-            )
+            rest = None if self.soft is None else add
+            found, loss = each_gradient(policy, objective, part, partial(keep, kept), rest, entropies)
             rewards.append(found)
             losses.append(loss)
             self.parts.append({name: kept[name] for name in policy.adapter()})
@@ -240,6 +251,7 @@ def train_pairs(
     *,
     often: bool,
     soft_labels: bool = False,
+    entropies: bool = False,
 ) -> TrainPairs:
     """The pairs in the form that suits what a step does with them.
 
@@ -253,15 +265,16 @@ def train_pairs(
             memory beside the base and one micro-batch's activations, and under ZeRO-3, which puts parameters
             away to save memory.
         soft_labels: what a weight leaves of 1 goes to the pair's other label.
+        entropies: see ``TrainPairs``.
     """
     if soft_labels:
         objective = SoftLabelDifference(objective)
     if often and not policy.is_sharded and _affordable(policy, batch, micro_batch_size):
         try:
-            return KeptGradients(policy, objective, batch, micro_batch_size)
+            return KeptGradients(policy, objective, batch, micro_batch_size, entropies)
         except MixedRowsError:
             pass
-    return RecomputedPairs(policy, objective, batch, micro_batch_size)
+    return RecomputedPairs(policy, objective, batch, micro_batch_size, entropies)
 
 
 def _affordable(policy: PolicyModel, batch: PairBatch, micro_batch_size: int | None) -> bool:

@@ -26,7 +26,8 @@ def save_vnet(folder: str | Path, vnet: VNet, settings: dict[str, Any]) -> None:
         settings: JSON values on the run that it is from, kept in the second file beside ``hidden``.
     """
     hidden = [layer.out_features for layer in vnet.layers if isinstance(layer, nn.Linear)][:-1]
-    shape = {"hidden": hidden, "inputs": ["delta", "u"], "outputs": ["a", "b"], "weight": "sigmoid(a u + b)"}
+    outputs, weight = (["a", "b"], "sigmoid(a u + b)") if vnet.has_slope else (["b"], "sigmoid(b)")
+    shape = {"hidden": hidden, "inputs": list(vnet.features), "outputs": outputs, "weight": weight}
     text = json.dumps(shape | settings, indent=2, ensure_ascii=False)
     (Path(folder) / CONFIG).write_text(text + "\n", encoding="utf-8")
     save_file({name: value.cpu() for name, value in vnet.state_dict().items()}, Path(folder) / WEIGHTS)
@@ -36,14 +37,16 @@ def load_vnet(folder: str | Path) -> VNet:
     """The VNet that ``pacmr export`` wrote; call it with (N,) Delta and (N,) u in nats for (g, a, b).
 
     Delta and u are the sum and the difference of a pair's implicit rewards (paper, section 5.1), so they have
-    the run's beta in them, which ``vnet_config.json`` names.
+    the run's beta in them, which ``vnet_config.json`` names. A VNet of other features, which stand there as
+    ``inputs``, takes those, unscaled.
 
     Raises:
         UserError: the folder holds no VNet, or its files are broken or do not fit each other.
     """
     folder = Path(folder)
     try:
-        vnet = VNet(json.loads((folder / CONFIG).read_text(encoding="utf-8"))["hidden"])
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        vnet = VNet(config["hidden"], features=config["inputs"])
         vnet.load_state_dict(load_file(folder / WEIGHTS))
     except FileNotFoundError:
         raise UserError(

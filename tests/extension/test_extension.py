@@ -273,6 +273,18 @@ def test_grouped_objective(inside):
     assert len(losses) == 2 and losses[1] > 0
 
 
+def test_a_weighting_in_full(inside, capsys):
+    """It refuses a run of one update, and one of several updates is trained with it."""
+    words = ["--model.weighting", "my_preferences.CautiousConsensus"]
+    line = fails(capsys, ["fit", *arguments(run="short", trainer__max_steps=1), *words])
+    assert "the run has 1 update; train on" in line
+    cli.main(
+        ["fit", *arguments(run="cautious", trainer__max_steps=3), *words, "--model.weighting.every", "1"]
+    )
+    assert len(metrics("cautious", "train/consensus/slope")) == 3
+    assert float(checkpoint("cautious")["weighting"]["slope"]) != 0
+
+
 def test_all_that_can_be_overridden_was(run, inside, capsys, monkeypatch):
     """After the tests above: each documented method of the base classes was called on the extension's."""
     monkeypatch.setattr(PolicyModel, "is_sharded", property(lambda self: True))

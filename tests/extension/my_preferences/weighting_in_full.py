@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.rewards import Rewards
 
 from .weighting import ConsensusWeights
 
@@ -28,6 +30,17 @@ class CautiousConsensus(ConsensusWeights):
         """Refuses a single pair, which agrees with itself."""
         if len(pairs) < 2:
             raise UserError(f"A consensus needs 2 training pairs or more, but there is {len(pairs)}.")
+
+    def check_plan(self, updates: int, updates_per_epoch: int) -> None:
+        """Refuses a run that ends before the slope has been learned and used."""
+        if updates < 2:
+            raise UserError(
+                f"A consensus is learned and then used, but the run has {updates} update; train on."
+            )
+
+    def observe(self, rewards: Rewards, batch: PairBatch) -> None:
+        """Lets the slope forget a little at each policy update."""
+        self.slope.data *= 0.999
 
     def check_sharded(self) -> None:
         """Says that nobody has tried it."""

@@ -10,9 +10,10 @@ from transformers import LlamaConfig
 
 from pacmr_lightning.batch import LogProbs, PairBatch, Segment
 from pacmr_lightning.policy.attention import AttentionPlan
-from pacmr_lightning.policy.logprobs import token_log_probs
+from pacmr_lightning.policy.logprobs import token_values
 from pacmr_lightning.policy.masks import shared_mask
 from pacmr_lightning.policy.rows import packed_rows, padded, row_multiple, rows_of, separate_rows, shared_rows
+from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.runs.memory_estimate import LiveBytes
 
 LAYOUTS = ("shared", "separate", "packed", "plain")
@@ -46,6 +47,47 @@ def test_equal_to_plain_forwards(name, attention, make_policy, make_batch):
             found = policy.log_probs_in(layout, batch)
         torch.testing.assert_close(found.chosen, truth.chosen, atol=1e-4, rtol=0)
         torch.testing.assert_close(found.rejected, truth.rejected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("trained_head", [False, True])
+def test_entropies_and_perplexities(trained_head, make_policy, make_batch):
+    """Of transformers' own logits, with and without gradient, of frozen heads and of trained ones."""
+    targets = {"target_modules": ["q_proj", "lm_head"]} if trained_head else {}
+    policy, batch = make_policy(double=True, logit_chunk=7, **targets), make_batch()
+    entropies, perplexities = [[], []], [[], []]
+    for tokens, segments in zip(batch.input_ids, batch.segment_ids, strict=True):
+        prompt = tokens[segments == Segment.PROMPT]
+        for side, segment in enumerate((Segment.CHOSEN, Segment.REJECTED)):
+            response = tokens[segments == segment]
+            with torch.no_grad():
+                logits = policy.model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
+            entropies[side].append(torch.distributions.Categorical(logits=logits).entropy())
+            perplexities[side].append(torch.nn.functional.cross_entropy(logits, response))
+    chosen, rejected = map(torch.stack, perplexities)
+    for layout in LAYOUTS:
+        for with_gradient in (False, True):
+            with torch.set_grad_enabled(with_gradient):
+                plain = policy.log_probs_in(layout, batch)
+                found = policy.score(rows_of(layout, batch), layout == "plain", entropies=True)
+            assert plain.entropies is None and torch.equal(found.chosen, plain.chosen)
+            assert found.chosen.requires_grad == with_gradient and not found.entropies.chosen.requires_grad
+            for values, truth in zip(
+                (found.entropies.chosen, found.entropies.rejected), entropies, strict=True
+            ):
+                torch.testing.assert_close(values, torch.stack([each.sum() for each in truth]))
+            rewards = Rewards.of(found, batch.with_reference(plain), 0.1)
+            torch.testing.assert_close(rewards.perplexity_difference, chosen - rejected)
+            torch.testing.assert_close(rewards.entropy, torch.stack([each.mean() for each in entropies[0]]))
+            swapped = rewards.exchanged()
+            torch.testing.assert_close(swapped.perplexity_difference, rejected - chosen)
+            torch.testing.assert_close(swapped.entropy, torch.stack([each.mean() for each in entropies[1]]))
+        if layout == "shared":
+            weights = torch.linspace(-1, 1, len(batch), dtype=torch.float64)
+            gradients = [
+                torch.autograd.grad((weights * each.chosen).sum(), list(policy.adapter().values()))
+                for each in (plain, found)
+            ]
+            assert all(map(torch.equal, *gradients))
 
 
 def test_gradients_equal_to_plain_forwards(make_policy, make_batch):
@@ -269,7 +311,7 @@ def test_logits_of_a_large_vocabulary(frozen):
         hidden = torch.zeros(tokens, width, dtype=torch.bfloat16, requires_grad=True)
         targets = torch.zeros(tokens, dtype=torch.long)
         with LiveBytes(head) as live, MostRows(vocabulary) as most:
-            values = token_log_probs(hidden, head, targets, -(-tokens // chunk), frozen)
+            values = token_values(hidden, head, targets, -(-tokens // chunk), frozen).log_probs
             values.sum().backward()
     assert most.rows == chunk > width
     # Logits in bf16 and fp32; where the head is trained, their softmax, its gradient and the head's own too.

@@ -8,6 +8,7 @@ processes held.
 import os
 import sys
 from pathlib import Path
+from typing import get_args
 
 import lightning.pytorch as pl
 import torch
@@ -17,6 +18,7 @@ from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.strategies import LoraDeepSpeedStrategy
 from pacmr_lightning.weighting import CentralDifference, CoTeaching, GhostDotProduct, VNetWeighting
+from pacmr_lightning.weighting.features import PAPER, Feature
 from pacmr_lightning.weighting.outer_objectives import PromptAugmentationConsistency, SoftPromptConsistency
 
 STEPS = 6
@@ -63,11 +65,12 @@ def run(base, folder, case):
     """``case``: strategy, and words that vary the run, joined by dashes."""
     name, *options = case.split("-")
     pl.seed_everything(0)
-    few, central, peers = "few" in options, "central" in options, "peers" in options
+    few, central, peers, several = (word in options for word in ("few", "central", "peers", "features"))
     vnet = VNetWeighting(
         PromptAugmentationConsistency(tau=0.6) if few else SoftPromptConsistency(),
         CentralDifference(epsilon=0.05, relative=True) if central else GhostDotProduct(),
         every=2,
+        features=get_args(Feature) if several else PAPER,
     )
     module = PreferenceModule(
         PolicyModel(
@@ -82,7 +85,7 @@ def run(base, folder, case):
         micro_batch_size=2 if "micro" in options else None,
     )
     data = PreferenceDataModule(
-        EmbeddedWorld(pairs=256, validation_pairs=9),
+        EmbeddedWorld(pairs=32 if several else 256, validation_pairs=9),  # 32: three epochs
         base,
         global_batch_size=16,
         validation_batch_size=5,
@@ -106,6 +109,7 @@ def run(base, folder, case):
         enable_checkpointing=False,
         num_sanity_val_steps=0,
         val_check_interval=STEPS,
+        check_val_every_n_epoch=None,
         default_root_dir=folder,
         log_every_n_steps=1,
         callbacks=[watch],

@@ -11,7 +11,7 @@ from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.weighting import VNetWeighting
 from pacmr_lightning.weighting.estimators import ExactCoefficients
 
-ALONE = ("single", "single-central", "single-few", "single-peers")
+ALONE = ("single", "single-central", "single-few", "single-peers", "single-features")
 ALONE_SLOW = (
     *("single-cached", "single-from:../together/zero3"),
     *("zero1", "zero2-offload", "zero3-checkpointing-offload"),
@@ -21,6 +21,7 @@ TOGETHER = (
     "ddp",
     "ddp-few",
     "ddp-peers-micro",
+    "ddp-features",
     "zero1",
     "zero2-micro",
     "zero2-peers",
@@ -128,6 +129,12 @@ def test_zero_alone(all_alone, case):
 def test_two_processes(alone, together, case):
     """With distinct pairs on each rank, validation shares that are uneven, and micro-batches in one case."""
     assert_same(together[case], alone["single"])
+
+
+def test_every_feature_of_vnet(alone, together):
+    """Also those of earlier visits, which were on the other rank for some of the pairs."""
+    assert_same(together["ddp-features"], alone["single-features"])
+    assert alone["single-features"]["vnet"]["scale.variance"].min() > 1e-3, "each says something"
 
 
 @pytest.mark.slow
