@@ -1,0 +1,166 @@
+"""Every objective with every weighting: an update whose gradient is autograd's, or a refusal in one sentence.
+
+The table in docs/methods.md is what this finds; PACMR_WRITE_DOCS=1 writes it anew.
+"""
+
+import copy
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.gradient import norm
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.objectives import (
+    CDPO,
+    DPO,
+    IPO,
+    R3M,
+    RDPO,
+    ROPO,
+    RPOEM,
+    AnnotatorRPOEM,
+    DrDPO,
+    HolderDPO,
+)
+from pacmr_lightning.rewards import Rewards
+from pacmr_lightning.weighting import (
+    AuditedWeights,
+    CentralDifference,
+    CoTeaching,
+    DropFlipped,
+    GhostDotProduct,
+    OracleWeights,
+    PeerPrior,
+    SigmoidPrior,
+    SoftPromptConsistency,
+    Unweighted,
+    VNetWeighting,
+)
+from pacmr_lightning.weighting.inner_gradient import inner_step
+from pacmr_lightning.weighting.train_pairs import train_pairs
+
+DOCS = Path(__file__).parents[3] / "docs" / "methods.md"
+BEGIN, END = "<!-- combinations -->\n", "<!-- end of combinations -->"
+PAIRS, MICRO_BATCH = 6, 4
+BETA = 0.7
+OBJECTIVES = {
+    "DPO": lambda: DPO(BETA),
+    "CDPO": lambda: CDPO(BETA, 0.2),
+    "RDPO": lambda: RDPO(BETA, 0.2),
+    "IPO": lambda: IPO(BETA),
+    "DrDPO": lambda: DrDPO(BETA),
+    "ROPO": lambda: ROPO(BETA),
+    "R3M": lambda: R3M(BETA),
+    "HolderDPO": lambda: HolderDPO(BETA),
+    "RPOEM": lambda: RPOEM(BETA),
+    "AnnotatorRPOEM": lambda: AnnotatorRPOEM(BETA),
+}
+
+
+def vnet(estimator=None, soft=False):
+    options = {"start_offset": 0.4, "soft_labels": True} if soft else {}
+    return VNetWeighting(SoftPromptConsistency(), estimator or GhostDotProduct(), every=1, **options)
+
+
+WEIGHTINGS = {
+    "Unweighted": Unweighted,
+    "SigmoidPrior": SigmoidPrior,
+    "the same, soft labels": lambda: SigmoidPrior(offset=0.4, soft_labels=True),
+    "VNetWeighting": vnet,
+    "the same, CentralDifference": lambda: vnet(CentralDifference(epsilon=0.05, relative=True)),
+    "VNetWeighting, soft labels": lambda: vnet(soft=True),
+    "AuditedWeights": lambda: AuditedWeights("audit.parquet"),
+    "AuditedWeights, soft labels": lambda: AuditedWeights("audit.parquet", soft_labels=True),
+    "OracleWeights": lambda: OracleWeights(0.3),
+    "DropFlipped": DropFlipped,
+    "CoTeaching": lambda: CoTeaching(0.3, warmup=0),
+    "PeerPrior": PeerPrior,
+}
+
+
+@pytest.fixture
+def setting(make_policy, make_batch, tmp_path, monkeypatch):
+    """A policy that differs from its reference, train pairs of which everything is known, and meta pairs."""
+    monkeypatch.chdir(tmp_path)
+    policy = make_policy(double=True)
+    batch = make_batch(PAIRS)
+    eta = torch.linspace(0.1, 0.9, PAIRS)
+    batch = replace(batch, eta=eta, annotators=["a", "b", None] * (PAIRS // 3))
+    audit = {"id": batch.ids, "p_wrong": eta.tolist(), "observed": "chosen"}
+    pd.DataFrame(audit).to_parquet("audit.parquet")
+    return (
+        policy,
+        batch.with_reference(policy.reference_log_probs(batch)),
+        make_batch(4, seed=1, augmented=True),
+    )
+
+
+def one_update(policy, batch, meta, objective, weighting):
+    """The gradient of a step as the module computes it, and the pairs with what the step has told of them."""
+    module = PreferenceModule(policy, objective, weighting, micro_batch_size=MICRO_BATCH)
+    objective, weighting = module.objective, module.weighting
+    soft = weighting.soft_labels
+    pairs = train_pairs(policy, objective, batch, MICRO_BATCH, often=bool(weighting.every), soft_labels=soft)
+    if weighting.every:
+        before = {} if weighting.vnet is None else copy.deepcopy(weighting.vnet.state_dict())
+        weighting.update(pairs, meta if weighting.needs_meta else batch[:0], 1e-2)
+        assert not before or any((weighting.vnet.state_dict()[name] != p).any() for name, p in before.items())
+    return inner_step(pairs, weighting).gradient, pairs.batch
+
+
+def expected(policy, batch, objective, weighting):
+    """Autograd of the step's loss, all pairs at once."""
+    rewards = Rewards.of(policy.log_probs(batch), batch, objective.beta)
+    losses = objective(rewards)
+    if objective.grouped:
+        loss = objective.group_value(losses, None)
+    else:
+        g = weighting.weights(rewards.detach(), batch).g.double()
+        if weighting.soft_labels:
+            losses = g * losses + (1 - g) * objective(rewards.exchanged())
+        else:
+            losses = g * losses / (g.mean() if weighting.mean_one else 1)
+        loss = losses.mean()
+    parameters = policy.adapter()
+    return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
+
+
+def test_every_objective_with_every_weighting(setting):
+    policy, batch, meta = setting
+    reasons, rows = [], []
+    for objective_name, make_objective in OBJECTIVES.items():
+        cells = []
+        for weighting_name, make_weighting in WEIGHTINGS.items():
+            objective, weighting = make_objective(), make_weighting()
+            try:
+                found, pairs = one_update(policy, batch, meta, objective, weighting)
+            except UserError as error:
+                said = str(error)
+                assert said.endswith(".") and "\n" not in said
+                # One reason for all objectives and weightings that it names.
+                for name in (type(objective).__name__, type(weighting).__name__):
+                    said = said.replace(name, "...")
+                reasons += [said] if said not in reasons else []
+                cells.append(f"no ({reasons.index(said) + 1})")
+                continue
+            truth = expected(policy, pairs, objective, weighting)
+            # VNet and its weights are float32.
+            error = norm({name: found[name] - truth[name] for name in truth}) / norm(truth)
+            assert error < 1e-6, f"{objective_name} with {weighting_name} is {error:.1e} off"
+            cells.append("yes")
+        rows.append((objective_name, cells))
+    table = [f"| | {' | '.join(WEIGHTINGS)} |", f"|---{'|---' * len(WEIGHTINGS)}|"]
+    table += [f"| `{name}` | {' | '.join(cells)} |" for name, cells in rows]
+    table += ["", *(f"{number}. {said}" for number, said in enumerate(reasons, 1)), ""]
+    text = DOCS.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    written, _, after = rest.partition(END)
+    if os.environ.get("PACMR_WRITE_DOCS"):
+        DOCS.write_text(before + BEGIN + "\n".join(table) + END + after, encoding="utf-8")
+    else:
+        assert written == "\n".join(table), "PACMR_WRITE_DOCS=1 writes the table anew"
