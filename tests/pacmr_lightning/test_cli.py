@@ -97,7 +97,7 @@ CENTRAL = [*VNET, "--model.weighting.estimator", "CentralDifference"]
         ([*VNET, "--model.weighting.every", "0"], "every is 0"),
         ([*CENTRAL, "--model.weighting.estimator.epsilon", "0"], "epsilon is 0"),
         (["--model.objective", "DPO", "--model.objective.beta", "0"], "beta is 0"),
-        (["--model.objective", "DOP"], "no class DOP; choose one of CDPO, DPO, DrDPO"),
+        (["--model.objective", "DOP"], "no class DOP; choose one of AnnotatorRPOEM, CDPO, DPO, DrDPO"),
         (
             ["--model.weighting", "VNetWeightin"],
             "model.weighting: there is no class VNetWeightin; did you mean VNetWeighting?",
@@ -129,7 +129,7 @@ CENTRAL = [*VNET, "--model.weighting.estimator", "CentralDifference"]
         (["--model.policy.lora_options", "{use_dora: true}"], "bypasses the plain LoRA linears"),
         (
             ["--model.policy.dtype", "float16"],
-            "model.policy.dtype: expected one of 'float32', 'bfloat16', but got float16",
+            "model.policy.dtype: expected one of 'auto', 'float32', 'bfloat16', but got float16",
         ),
         (["--data.source.init_args.train", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--data.max_length", "3"], "max_length"),

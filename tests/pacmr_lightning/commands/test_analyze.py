@@ -12,7 +12,6 @@ import yaml
 from transformers import AutoTokenizer
 
 from pacmr_lightning import cli
-from pacmr_lightning.analysis import pair_log_probs
 from pacmr_lightning.analysis.consistency_figure import draw
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.command_line.exceptions import user_error
@@ -20,6 +19,7 @@ from pacmr_lightning.commands.analyze import analyze, main, measure
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.policy import PolicyModel
 
 TAUS = [0.5, 0.55]
 LAST = "checkpoints/last.ckpt"
@@ -147,7 +147,7 @@ def test_the_table(run, capsys):
 def test_a_killed_analysis_goes_on(run, monkeypatch, tmp_path):
     def calls_before(limit):
         """Counts passes of the policy; the one after ``limit`` is a kill."""
-        real, made = pair_log_probs._four, []
+        real, made = PolicyModel.reference_log_probs, []
 
         def counted(*arguments):
             if len(made) == limit:
@@ -155,7 +155,7 @@ def test_a_killed_analysis_goes_on(run, monkeypatch, tmp_path):
             made.append(1)
             return real(*arguments)
 
-        monkeypatch.setattr(pair_log_probs, "_four", counted)
+        monkeypatch.setattr(PolicyModel, "reference_log_probs", counted)
         return made
 
     analyze([str(run)], output=str(tmp_path / "whole"), micro_batch_size=5)

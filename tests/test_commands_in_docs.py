@@ -1,0 +1,97 @@
+"""Every pacmr command in README and docs is one that its parser takes; benchmarks have the options named."""
+
+import re
+import shlex
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from pacmr_lightning.cli import RUNS, TOOLS
+from pacmr_lightning.command_line.parser import ToolParser
+from pacmr_lightning.commands.fit import PacmrCLI
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+LOOPS = {"$method": "dpo", "$seed": "1", "$RUN": "runs/mine", "$LAST": ""}
+"""Variables of the shell, and a value that they have."""
+
+
+def commands(start: str) -> list:
+    """Words of the commands that begin so, in pages' blocks of bash."""
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                for name, value in LOOPS.items():
+                    line = line.replace(name, value)
+                if line.strip().startswith(start):
+                    words = shlex.split(line, comments=True)
+                    words = words[: words.index(";")] if ";" in words else words
+                    found.append(pytest.param(words, id=f"{page.name}: {' '.join(words)[:80]}"))
+    return found
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder with the checkout's configs and a run's config."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    text = (ROOT / "configs/preference.yaml").read_text()
+    text = text.replace("rank: 16", "model: path/to/model\n        rank: 16")
+    text = text.replace("validation: null", "train: pairs.jsonl\n        validation: null")
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    (tmp_path / "runs/mine/config.yaml").write_text(text)
+
+
+@cache
+def parser_of(subcommand: str):
+    """The parser of ``pacmr fit`` and the like."""
+
+    class Stop(Exception):
+        pass
+
+    class Parsing(PacmrCLI):
+        def parse_arguments(self, parser, args):
+            found.append(parser)
+            raise Stop
+
+    found = []
+    with pytest.raises(Stop):
+        Parsing([subcommand])
+    return found[0]
+
+
+@pytest.mark.parametrize("words", commands("pacmr "))
+def test_it_is_taken(words, here, monkeypatch, capsys):
+    _, command, *words = words
+    if command in RUNS:
+        rest = ["--config", "preference"] if "..." in words else []
+        parser_of(command).parse_args([command, *rest, *(word for word in words if word != "...")])
+        return
+    assert command in TOOLS
+    if "..." in words:
+        pytest.skip("the rest of the command is the reader's")
+    module = import_module(f"pacmr_lightning.commands.{command.replace('-', '_')}")
+    taken = []
+
+    def parse(name, function, arguments, *, positional=False):
+        parser = ToolParser(exit_on_error=False)
+        parser.add_function_arguments(function, as_positional=positional)
+        taken.append(parser.parse_args(arguments))
+
+    monkeypatch.setattr(module, "run_tool", parse)
+    module.main(words)
+    assert len(taken) == 1
+
+
+@pytest.mark.parametrize("words", commands("python "))
+def test_a_benchmark_has_the_options(words):
+    scripts = (ROOT / words[1]).read_text() + (ROOT / "benchmarks/timed_runs.py").read_text()
+    options = [word.strip("-") for word in words if word.startswith("--")]
+    assert all(name in scripts or name.replace("-", "_") in scripts for name in options)
+
+
+def test_pages_have_commands():
+    assert len(commands("pacmr ")) > 50 and len(commands("python ")) > 5
