@@ -67,7 +67,7 @@ def parser_of(subcommand: str):
 def test_it_is_taken(words, here, monkeypatch, capsys):
     _, command, *words = words
     if command in RUNS:
-        rest = ["--config", "preference"] if "..." in words else []
+        rest = ["--config", "tldr/preference"] if "..." in words else []
         parser_of(command).parse_args([command, *rest, *(word for word in words if word != "...")])
         return
     assert command in TOOLS
