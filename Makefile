@@ -10,7 +10,7 @@ SFT_ROWS ?= 20000
 SAMPLES ?= 1440
 PACKAGE := .mypy_cache/package/pacmr_lightning
 
-.PHONY: quickstart test test-slow types clean
+.PHONY: quickstart test test-slow types docs clean
 
 $(INSTALLED):
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -41,6 +41,12 @@ types: $(INSTALLED)
 # Kills, groups of processes and whole tools: another half hour.
 test-slow: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(TESTS)
+
+# A broken link, or a docstring that is no reStructuredText, ends it.
+docs: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
+	$(BIN)/python -m sphinx -b html -W --keep-going -q docs build/docs
+	@echo "build/docs/index.html"
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -21,4 +21,4 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 # What a class inherits from torch or Lightning is said there.
 autodoc_default_options = {"members": True, "show-inheritance": True, "imported-members": True}
-nitpicky = False
+napoleon_use_ivar = True

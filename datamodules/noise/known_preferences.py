@@ -20,7 +20,7 @@ LOG_RANGE = 30.0
 
 
 class NearTieNoise(LabelNoise):
-    """Labels of pairs that are nearly ties are flipped most: P(flip) = sigma(-|dr| / tau), dr = logit(eta).
+    """Labels of near ties are flipped most: ``P(flip) = sigma(-|dr| / tau)``, dr = logit(eta).
 
     So people get wrong what is hard to tell (B-Pref, arXiv 2111.03026; Gao et al., arXiv 2404.09824).
 

@@ -111,7 +111,7 @@ class PreferenceModule(HeldOutSteps):
 
     @property
     def vnet(self) -> torch.nn.Module | None:
-        """VNet, where the weighting has one. No submodule: nothing may cast, shard or step it."""
+        """VNet, where the weighting has one; no submodule, so that nothing casts, shards or steps it."""
         return self.weighting.vnet
 
     @property
