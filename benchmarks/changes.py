@@ -57,11 +57,6 @@ COUNTED = 2
 """Updates of a turn, after one that is not counted."""
 
 
-def run_again(*arguments: Any, often: bool) -> RecomputedPairs:
-    """The train pairs in the form that keeps no gradients."""
-    return RecomputedPairs(*arguments)
-
-
 @dataclass(frozen=True)
 class Saving:
     """Something that a step does not do, and how to make it do that."""
@@ -75,14 +70,14 @@ class Saving:
     """Of the meta pairs, while it is off."""
 
 
-def separate(policy: PolicyModel, batch: PairBatch) -> LogProbs:
+def separate(policy: PolicyModel, batch: PairBatch, *_: Any, **__: Any) -> LogProbs:
     """Each prompt once for each response."""
     return policy.log_probs_in("separate", batch)
 
 
-def whole_logits(policy: PolicyModel, batch: PairBatch) -> LogProbs:
+def whole_logits(policy: PolicyModel, batch: PairBatch, *_: Any, **__: Any) -> LogProbs:
     """Logits of all tokens."""
-    return scoring.log_probs(policy, rows_of("shared", batch), whole_logits=True)
+    return policy.score(rows_of("shared", batch), whole_logits=True)
 
 
 def repeated_head(*arguments: Any) -> TokenValues:
@@ -111,7 +106,7 @@ SAVINGS = (
     Saving(
         "train pairs run once for virtual step, c and update",
         lambda: patch(
-            "pacmr_lightning.modules.preference.train_pairs", lambda *pairs, often: RecomputedPairs(*pairs)
+            "pacmr_lightning.modules.preference.train_pairs", lambda *pairs, **_: RecomputedPairs(*pairs)
         ),
         vnet=True,
     ),

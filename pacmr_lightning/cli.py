@@ -6,6 +6,7 @@ Nothing is imported here that takes long; what a command needs is imported when 
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -73,8 +74,29 @@ NOISE = (
 """Warnings that a user of the command can do nothing about."""
 
 
+TALK = ("💡 Tip:", "TPU available", "GPU available", "`Trainer(val_check_interval=", "`Trainer.fit` stopped")
+"""How lines of Lightning's begin that answer no question of a user's."""
+NO_BARS = {
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TQDM_MININTERVAL": "30",
+}
+"""For a log: no bars of libraries, and a line of each of our own every half minute."""
+
 LET_SPEAK = 5
 """Seconds after which a process says what is wrong although it is not rank 0, which may be waiting for it."""
+
+
+def _quiet() -> None:
+    """Less talk: before any of the libraries is imported."""
+    for message in NOISE:
+        warnings.filterwarnings("ignore", message=message)
+    lightning = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    if not lightning.filters:
+        lightning.addFilter(lambda record: not record.getMessage().startswith(TALK))
+    if not sys.stderr.isatty():
+        for name, value in NO_BARS.items():
+            os.environ.setdefault(name, value)
 
 
 def _let_rank_0_speak() -> None:
@@ -121,8 +143,7 @@ def _no_garbage() -> Iterator[None]:
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line; bad input ends in one sentence and exit status 2."""
     words = sys.argv[1:] if arguments is None else arguments
-    for message in NOISE:
-        warnings.filterwarnings("ignore", message=message)
+    _quiet()
     if words in (["--help"], ["-h"]):
         print(_help())
         sys.exit(0)

@@ -93,6 +93,8 @@ class PacmrCLI(LightningCLI):
         """Adds the checkpoint section and the links between module and datamodule."""
         parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
         parser.set_defaults({"checkpoint.save_last": True, "checkpoint.filename": "step-{step}"})
+        # Its table counts metrics and 0 FLOPs; the models say themselves how much of them is trained.
+        parser.set_defaults({"trainer.enable_model_summary": False})
         parser.set_defaults({"checkpoint.auto_insert_metric_name": False})
         # A run's folder has one run, so a file of the same name is to be replaced.
         parser.set_defaults({"checkpoint.enable_version_counter": False})
@@ -112,9 +114,18 @@ class PacmrCLI(LightningCLI):
         return parser
 
     def after_fit(self) -> None:
-        """Refines the run where that is asked for, in a process that knows nothing of this run's ranks."""
-        if self.config.fit.refine and self.trainer.is_global_zero:
-            refine_run(Path(self.config.fit.trainer.default_root_dir))
+        """Says where the run is; refines it where asked for, in a process that knows nothing of its ranks."""
+        if not self.trainer.is_global_zero:
+            return
+        root = self.config.fit.trainer.default_root_dir
+        more = (
+            f"; which labels look wrong: pacmr audit {root}"
+            if isinstance(self.model, PreferenceModule)
+            else ""
+        )
+        print(f"The run is in {root}; its curves: tensorboard --logdir {root}{more}", flush=True)
+        if self.config.fit.refine:
+            refine_run(Path(root))
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: Lightning's own puts a checkpoint's options over those of the command line."""

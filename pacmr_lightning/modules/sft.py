@@ -162,6 +162,11 @@ class SFTModule(TrainedOnly):
             network = add_lora(network, self.hparams["lora"])
         # transformers loads models in eval mode, where dropout and gradient checkpointing do nothing.
         self.network = network.train()
+        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in network.parameters()]
+        trained, total = sum(size for size, trains in sizes if trains), sum(size for size, _ in sizes)
+        rank_zero_info(
+            f"Model: {self.hparams['model'] or 'new'}, {trained:,} trained of {total:,} parameters."
+        )
 
     def token_losses(self, batch: dict[str, Tensor]) -> Tensor:
         """(K,) cross-entropy in nats of the K response tokens of a batch, row by row, in at least fp32."""

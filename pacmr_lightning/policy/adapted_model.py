@@ -78,7 +78,12 @@ class AdaptedModel(nn.Module):
         if self.compiles:
             compile_layers(self.model)
         self.train()
-        rank_zero_info(f"Reference: {self.name} without adapter; policy: the same with LoRA r={config.r}.")
+        trained = sum(parameter.numel() for parameter in self.adapter().values())
+        total = sum(parameter.numel() for parameter in base.parameters())
+        rank_zero_info(
+            f"Reference: {self.name} without adapter; policy: the same with LoRA r={config.r}, {trained:,} "
+            f"trained of {total:,} parameters."
+        )
 
     @property
     def model(self) -> PreTrainedModel:

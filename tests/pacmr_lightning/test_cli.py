@@ -292,3 +292,21 @@ cli.main(["flood"])
         process.stdout.close()
         assert process.wait(120) == 128 + signal.SIGPIPE
         assert process.stderr.read() == b""
+
+
+def test_what_a_run_says(tmp_path, tiny_llama, monkeypatch):
+    """Into a log: what, from what, where the results are; no tips, summaries of 0 FLOPs or lines of bars."""
+    monkeypatch.chdir(tmp_path)
+    tiny_llama("model")
+    command = [sys.executable, "-m", "pacmr_lightning", "fit", "--config", "quickstart/preference"]
+    command += ["--config", "sweeps/world_base", "--model.policy.model", "model", "--data.source.pairs", "64"]
+    command += ["--data.source.validation_pairs", "8", "--trainer.callbacks.samples", "4"]
+    command += ["--trainer.default_root_dir", "run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout + done.stderr
+    for fact in ("64 of 64 pairs kept", "trained of", "The run is in run;", "pacmr audit run"):
+        assert fact in said, fact
+    for talk in ("Tip", "FLOPs", "TPU", "Tokenizing", "Loading weights", "Warning"):
+        assert talk not in said, talk
+    assert len(said.splitlines()) < 30, said
