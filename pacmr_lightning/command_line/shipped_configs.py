@@ -9,7 +9,7 @@ from pathlib import Path
 from .exceptions import stop
 
 _PACKAGE = Path(__file__).parents[1]
-FOLDER = next(f for f in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if (f / "methods").is_dir())
+FOLDER = (_PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent) / "configs"
 """In an installed package they lie in it, in a checkout beside it."""
 
 

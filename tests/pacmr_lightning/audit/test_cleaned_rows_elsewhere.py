@@ -8,6 +8,8 @@ import pytest
 from pacmr_lightning.commands.audit import audit
 
 
+# TRL calls it by its old name.
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_disable` is deprecated:FutureWarning")
 def test_trl_trains_on_them(run, finished, tmp_path, monkeypatch):
     trl = pytest.importorskip("trl", reason="TRL is in the extra oracle")
     from datasets import load_dataset

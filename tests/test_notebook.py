@@ -1,0 +1,30 @@
+"""The notebook runs from top to bottom, and what it shows is so."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+NOTEBOOK = Path(__file__).parents[1] / "examples/noisy_labels.ipynb"
+
+
+@pytest.mark.slow
+def test_it_runs(tmp_path, monkeypatch):
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is in the extra docs")
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    folder = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=900, resources=folder).execute()
+    text = "".join(
+        output.get("text", "") or str(output.get("data", {}).get("text/plain", ""))
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+    )
+    assert "pacmr: error" not in text and "Traceback" not in text
+    wrong, first = map(int, re.search(r"(\d+)% of all labels are wrong, (\d+)% of the 100", text).groups())
+    assert 25 < wrong < 35 and first > 80
+    assert (tmp_path / "runs/mine/audit/report.html").exists()
