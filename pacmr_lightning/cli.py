@@ -87,8 +87,10 @@ LET_SPEAK = 5
 """Seconds after which a process says what is wrong although it is not rank 0, which may be waiting for it."""
 
 
-def _quiet() -> None:
-    """Less talk: before any of the libraries is imported."""
+def _prepare_libraries() -> None:
+    """Less talk, and figures for files alone: before any of the libraries is imported."""
+    # In a notebook it names the notebook's own, which another environment's Python does not have.
+    os.environ["MPLBACKEND"] = "agg"
     for message in NOISE:
         warnings.filterwarnings("ignore", message=message)
     lightning = logging.getLogger("lightning.pytorch.utilities.rank_zero")
@@ -143,7 +145,7 @@ def _no_garbage() -> Iterator[None]:
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line; bad input ends in one sentence and exit status 2."""
     words = sys.argv[1:] if arguments is None else arguments
-    _quiet()
+    _prepare_libraries()
     if words in (["--help"], ["-h"]):
         print(_help())
         sys.exit(0)
