@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from ..files import replacing
 from .cells import short_name
+from .rate_figure import LEAST, draw_rates
 from .results import GREEK, MEASURES, means
 from .spec import Sweep
 
@@ -36,6 +37,8 @@ def draw_all(sweep: Sweep, frame: pd.DataFrame, folder: Path) -> None:
     save(draw_noise(frame, numbers), folder / "noise-rates")
     if frame["gold_reward"].notna().any():
         save(draw_both(frame, numbers), folder / "reward-and-accuracy")
+    if frame["noise"].nunique() >= LEAST:
+        save(draw_rates(sweep, frame, numbers), folder / "over-noise-rates")
     for name, method in sweep.methods.items():
         part = frame[frame["method"].eq(name)]
         options = [short_name(option) for option, values in method.vary.items() if len(values) > 1]

@@ -1,0 +1,67 @@
+"""A measure over the share of flipped labels: which settings suit which share."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from .cells import short_name
+from .results import GREEK, MEASURES
+from .spec import Sweep
+
+LEAST = 4
+"""Noise rates from which lines over them say more than marks."""
+
+
+def draw_rates(sweep: Sweep, frame: pd.DataFrame, numbers: pd.DataFrame) -> Figure:
+    """A panel for each method that varies an option, a line for each value; one for all other methods.
+
+    Args:
+        sweep: says which methods vary what.
+        frame: rows of ``results.results``.
+        numbers: their ``means``.
+    """
+    name = "gold_reward" if frame["gold_reward"].notna().any() else "val_accuracy"
+    numbers = numbers[numbers["measure"].eq(name)]
+    varied = {
+        method: short_name(option)
+        for method, settings in sweep.methods.items()
+        for option, values in settings.vary.items()
+        if len(values) > 1 and len(settings.vary) == 1
+    }
+    panels: list[tuple[str, str | None, pd.DataFrame]] = [
+        (sweep.methods[method].label or method, option, part)
+        for method, option in varied.items()
+        if len(part := frame[frame["method"].eq(method)])
+    ]
+    if len(rest := frame[~frame["method"].isin(varied)]):
+        panels.append(("One setting each", None, rest))
+    figure, axes = plt.subplots(
+        1,
+        len(panels),
+        figsize=(0.8 + 3.2 * len(panels), 3.6),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for axis, (title, option, part) in zip(axes[0], panels, strict=True):
+        rows = part.drop_duplicates("row")
+        colors = plt.get_cmap("viridis" if option else "tab10")
+        for i, (row, value) in enumerate(zip(rows["row"], rows[option or "row"], strict=True)):
+            found = numbers[numbers["row"].eq(row)].sort_values("noise")
+            axis.errorbar(
+                100 * found["noise"],
+                found["mean"],
+                yerr=found["stderr"],
+                marker="o",
+                ms=3.5,
+                capsize=2,
+                color=colors(i / max(len(rows) - 1, 1) * 0.9) if option else colors(i),
+                label=f"{GREEK.get(option, option)} = {value:g}" if option else value,
+            )
+        axis.set(title=title, xlabel="flipped labels, %")
+        axis.grid(alpha=0.3)
+        axis.legend(frameon=False, fontsize=8, loc="best")
+    axes[0][0].set_ylabel(f"{MEASURES[name].heading} (mean ± standard error)")
+    return figure
