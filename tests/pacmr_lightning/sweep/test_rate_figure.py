@@ -35,6 +35,6 @@ def test_panels_and_lines():
     assert [text.get_text() for text in dpo.get_legend().get_texts()] == ["β = 0.5", "β = 1"]
     assert [text.get_text() for text in others.get_legend().get_texts()] == ["Refined"]
     line = dpo.containers[0].lines[0]
-    np.testing.assert_allclose(line.get_xdata(), [0, 10, 30, 45])
-    np.testing.assert_allclose(line.get_ydata(), [4.55, 4.45, 4.25, 4.1])
+    np.testing.assert_allclose(line.get_xdata(orig=False), [0, 10, 30, 45])
+    np.testing.assert_allclose(line.get_ydata(orig=False), [4.55, 4.45, 4.25, 4.1])
     plt.close(figure)
