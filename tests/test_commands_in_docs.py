@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from pacmr_lightning.cli import RUNS, TOOLS
 from pacmr_lightning.command_line.parser import ToolParser
-from pacmr_lightning.commands.fit import PacmrCLI
+from pacmr_lightning.commands.fit import parser_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -43,24 +42,6 @@ def here(tmp_path, monkeypatch):
     text = text.replace("validation: null", "train: pairs.jsonl\n        validation: null")
     (tmp_path / "runs/mine").mkdir(parents=True)
     (tmp_path / "runs/mine/config.yaml").write_text(text)
-
-
-@cache
-def parser_of(subcommand: str):
-    """The parser of ``pacmr fit`` and the like."""
-
-    class Stop(Exception):
-        pass
-
-    class Parsing(PacmrCLI):
-        def parse_arguments(self, parser, args):
-            found.append(parser)
-            raise Stop
-
-    found = []
-    with pytest.raises(Stop):
-        Parsing([subcommand])
-    return found[0]
 
 
 @pytest.mark.parametrize("words", commands("pacmr "))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import cache
 from pathlib import Path
 
 from .exceptions import stop
@@ -13,10 +14,11 @@ FOLDER = (_PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent) / "c
 """In an installed package they lie in it, in a checkout beside it."""
 
 
-def names() -> list[str]:
+@cache
+def names() -> tuple[str, ...]:
     """All of them, without ``.yaml``; those for one's own data first."""
     found = (file.relative_to(FOLDER).with_suffix("").as_posix() for file in FOLDER.rglob("*.yaml"))
-    return sorted(found, key=lambda name: ("/" in name, name))
+    return tuple(sorted(found, key=lambda name: ("/" in name, name)))
 
 
 def resolved(path: str) -> str:

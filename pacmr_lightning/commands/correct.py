@@ -23,8 +23,7 @@ from ..runs.finished_run import PreferenceData, Run, find_run, load
 from ..runs.folder import SUMMARY
 from .audit import audit
 from .audit_conclusion import write_corrected
-from .compare import compare
-from .refine import AUDIT, check_folder, fit, objective, train_again, write_record
+from .refine import AUDIT, check_folder, compare_passes, fit, objective, train_again, write_record
 
 RECORD = "correct.json"
 """File of what was asked for, inside the second pass's folder."""
@@ -100,10 +99,7 @@ def correct(
             "data.hold_out_clean_meta": "true",
         }
         train_again(first, folder, options, (AUDIT, RECORD, ROUNDS, PAIRS, TABLE))
-    from ..analysis.learning_curves import validated
-
-    runs = [run, str(folder)]
-    compare(runs, figure=str(folder / "comparison.png") if all(map(validated, runs)) else None)
+    compare_passes(run, folder)
 
 
 def _data(first: Run, clean: Source | None, rounds: Rounds) -> PreferenceData:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -208,6 +209,25 @@ class PacmrCLI(LightningCLI):
         if isinstance(self.model, PreferenceModule):
             check_strategy(trainer.strategy)
         return trainer
+
+
+@cache
+def parser_of(subcommand: str) -> Any:
+    """That of ``pacmr fit`` and the like, once, since making it takes longer than using it."""
+
+    class Made(Exception):
+        pass
+
+    class Parsing(PacmrCLI):
+        def parse_arguments(self, parser: Any, args: Any) -> None:
+            parsers.append(parser)
+            raise Made
+
+    parsers: list[Any] = []
+    with contextlib.suppress(Made):
+        Parsing([subcommand])
+    (parser,) = parsers
+    return parser
 
 
 def refine_run(folder: Path) -> None:

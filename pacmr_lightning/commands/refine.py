@@ -103,10 +103,7 @@ def refine(
         write_record(folder / RECORD, asked)
     if not (folder / SUMMARY).exists():
         _second_pass(found, folder, _use(labels, table, easiest), beta)
-    from ..analysis.learning_curves import validated
-
-    runs = [run, str(folder)]
-    compare(runs, figure=str(folder / "comparison.png") if all(map(validated, runs)) else None)
+    compare_passes(run, folder)
 
 
 def check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:
@@ -152,6 +149,14 @@ def train_again(first: Run, folder: Path, options: dict[str, str], own: Iterable
     options = options | {"trainer.default_root_dir": str(folder)}
     words += [word for name, value in options.items() for word in (f"--{name}", value)]
     fit(folder, words, own)
+
+
+def compare_passes(first: str, folder: Path) -> None:
+    """Prints the two runs side by side, and draws them where both were validated."""
+    from ..analysis.learning_curves import validated
+
+    runs = [first, str(folder)]
+    compare(runs, figure=str(folder / "comparison.png") if all(map(validated, runs)) else None)
 
 
 def fit(folder: Path, words: list[str], own: Iterable[str] = ()) -> None:

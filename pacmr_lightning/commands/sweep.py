@@ -7,9 +7,7 @@ import io
 import json
 import shlex
 import sys
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -99,26 +97,6 @@ def _run(sweep: Sweep, found: list[Cell], wanted: tuple[str, ...], console: Cons
         run_left(chosen_cells(sweep, decided, others))
 
 
-@cache
-def _fit_parser() -> Any:
-    """That of ``pacmr fit``, once, since making it takes longer than using it."""
-    from .fit import PacmrCLI
-
-    class Done(Exception):
-        pass
-
-    class Parsing(PacmrCLI):
-        def parse_arguments(self, parser: Any, args: Any) -> None:
-            parsers.append(parser)
-            raise Done
-
-    parsers: list[Any] = []
-    with contextlib.suppress(Done):
-        Parsing(["fit"])
-    (parser,) = parsers
-    return parser
-
-
 def check_options(found: list[Cell]) -> None:
     """Parses the cells' arguments as ``pacmr fit`` would, and makes the objects that they name.
 
@@ -127,7 +105,9 @@ def check_options(found: list[Cell]) -> None:
     Raises:
         UserError: an option does not exist, or its value is wrong.
     """
-    parser = _fit_parser()
+    from .fit import parser_of
+
+    parser = parser_of("fit")
     variants = {json.dumps([cell.method, cell.variation]): cell for cell in found}
     for cell in variants.values():
         config_contents(cell)
