@@ -24,14 +24,14 @@ from ..weighting.base import check_soft_labels, check_update
 from ..weighting.inner_gradient import inner_step
 from ..weighting.train_pairs import TrainPairs, train_pairs
 from .data import datamodule
-from .held_out import HeldOutSteps
+from .preference_checkpoint import PreferenceCheckpoint
 from .schedule import check_schedule, planned_updates, warmup_cosine
 
 CURVES = 20
 """Numbers that an objective has learned (of annotators: hundreds, maybe) up to which they are logged."""
 
 
-class PreferenceModule(HeldOutSteps):
+class PreferenceModule(PreferenceCheckpoint):
     """Trains a LoRA policy on preference pairs; every method is a choice of objective and weighting.
 
     One ``training_step`` is one policy update on a whole optimizer-step batch, which the module cuts into
@@ -107,7 +107,7 @@ class PreferenceModule(HeldOutSteps):
         self.train_means = Means((*REWARDS, "grad_norm"), checked=False)
         self.weight_statistics = WeightStatistics()
         # Of the last VNet update, until they are logged.
-        self.outer_values: dict[str, Tensor] = {}
+        self.outer_values = {}
 
     @property
     def vnet(self) -> torch.nn.Module | None:
@@ -273,46 +273,6 @@ class PreferenceModule(HeldOutSteps):
         self.log_dict({f"train/{name}": value for name, value in values.items()})
         if len(learned := self.objective.learned()) <= CURVES:
             self.log_dict({f"train/{name}": value for name, value in learned.items()})
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keeps the trainable parameters only; adds what the weighting learned and unlogged metrics."""
-        names = {f"policy.{name}" for name in self.policy.adapter()}
-        checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k in names}
-        checkpoint["weighting"] = self.weighting.state_dict()
-        checkpoint["objective"] = self.objective.state_dict()
-        checkpoint["metrics"] = {
-            "means": self.train_means.gathered_state(),
-            "weights": self.weight_statistics.gathered_state(),
-            "outer": self.outer_values,
-        }
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the weighting; checks that every trainable parameter is there and nothing is left over.
-
-        Raises:
-            UserError: the checkpoint belongs to another adapter.
-        """
-        saved, needed = set(checkpoint["state_dict"]), {f"policy.{name}" for name in self.policy.adapter()}
-        if saved != needed:
-            odd = sorted(saved ^ needed)[0]
-            raise UserError(
-                f"The checkpoint does not fit this model's adapter ({len(saved ^ needed)} parameters differ, "
-                f"{odd} for one); use the model and LoRA settings that it was trained with."
-            )
-        for part in ("weighting", "objective"):
-            if checkpoint[part].keys() != getattr(self, part).state_dict().keys():
-                raise UserError(
-                    f"The checkpoint was made with another {part} than {type(getattr(self, part)).__name__}; "
-                    "use the one that it was made with."
-                )
-        self.weighting.load_state_dict(checkpoint["weighting"])
-        self.objective.load_state_dict(checkpoint["objective"])
-        metrics = checkpoint["metrics"]
-        # They are sums over all ranks, of which one goes on with them.
-        if self.global_rank == 0:
-            self.train_means.load_state_dict(metrics["means"])
-            self.weight_statistics.load_state_dict(metrics["weights"])
-        self.outer_values = metrics["outer"]
 
 
 def _check_finite(losses: Tensor, ids: list[str], gradient: dict[str, Tensor]) -> None:
