@@ -48,13 +48,16 @@ def make_trl(
     adapter: dict[str, torch.Tensor],
     device: str,
     steps: int = 1,
+    **options: Any,
 ) -> DPOTrainer:
-    """TRL's trainer at its best (``dpo_step`` says why), with the settings and the adapter of ours."""
+    """TRL's trainer at its best (``dpo_step`` says why), with the settings and the adapter of ours.
+
+    ``options`` are more of DPOConfig's.
+    """
     args = DPOConfig(
         output_dir=str(folder / "trl"),
         precompute_ref_log_probs=True,
-        gradient_checkpointing=False,
-        bf16=False,
+        **{"gradient_checkpointing": False, "bf16": False, **options},
         model_init_kwargs={"dtype": shape.dtype, "attn_implementation": "sdpa"},
         max_length=None,
         per_device_train_batch_size=shape.micro_batch or shape.pairs,
