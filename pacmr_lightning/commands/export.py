@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -42,7 +44,8 @@ def export(
     Args:
         run: folder of a preference run.
         out: folder to write, which must not exist or be empty. It appears when it is complete.
-        merged: write a whole model with the adapter merged into the base, not a PEFT adapter.
+        merged: write a whole model with the adapter merged into the base, not a PEFT adapter; into the
+            base as it is stored, also where the run quantised it.
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
         dtype: of the merged weights, which are added up in float32 and rounded once; default: the base's in
             the run. Adapters are float32 always.
@@ -68,8 +71,16 @@ def export(
     say: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
     with _new_folder(out) as folder:
         console.print(f"Loading {found.base} and {found.checkpoint}", **say)
-        module, data, step = load(found)
+        quantization = found.model["init_args"]["policy"]["init_args"].get("quantization")
+        # A sum with 4-bit weights would be rounded to 4 bits again, so the base itself is taken for it.
+        module, data, step = load(_unquantized(found) if merged and quantization else found)
         _check_finite(module, found)
+        if merged and quantization:
+            console.print(
+                f"The run trained its adapter on a base in {quantization}, but it is merged into the base as "
+                f"stored: the merged model differs from the trained one by what {quantization} rounds away.",
+                **say,
+            )
         console.print(f"Writing {'a merged model' if merged else 'an adapter'} after {step:,} updates", **say)
         summary = read_summary(run) if (Path(run) / SUMMARY).is_file() else None
         card = model_card(found, module, step, summary, name=out, hub_base=hub_base, merged=merged)
@@ -95,6 +106,13 @@ def export(
             "--merged writes a model that needs no other.",
             **say,
         )
+
+
+def _unquantized(run: Run) -> Run:
+    """The same run with its base as it is stored."""
+    model = copy.deepcopy(run.model)
+    model["init_args"]["policy"]["init_args"]["quantization"] = None
+    return replace(run, model=model)
 
 
 def _check_finite(module: PreferenceModule, run: Run) -> None:
