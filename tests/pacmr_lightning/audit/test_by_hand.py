@@ -100,15 +100,12 @@ def test_a_sample_tells_the_share(audit, plain, capsys):
 
 
 def test_a_sample_that_disagrees(audit, capsys):
-    """Is said so, and is followed; a share that is told goes before both."""
+    """Is said so; a share that is told goes before both."""
     rows = [row | {"decision": "exchange" if i < 2 else "keep"} for i, row in enumerate(audit.drawn)]
-    path = audit.decide("other.jsonl", rows)
-    audit(decisions=path)
+    audit(decisions=audit.decide("other.jsonl", rows), share=0.25)
     said = " ".join(capsys.readouterr().out.split())
-    assert "That disagrees with the audit's own estimate" in said and "3.3%, as given" in said
-    audit(decisions=path, share=0.25)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "disagrees" in said and "25.0%, as given" in said and "The audit takes" not in said
+    assert "2 are wrong: 3.3%" in said and "That disagrees with the audit's own estimate" in said
+    assert "25.0%, as given" in said and "The audit takes" not in said
 
 
 @pytest.mark.parametrize("action", [None, "drop", "flip"])
