@@ -101,7 +101,7 @@ def test_files(run, capsys):
     for name, count in (("a0", 22), ("a1", 21), ("a2", 21)):
         assert f"<td>{name}</td><td>{count}</td>" in by
     assert "have in common</h2>" in page and "<h2>By category</h2>" in page
-    assert page.count("<article>") == PAIRS and "<script" not in page and "[U+202E]" in page
+    assert page.count("<article ") == PAIRS and page.count("<script") == 1 and "[U+202E]" in page
     shown = capsys.readouterr().out
     assert "weight" in shown and "noise_rate 0.3" in shown and "Expected share" in shown
     assert "Hölder-DPO's estimator, a second opinion" in " ".join(shown.split())
