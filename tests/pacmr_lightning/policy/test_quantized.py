@@ -24,7 +24,7 @@ from pacmr_lightning.weighting.train_pairs import train_pairs
 
 BETA = 0.7
 # Rows of whole blocks: others are refused on CPUs.
-WIDE = {"changes": {"hidden_size": 64, "intermediate_size": 128}, "quantization": "4bit"}
+WIDE = {"changes": {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}, "quantization": "4bit"}
 
 
 @pytest.fixture(scope="module")
