@@ -56,18 +56,23 @@ def unpack(layer, bnb):
 def both(bnb, make_policy):
     """A moved policy on a 4-bit base, and the same in float64 on the weights that those bits mean."""
 
-    def make(**options):
-        policy = make_policy(**WIDE, **options)
-        exact_options = {name: v for name, v in options.items() if name != "dtype"}
-        exact = make_policy(double=True, changes=WIDE["changes"], **exact_options)
+    def make(name="llama", **options):
+        changes = {"n_embd": 64} if name == "gpt2" else WIDE["changes"]
+        policy = make_policy(name, changes=changes, quantization="4bit", **options)
+        # The judge's attention is the default: transformers' eager softmax is in fp32 for any dtype.
+        own = ("dtype", "attn_implementation")
+        exact_options = {name: v for name, v in options.items() if name not in own}
+        exact = make_policy(name, double=True, changes=changes, **exact_options)
         packed = packed_layers(policy.model, bnb)
         values = {f"{name}.weight": unpack(layer, bnb) for name, layer in packed.items()}
-        assert len(packed) == 14 and not any("lm_head" in name for name in packed)
+        if name == "gpt2":  # its Conv1D has its weights the other way round
+            values = {key: value.T for key, value in values.items()}
+        assert len(packed) == (8 if name == "gpt2" else 14) and not any("lm_head" in key for key in packed)
         plain = dict(policy.model.named_parameters())
         with torch.no_grad():
-            for name, p in exact.model.named_parameters():
-                value = values.get(name, plain[name])
-                if name in values:
+            for key, p in exact.model.named_parameters():
+                value = values.get(key, plain[key])
+                if key in values:
                     assert 0.02 < (value - p).norm() / p.norm() < 0.2, "rounded, but the layer's own"
                 p.copy_(value)
         return policy, exact
@@ -78,10 +83,13 @@ def both(bnb, make_policy):
 @pytest.mark.parametrize(
     ("options", "tolerance"),
     [
-        ({"layout": "shared"}, 2e-4),
-        ({"layout": "separate", "gradient_checkpointing": True}, 2e-4),
-        ({"layout": "packed"}, 2e-4),
-        ({"layout": "shared", "dtype": "bfloat16"}, 0.5),
+        ({"layout": "shared"}, 5e-5),
+        ({"layout": "shared", "name": "gpt2"}, 5e-5),
+        ({"layout": "shared", "attn_implementation": "eager"}, 5e-5),
+        ({"layout": "separate", "gradient_checkpointing": True}, 5e-5),
+        ({"layout": "packed"}, 5e-5),
+        # Of 60 nats; the same weights without bits, in bf16, are off by 0.12.
+        ({"layout": "shared", "dtype": "bfloat16"}, 0.2),
     ],
 )
 def test_log_probs_are_those_of_the_weights_that_the_bits_mean(options, tolerance, both, make_batch):
@@ -96,7 +104,8 @@ def test_log_probs_are_those_of_the_weights_that_the_bits_mean(options, toleranc
             torch.testing.assert_close(
                 getattr(found, side).double(), getattr(truth, side), atol=tolerance, rtol=0
             )
-    moved = (policy.log_probs(batch).chosen - policy.reference_log_probs(batch).chosen).abs()
+    with torch.no_grad():
+        moved = (policy.log_probs(batch).chosen - policy.reference_log_probs(batch).chosen).abs()
     assert float(moved.min()) > 0.01, "the adapter says something"
 
 
@@ -123,9 +132,10 @@ def test_the_estimators_give_the_float64_model_s_coefficients(both, make_batch):
     truth = torch.stack(truth)
     assert float(truth.abs().min()) > 1e-3
     pairs = train_pairs(policy, DPO(BETA), with_reference(policy, make_batch(6)), 4, often=True)
-    for estimator, tolerance in ((GhostDotProduct(), 1e-4), (CentralDifference(0.05, relative=True), 0.05)):
+    for estimator, tolerance in ((GhostDotProduct(), 5e-5), (CentralDifference(0.05, relative=True), 5e-3)):
         found = estimator.coefficients(pairs, direction).double()
-        assert float((found - truth).norm() / truth.norm()) < tolerance, type(estimator).__name__
+        # Pair by pair; a central difference's step leaves 7e-4 in float64 too.
+        torch.testing.assert_close(found, truth, rtol=tolerance, atol=0, msg=type(estimator).__name__)
 
 
 def test_memory_counts_what_the_layers_hold(bnb, make_policy):
@@ -145,10 +155,13 @@ def test_memory_counts_what_the_layers_hold(bnb, make_policy):
     assert held(build(config, 4, "all-linear", torch.bfloat16), 0, 1, 0.0, base=counted).base == real
 
 
-def test_memory_of_llama_2_7b(capsys):
-    cli.main(["memory", "--quantization", "4bit", "--devices", "[1]"])
+def test_memory_says_what_it_counted(model, capsys):
+    cli.main(["memory", "--model", model, "--quantization", "4bit", "--devices", "[1]"])
     text = capsys.readouterr().out
     assert "in 4bit, computed in bfloat16" in text and "ddp" in text and "zero" not in text
+
+
+def test_memory_of_llama_2_7b():
     weights, rest = 6_476_005_376, 262_410_240
     # NF4 with quantised scales is 4.127 bits a weight (QLoRA, section 3).
     expected = weights * (4 + 8 / 64 + 32 / (64 * 256)) / 8 + 2 * rest
