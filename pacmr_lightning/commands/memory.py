@@ -93,7 +93,8 @@ def memory(
         gradient_checkpointing=gradient_checkpointing,
         logit_chunk=logit_chunk,
     )
-    base, stored, strategies = None, dtype, STRATEGIES
+    base, strategies = None, STRATEGIES
+    stored: str = dtype
     if quantization:
         base, largest = four_bit_base(_config(model), getattr(torch, dtype))
         # One weight at a time is unpacked for its products.

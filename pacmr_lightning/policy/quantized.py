@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from transformers import BitsAndBytesConfig, PreTrainedModel
@@ -55,13 +55,13 @@ def prepare_quantized(model: PreTrainedModel, dtype: torch.dtype) -> None:
     Raises:
         UserError: the model has no 4-bit layer, or one whose scales bitsandbytes confuses on a CPU.
     """
-    from bitsandbytes.nn import Linear4bit
+    from bitsandbytes.nn import Linear4bit, Params4bit
 
     layers = [module for module in model.modules() if isinstance(module, Linear4bit)]
     if not layers:
         raise UserError(f"{type(model).__name__} has no layer to keep in 4 bits; set quantization to null.")
     for layer in layers:
-        state = layer.weight.quant_state
+        state = cast(Params4bit, layer.weight).quant_state
         # Its AVX-512 code counts the scales by row, and rounds down where rows are no whole blocks.
         if layer.weight.device.type == "cpu" and state.shape[-1] % state.blocksize:
             raise UserError(
