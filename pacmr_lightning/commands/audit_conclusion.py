@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,13 +13,16 @@ from rich.console import Console
 from ..datamodules.chat import decode_messages
 from ..datamodules.cleaned import write_cleaned
 from ..datamodules.prompts import split_row
+from ..datamodules.reading import numbered_rows
 from ..datamodules.sources import Source
 from ..errors import UserError
 from ..files import replacing
+from ..runs.hub import check_repository, push
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from ..audit.findings import Findings
     from ..audit.report import Texts
 
 Action = Literal["drop", "flip"]
@@ -38,6 +42,10 @@ class Wanted:
     fallback_share: float | None
     cleaned: str | None
     action: Action | None
+    push_cleaned: str | None = None
+    private: bool = False
+    command: str = ""
+    """That asks for all this, as a card may show it."""
 
     def __post_init__(self) -> None:
         if self.top < 0:
@@ -52,6 +60,12 @@ class Wanted:
             given, other = ("cleaned", "action") if self.action is None else ("action", "cleaned")
             fix = "drop or flip" if self.action is None else "the file to write"
             raise UserError(f"{given} is given without {other}; say with --{other} {fix}.")
+        if self.push_cleaned is not None:
+            if self.cleaned is None:
+                raise UserError("push_cleaned is given without cleaned; name the file with --cleaned.")
+            check_repository(self.push_cleaned, "push_cleaned")
+        elif self.private:
+            raise UserError("private is given without push_cleaned; name the repository, or leave it out.")
 
 
 @dataclass(frozen=True)
@@ -121,6 +135,9 @@ def conclude(
     if wanted.cleaned is not None and wanted.action is not None:
         suspects = set(table["id"][table["suggested"] == "flip"])
         write_corrected(console, judged.noise_flips, source, wanted.cleaned, wanted.action, suspects)
+        if wanted.push_cleaned is not None:
+            noise, file = judged.noise_flips is not None, Path(wanted.cleaned).expanduser()
+            _push(console, findings, noise, wanted, file, wanted.push_cleaned)
     return table
 
 
@@ -177,3 +194,34 @@ def write_corrected(
         markup=False,
         soft_wrap=True,
     )
+
+
+def _push(
+    console: Console, findings: Findings, noise: bool, wanted: Wanted, file: Path, repository: str
+) -> None:
+    """Uploads the cleaned pairs with a card; where that fails, the file stays."""
+    from ..audit.dataset_card import dataset_card
+
+    rows, columns = 0, dict[str, None]()
+    for _, row in numbered_rows(file):
+        rows += 1
+        columns |= dict.fromkeys(row)
+    done = "left out" if wanted.action == "drop" else "exchanged: chosen and rejected have changed places"
+    trained = " The labels before were those that a run was trained on, the noise that it injected included."
+    card = dataset_card(
+        findings,
+        name=repository.rpartition("/")[2],
+        file=file.name,
+        columns=list(columns),
+        rows=rows,
+        changed=f"Suspect labels were {done}.{trained if noise else ''}",
+        command=wanted.command,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        readme = Path(folder, "README.md")
+        readme.write_text(card, encoding="utf-8")
+        try:
+            push({"README.md": readme, file.name: file}, repository, "dataset", wanted.private)
+        except UserError as error:
+            raise UserError(f"{error} {file} is kept.") from None
+    console.print(f"Uploaded to {repository}.", highlight=False, markup=False, soft_wrap=True)
