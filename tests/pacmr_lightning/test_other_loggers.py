@@ -184,7 +184,9 @@ def test_a_second_pass_is_a_run_of_its_own(several, config, monkeypatch):
     wandb = {"class_path": "WandbLogger", "init_args": {"id": "first", "project": "mine"}}
     mlflow = {"class_path": "MLFlowLogger", "init_args": {"run_id": "abc", "tracking_uri": "sqlite:///a.db"}}
     for logger in (wandb, mlflow):
-        config["trainer"]["logger"] = [logger, {"class_path": "CSVLogger", "init_args": {"save_dir": "."}}] if several else logger
+        config["trainer"]["logger"] = (
+            [logger, {"class_path": "CSVLogger", "init_args": {"save_dir": "."}}] if several else logger
+        )
         Path("run").mkdir(exist_ok=True)
         Path("run/config.yaml").write_text(yaml.safe_dump(config))
         said = []
