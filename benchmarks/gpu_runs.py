@@ -10,12 +10,12 @@ from typing import Any
 
 import pandas as pd
 import torch
-from gpu_updates import SHAPE, model_folder
+from gpu_updates import SHORT, model_folder
 from torch import Tensor
 
 from pacmr_lightning.errors import UserError
 
-STEPS, HALF = 8, 4
+STEPS, HALF = 6, 3
 ZERO_ERROR = 0.05
 """Relative difference of what is trained: ZeRO's AdamW is another kernel, and the base may be bf16."""
 
@@ -77,17 +77,17 @@ def _fit(output: Path, name: str, device: str, *more: str) -> None:
     shutil.rmtree(root, ignore_errors=True)
     folder = model_folder(output)
     options = {
-        "data.source.train": folder / "rows.jsonl",
+        "data.source.train": folder / "short.jsonl",
         "model.policy.model": folder,
         "model.learning_rate": 1e-3,
         "model.weighting.every": 2,
         "model.max_new_tokens": 16,
-        "data.max_length": SHAPE.prompt[1] + SHAPE.response[1],
+        "data.max_length": SHORT.prompt[1] + SHORT.response[1],
         "data.global_batch_size": 8,
         "data.meta_batch_size": 16,
         "trainer.max_epochs": -1,
         "trainer.max_steps": STEPS,
-        "trainer.val_check_interval": HALF,
+        "trainer.val_check_interval": STEPS,
         "trainer.check_val_every_n_epoch": "null",
         "trainer.log_every_n_steps": 2,
         "trainer.devices": 1,

@@ -23,6 +23,8 @@ from pacmr_lightning.weighting.inner_gradient import inner_step
 from pacmr_lightning.weighting.train_pairs import train_pairs
 
 SHAPE = Shape(pairs=16, vocabulary=32_000, micro_batch=8)
+SHORT = Shape(prompt=(40, 80), response=(10, 20), vocabulary=32_000)
+"""Of whole runs, of which nothing is measured."""
 WIDTH, LAYERS = 512, 4
 META_PAIRS = 16
 FLOAT32_ERROR = 1e-3
@@ -33,7 +35,7 @@ ANSWERS, ANSWER_TOKENS = 12, 24
 def model_folder(output: Path) -> Path:
     """A random Llama with grouped queries, its tokenizer and pairs; made by whoever needs it first."""
     folder = output / "model"
-    if (folder / "rows.jsonl").exists():
+    if (folder / "short.jsonl").exists():
         return folder
     config = LlamaConfig(
         vocab_size=SHAPE.vocabulary,
@@ -49,6 +51,7 @@ def model_folder(output: Path) -> Path:
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     write_tokenizer(folder, SHAPE.vocabulary)
     write_rows(folder / "rows.jsonl", random_rows(64, SHAPE))
+    write_rows(folder / "short.jsonl", random_rows(64, SHORT))
     return folder
 
 

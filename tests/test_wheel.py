@@ -58,6 +58,7 @@ def test_the_wheel_has_configs_and_says_that_it_is_typed():
     tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and later read TOML")
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     data = {"pacmr_lightning": ["py.typed"], "pacmr_lightning.configs": ["**/*.yaml"]}
+    data["pacmr_lightning.audit"] = ["report.css", "report.js"]
     assert settings["package-data"] == data
     assert (ROOT / "pacmr_lightning" / "py.typed").read_bytes() == b""
 
@@ -70,7 +71,8 @@ def test_every_command_of_an_installed_wheel(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         files = archive.namelist()
-        assert "pacmr_lightning/py.typed" in files
+        assert {"pacmr_lightning/py.typed", "pacmr_lightning/audit/report.css"} <= set(files)
+        assert "pacmr_lightning/audit/report.js" in files
         shipped = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "configs").rglob("*.yaml"))
         assert [f"pacmr_lightning/{file}" for file in shipped] == sorted(f for f in files if "/configs/" in f)
         (entry_points,) = [name for name in files if name.endswith("entry_points.txt")]

@@ -19,6 +19,7 @@ from ..runs.finished_run import PreferenceData, find_run, load
 from ..runs.model_card import public
 from ..weighting import AuditedWeights, CoTeaching, DropFlipped, OracleWeights
 from .audit_conclusion import Action, Judged, Wanted, conclude
+from .audit_upload import Upload
 
 
 def audit(
@@ -32,6 +33,9 @@ def audit(
     fallback_share: float | None = None,
     cleaned: str | None = None,
     action: Action | None = None,
+    sample: int = 0,
+    decisions: str | None = None,
+    label_studio: str | None = None,
     micro_batch_size: int | None = None,
     push_cleaned: str | None = None,
     private: bool = False,
@@ -59,7 +63,14 @@ def audit(
             learned its labels by heart; less where so few labels are against the policy on the pairs that it
             is surest of that no such share of independent flips can be among them.
         cleaned: file to write the training pairs to, in the format of the run's data.
-        action: what is done there with suspects: "drop" them, or "flip" their label.
+        action: what is done there with suspects: "drop" them, or "flip" their label; with ``decisions`` it
+            may be left out, and then only what is decided changes.
+        sample: number of pairs drawn at random that the report lists first, without a word of what the audit
+            makes of them, so that the share of wrong labels can be told from decisions on them.
+        decisions: file of decisions on pairs, as the report's page saves it or Label Studio exports it.
+            Decided labels are wrong with probability 0 or 1, ``cleaned`` follows them, and those on the
+            random sample tell the share of wrong labels where ``share`` does not.
+        label_studio: file to write the listed pairs to, as tasks of Label Studio (.json).
         micro_batch_size: pairs in one forward pass; default: that of training, or 32 where that has none.
         push_cleaned: repository at the Hugging Face Hub, OWNER/NAME, to upload ``cleaned`` to as a dataset,
             with a card; made where it does not exist. The token is that of HF_TOKEN, or of hf auth login.
@@ -72,8 +83,9 @@ def audit(
         UserError: an option is out of range, the run's files are missing or do not fit, or the run has no
             scorer of the kind; or the Hub refuses the upload.
     """
-    command = _command(locals())
-    wanted = Wanted(top, threshold, share, fallback_share, cleaned, action, push_cleaned, private, command)
+    upload = Upload(push_cleaned, private, _command(locals()))
+    by_hand = (sample, decisions, label_studio)
+    wanted = Wanted(top, threshold, share, fallback_share, cleaned, action, *by_hand, upload)
     if micro_batch_size is not None and micro_batch_size < 1:
         raise UserError(f"micro_batch_size is {micro_batch_size}, but it must be at least 1.")
     # scikit-learn and matplotlib are loaded here so that pacmr --help stays quick.
@@ -84,6 +96,7 @@ def audit(
     found = find_run(run, checkpoint)
     module, data, updates = load(found, as_trained=True)
     data.setup("fit")
+    wanted.check_pairs(data.train_pairs.rows["id"][:], data.train_pairs.swapped)
     if cleaned is not None:
         check_output(data.source, cleaned)
     kept = Path(run) / "audit"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 from rich.console import Console
@@ -13,17 +15,17 @@ from rich.console import Console
 from ..datamodules.chat import decode_messages
 from ..datamodules.cleaned import write_cleaned
 from ..datamodules.prompts import split_row
-from ..datamodules.reading import numbered_rows
 from ..datamodules.sources import Source
 from ..errors import UserError
 from ..files import replacing
-from ..runs.hub import check_repository, push
+from .audit_upload import Upload
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from ..audit.decisions import Decisions
     from ..audit.findings import Findings
-    from ..audit.report import Texts
+    from ..audit.listed_pairs import Texts
 
 Action = Literal["drop", "flip"]
 
@@ -42,10 +44,10 @@ class Wanted:
     fallback_share: float | None
     cleaned: str | None
     action: Action | None
-    push_cleaned: str | None = None
-    private: bool = False
-    command: str = ""
-    """That asks for all this, as a card may show it."""
+    sample: int = 0
+    decisions: str | None = None
+    label_studio: str | None = None
+    upload: Upload | None = None
 
     def __post_init__(self) -> None:
         if self.top < 0:
@@ -56,16 +58,44 @@ class Wanted:
             value = getattr(self, name)
             if value is not None and not 0 < value < 0.5:
                 raise UserError(f"{name} is {value}, but the share of wrong labels is above 0 and below 0.5.")
-        if (self.cleaned is None) != (self.action is None):
+        if self.sample < 0:
+            raise UserError(f"sample is {self.sample}, but it is a number of pairs, at least 0.")
+        if self.label_studio is not None and not self.label_studio.endswith(".json"):
+            raise UserError(
+                f"label_studio is {self.label_studio}, but tasks are written to a file ending in .json."
+            )
+        by_hand = self.decisions is not None and self.action is None
+        if (self.cleaned is None) != (self.action is None) and not (by_hand and self.cleaned):
             given, other = ("cleaned", "action") if self.action is None else ("action", "cleaned")
             fix = "drop or flip" if self.action is None else "the file to write"
             raise UserError(f"{given} is given without {other}; say with --{other} {fix}.")
-        if self.push_cleaned is not None:
-            if self.cleaned is None:
-                raise UserError("push_cleaned is given without cleaned; name the file with --cleaned.")
-            check_repository(self.push_cleaned, "push_cleaned")
-        elif self.private:
-            raise UserError("private is given without push_cleaned; name the repository, or leave it out.")
+        if self.upload is not None:
+            self.upload.check(self.cleaned)
+        _ = self.decided  # a file that cannot be read is told of before anything is done
+
+    @cached_property
+    def decided(self) -> Decisions | None:
+        """What a person has decided."""
+        if self.decisions is None:
+            return None
+        from ..audit.decisions import read_decisions
+
+        return read_decisions(self.decisions)
+
+    def check_pairs(self, ids: Sequence[str], swapped: Sequence[bool]) -> None:
+        """Looks at the N training pairs before they are judged.
+
+        Args:
+            ids: their ids.
+            swapped: whether the run's noise has exchanged the responses of each.
+
+        Raises:
+            UserError: they are fewer than the sample, or not those that somebody has decided on.
+        """
+        if self.sample > len(ids):
+            raise UserError(f"sample is {self.sample}, but there are {len(ids)} training pairs; lower it.")
+        if self.decided is not None:
+            self.decided.check(ids, swapped)
 
 
 @dataclass(frozen=True)
@@ -97,13 +127,71 @@ def conclude(
         notes: further sentences on the pairs.
         wanted: what is asked for.
     """
-    from ..audit.findings import find
+    from ..audit.label_studio import tasks
+    from ..audit.listed_pairs import random_sample
     from ..audit.report import report
     from ..audit.suspect_traits import suspect_traits
     from ..audit.terminal import show
 
+    pairs, decided = judged.pairs, wanted.decided
+    findings, sample = _findings(judged, wanted, notes)
+    texts = _texts(rows, findings.pairs)
+    responses = [text.chosen for text in texts.values()], [text.rejected for text in texts.values()]
+    traits = suspect_traits(findings.pairs, findings.doubted[1], *responses)
+    known = [column for column in ("category", "annotator") if column in pairs]
+    columns = ["rank", "id", *known, "observed", "suggested", "p_wrong", "weight", "u"]
+    table = findings.pairs[[*columns, "unpulled_u", "delta", "a", "b", "loss", "cross_fit_u", "flipped"]]
+    table = table if decided is None else decided.follow(table)
+    drawn = random_sample(pairs["id"].tolist(), wanted.sample)
+    listed = dict.fromkeys([*drawn, *table["id"][: wanted.top]])
+    page = report(findings, name, {pair: texts[pair] for pair in listed}, notes, traits, drawn)
+    tables = {
+        "pairs": table,
+        "methods": findings.methods,
+        "groups": findings.groups,
+        "suspect_traits": traits,
+    }
+    (folder / "sample.csv").unlink(missing_ok=True)  # of an audit that was told of a sample
+    if sample is not None:
+        tables["sample"] = sample
+    _write(folder, tables, page)
+    if wanted.label_studio is not None:
+        observed = table.set_index("id")["observed"]
+        found = tasks(
+            (pair, str(observed[pair]), i < len(drawn), texts[pair]) for i, pair in enumerate(listed)
+        )
+        with replacing(wanted.label_studio) as temporary:
+            temporary.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    console = Console()
+    show(console, findings, traits, folder, notes)
+    if wanted.cleaned is not None:
+        drop, exchange = _changes(table, wanted)
+        write_corrected(console, judged.noise_flips, source, wanted.cleaned, drop, exchange)
+        if wanted.upload is not None and wanted.upload.repository is not None:
+            noise = judged.noise_flips is not None
+            wanted.upload.run(findings, Path(wanted.cleaned).expanduser(), len(drop), len(exchange), noise)
+            console.print(f"Uploaded to {wanted.upload.repository}.", highlight=False, soft_wrap=True)
+    return table
+
+
+def _findings(judged: Judged, wanted: Wanted, notes: list[str]) -> tuple[Findings, pd.DataFrame | None]:
+    """What is found with the share that is told, by the caller or a sample that was read, or else estimated.
+
+    Returns:
+        The findings, and what the sample says beside the audit's own estimate where one was read; ``notes``
+        gets what a reader has to know of the share.
+    """
+    from ..audit.findings import find
+
     pairs, share, fallback_share = judged.pairs, wanted.share, wanted.fallback_share
     asked = (pairs, judged.scorer, wanted.threshold, judged.varies)
+    read = None if wanted.decided is None else wanted.decided.share
+    sample: pd.DataFrame | None = None
+    if read is not None and read.read:
+        own = find(*asked).share
+        share = read.told if share is None else share
+        notes.extend(read.sentences(own, share))
+        sample = read.table(own)
     findings = find(*asked, share)
     if share is None and fallback_share is not None and (judged.by_heart or not findings.share.identified):
         share = fallback_share if judged.by_heart else min(fallback_share, findings.share.at_most)
@@ -116,37 +204,27 @@ def conclude(
     if share is not None and not judged.by_heart and not findings.share.identified:
         pairs["unpulled_u"] = pairs["u"]  # what the labels have added is all there is
         findings = find(*asked, share)
-    texts = _texts(rows, findings.pairs)
-    responses = [text.chosen for text in texts], [text.rejected for text in texts]
-    traits = suspect_traits(findings.pairs, findings.doubted[1], *responses)
-    known = [column for column in ("category", "annotator") if column in pairs]
-    columns = ["rank", "id", *known, "observed", "suggested", "p_wrong", "weight", "u"]
-    table = findings.pairs[[*columns, "unpulled_u", "delta", "a", "b", "loss", "cross_fit_u", "flipped"]]
-    page = report(findings, name, texts[: wanted.top], notes, traits)
-    tables = {
-        "pairs": table,
-        "methods": findings.methods,
-        "groups": findings.groups,
-        "suspect_traits": traits,
-    }
-    _write(folder, tables, page)
-    console = Console()
-    show(console, findings, traits, folder, notes)
-    if wanted.cleaned is not None and wanted.action is not None:
-        suspects = set(table["id"][table["suggested"] == "flip"])
-        write_corrected(console, judged.noise_flips, source, wanted.cleaned, wanted.action, suspects)
-        if wanted.push_cleaned is not None:
-            noise, file = judged.noise_flips is not None, Path(wanted.cleaned).expanduser()
-            _push(console, findings, noise, wanted, file, wanted.push_cleaned)
-    return table
+    return findings, sample
 
 
-def _texts(rows: Dataset, table: pd.DataFrame) -> list[Texts]:
-    """Prompts and responses of the pairs of a table, labels as trained."""
-    from ..audit.report import Texts
+def _changes(table: pd.DataFrame, wanted: Wanted) -> tuple[set[str], set[str]]:
+    """Ids of pairs to drop, and to exchange: suspects, unless a person has decided on them."""
+    suspects = set(table["id"][table["suggested"] == "flip"])
+    drop = suspects if wanted.action == "drop" else set()
+    exchange = suspects if wanted.action == "flip" else set()
+    if wanted.decided is None:
+        return drop, exchange
+    keep, wrong, out = map(wanted.decided.named, ("keep", "exchange", "drop"))
+    return drop - keep - wrong | out, exchange - keep - out | wrong
+
+
+def _texts(rows: Dataset, table: pd.DataFrame) -> dict[str, Texts]:
+    """Prompts and responses of the pairs of a table by id and in its order, labels as trained."""
+    from ..audit.listed_pairs import Texts
 
     places = {name: i for i, name in enumerate(rows["id"])}
-    texts = []
+    texts: dict[str, Texts] = {}
+    pair: Any  # its fields are the columns
     for pair in table.itertuples():
         row = rows[places[pair.id]]
         split = split_row(row["prompt"], row["chosen"], row["rejected"], row["chat"])
@@ -154,7 +232,7 @@ def _texts(rows: Dataset, table: pd.DataFrame) -> list[Texts]:
         if row["chat"]:
             prompt = "\n\n".join(f"{m['role']}: {m['content']}" for m in decode_messages(prompt))
         responses = (split.chosen, split.rejected)
-        texts.append(Texts(prompt, *(responses if pair.observed == "chosen" else responses[::-1])))
+        texts[pair.id] = Texts(prompt, *(responses if pair.observed == "chosen" else responses[::-1]))
     return texts
 
 
@@ -173,55 +251,23 @@ def write_corrected(
     noise_flips: dict[str, bool] | None,
     source: Source,
     output: str,
-    action: Action,
-    suspects: set[str],
+    drop: set[str],
+    exchange: set[str],
 ) -> None:
-    """The cleaned pairs, which start from the labels as trained."""
+    """The cleaned pairs, which start from the labels as trained; no pair is dropped and exchanged."""
     swapped = {name for name, flip in (noise_flips or {}).items() if flip}
-    drop = suspects if action == "drop" else set()
-    flip = swapped - drop if action == "drop" else swapped ^ suspects
-    rows = write_cleaned(source, output, drop, flip)
-    done = "dropped" if action == "drop" else "exchanged"
+    rows = write_cleaned(source, output, drop, (swapped - drop) ^ exchange)
+    changes = ((drop, "dropped"), (exchange, "exchanged"))
+    done = " and ".join(f"{len(names):,} suspect labels {word}" for names, word in changes if names)
     trained = (
         " Its labels are those that the run was trained on, its noise included, before these were "
-        f"{done}; train on it without noise options."
+        "changed; train on it without noise options."
         if noise_flips is not None
         else ""
     )
     console.print(
-        f"{output}: {rows:,} rows, {len(suspects):,} suspect labels {done}.{trained}",
+        f"{output}: {rows:,} rows, {done or '0 suspect labels changed'}.{trained}",
         highlight=False,
         markup=False,
         soft_wrap=True,
     )
-
-
-def _push(
-    console: Console, findings: Findings, noise: bool, wanted: Wanted, file: Path, repository: str
-) -> None:
-    """Uploads the cleaned pairs with a card; where that fails, the file stays."""
-    from ..audit.dataset_card import dataset_card
-
-    rows, columns = 0, dict[str, None]()
-    for _, row in numbered_rows(file):
-        rows += 1
-        columns |= dict.fromkeys(row)
-    done = "left out" if wanted.action == "drop" else "exchanged: chosen and rejected have changed places"
-    trained = " The labels before were those that a run was trained on, the noise that it injected included."
-    card = dataset_card(
-        findings,
-        name=repository.rpartition("/")[2],
-        file=file.name,
-        columns=list(columns),
-        rows=rows,
-        changed=f"Suspect labels were {done}.{trained if noise else ''}",
-        command=wanted.command,
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        readme = Path(folder, "README.md")
-        readme.write_text(card, encoding="utf-8")
-        try:
-            push({"README.md": readme, file.name: file}, repository, "dataset", wanted.private)
-        except UserError as error:
-            raise UserError(f"{error} {file} is kept.") from None
-    console.print(f"Uploaded to {repository}.", highlight=False, markup=False, soft_wrap=True)

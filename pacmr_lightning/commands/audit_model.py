@@ -38,6 +38,9 @@ def audit_model(
     fallback_share: float | None = None,
     cleaned: str | None = None,
     action: Action | None = None,
+    sample: int = 0,
+    decisions: str | None = None,
+    label_studio: str | None = None,
     dtype: AskedDtype = "float32",
 ) -> pd.DataFrame:
     """Audits preference pairs by a policy that was trained elsewhere, with DPO or anything like it.
@@ -60,7 +63,14 @@ def audit_model(
         fallback_share: of wrong labels, taken where none is told, since the estimate would be too low
             for a policy that was trained on these labels.
         cleaned: file to write the pairs to, in the format of the source.
-        action: what is done there with suspects: "drop" them, or "flip" their label.
+        action: what is done there with suspects: "drop" them, or "flip" their label; with ``decisions`` it
+            may be left out, and then only what is decided changes.
+        sample: number of pairs drawn at random that the report lists first, without a word of what the audit
+            makes of them, so that the share of wrong labels can be told from decisions on them.
+        decisions: file of decisions on pairs, as the report's page saves it or Label Studio exports it.
+            Decided labels are wrong with probability 0 or 1, ``cleaned`` follows them, and those on the
+            random sample tell the share of wrong labels where ``share`` does not.
+        label_studio: file to write the listed pairs to, as tasks of Label Studio (.json).
         dtype: of both models; an adapter is added to its base, where bfloat16 rounds small changes away.
 
     Returns:
@@ -69,7 +79,7 @@ def audit_model(
     Raises:
         UserError: an option is out of range, or a model or the pairs cannot be read.
     """
-    wanted = Wanted(top, threshold, share, fallback_share, cleaned, action)
+    wanted = Wanted(top, threshold, share, fallback_share, cleaned, action, sample, decisions, label_studio)
     if not beta > 0:
         raise UserError(f"beta is {beta}, but it must be above 0 (DPO's is usually 0.1).")
     if cleaned is not None:
@@ -79,6 +89,7 @@ def audit_model(
     rows = source.load_all()
     tokens, counts = tokenize_pairs(rows, tokenizer, max_length)
     print(summary_line(source.name, "audited", counts))
+    wanted.check_pairs(tokens["id"][:], [False] * len(tokens))
     pairs = Pairs(tokens, tokenizer.pad_token_id)
     ours, base = (
         _log_probs(model, dtype, pairs, name)

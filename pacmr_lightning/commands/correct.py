@@ -87,7 +87,7 @@ def correct(
     _show(console, table, len(pairs), folder)
     if cleaned is not None:
         wrong = set(pairs["id"][pairs["suggested"] == "flip"])
-        write_corrected(console, data.noise_flips, data.source, cleaned, "flip", wrong)
+        write_corrected(console, data.noise_flips, data.source, cleaned, set(), wrong)
     if not (folder / SUMMARY).exists():
         options = {
             "model.method": f"{first.model['init_args']['method']}-corrected",

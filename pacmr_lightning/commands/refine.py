@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal
@@ -48,6 +49,7 @@ def refine(
     checkpoint: str = "last",
     micro_batch_size: int | None = None,
     easiest: float | None = None,
+    decisions: str | None = None,
 ) -> None:
     """Trains a run's policy once more, from the reference, with what the run's own audit says of each label.
 
@@ -72,6 +74,8 @@ def refine(
         checkpoint: which of the run's folder ``checkpoints`` judges, by its name without .ckpt.
         micro_batch_size: pairs in one forward pass of the audit; default: that of training.
         easiest: share of the pairs that is taken with ``--labels easiest``; default: 0.5.
+        decisions: file of a person's decisions on pairs, as in ``pacmr audit``: these labels are fixed, and
+            those of them on a random sample tell the share where ``share`` does not.
 
     Raises:
         UserError: the run's files are missing, an option is out of range, or the folder holds something else.
@@ -84,11 +88,16 @@ def refine(
         )
     folder = Path(output) if output else Path(run).with_name(f"{Path(run).name}-refined")
     asked = {"run": str(run), "labels": labels, "share": share, "beta": beta}
-    asked |= {"scorer": scorer, "checkpoint": checkpoint}
+    asked |= {"scorer": scorer, "checkpoint": checkpoint, "decisions": _kept(decisions)}
     if labels == "easiest":
         easiest = 0.5 if easiest is None else easiest
         asked["easiest"] = easiest
     _check_easiest(labels, easiest, scorer)
+    if labels == "easiest" and decisions is not None:
+        raise UserError(
+            f"decisions is {decisions}, but labels is easiest, which goes by difficulty alone; take "
+            "another, or train on the file of pacmr audit --decisions --cleaned."
+        )
     check_folder(folder, asked, RECORD)
     table = folder / AUDIT / "pairs.parquet"
     if not (folder / RECORD).exists():
@@ -100,6 +109,7 @@ def refine(
             share=share,
             fallback_share=SAFE_SHARE,
             micro_batch_size=micro_batch_size,
+            decisions=decisions,
         )
         write_record(folder / RECORD, asked)
     if not (folder / SUMMARY).exists():
@@ -178,6 +188,15 @@ def fit(folder: Path, words: list[str], own: Iterable[str] = ()) -> None:
         _clear(folder, own)
     with _command_line(["fit", *words]):
         PacmrCLI()
+
+
+def _kept(decisions: str | None) -> str | None:
+    """What a record keeps of a file of decisions, which may change under its name."""
+    if decisions is None:
+        return None
+    path = Path(decisions).expanduser()
+    digest = sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else "missing"
+    return f"{decisions} ({digest})"
 
 
 def _check_easiest(labels: Labels, easiest: float | None, scorer: str) -> None:

@@ -24,7 +24,8 @@ class AuditedWeights(Weighting):
     mistake can confirm itself. The audit estimates the rate of wrong labels, or is given it.
 
     ``soft_labels`` and ``hard`` make four second passes of one audit: soft labels, weights, suspects flipped
-    (both) and suspects dropped (``hard`` alone).
+    (both) and suspects dropped (``hard`` alone). A pair that a person has decided to drop weighs nothing;
+    with soft labels, which share out a weight of 1, both of its orders weigh a half: neither is better.
 
     Args:
         audit: ``pairs.parquet`` of an audit of a run on the same pairs with the same labels.
@@ -70,6 +71,8 @@ class AuditedWeights(Weighting):
             )
         if self.hard:
             right = right.ge(0.5).astype(float)
+        if "decision" in table:
+            right = right.mask(table["decision"].eq("drop").fillna(False), 0.5 if self.soft_labels else 0.0)
         return _by_pair(table, right)
 
 
@@ -97,13 +100,15 @@ def easiest_first(audit: str, pairs: Any) -> list[int]:
 
 
 def _table(path: str, value: str) -> pd.DataFrame:
-    """The ids, observed labels and one more column of an audit."""
+    """The ids, observed labels and one more column of an audit, and any decisions."""
     import pandas as pd  # takes a while, and other weightings do without
+    import pyarrow.parquet as pq
 
     if not Path(path).is_file():
         raise UserError(f"There is no file {path}; pacmr audit RUN writes such a file, pairs.parquet.")
     try:
-        return pd.read_parquet(path, columns=["id", value, "observed"])
+        decided = {"decision"} & set(pq.read_schema(path).names)
+        return pd.read_parquet(path, columns=["id", value, "observed", *decided])
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise UserError(

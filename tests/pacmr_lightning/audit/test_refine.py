@@ -128,6 +128,32 @@ def test_what_suspects_are_used_for(labels, first):
     np.testing.assert_allclose(recorded["weight"], expected, rtol=1e-6)
 
 
+def test_decisions_by_hand(first):
+    """The second pass has decided labels as told, and the share of the sample that was read."""
+    truth = pd.read_parquet(first / "noise_mask.parquet").set_index("id")["flipped"]
+    read = truth.index[:24]
+    rows = [
+        {
+            "id": name,
+            "decision": "exchange" if truth[name] else "keep",
+            "observed": "rejected" if truth[name] else "chosen",
+            "sample": True,
+        }
+        for name in read
+    ]
+    path = first.with_name("decisions.jsonl")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    refine(str(first), decisions=str(path), labels="weights")
+    second = first.with_name("first-refined")
+    assert f"{truth[read].mean():.1%}, as given" in (second / "audit" / "report.html").read_text()
+    weights = read_weights(second).groupby("id")["weight"].first()
+    assert weights[read].tolist() == [1 - truth[name] for name in read]
+    assert not weights.drop(read).isin([0, 1]).any()
+    path.write_text(path.read_text().replace("keep", "unsure"))
+    with pytest.raises(UserError, match=r"holds a second pass with decisions .* already; name another with"):
+        refine(str(first), decisions=str(path), labels="weights")
+
+
 def in_order(run, audited):
     """Whether each update had the pairs that a direct calculation says, from easy to difficult."""
     loss = np.log1p(np.exp(-audited["cross_fit_u"].to_numpy()))

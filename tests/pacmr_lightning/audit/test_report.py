@@ -1,20 +1,25 @@
 """The report: hostile text stays text, nothing is loaded from elsewhere, and a real browser agrees."""
 
+import base64
+import hashlib
+import json
 import os
-import shutil
 import struct
 import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from pacmr_lightning.audit.findings import find
-from pacmr_lightning.audit.report import FOLD, Texts, report
+from pacmr_lightning.audit.listed_pairs import FOLD, Texts
+from pacmr_lightning.audit.report import report
 from pacmr_lightning.audit.report_tables import as_text
 from pacmr_lightning.audit.suspect_traits import COLUMNS, suspect_traits
 
+from .chromium import BROWSER
 from .conftest import HOSTILE
 from .test_detection_quality import frame
 
@@ -22,7 +27,7 @@ NASTY = f"</div></details>{HOSTILE}&amp;<!-- \x00\x07\x1b[31m \u202eabc\u2066 \r
 VISIBLE = NASTY.replace("\r\n", "\n")
 for character in "\x00\x07\x1b\u202e\u2066\x85":
     VISIBLE = VISIBLE.replace(character, f"[U+{ord(character):04X}]")
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+SCRIPT = (Path(__file__).parents[3] / "pacmr_lightning/audit/report.js").read_text(encoding="utf-8")
 
 
 class Page(HTMLParser):
@@ -30,15 +35,17 @@ class Page(HTMLParser):
 
     def __init__(self, page):
         super().__init__(convert_charrefs=True)
-        self.tags, self.attributes, self.texts, self.open = [], [], [], []
+        self.tags, self.attributes, self.texts, self.open, self.scripts = [], [], [], [], []
         self.feed(page)
         self.close()
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
         self.attributes += [(tag, *attribute) for attribute in attributes]
-        if tag not in ("meta", "img"):
+        if tag not in ("meta", "img", "input"):
             self.open.append((tag, dict(attributes).get("class")))
+            if tag == "script":
+                self.scripts.append("")
             if self.open[-1][1] == "text":
                 self.texts.append("")
 
@@ -46,6 +53,8 @@ class Page(HTMLParser):
         assert self.open.pop()[0] == tag
 
     def handle_data(self, data):
+        if self.open and self.open[-1][0] == "script":
+            self.scripts[-1] += data
         if ("div", "text") in self.open or ("span", "text") in self.open:
             self.texts[-1] += data
 
@@ -57,26 +66,46 @@ def page():
     pairs["category"] = np.where(pairs["u"] < 0, NASTY, f"other {NASTY}")
     found = find(pairs, "vnet", 0.5, varies=True, known=0.3)
     long = NASTY + "x" * 100_000
-    texts = [Texts(NASTY, "", long), Texts("prompt\n\n", "good", "bad")]
+    first, second, drawn = found.pairs["id"][[0, 1, 400]]
+    texts = {
+        first: Texts(NASTY, "", long),
+        second: Texts("prompt\n\n", "good", "bad"),
+        drawn: Texts("which one?", "this", "that"),
+    }
     traits = suspect_traits(found.pairs, found.doubted[1], ["good"] * 600, ["bad"] * 600)
     assert traits["trait"].str.contains("script").any() and traits["p_adjusted"].min() < 0.01
-    return report(found, f"runs/{HOSTILE}", texts, [f"A note of {NASTY}."], traits)
+    return report(found, f"runs/{HOSTILE}", texts, [f"A note of {NASTY}."], traits, [drawn])
 
 
 def test_hostile_text_is_text(page):
     parsed = Page(page)
     assert parsed.open == [], "every element is closed where it should be"
-    assert not {"script", "iframe", "object", "embed", "link", "base", "form", "svg"} & set(parsed.tags)
+    assert not {"iframe", "object", "embed", "link", "base", "form", "svg"} & set(parsed.tags)
+    assert parsed.scripts == [SCRIPT] and parsed.tags.count("script") == 1, "the page's own, and no other"
     assert parsed.tags.count("img") == 2, "the two figures, and none from the rows"
     assert not [a for a in parsed.attributes if a[1].startswith("on")]
     links = [value for _, name, value in parsed.attributes if name in ("src", "href", "srcset", "action")]
     assert len(links) == 2 and all(link.startswith("data:image/png;base64,") for link in links)
     contents = [value for tag, name, value in parsed.attributes if tag == "meta" and name == "content"]
-    assert any("default-src 'none'" in value and "script" not in value for value in contents)
+    (policy,) = [value for value in contents if "default-src 'none'" in value]
+    (scripts,) = [part for part in policy.split("; ") if part.startswith("script-src")]
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    assert scripts == f"script-src 'sha256-{digest}'", "no other script runs"
     assert "url(" not in page and "@import" not in page
     assert VISIBLE in parsed.texts and VISIBLE + "x" * 100_000 in parsed.texts
     assert "" in parsed.texts and "prompt\n\n" in parsed.texts
     assert not set("\x00\x07\x1b\x85\u202e\u2066") & set(page)
+    named = [json.loads(value) for tag, name, value in parsed.attributes if name == "data-pair"]
+    assert [pair["sample"] for pair in named] == [True, False, False]
+    assert all(pair["id"].startswith(HOSTILE) and pair["observed"] == "chosen" for pair in named)
+
+
+def test_what_the_sample_does_not_say(page):
+    """Nothing of what the audit or anybody knows of its labels."""
+    sample, _, suspects = page.partition("<h2>A random sample</h2>")[2].partition("most suspect labels")
+    assert "random pair 1 of 1" in sample and "which one?" in sample and "which one?" not in suspects
+    for told in ("P(wrong)", "suggestion", "weight", "the label is"):
+        assert told not in sample and told in suspects
 
 
 def test_long_texts_are_folded(page):
@@ -95,18 +124,18 @@ def test_what_it_says():
     pairs = frame(3000)
     found = find(pairs, "dpo", 0.5, varies=True)
     nothing = pd.DataFrame(columns=COLUMNS)
-    known = report(found, "runs/a", [], [], nothing)
+    known = report(found, "runs/a", {}, [], nothing)
     assert f"{found.suspects:,} (" in known and f"{found.share.rate:.1%}" in known and "AUROC" in known
     assert f"{int(pairs['flipped'].sum()):,} (" in known
     second = f"{found.share.holder:.1%}"
     assert f"<b>{second}</b>the same by Hölder-DPO&#x27;s estimator" in known
     assert f"a second opinion on the same u, gives {second}" in known
-    unknown = report(find(frame(3000, known=False), "dpo", 0.5, varies=True), "runs/a", [], [], nothing)
+    unknown = report(find(frame(3000, known=False), "dpo", 0.5, varies=True), "runs/a", {}, [], nothing)
     assert "AUROC" not in unknown and "precision" not in unknown and "known to be wrong" not in unknown
-    clean = report(find(frame(3000, rate=0.0), "dpo", 0.5, varies=True), "runs/a", [], [], nothing)
+    clean = report(find(frame(3000, rate=0.0), "dpo", 0.5, varies=True), "runs/a", {}, [], nothing)
     assert "not identified" in clean and "there is no threshold" in clean
     without = find(pairs.assign(category=pd.NA), "dpo", 0.5, varies=True)
-    assert "(none)" in report(without, "runs/a", [], [], nothing)
+    assert "(none)" in report(without, "runs/a", {}, [], nothing)
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
@@ -132,9 +161,9 @@ def test_in_a_browser(page, tmp_path):
         return done.stdout.decode()
 
     dom = browse("--dump-dom")
-    assert "<title>Label audit of" in dom, "no script has changed it"
+    assert "<title>Label audit of" in dom, "no script of a row has changed it"
     seen = Page(dom)
-    assert "script" not in seen.tags and seen.tags.count("img") == 2
+    assert seen.scripts == [SCRIPT] and seen.tags.count("img") == 2
     assert not [a for a in seen.attributes if a[1].startswith("on")]
     assert VISIBLE in seen.texts and VISIBLE + "x" * 100_000 in seen.texts
     browse(f"--screenshot={picture}", "--window-size=1200,1600")

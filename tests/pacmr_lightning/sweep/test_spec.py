@@ -19,6 +19,7 @@ SIZES = {
     "world_noise": 475,
     "told_share": 510,
     "frontier": 6120,
+    "sentiment": 88,
     "sentiment_small": 3,
     "pacmr_variants": 144,
     "tldr_clean_meta": 9,

@@ -1,0 +1,197 @@
+"""Decisions by hand, applied by an audit; the truth of planted flips decides on the sample."""
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+
+from pacmr_lightning import cli
+from pacmr_lightning.audit.listed_pairs import random_sample
+from pacmr_lightning.batch import LogProbs
+from pacmr_lightning.commands.audit_conclusion import Judged, Wanted, conclude
+from pacmr_lightning.datamodules import Files
+from pacmr_lightning.rewards import Rewards
+from pacmr_lightning.weighting import AuditedWeights
+
+from .conftest import PAIRS
+from .test_detection_quality import frame
+
+N, SAMPLE = 1500, 60
+SURE = {"keep": 0.0, "exchange": 1.0}
+
+
+def row_of(i):
+    return {"id": f"pair-{i}", "prompt": f"q {i}", "chosen": f"good {i}", "rejected": f"bad {i}"}
+
+
+class Audit:
+    """A judge's u of N pairs, of which a run's noise has exchanged 30%, and what an audit makes of it."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.pairs = frame(N)
+        self.wrong = dict(zip(self.pairs["id"], self.pairs["flipped"].tolist(), strict=True))
+        self.pairs["observed"] = self.pairs["flipped"].map({True: "rejected", False: "chosen"}).astype(object)
+        lines = [json.dumps(row_of(i)) + "\n" for i in range(N)]
+        (folder / "pairs.jsonl").write_text("".join(lines))
+        self.source = Files(str(folder / "pairs.jsonl"))
+        drawn = random_sample(self.pairs["id"].tolist(), SAMPLE)
+        self.drawn = [
+            {"id": name, "decision": "exchange" if self.wrong[name] else "keep", "sample": True}
+            for name in drawn
+        ]
+
+    def __call__(self, top=5, share=None, action=None, **options):
+        judged = Judged(self.pairs.copy(), "dpo", False, False, self.wrong)
+        wanted = Wanted(top, 0.5, share, None, options.pop("cleaned", None), action, **options)
+        table = conclude(judged, self.source.load_all(), self.source, "runs/a", self.folder, [], wanted)
+        return table.set_index("id")
+
+    def decide(self, name, rows):
+        path = self.folder / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+
+@pytest.fixture(scope="module")
+def audit(tmp_path_factory):
+    return Audit(tmp_path_factory.mktemp("by_hand"))
+
+
+@pytest.fixture(scope="module")
+def plain(audit):
+    """Without any decision."""
+    return audit()
+
+
+def test_a_sample_tells_the_share(audit, plain, capsys):
+    """Its interval holds the truth, its labels are fixed, and all others are as if the share was told."""
+    assert "decision" not in plain and not (audit.folder / "sample.csv").exists()
+    # Suspects that were picked are all wrong, and must not count.
+    picked = [{"id": name, "decision": "exchange"} for name in plain.index[plain["flipped"]][:200]]
+    known = {row["id"] for row in audit.drawn}
+    rows = [*audit.drawn, *(row for row in picked if row["id"] not in known)]
+    capsys.readouterr()
+    table = audit(decisions=audit.decide("sample.jsonl", rows))
+    said = " ".join(capsys.readouterr().out.split())
+    count = sum(audit.wrong[row["id"]] for row in audit.drawn)
+    sample = pd.read_csv(audit.folder / "sample.csv").iloc[0]
+    assert (sample["wrong"], sample["right"]) == (count, SAMPLE - count)
+    assert sample["share"] == pytest.approx(count / SAMPLE)
+    assert sample["low"] < sum(audit.wrong.values()) / N < sample["high"]
+    assert not sample["contradicts"] and sample["own_low"] < sample["own"] < sample["own_high"]
+    share = f"{count / SAMPLE:.1%}"
+    assert f"Of {SAMPLE} labels that were drawn at random and decided by hand, {count} are wrong" in said
+    assert f"The audit takes {share}" in said and f"{share}, as given" in said
+    assert f"{count} are wrong: {share}" in (audit.folder / "report.html").read_text()
+
+    kept = pd.read_parquet(audit.folder / "pairs.parquet").set_index("id")
+    assert kept["p_wrong"].to_dict() == table["p_wrong"].to_dict()
+    sure = {row["id"]: SURE[row["decision"]] for row in rows}
+    assert kept["p_wrong"][list(sure)].to_dict() == sure
+    assert kept["decision"].dropna().to_dict() == {row["id"]: row["decision"] for row in rows}
+    told = audit(share=count / SAMPLE)
+    assert told["p_wrong"].between(0, 1, inclusive="neither").all()
+    rest = [name for name in table.index if name not in sure]
+    pd.testing.assert_series_equal(table["p_wrong"][rest], told["p_wrong"][rest])
+    assert table["suggested"].equals(told["suggested"]), "which stays the audit's own"
+    assert not (audit.folder / "sample.csv").exists(), "the last audit knew of no sample"
+
+
+def test_a_sample_that_disagrees(audit, capsys):
+    """Is said so; a share that is told goes before both."""
+    rows = [row | {"decision": "exchange" if i < 2 else "keep"} for i, row in enumerate(audit.drawn)]
+    audit(decisions=audit.decide("other.jsonl", rows), share=0.25)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 are wrong: 3.3%" in said and "That disagrees with the audit's own estimate" in said
+    assert "25.0%, as given" in said and "The audit takes" not in said
+
+
+@pytest.mark.parametrize("action", [None, "drop", "flip"])
+def test_cleaned_follows_decisions_and_then_the_audit(action, audit, plain):
+    suspects = plain.index[plain["suggested"] == "flip"].tolist()
+    others = plain.index[plain["suggested"] == "keep"].tolist()
+    words = ("keep", "exchange", "drop", "unsure")
+    decided = {names[i]: word for names in (suspects, others) for i, word in enumerate(words)}
+    path = audit.decide("few.jsonl", [{"id": name, "decision": word} for name, word in decided.items()])
+    cleaned = audit.folder / "cleaned.jsonl"
+    audit(decisions=path, cleaned=str(cleaned), action=action)
+    done = dict.fromkeys(suspects if action else (), "drop" if action == "drop" else "exchange")
+    done |= {name: word for name, word in decided.items() if word != "unsure"}
+    expected = []
+    for i in range(N):
+        row = row_of(i)
+        word = done.get(row["id"])
+        if word == "drop":
+            continue
+        # As trained, the noise has exchanged the wrong ones.
+        swap = audit.wrong[row["id"]] != (word == "exchange")
+        sides = (row["rejected"], row["chosen"]) if swap else (row["chosen"], row["rejected"])
+        expected.append((row["id"], *sides))
+    found = map(json.loads, cleaned.read_text().splitlines())
+    assert [(row["id"], row["chosen"], row["rejected"]) for row in found] == expected
+
+
+def test_weights_of_decided_pairs(audit, make_batch):
+    """Fixed, and nothing for what is dropped; soft labels, which share out a weight of 1, halve it."""
+    names = audit.pairs["id"][:4].tolist()
+    words = dict(zip(names, ("keep", "exchange", "drop", "unsure"), strict=True))
+    table = audit(decisions=audit.decide("w.jsonl", [{"id": n, "decision": w} for n, w in words.items()]))
+    batch, zeros = make_batch(4), torch.zeros(4)
+    assert batch.ids == names
+    nothing = Rewards(LogProbs(zeros, zeros), LogProbs(zeros, zeros), 1.0)
+    file = str(audit.folder / "pairs.parquet")
+    for soft, hard in ((False, False), (False, True), (True, False), (True, True)):
+        found = AuditedWeights(file, soft_labels=soft, hard=hard).weights(nothing, batch).g.tolist()
+        left = 1 - table["p_wrong"][names[3]]
+        expected = [1, 0, 0.5 if soft else 0, float(left >= 0.5) if hard else left]
+        assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_sample_to_read(audit):
+    """In the page and in tasks of Label Studio, first and as trained."""
+    tasks = audit.folder / "tasks.json"
+    table = audit(top=5, sample=7, label_studio=str(tasks))
+    drawn = random_sample(audit.pairs["id"].tolist(), 7)
+    found = [task["data"] for task in json.loads(tasks.read_text())]
+    suspects = [name for name in table.index[:5] if name not in drawn]
+    assert [task["pair"] for task in found] == [*drawn, *suspects]
+    assert [task["sample"] for task in found] == [True] * 7 + [False] * len(suspects)
+    for task in found:
+        row, swapped = row_of(int(task["pair"].removeprefix("pair-"))), audit.wrong[task["pair"]]
+        sides = (row["rejected"], row["chosen"]) if swapped else (row["chosen"], row["rejected"])
+        assert (task["prompt"], task["chosen"], task["rejected"]) == (row["prompt"], *sides)
+        assert task["observed"] == ("rejected" if swapped else "chosen")
+    page = (audit.folder / "report.html").read_text()
+    assert page.count("<article") == len(found) and "random pair 7 of 7" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--sample", "-1"], "sample is -1, but it is a number of pairs"),
+        (["--sample", "99"], f"sample is 99, but there are {PAIRS} training pairs; lower it"),
+        (["--decisions", "{strange}"], "decides on the pair 'nobody', which is no training pair here"),
+        (["--decisions", "{run}/config.yaml"], "has no id with a decision"),
+        (["--label_studio", "tasks.csv"], "label_studio is tasks.csv, but tasks are written to a file"),
+        (["--decisions", "{strange}", "--action", "flip"], "action is given without cleaned"),
+    ],
+)
+def test_bad_input(words, message, run, tmp_path, capsys):
+    strange = tmp_path / "strange.jsonl"
+    strange.write_text('{"id": "nobody", "decision": "keep"}\n')
+    words = [word.format(strange=strange, run=run) for word in words]
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["audit", str(run), *words])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and message in said and "Traceback" not in said
+    assert not (run / "audit").exists()
+
+
+def test_easiest_goes_by_difficulty_alone(run, tmp_path, capsys):
+    words = ["--labels", "easiest", "--scorer", "dpo", "--decisions", str(tmp_path / "decisions.jsonl")]
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["refine", str(run), *words])
+    assert stop.value.code == 2 and "labels is easiest, which goes by difficulty" in capsys.readouterr().err
+    assert not run.with_name("run-refined").exists()

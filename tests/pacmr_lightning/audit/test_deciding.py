@@ -1,0 +1,192 @@
+"""Deciding on the report's page, by key and click in a real browser, with the texts of hostile rows."""
+
+import json
+from urllib.parse import urlsplit
+
+import pytest
+
+from pacmr_lightning.audit.decisions import read_decisions
+from pacmr_lightning.audit.findings import find
+from pacmr_lightning.audit.listed_pairs import Texts, random_sample
+from pacmr_lightning.audit.report import report
+from pacmr_lightning.audit.suspect_traits import COLUMNS
+
+from .chromium import BROWSER, chromium
+from .conftest import HOSTILE
+from .test_detection_quality import frame
+
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
+
+COUNT = "document.querySelector('.count').textContent"
+SAID = "document.querySelector('.said').textContent"
+CURRENT = "[...document.querySelectorAll('article')].findIndex(a => a.getAttribute('aria-current'))"
+DECIDED = "[...document.querySelectorAll('article')].map(a => a.dataset.decision ?? null)"
+NO_STORAGE = "Object.defineProperty(window, 'localStorage', {get() { throw new DOMException('refused') }})"
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory):
+    """A page with a sample of two and three suspects, and their ids as listed."""
+    import pandas as pd
+
+    pairs = frame(300)
+    pairs["id"] = [f"{HOSTILE}\x00\x7f\u202e😀 {i}" for i in range(300)]
+    pairs.loc[pairs.index[::2], "observed"] = "rejected"
+    found = find(pairs, "vnet", 0.5, varies=True, known=0.3)
+    drawn = random_sample(pairs["id"].tolist(), 2)
+    suspects = [name for name in found.pairs["id"] if name not in drawn][:3]
+    texts = {name: Texts(f"prompt {HOSTILE}", "a\n" * 60, "b") for name in [*drawn, *suspects]}
+    page = report(found, "runs/a", texts, [], pd.DataFrame(columns=COLUMNS), drawn)
+    folder = tmp_path_factory.mktemp("deciding")
+    (folder / "report.html").write_text(page, encoding="utf-8")
+    return folder / "report.html", [*drawn, *suspects], pairs.set_index("id")["observed"]
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory):
+    with chromium(tmp_path_factory.mktemp("chromium")) as tab:
+        yield tab
+
+
+@pytest.fixture
+def page(listed, tab):
+    """The page with nothing decided yet."""
+    tab.open(listed[0].as_uri())
+    tab.value("localStorage.clear()")
+    tab.open(listed[0].as_uri())
+    return tab
+
+
+def saved(tab, folder):
+    """What the file of Save decisions says."""
+    path = folder / "decisions.jsonl"
+    tab.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+    tab.click(".save")
+    tab.wait_for_file(path)
+    return path
+
+
+def test_by_key(page, listed, tmp_path):
+    """Pair by pair; the file that is saved is one that an audit reads."""
+    _, ids, observed = listed
+    assert page.value(COUNT) == "0 of 5 decided; 0 of 2 in the random sample"
+    page.press("x")
+    assert page.value(CURRENT) == 0 and page.value(DECIDED) == [None] * 5, "shown first, then decided on"
+    page.press("x", "k", "p", "p", "n", "U", "d")
+    # The second was decided on again, and then the third was the next without a decision.
+    assert page.value(DECIDED) == ["exchange", "unsure", "drop", None, None] and page.value(CURRENT) == 3
+    top, bottom = page.value(
+        "(r => [r.top, r.bottom])(document.querySelector('[aria-current]').getBoundingClientRect())"
+    )
+    assert 0 <= top < 100 and bottom > top, "it is in view"
+    assert page.value("document.activeElement === document.querySelector('[aria-current]')")
+    assert page.value("getComputedStyle(document.querySelector('[aria-current]')).outlineStyle") == "solid"
+    page.press("k", modifiers=2)  # with Ctrl it is the browser's
+    assert page.value(COUNT) == "3 of 5 decided; 2 of 2 in the random sample"
+    page.press("p", "d")
+    assert page.value(DECIDED)[2] is None, "the same once more takes it back"
+    page.value("window.scrollTo(0, 0)")
+    page.press("k")
+    assert page.value(DECIDED)[2] is None and page.value(CURRENT) == 2, "out of view: shown again first"
+    page.press("k")
+    found = read_decisions(str(saved(page, tmp_path)))
+    assert found.words == dict(zip(ids, ("exchange", "unsure", "keep"), strict=False))
+    assert found.observed == {name: observed[name] for name in ids[:3]}
+    assert found.sample == set(ids[:2])
+    assert "3 decisions are in decisions.jsonl" in page.value(SAID)
+    asked = {urlsplit(url).scheme for url in page.requests}
+    assert asked <= {"file", "data", "blob"}, "nothing is asked of a server"
+    assert page.value("document.title") == "Label audit of runs/a"
+
+
+def test_by_click(page):
+    page.click("article:nth-of-type(4) .decide button:nth-of-type(2)")
+    assert page.value(DECIDED) == [None, None, None, "exchange", None] and page.value(CURRENT) == 3
+    pressed = "document.querySelectorAll('article')[3].querySelector('[aria-pressed=true]').textContent"
+    assert page.value(pressed) == "X exchange"
+    page.click(".next")
+    assert page.value(CURRENT) == 4
+    page.press("k")
+    assert page.value(CURRENT) == 0, "from the top again"
+
+
+def test_the_browser_keeps_them(page, listed, tmp_path):
+    """By the labels: a page of the same run has them, whatever it lists, and that of another has none."""
+    path, ids, _ = listed
+    page.press("k", "x", "x")
+    page.open(path.as_uri())
+    assert page.value(DECIDED) == ["exchange", "exchange", None, None, None]
+    text = path.read_text(encoding="utf-8")
+    key = page.value("document.body.dataset.labels")
+    other = tmp_path / "other.html"
+    other.write_text(text.replace(key, "of other labels"), encoding="utf-8")
+    page.open(other.as_uri())
+    assert page.value(DECIDED) == [None] * 5
+    start, end = text.index("<article"), text.index("</article>") + len("</article>")
+    fewer = tmp_path / "fewer.html"
+    fewer.write_text(text[:start] + text[end:], encoding="utf-8")
+    page.open(fewer.as_uri())
+    assert page.value(DECIDED) == ["exchange", None, None, None]
+    assert read_decisions(str(saved(page, tmp_path))).words == {ids[0]: "exchange", ids[1]: "exchange"}
+
+
+def test_where_storage_is_refused(page, listed, tmp_path):
+    """It says so, and works until it is left."""
+    script = page.call("Page.addScriptToEvaluateOnNewDocument", source=NO_STORAGE)
+    page.open(listed[0].as_uri())
+    page.call("Page.removeScriptToEvaluateOnNewDocument", **script)
+    assert "keeps nothing" in page.value(SAID)
+    page.press("k", "k", "x")
+    assert page.value(DECIDED)[:2] == ["keep", "exchange"]
+    assert len(read_decisions(str(saved(page, tmp_path))).words) == 2
+
+
+def test_a_file_is_loaded_back(page, listed, tmp_path):
+    _, ids, observed = listed
+
+    def line(i, **other):
+        row = {"id": ids[i], "decision": "keep", "observed": observed[ids[i]], "sample": False}
+        return json.dumps(row | other) + "\n"
+
+    def load(name, text):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        page.give_file("input[type=file]", tmp_path / name)
+        page.wait(f"({SAID}).includes('loaded')")
+        said = page.value(SAID)
+        page.value("document.querySelector('.said').textContent = ''")
+        return said
+
+    said = load("good.jsonl", line(0) + line(3, decision="drop") + line(4, id="elsewhere", sample=True))
+    assert said == "3 decisions loaded, 1 of them on pairs that are not on this page."
+    assert page.value(DECIDED) == ["keep", None, None, "drop", None]
+    found = read_decisions(str(saved(page, tmp_path)))
+    # The first is of this page's sample, wherever it was decided on.
+    assert found.sample == {ids[0], "elsewhere"} and len(found.words) == 3
+    side = "chosen" if observed[ids[1]] == "rejected" else "rejected"
+    for name, text, why in (
+        ("no.jsonl", "[1, 2]\n", "line 1 is no decision"),
+        ("word.jsonl", line(1) + line(2, decision="flip"), "line 2 is no decision"),
+        ("side.jsonl", line(1, observed=side), "line 1 decides on a pair that had the other label there"),
+    ):
+        assert load(name, text) == f"{name} was not loaded: {why}."
+        assert page.value(DECIDED) == ["keep", None, None, "drop", None]
+
+
+def test_without_javascript(page, listed):
+    """The page can be read, and has nothing that does not work."""
+    page.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        page.open(listed[0].as_uri())
+        document = page.call("DOM.getDocument")["root"]["nodeId"]
+        html = page.call("DOM.getOuterHTML", nodeId=document)["outerHTML"]
+    finally:
+        page.call("Emulation.setScriptExecutionDisabled", value=False)
+    assert html.count("<article") == 5 and "without it the page can be read" in html
+    assert "<button" not in html and 'class="bar"' not in html
+
+
+def test_on_a_narrow_screen(page, tmp_path):
+    page.press("k", "k")
+    page.picture(tmp_path / "page.png", 380, 700)
+    assert page.value("document.documentElement.scrollWidth <= window.innerWidth"), "nothing is out of view"
+    assert page.value("document.querySelector('.bar').getBoundingClientRect().height < 250")

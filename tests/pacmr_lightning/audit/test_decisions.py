@@ -1,0 +1,201 @@
+"""Files of decisions, by the report's page and by Label Studio, and the share of a random sample."""
+
+import json
+import re
+from math import comb
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pacmr_lightning.audit.decisions import WORDS, read_decisions
+from pacmr_lightning.audit.label_studio import CONTROL, tasks
+from pacmr_lightning.audit.listed_pairs import Texts, random_sample
+from pacmr_lightning.audit.sample_share import SampleShare
+from pacmr_lightning.audit.wrong_label_share import expected_share
+from pacmr_lightning.errors import UserError
+
+from .test_wrong_label_share import scores
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def row(name, decision, **other):
+    return {"id": name, "decision": decision, **other}
+
+
+def at_least(k, n, p):
+    """Probability of k or more of n, by its definition."""
+    return sum(comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
+
+
+def test_the_interval_is_clopper_and_pearsons():
+    """Its ends are the shares at which what was seen has a tail of 2.5%."""
+    share = SampleShare(wrong=15, right=35, dropped=2, unsure=1)
+    assert share.rate == share.told == 0.3 and share.read == 50
+    assert at_least(15, 50, share.low) == pytest.approx(0.025, abs=1e-6)
+    assert 1 - at_least(16, 50, share.high) == pytest.approx(0.025, abs=1e-6)
+    clean = SampleShare(0, 50, 0, 0)
+    assert clean.low == 0 and (1 - clean.high) ** 50 == pytest.approx(0.025)
+    assert clean.told == clean.high, "none of 50 does not mean none"
+
+
+@pytest.mark.parametrize(("wrong", "right"), [(0, 0), (0, 1), (1, 1), (3, 2)])
+def test_too_few_to_tell(wrong, right):
+    assert SampleShare(wrong, right, 4, 4).told is None
+
+
+def test_the_interval_holds_the_true_share():
+    """Of planted flips, decided by the truth on random samples of 50: at least 95% of the time."""
+    rng = np.random.default_rng(0)
+    flipped = rng.random(4000) < 0.3
+    held = 0
+    for _ in range(300):
+        wrong = int(flipped[rng.choice(4000, 50, replace=False)].sum())
+        share = SampleShare(wrong, 50 - wrong, 0, 0)
+        held += share.low <= flipped.mean() <= share.high
+    assert held >= 0.95 * 300
+
+
+def test_the_sample_is_random_and_goes_on():
+    ids = [f"p{i}" for i in range(1000)]
+    drawn = random_sample(ids, 200)
+    assert random_sample(ids, 50) == drawn[:50] and len(set(drawn)) == 200
+    places = np.array([int(name[1:]) for name in drawn])
+    assert abs(places.mean() - 499.5) < 3 * 289 / 200**0.5, "from all over the data"
+    assert not np.array_equal(places, np.sort(places))
+
+
+def test_only_the_sample_tells_the_share(tmp_path):
+    rows = [row(f"s{i}", "exchange", observed="chosen", sample=False) for i in range(30)]
+    rows += [row(f"r{i}", "exchange" if i < 2 else "keep", sample=True) for i in range(10)]
+    rows += [row("d", "drop", sample=True), row("u", "unsure", sample=True), row("u", "unsure")]
+    found = read_decisions(write(tmp_path / "decisions.jsonl", rows)).share
+    assert (found.wrong, found.right, found.dropped, found.unsure) == (2, 8, 1, 1)
+    assert found.rate == 0.2 and found.left_out == 2
+
+
+def test_what_it_says_beside_the_audit():
+    u, _, prompts = scores(6000, 0.3, seed=1)
+    own = expected_share(u, prompts, resamples=40)
+    assert own.identified
+    near, far = SampleShare(30, 70, 0, 3), SampleShare(3, 97, 0, 0)
+    assert not near.contradicts(own) and far.contradicts(own)
+    first, second = near.sentences(own, near.told)
+    assert "30 are wrong: 30.0% (95% interval 21.2% to 40.0%); 0 dropped and 3 unsure are left" in first
+    assert second == "The audit takes 30.0%."
+    assert any("disagrees with the audit's own estimate" in said for said in far.sentences(own, 0.2))
+    given = expected_share(u, prompts, known=0.3, resamples=2)
+    assert not far.contradicts(given), "a share that was given is no estimate"
+    table = far.table(own)[["wrong", "share", "own", "contradicts"]]
+    assert table.iloc[0].tolist() == [3, 0.03, own.rate, True]
+    assert SampleShare(0, 0, 1, 0).sentences(own, None) == []
+
+
+def test_what_follows_from_them(tmp_path):
+    rows = [row("a", "keep"), row("b", "exchange"), row("c", "drop"), row("d", "unsure")]
+    decisions = read_decisions(write(tmp_path / "d.jsonl", rows))
+    table = decisions.follow(pd.DataFrame({"id": list("edcba"), "p_wrong": [0.1, 0.2, 0.3, 0.4, np.nan]}))
+    assert table["p_wrong"].tolist() == [0.1, 0.2, 0.3, 1.0, 0.0]
+    assert table["decision"].fillna("").tolist() == ["", "unsure", "drop", "exchange", "keep"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no decision; make some on the report's page"),
+        ("id,decision\na,keep\n", "line 1 has no id with a decision"),
+        ('{"prompt": "a", "chosen": "b", "rejected": "c"}\n', "line 1 has no id with a decision"),
+        (
+            '{"id": "a", "decision": "flip"}\n',
+            "has the decision 'flip'; it is one of keep, exchange, ",
+        ),
+        (
+            '{"id": "a", "decision": "keep"}\n\n{"id": "a", "decision": "drop"}\n',
+            "line 3 decides on the pair 'a' as drop, and an earlier one as keep; leave one of them",
+        ),
+        ('{"id": "a", "decision": "keep", "observed": "left"}\n', "has observed 'left' and sample False"),
+        ('{"id": "a", "decision": "keep", "sample": "yes"}\n', "sample 'yes'; observed is chosen or"),
+        ('[{"id": 1, "decision": "keep"}]', "task 1 has no data.pair with annotations; export tasks of"),
+        ("[3]", "task 1 has no data.pair"),
+        ("[", "is not JSON (Expecting value in line 1); export it again"),
+        (
+            "".join(f'{{"id": "{i}", "decision": "exchange", "sample": true}}\n' for i in range(6)),
+            "holds 6 of 6 random labels wrong, but an audit takes less than half",
+        ),
+    ],
+)
+def test_files_that_are_none(text, message, tmp_path):
+    (tmp_path / "d.jsonl").write_text(text)
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_decisions(str(tmp_path / "d.jsonl"))
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(UserError, match=r"There is no file .* of decisions; pacmr audit writes report.html"):
+        read_decisions(str(tmp_path / "nowhere.jsonl"))
+    (tmp_path / "d.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="is no UTF-8 text"):
+        read_decisions(str(tmp_path / "d.jsonl"))
+
+
+def test_pairs_that_the_run_does_not_have(tmp_path):
+    path = write(tmp_path / "d.jsonl", [row("a", "keep", observed="chosen"), row("z", "keep")])
+    decisions = read_decisions(path)
+    with pytest.raises(UserError, match=r"the pair 'z', which is no training pair here \(1 of 2 are not\)"):
+        decisions.check(["a", "b"], [False, False])
+    with pytest.raises(UserError, match=r"the pair 'a' with the other label .* a run with the same noise"):
+        decisions.check(["a", "z"], [True, False])
+    decisions.check(["a", "z", "b"], [False, True, True])
+
+
+def annotation(*choices, **other):
+    """As Label Studio exports it."""
+    result = {"id": "x", "from_name": CONTROL, "to_name": "prompt", "type": "choices", "origin": "manual"}
+    results = [result | {"value": {"choices": list(choices)}}] if choices else []
+    return {"id": 9, "completed_by": 1, "was_cancelled": False, "result": results, **other}
+
+
+def test_label_studio_and_back(tmp_path):
+    """Tasks come back with what was chosen; skipped and open ones, and other controls, say nothing."""
+    made = tasks((f"p{i}", "rejected", i == 0, Texts("q", "good", "bad")) for i in range(5))
+    assert set(made[0]) == {"data"} and json.dumps(made).count("p_wrong") == 0
+    other = annotation("keep")["result"][0] | {"from_name": "quality", "value": {"rating": 3}}
+    annotations = [
+        [annotation("exchange")],
+        [annotation("keep"), annotation("keep")],
+        [annotation("keep", was_cancelled=True)],
+        [annotation(), annotation(result=[other])],
+        [],
+    ]
+    export = [
+        {"id": 7 + i, "inner_id": i, **task, "annotations": given, "predictions": [], "meta": {}}
+        for i, (task, given) in enumerate(zip(made, annotations, strict=True))
+    ]
+    (tmp_path / "export.json").write_text(json.dumps(export))
+    found = read_decisions(str(tmp_path / "export.json"))
+    assert found.words == {"p0": "exchange", "p1": "keep"} and found.sample == {"p0"}
+    assert found.observed == {"p0": "rejected", "p1": "rejected"}
+    export[0]["annotations"].append(annotation("keep"))
+    (tmp_path / "export.json").write_text(json.dumps(export))
+    with pytest.raises(UserError, match=r"task 1 decides on the pair 'p0' as keep, and an earlier one as "):
+        read_decisions(str(tmp_path / "export.json"))
+
+
+def test_the_labelling_config_of_the_docs():
+    """Shows what tasks have, and gives the words that decisions are."""
+    page = (Path(__file__).parents[3] / "docs/callbacks.md").read_text(encoding="utf-8")
+    view = ElementTree.fromstring(re.search(r"```xml\n(.*?)```", page, re.DOTALL)[1])
+    shown = {text.get("value")[1:] for text in view.iter("Text")}
+    assert shown == {"prompt", "chosen", "rejected"}
+    (data,) = (task["data"] for task in tasks([("p", "chosen", True, Texts("q", "a", "b"))]))
+    assert shown <= set(data)
+    (choices,) = view.iter("Choices")
+    assert choices.get("name") == CONTROL and choices.get("choice") == "single"
+    assert choices.get("toName") in {text.get("name") for text in view.iter("Text")}
+    assert tuple(choice.get("value") for choice in choices.iter("Choice")) == WORDS
