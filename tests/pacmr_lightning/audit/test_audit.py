@@ -356,7 +356,7 @@ def test_cleaned_pairs_go_to_the_hub(run, tmp_path, capsys, three_suspects, hub)
     text = " ".join(card.text.split())
     for expected in (
         f"The file has {PAIRS - 3} rows. Of {PAIRS} audited pairs 3 are suspect",
-        "3 pairs were left out, and of 0 chosen and rejected have changed places. The labels before were those",
+        "3 pairs were left out, and of 0 chosen and rejected have changed places. The labels before were",
         "above 0.6 by weight",
         "Expected share of wrong labels before: ",
         "pacmr audit run --threshold 0.6 --cleaned clean.jsonl --action drop",
