@@ -48,6 +48,15 @@ def misconfigured(error: BaseException) -> UserError | None:
     return None
 
 
+def of_logger(error: BaseException) -> UserError | None:
+    """What W&B or MLflow has against logging to it."""
+    # By name, since hardly anybody has imported them.
+    if (package := type(error).__module__.partition(".")[0]) in ("mlflow", "wandb"):
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return UserError(f"{package} of trainer.logger says: {said}")
+    return None
+
+
 def full_disk(error: BaseException | None) -> UserError | None:
     """What to say where an exception comes from a disk, or a quota, that is full."""
     while error is not None:
