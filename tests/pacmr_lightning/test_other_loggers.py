@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import yaml
+from lightning_utilities.core.imports import RequirementCache
 
 from pacmr_lightning import cli
 from pacmr_lightning.commands import refine
@@ -199,3 +200,14 @@ def test_a_second_pass_is_a_run_of_its_own(several, config, monkeypatch):
             assert options.id == "first-run-refined" and options.project == "mine"
         else:
             assert options.run_id is None and options.tracking_uri == "sqlite:///a.db"
+
+
+def test_a_logger_that_is_not_installed(config, capsys, monkeypatch):
+    absent = RequirementCache("wandb>=1000")
+    monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", absent)
+    config["trainer"]["logger"] = {"class_path": "WandbLogger"}
+    with pytest.raises(SystemExit) as stop:
+        fit(config)
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("error: ") == 1
+    assert 'or install "pacmr-lightning[loggers]".' in said and not Path("run").exists()
