@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import move_data_to_device
 
 from pacmr_lightning.errors import UserError
@@ -19,10 +18,11 @@ from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.runs.folder import RESPONSES
 
 from .first_prompts import first_prompts
+from .to_loggers import log_texts
 
 
 class SampleResponses(Callback):
-    """Greedy responses of reference and policy to a few fixed prompts, as text in TensorBoard and as a file.
+    """Greedy responses of reference and policy to a few fixed prompts, as text for the loggers and as a file.
 
     ``responses.jsonl`` in the run's folder has one row a prompt and a step: ``step`` (policy updates),
     ``id``, ``prompt``, ``reference`` and ``response``. The prompts are the first ones that ``predict`` would
@@ -80,8 +80,6 @@ class SampleResponses(Callback):
             self._look(trainer, pl_module)
 
     def _look(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
-        # The row of the update that has just been done, as everything that the loggers get.
-        logged_at = max(trainer.global_step - 1, 0)
         responses = self._answers(trainer, pl_module)
         names = zip(self._batch.ids, self._batch.prompts, self._reference, responses, strict=True)
         new = [
@@ -100,10 +98,11 @@ class SampleResponses(Callback):
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rows)
         with replacing(self._path(trainer)) as temporary:
             temporary.write_text(lines, encoding="utf-8")
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                for row in new:
-                    logger.experiment.add_text(f"responses/{row['id']}", _markdown(row), logged_at)
+        shown = {
+            row["id"]: {"Prompt": row["prompt"], "Reference": row["reference"], "Policy": row["response"]}
+            for row in new
+        }
+        log_texts(trainer, "responses", shown)
 
     def _answers(self, trainer: Trainer, pl_module: PreferenceModule) -> list[str]:
         tokenizer = datamodule(trainer).tokenizer
@@ -130,12 +129,3 @@ def _read(path: Path) -> list[dict[str, Any]]:
     # Not str.splitlines, which also cuts at separators that a response may hold.
     with path.open(encoding="utf-8") as file:
         return [json.loads(line) for line in file]
-
-
-def _markdown(row: dict[str, Any]) -> str:
-    """The texts as code blocks, in which TensorBoard shows them as they are."""
-    parts = {"Prompt": row["prompt"], "Reference": row["reference"], "Policy": row["response"]}
-    return "\n\n".join(
-        f"**{name}**\n\n" + "\n".join(f"    {line}" for line in text.splitlines() or [""])
-        for name, text in parts.items()
-    )

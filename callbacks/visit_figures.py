@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from pacmr_lightning.analysis.surface import Visits
@@ -21,6 +20,7 @@ from pacmr_lightning.weighting.features import PAPER
 
 from .last_visits import LastVisits
 from .records import record_of
+from .to_loggers import log_figure
 
 if TYPE_CHECKING:  # drawing is imported when there is something to draw
     from matplotlib.figure import Figure
@@ -130,12 +130,9 @@ class VisitFigures(Callback):
 
 
 def publish(trainer: Trainer, figure: Figure, name: str, tag: str) -> None:
-    """Writes ``analysis/NAME-step-NNNNN.png`` and .pdf, and gives the figure to TensorBoard; on rank 0."""
+    """Writes ``analysis/NAME-step-NNNNN.png`` and .pdf, and gives the figure to the loggers; on rank 0."""
     for ending in ("png", "pdf"):
         path = Path(trainer.default_root_dir) / ANALYSIS / f"{name}-step-{trainer.global_step:05d}.{ending}"
         with replacing(path) as temporary:
             figure.savefig(temporary, dpi=200, format=ending)
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            # As the metrics of the update that has just been done.
-            logger.experiment.add_figure(tag, figure, trainer.global_step - 1)
+    log_figure(trainer, tag, figure)

@@ -32,7 +32,7 @@ class VNetSurfaces(VisitFigures):
     In the run's folder it leaves, of each such update, ``analysis/surfaces-step-NNNNN.png`` and .pdf (in
     three dimensions, as in the paper's appendix), ``analysis/heat-maps-step-NNNNN.png`` and .pdf (with
     contours around half and nine tenths of the pairs), and ``analysis/surfaces-step-NNNNN.npz`` with the
-    values, which ``pacmr surfaces`` compares between runs. Both figures go to TensorBoard too.
+    values, which ``pacmr surfaces`` compares between runs. Both figures go to the loggers too.
 
     It logs ``weights/monotone_share``, the share of the grid on which g rises with u, and
     ``weights/monotone_share_data``, that of the grid's cells that hold a pair.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from pacmr_lightning.analysis.surface import Visits
 
+from .to_loggers import log_histogram
 from .visit_figures import VisitFigures, publish
 
 
@@ -16,7 +16,7 @@ class WeightDistributions(VisitFigures):
     """Draws the distributions of the last weights by label, after chosen updates and at the end of the fit.
 
     They go to ``analysis/weight-distributions-step-NNNNN.png`` and .pdf in the run's folder, and to
-    TensorBoard as the figure ``weights/distributions`` and the histograms ``weights/unflipped``,
+    the loggers as the figure ``weights/distributions`` and the histograms ``weights/unflipped``,
     ``weights/flipped`` and, of pairs whose flip is unknown, ``weights/unknown`` (``weights/all`` where it is
     unknown of all). Weights that are all the same, as those of plain DPO, are not drawn.
 
@@ -46,9 +46,7 @@ class WeightDistributions(VisitFigures):
         # Here, so that a command that draws nothing does not wait for matplotlib.
         from pacmr_lightning.analysis.distribution_figure import draw, split
 
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                for name, values in split(visits.weight, visits.flipped).items():
-                    logger.experiment.add_histogram(f"weights/{name}", values, trainer.global_step - 1)
+        for name, values in split(visits.weight, visits.flipped).items():
+            log_histogram(trainer, f"weights/{name}", values)
         figure = draw(visits.weight, visits.flipped, trainer.global_step)
         publish(trainer, figure, self.files[0], "weights/distributions")

@@ -21,6 +21,7 @@ from .command_line.exceptions import (
     lost_process,
     misconfigured,
     no_compiler,
+    of_logger,
     other_model,
     stop,
     user_error,
@@ -166,7 +167,7 @@ def main(arguments: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except Exception as error:
-        known = (user_error, misconfigured, full_disk, other_model, no_compiler, lost_process)
+        known = (user_error, misconfigured, of_logger, full_disk, other_model, no_compiler, lost_process)
         cause = next(filter(None, (look(error) for look in known)), None)
         if cause is None:
             raise

@@ -12,8 +12,8 @@ AskedDtype = Literal["auto", "float32", "bfloat16"]
 def base_dtype(asked: AskedDtype, gpu: bool | None = None) -> torch.dtype:
     """The dtype of a frozen base; "auto" is bfloat16 on a GPU, and float32 on a CPU.
 
-    Few CPUs multiply bfloat16 (/proc/cpuinfo names ``avx512_bf16`` or ``amx_bf16``): these are faster with it,
-    all others much slower.
+    Few CPUs multiply bfloat16 (/proc/cpuinfo: ``avx512_bf16`` or ``amx_bf16``), and these are faster with it;
+    all others are much slower.
 
     Args:
         asked: the option.

@@ -6,11 +6,14 @@ import errno
 import os
 import re
 import sys
-from typing import NoReturn
+from types import FrameType
+from typing import NoReturn, TypeVar
 
 import torch
 
 from ..errors import UserError
+
+E = TypeVar("E", bound=BaseException)
 
 
 def stop(message: str) -> NoReturn:
@@ -20,31 +23,59 @@ def stop(message: str) -> NoReturn:
 
 
 def user_error(error: BaseException | None) -> UserError | None:
-    """The ``UserError`` among an exception and its causes: jsonargparse wraps what constructors raise.
+    """The ``UserError`` among an exception and its causes: jsonargparse wraps what constructors raise."""
+    return _among(error, UserError)
 
-    Of what the types of a union have raised, it makes the first the cause, and the others stay in its frame.
+
+def _among(error: BaseException | None, kind: type[E]) -> E | None:
+    """The first of a kind among an exception and its causes.
+
+    Of what the types of a union have raised, jsonargparse makes the first the cause, and the others stay in
+    its frame.
     """
-    if error is None or isinstance(error, UserError):
+    if error is None or isinstance(error, kind):
         return error
+    frame, causes = _frame(error), [error.__cause__]
+    if frame is not None and frame.f_code.co_name == "raise_union_unexpected_value":
+        causes = frame.f_locals["exceptions"]
+    return next(filter(None, (_among(cause, kind) for cause in causes)), None)
+
+
+def _frame(error: BaseException) -> FrameType | None:
+    """In which it was raised."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
-    causes = [error.__cause__]
-    if last is not None and last.tb_frame.f_code.co_name == "raise_union_unexpected_value":
-        causes = last.tb_frame.f_locals["exceptions"]
-    return next(filter(None, map(user_error, causes)), None)
+    return None if last is None else last.tb_frame
+
+
+def _place(error: BaseException) -> str:
+    """The module that has raised it."""
+    frame = _frame(error)
+    return "" if frame is None else frame.f_globals.get("__name__", "")
 
 
 def misconfigured(error: BaseException) -> UserError | None:
     """What Lightning says of a trainer that cannot be."""
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    place = "" if last is None else last.tb_frame.f_globals.get("__name__", "")
-    of_trainer = isinstance(error, ValueError) and place.startswith("lightning.pytorch.trainer.connectors")
+    of_trainer = isinstance(error, ValueError) and _place(error).startswith(
+        "lightning.pytorch.trainer.connectors"
+    )
     # By name, since importing it takes longer than most tools.
     if type(error).__name__ == "MisconfigurationException" or of_trainer:
         return UserError(str(error))
+    return None
+
+
+def of_logger(error: BaseException) -> UserError | None:
+    """What W&B or MLflow has against logging to it; or that it is not installed, as Lightning says."""
+    missing = _among(error, ModuleNotFoundError)
+    if missing is not None and _place(missing).startswith("lightning.pytorch.loggers"):
+        said = " ".join(str(missing).split()).rstrip(".")
+        return UserError(f'{said}; or install "pacmr-lightning[loggers]".')
+    # By name, since hardly anybody has imported them.
+    if (package := type(error).__module__.partition(".")[0]) in ("mlflow", "wandb"):
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return UserError(f"{package} of trainer.logger says: {said}")
     return None
 
 

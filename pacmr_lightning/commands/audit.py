@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import shlex
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -14,8 +16,10 @@ from ..errors import UserError
 from ..modules import PreferenceModule
 from ..objectives import AnnotatorRPOEM
 from ..runs.finished_run import PreferenceData, find_run, load
+from ..runs.model_card import public
 from ..weighting import AuditedWeights, CoTeaching, DropFlipped, OracleWeights
 from .audit_conclusion import Action, Judged, Wanted, conclude
+from .audit_upload import Upload
 
 
 def audit(
@@ -33,6 +37,8 @@ def audit(
     decisions: str | None = None,
     label_studio: str | None = None,
     micro_batch_size: int | None = None,
+    push_cleaned: str | None = None,
+    private: bool = False,
 ) -> pd.DataFrame:
     """Looks at all training pairs of a finished run once more, labels as trained.
 
@@ -66,15 +72,20 @@ def audit(
             random sample tell the share of wrong labels where ``share`` does not.
         label_studio: file to write the listed pairs to, as tasks of Label Studio (.json).
         micro_batch_size: pairs in one forward pass; default: that of training, or 32 where that has none.
+        push_cleaned: repository at the Hugging Face Hub, OWNER/NAME, to upload ``cleaned`` to as a dataset,
+            with a card; made where it does not exist. The token is that of HF_TOKEN, or of hf auth login.
+        private: make a private repository.
 
     Returns:
         The rows of ``pairs.parquet``.
 
     Raises:
         UserError: an option is out of range, the run's files are missing or do not fit, or the run has no
-            scorer of the kind.
+            scorer of the kind; or the Hub refuses the upload.
     """
-    wanted = Wanted(top, threshold, share, fallback_share, cleaned, action, sample, decisions, label_studio)
+    upload = Upload(push_cleaned, private, _command(locals()))
+    by_hand = (sample, decisions, label_studio)
+    wanted = Wanted(top, threshold, share, fallback_share, cleaned, action, *by_hand, upload)
     if micro_batch_size is not None and micro_batch_size < 1:
         raise UserError(f"micro_batch_size is {micro_batch_size}, but it must be at least 1.")
     # scikit-learn and matplotlib are loaded here so that pacmr --help stays quick.
@@ -114,6 +125,15 @@ def audit(
     return conclude(
         judged, data.source.load("train"), data.source, run, folder, _notes(found.noise, data), wanted
     )
+
+
+def _command(asked: dict[str, Any]) -> str:
+    """What was asked for, as a card may show it."""
+    words = ["pacmr", "audit", public(asked["run"])]
+    for name, option in inspect.signature(audit).parameters.items():
+        if name not in ("run", "push_cleaned", "private") and asked[name] != option.default:
+            words += [f"--{name}", str(public(asked[name]))]
+    return shlex.join(words)
 
 
 def _varies(module: PreferenceModule, pairs: pd.DataFrame) -> bool:

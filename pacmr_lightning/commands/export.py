@@ -24,8 +24,11 @@ from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..modules import PreferenceModule
 from ..policy import PolicyModel
+from ..policy.lora import ADAPTER
 from ..runs.finished_run import Run, find_run, load
 from ..runs.folder import CONFIG, SUMMARY
+from ..runs.hub import check_repository
+from ..runs.hub import push as upload
 from ..runs.model_card import model_card, on_hub, weighting_settings
 from ..runs.summary import read_summary
 from ..weighting.vnet import VNet
@@ -35,9 +38,18 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 def export(
-    run: str, out: str, merged: bool = False, checkpoint: str = "last", dtype: Dtype | None = None
+    run: str,
+    out: str,
+    merged: bool = False,
+    checkpoint: str = "last",
+    dtype: Dtype | None = None,
+    base: str | None = None,
+    push: str | None = None,
+    private: bool = False,
 ) -> None:
     """Writes the policy of a finished preference run, its tokenizer and a model card into a new folder.
+
+    The folder can go to the Hugging Face Hub, in one commit; where that fails, it stays.
 
     Where the run's weighting has a VNet, that is written beside them (``vnet_folder.load_vnet`` reads it).
 
@@ -49,15 +61,27 @@ def export(
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
         dtype: of the merged weights, which are added up in float32 and rounded once; default: the base's in
             the run. Adapters are float32 always.
+        base: id of the base at the Hub, where the run has read it from a folder; the adapter and the card
+            name it.
+        push: repository at the Hub, OWNER/NAME, to upload the folder to; made where it does not exist. The
+            token is that of HF_TOKEN, or of hf auth login.
+        private: make a private repository.
 
     Raises:
         UserError: ``out`` is taken, the run's files are missing or do not fit, the policy is not finite, or
-            an adapter is asked for whose base does not exist as one model.
+            an adapter is asked for whose base does not exist as one model; or the Hub refuses the upload, or
+            nobody would find the base there.
     """
     if dtype is not None and not merged:
         raise UserError(
             f"dtype is {dtype}, but an adapter is float32 always; give --merged too, or leave it out."
         )
+    if base is not None and not on_hub(base):
+        raise UserError(f"base is {base}, but that is no id of a model at the Hub, such as OWNER/NAME.")
+    if push is not None:
+        check_repository(push, "push")
+    elif private:
+        raise UserError("private is given without push; name the repository with --push, or leave it out.")
     _refuse_sft(run)
     found = find_run(run, checkpoint)
     bottom = _bottom(found.base)
@@ -66,7 +90,12 @@ def export(
             f"The run's base {found.base} is an adapter itself, which was merged into {bottom} for the run, "
             "so there is no model on disk that an exported adapter would fit; give --merged."
         )
-    hub_base = bottom if on_hub(bottom) else None
+    hub_base = base or (bottom if on_hub(bottom) else None)
+    if push is not None and not merged and hub_base is None:
+        raise UserError(
+            f"The base {found.base} is a folder, which nobody finds who loads the adapter from {push}; give "
+            "the base's id at the Hub with --base, or export a whole model with --merged."
+        )
     console = Console()
     say: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
     with _new_folder(out) as folder:
@@ -82,8 +111,10 @@ def export(
                 **say,
             )
         console.print(f"Writing {'a merged model' if merged else 'an adapter'} after {step:,} updates", **say)
+        if base is not None and bottom == found.base:
+            found.base = base
         summary = read_summary(run) if (Path(run) / SUMMARY).is_file() else None
-        card = model_card(found, module, step, summary, name=out, hub_base=hub_base, merged=merged)
+        card = model_card(found, module, step, summary, name=push or out, hub_base=hub_base, merged=merged)
         data.tokenizer.save_pretrained(folder)
         if module.vnet is not None:
             settings = {"beta": module.objective.beta, "step": step, "method": module.method}
@@ -94,6 +125,8 @@ def export(
             model = merge(module.policy, bottom, getattr(torch, dtype) if dtype else module.policy.dtype)
             model.save_pretrained(folder)
         else:
+            if base is not None:
+                module.policy.peft.peft_config[ADAPTER].base_model_name_or_path = base
             # PEFT would look at the Hub for whether the vocabulary was changed, which it never is.
             module.policy.peft.save_pretrained(str(folder), save_embedding_layers=False)
         # Last, for PEFT writes a card of its own.
@@ -106,6 +139,17 @@ def export(
             "--merged writes a model that needs no other.",
             **say,
         )
+    if push is not None:
+        _push(Path(out), push, private)
+        console.print(f"Uploaded to {push}.", **say)
+
+
+def _push(folder: Path, repository: str, private: bool) -> None:
+    files = {path.name: path for path in sorted(folder.iterdir())}
+    try:
+        upload(files, repository, "model", private)
+    except UserError as error:
+        raise UserError(f"{error} {folder} is kept; hf upload sends it.") from None
 
 
 def _unquantized(run: Run) -> Run:

@@ -31,8 +31,8 @@ from ..files import replacing
 from ..modules import PreferenceModule, SFTModule  # noqa: F401
 from ..numerics import base_dtype, recomputes
 from ..runs.checkpoints import CheckpointFiles, to_resume_from
-from ..runs.folder import CONFIG, default_folder
-from ..runs.loggers import ContinuedCSVLogger
+from ..runs.folder import CONFIG, METRICS, default_folder
+from ..runs.loggers import run_loggers, wandb_ends
 from ..strategies import check_strategy
 
 
@@ -66,7 +66,8 @@ class PacmrCLI(LightningCLI):
 
     Beside Lightning's own options it adds the ``checkpoint`` section (``RunCheckpoint``), links the
     weighting's ``every`` to the datamodule's ``meta_every`` and the policy's ``model`` to its ``tokenizer``,
-    and logs to TensorBoard and ``metrics.csv`` unless ``trainer.logger`` says otherwise.
+    and logs to ``metrics.csv``, and to TensorBoard or the loggers that ``trainer.logger`` names in its place;
+    to nothing where that is false.
     """
 
     def __init__(self, args: list[str] | None = None):
@@ -115,7 +116,7 @@ class PacmrCLI(LightningCLI):
         return parser
 
     def after_fit(self) -> None:
-        """Says where the run is; refines it where asked for, in a process that knows nothing of its ranks."""
+        """Says where the run is."""
         if not self.trainer.is_global_zero:
             return
         root = self.config.fit.trainer.default_root_dir
@@ -124,9 +125,9 @@ class PacmrCLI(LightningCLI):
             if isinstance(self.model, PreferenceModule)
             else ""
         )
-        print(f"The run is in {root}; its curves: tensorboard --logdir {root}{more}", flush=True)
-        if self.config.fit.refine:
-            refine_run(Path(root))
+        boards = [each for each in self.trainer.loggers if isinstance(each, TensorBoardLogger)]
+        curves = f"tensorboard --logdir {boards[0].save_dir}" if boards else f"{root}/{METRICS}"
+        print(f"The run is in {root}; its curves: {curves}{more}", flush=True)
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: Lightning's own puts a checkpoint's options over those of the command line."""
@@ -159,9 +160,13 @@ class PacmrCLI(LightningCLI):
             _remove_partial_files(root)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Runs it; a run that fails before its first step leaves no folder, though loggers made one."""
+        """Runs it, and refines the run where asked for, in a process that knows nothing of its ranks.
+
+        A run that fails before its first step leaves no folder, though loggers made one.
+        """
         try:
-            super()._run_subcommand(subcommand)
+            with wandb_ends():
+                super()._run_subcommand(subcommand)
         except Exception:
             # What this process has said need not be said again by those that wait for it.
             if self.trainer.strategy.launcher is not None:
@@ -175,6 +180,8 @@ class PacmrCLI(LightningCLI):
                     with contextlib.suppress(OSError):  # not empty: other runs live there
                         folder.rmdir()
             raise
+        if subcommand == "fit" and self.config.fit.refine and self.trainer.is_global_zero:
+            refine_run(Path(self.trainer.default_root_dir))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Adds the loggers of a run's folder, the progress bar, and how checkpoints are written and read."""
@@ -188,23 +195,15 @@ class PacmrCLI(LightningCLI):
             callbacks.append(lightning_callbacks.RichProgressBar(leave=True))
         if self.subcommand == "fit":
             callbacks.append(NoiseMask())
-        if settings.logger is None or settings.logger is True:
-            root = settings.default_root_dir
-            if self.subcommand == "fit":
-                kwargs["logger"] = [
-                    TensorBoardLogger(
-                        root,
-                        name="tensorboard",
-                        version="",
-                        default_hp_metric=False,
-                        # Hides what a killed run has logged after the checkpoint.
-                        purge_step=self._first_step,
-                    ),
-                    ContinuedCSVLogger(root, name="", version=""),
-                ]
-                callbacks.append(lightning_callbacks.LearningRateMonitor("step"))
-            else:
-                kwargs["logger"] = False
+        default = settings.logger is None or settings.logger is True
+        if self.subcommand == "fit" and settings.logger is not False:
+            given = None if default else _listed(settings.logger)
+            kwargs["logger"] = run_loggers(settings.default_root_dir, given, self._first_step)
+            monitor = lightning_callbacks.LearningRateMonitor
+            if not any(isinstance(callback, monitor) for callback in callbacks):
+                callbacks.append(monitor("step"))
+        elif default:
+            kwargs["logger"] = False
         trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         if isinstance(self.model, PreferenceModule):
             check_strategy(trainer.strategy, self.model.policy.quantization)

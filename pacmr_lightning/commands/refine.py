@@ -18,6 +18,7 @@ from ..files import replacing
 from ..runs.checkpoints import LAST
 from ..runs.finished_run import Run, find_run
 from ..runs.folder import CONFIG, SUMMARY
+from ..runs.loggers import loggers_of_another
 from .audit import audit
 from .compare import compare
 
@@ -157,6 +158,8 @@ def train_again(first: Run, folder: Path, options: dict[str, str], own: Iterable
     """
     words = ["--config", str(Path(first.folder) / CONFIG)]
     options = options | {"trainer.default_root_dir": str(folder)}
+    if isinstance(asked := first.trainer.get("logger"), (dict, list)):
+        options["trainer.logger"] = json.dumps(loggers_of_another(asked, folder.name))
     words += [word for name, value in options.items() for word in (f"--{name}", value)]
     fit(folder, words, own)
 

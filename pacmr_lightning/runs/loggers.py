@@ -1,14 +1,17 @@
-"""A CSV logger that continues its file when a run is resumed; Lightning's own deletes it."""
+"""Where a run logs to: a CSV file that is continued when it is resumed, and what the user asks for."""
 
 from __future__ import annotations
 
 import csv
+import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric.loggers.logger import rank_zero_experiment
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 from ..files import replacing
@@ -61,3 +64,65 @@ class ContinuedCSVLogger(CSVLogger):
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace | None = None) -> None:
         """Nothing: the run's folder has them in ``config.yaml``."""
+
+
+def run_loggers(folder: str, given: list[Logger] | None, first_step: int) -> list[Logger]:
+    """The loggers of a fit, with ``metrics.csv`` among them, which audits and comparisons read.
+
+    Args:
+        folder: of the run.
+        given: what the user asks for; None for TensorBoard.
+        first_step: policy updates that a run which goes on has done; a killed one may have logged more.
+    """
+    if given is None:
+        given = [
+            TensorBoardLogger(
+                folder,
+                name="tensorboard",
+                version="",
+                default_hp_metric=False,
+                purge_step=first_step,  # hides what a killed run has logged after the checkpoint
+            )
+        ]
+    return [*given, ContinuedCSVLogger(folder, name="", version="")]
+
+
+def loggers_of_another(asked: Any, suffix: str) -> Any:
+    """What ``trainer.logger`` says for a second pass, so that W&B and MLflow take it for a run of its own.
+
+    W&B's id is made another one, with which the second pass can go on; MLflow makes ids itself.
+
+    Args:
+        asked: as ``config.yaml`` has it: loggers as dicts, one of them, or something else.
+        suffix: of the second run's id.
+    """
+    if isinstance(asked, list):
+        return [loggers_of_another(one, suffix) for one in asked]
+    if not isinstance(asked, dict):
+        return asked
+    options = dict(asked.get("init_args") or {})
+    kind = asked["class_path"].rpartition(".")[2]
+    for name in ("id", "version") if kind == "WandbLogger" else ():
+        if options.get(name):
+            options[name] = f"{options[name]}-{suffix}"
+    if kind == "MLFlowLogger":
+        options["run_id"] = None
+    return asked | {"init_args": options}
+
+
+@contextmanager
+def wandb_ends() -> Iterator[None]:
+    """Ends W&B's run with ours: a process has one, to which the next fit would go on writing.
+
+    W&B ends it itself when Python exits, which a sweep's forked process does in another way.
+    """
+    failed = True
+    try:
+        yield
+        failed = False
+    except SystemExit as end:
+        failed = bool(end.code)
+        raise
+    finally:
+        if run := getattr(sys.modules.get("wandb"), "run", None):
+            run.finish(exit_code=int(failed))

@@ -1,14 +1,18 @@
 """``pacmr audit`` on a real run of a tiny model: values, halves, resuming, files, bad input."""
 
 import json
+from importlib.metadata import version
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 import yaml
+from datasets import load_dataset
+from huggingface_hub import DatasetCard
 from transformers import AutoTokenizer
 
+from pacmr_lightning import cli
 from pacmr_lightning.analysis.last_pass import last_pass
 from pacmr_lightning.audit import cross_fit
 from pacmr_lightning.audit.cross_fit import CrossFit
@@ -288,9 +292,9 @@ def test_dpo_scorer_and_both_in_the_table(run):
     assert kept.loc[table["id"]].tolist() == table["cross_fit_u"].tolist()
 
 
-@pytest.mark.parametrize("action", ["drop", "flip"])
-def test_cleaned(action, run, tmp_path, capsys, monkeypatch):
-    """Labels as trained, without the suspects, or with their labels exchanged."""
+@pytest.fixture
+def three_suspects(monkeypatch):
+    """64 pairs are too few to identify the share: only that is replaced here."""
     from pacmr_lightning.audit import findings
 
     real = findings.find
@@ -300,8 +304,12 @@ def test_cleaned(action, run, tmp_path, capsys, monkeypatch):
         found.pairs["suggested"] = np.where(found.pairs["rank"] <= 3, "flip", "keep")
         return found
 
-    # 64 pairs are too few to identify the share: only that is replaced here.
     monkeypatch.setattr(findings, "find", three_suspects)
+
+
+@pytest.mark.parametrize("action", ["drop", "flip"])
+def test_cleaned(action, run, tmp_path, capsys, three_suspects):
+    """Labels as trained, without the suspects, or with their labels exchanged."""
     table = audit(str(run), cleaned=str(tmp_path / "clean.jsonl"), action=action)
     suspects = set(table["id"][:3])
     found = [json.loads(line) for line in (tmp_path / "clean.jsonl").read_text().splitlines()]
@@ -315,6 +323,47 @@ def test_cleaned(action, run, tmp_path, capsys, monkeypatch):
     assert [(row["id"], row["chosen"], row["rejected"], row["annotator"]) for row in found] == expected
     shown = " ".join(capsys.readouterr().out.split())
     assert "3 suspect labels" in shown and "without noise options" in shown
+
+
+def test_cleaned_pairs_go_to_the_hub(run, tmp_path, capsys, three_suspects, hub):
+    clean = tmp_path / "clean.jsonl"
+    arguments = [str(run), "--cleaned", str(clean), "--action", "drop", "--threshold", "0.6"]
+    hub.refuse["commit"] = 403
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["audit", *arguments, "--push_cleaned", "me/pairs", "--private"])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("error: ") == 1
+    assert "me/pairs cannot be uploaded to: the token may not write there" in said
+    assert f"{clean} is kept." in said and len(clean.read_text().splitlines()) == PAIRS - 3
+    assert hub.files["dataset", "me/pairs"] == {}
+
+    hub.refuse.clear()
+    cli.main(["audit", *arguments, "--push_cleaned", "me/pairs", "--private"])
+    captured = capsys.readouterr()
+    assert "Uploaded to me/pairs." in captured.out
+    there = tmp_path / "there"
+    there.mkdir()
+    for name, data in hub.files["dataset", "me/pairs"].items():
+        (there / name).write_bytes(data)
+        assert hub.token.encode() not in data
+    assert hub.token not in captured.out + captured.err + said
+    assert {path.name for path in there.iterdir()} == {"README.md", "clean.jsonl"}
+    assert (there / "clean.jsonl").read_bytes() == clean.read_bytes()
+    rows = load_dataset(str(there))["train"]
+    assert len(rows) == PAIRS - 3 and {"prompt", "chosen", "rejected", "annotator"} <= set(rows.column_names)
+    card = DatasetCard.load(there / "README.md")
+    assert str(run.parent) not in card.content and card.data.license is None
+    text = " ".join(card.text.split())
+    for expected in (
+        f"The file has {PAIRS - 3} rows. Of {PAIRS} audited pairs 3 are suspect",
+        "3 pairs were left out, and of 0 chosen and rejected have changed places. The labels before were",
+        "above 0.6 by weight",
+        "Expected share of wrong labels before: ",
+        "pacmr audit run --threshold 0.6 --cleaned clean.jsonl --action drop",
+        "- `rejected`: the other one",
+        f"pacmr-lightning {version('pacmr-lightning')}",
+    ):
+        assert expected in text, expected
 
 
 def test_as_trained_keeps_clean_pairs_out(run):
@@ -339,6 +388,9 @@ def test_as_trained_keeps_clean_pairs_out(run):
         (["--share", "0.5"], "share is 0.5"),
         (["--cleaned", "a.jsonl"], "cleaned is given without action"),
         (["--action", "drop"], "action is given without cleaned"),
+        (["--push_cleaned", "me/pairs"], "push_cleaned is given without cleaned"),
+        (["--private"], "private is given without push_cleaned"),
+        (["--cleaned", "a.jsonl", "--action", "drop", "--push_cleaned", "pairs"], "is named OWNER/NAME"),
         (["--cleaned", "a.parquet", "--action", "drop"], "ending in"),
         (["--micro_batch_size", "0"], "micro_batch_size is 0"),
         (["--checkpoint", "first"], "no checkpoint first"),

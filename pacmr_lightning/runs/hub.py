@@ -1,0 +1,92 @@
+"""Uploads to the Hugging Face Hub: one commit or none, and one sentence where it cannot be done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from huggingface_hub import CommitOperationAdd, HfApi, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from ..errors import UserError
+
+_REFUSED = {
+    401: "the token is not valid; log in again with hf auth login, or set HF_TOKEN",
+    403: "the token may not write there; make one with write access at the Hub, or name another repository",
+    404: "there is no such repository that the token may see; look at its name",
+}
+
+
+def check_repository(repository: str, option: str) -> None:
+    """Refuses what cannot be uploaded to, before anything is computed.
+
+    Args:
+        repository: OWNER/NAME.
+        option: that it was given by.
+
+    Raises:
+        UserError: that is no name of a repository, or there is no token for the Hub.
+    """
+    try:
+        validate_repo_id(repository)
+        named = "/" in repository
+    except HFValidationError:
+        named = False
+    if not named:
+        raise UserError(
+            f"{option} is {repository!r}, but a repository of the Hub is named OWNER/NAME, of letters, "
+            "digits, -, _ and dots."
+        )
+    if get_token() is None:
+        raise UserError(
+            f"{option} is {repository}, but there is no token for the Hub; log in with hf auth login, or set "
+            "HF_TOKEN."
+        )
+
+
+def push(files: dict[str, Path], repository: str, kind: Literal["model", "dataset"], private: bool) -> str:
+    """Uploads files in one commit to a repository, which is made where it does not exist.
+
+    The token is that of the environment (``HF_TOKEN``) or of the login.
+
+    Args:
+        files: path inside the repository, and the file.
+        repository: OWNER/NAME.
+        kind: of the repository.
+        private: make a private one; one that is there already must be private.
+
+    Returns:
+        The repository's address.
+
+    Raises:
+        UserError: the Hub cannot be reached, or refuses; no file has changed there then.
+    """
+    api = HfApi()
+    try:
+        url = api.create_repo(repository, repo_type=kind, private=private or None, exist_ok=True)
+        if private and not api.repo_info(repository, repo_type=kind).private:
+            raise UserError(
+                f"{repository} cannot be uploaded to: it is there already, and public; leave --private "
+                "out, or name another repository."
+            )
+        # Not upload_folder, which may make several commits and stop between them.
+        additions = [CommitOperationAdd(name, file) for name, file in files.items()]
+        api.create_commit(repository, additions, commit_message="Upload by pacmr-lightning", repo_type=kind)
+    except UserError:
+        raise
+    except Exception as error:  # the Hub's, the HTTP client's, Xet's, of a large file a RuntimeError
+        raise UserError(f"{repository} cannot be uploaded to: {_reason(error)}.") from None
+    return str(url)
+
+
+def _reason(error: BaseException) -> str:
+    """In our own words where the Hub has answered, since nobody knows what a server repeats of a request."""
+    while error.__cause__ is not None and not isinstance(error, HfHubHTTPError):
+        error = error.__cause__
+    if isinstance(error, HfHubHTTPError):
+        status = error.response.status_code
+        return _REFUSED.get(status, f"the Hub answered with status {status}")
+    said = (str(error).strip() or type(error).__name__).replace("\n", " ")
+    token = get_token()
+    return (said.replace(token, "TOKEN") if token else said).rstrip(".")

@@ -1,0 +1,213 @@
+"""W&B and MLflow, for real and on this machine: what arrives there, metrics.csv beside it, and going on."""
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import yaml
+from lightning_utilities.core.imports import RequirementCache
+
+from pacmr_lightning import cli
+from pacmr_lightning.commands import refine
+from pacmr_lightning.commands.fit import parser_of
+
+sys.path.append(str(Path(__file__).parents[1]))
+from wandb_file import history, records
+
+needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
+needs_mlflow = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
+DRAWN = {"weights/surfaces": [1, 2], "weights/heat_maps": [1, 2], "weights/distributions": [2]}
+"""Figures, and the updates after which they are drawn: before VNet's first one all weights are alike."""
+
+
+@pytest.fixture
+def config(tmp_path, tiny_llama, monkeypatch) -> dict:
+    """A run of two updates that draws and writes after each, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    tiny_llama(tmp_path / "model")
+    policy = {"class_path": "PolicyModel", "init_args": {"model": "model", "rank": 2}}
+    weighting = {"class_path": "VNetWeighting", "init_args": {"every": 1}}
+    source = {"class_path": "EmbeddedWorld", "init_args": {"pairs": 40, "validation_pairs": 8}}
+    drawing = [
+        {"class_path": "VNetSurfaces", "init_args": {"steps": [1], "points": 5}},
+        {"class_path": "WeightDistributions", "init_args": {"steps": [1]}},
+        {"class_path": "SampleResponses", "init_args": {"prompts": 2, "every": 1, "max_new_tokens": 3}},
+        {"class_path": "RunSummary"},
+    ]
+    return {
+        "model": {
+            "class_path": "PreferenceModule",
+            "init_args": {"policy": policy, "weighting": weighting, "method": "pacmr"},
+        },
+        "data": {
+            "class_path": "PreferenceDataModule",
+            "init_args": {"source": source, "global_batch_size": 8, "meta_batch_size": 4, "noise_rate": 0.3},
+        },
+        "trainer": {
+            "default_root_dir": "run",
+            "accelerator": "cpu",
+            "max_steps": 2,
+            "log_every_n_steps": 1,
+            "enable_progress_bar": False,
+            "limit_val_batches": 0,
+            "callbacks": drawing,
+        },
+    }
+
+
+def fit(config, *options):
+    Path("config.yaml").write_text(yaml.safe_dump(config))
+    cli.main(["fit", "--config", "config.yaml", *options])
+
+
+def curves():
+    """metrics.csv, which has every update once, and the learning rate."""
+    table = pd.read_csv("run/metrics.csv")
+    assert table["lr"].notna().any()
+    loss = table[["step", "train/loss"]].dropna()
+    assert loss["step"].is_unique
+    return dict(zip(loss["step"], loss["train/loss"], strict=True))
+
+
+@needs_mlflow
+# Of MLflow's store, to SQLAlchemy and to itself.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_mlflow_beside_tensorboard(config, capsys):
+    from mlflow.tracking import MlflowClient
+
+    options = {"tracking_uri": "sqlite:///mlflow.db", "artifact_location": Path("files").absolute().as_uri()}
+    mlflow = {"class_path": "MLFlowLogger", "init_args": {"experiment_name": "mine", **options}}
+    board = {"class_path": "TensorBoardLogger", "init_args": {"save_dir": "boards"}}
+    config["trainer"]["logger"] = [mlflow, board]
+    fit(config)
+    assert "its curves: tensorboard --logdir boards;" in capsys.readouterr().out
+    client = MlflowClient(options["tracking_uri"])
+    experiment = client.get_experiment_by_name("mine").experiment_id
+    (run,) = client.search_runs([experiment])
+
+    def logged():
+        found = client.get_metric_history(run.info.run_id, "train/loss")
+        return {metric.step: pytest.approx(metric.value, rel=1e-6) for metric in found}
+
+    assert curves() == logged() and set(logged()) == {0, 1}
+    (folder,) = Path("files").iterdir()
+    for name, steps in DRAWN.items():
+        for step in steps:
+            assert (folder / f"artifacts/{name}-step-{step:05d}.png").read_bytes().startswith(b"\x89PNG")
+    bins = [json.loads(path.read_text()) for path in (folder / "artifacts/weights").glob("*-step-00002.json")]
+    assert len(bins) == 2 and sum(sum(one["counts"]) for one in bins) == 16, "unflipped and flipped"
+    assert all(len(one["edges"]) == len(one["counts"]) + 1 for one in bins)
+    rows = [json.loads(line) for line in Path("run/responses.jsonl").read_text().splitlines()]
+    for step in (0, 1, 2):
+        page = (folder / f"artifacts/responses-step-{step:05d}.md").read_text()
+        for row in rows[2 * step : 2 * step + 2]:
+            assert f"# {row['id']}\n\n**Prompt**\n\n    {row['prompt']}" in page
+
+    config["trainer"] |= {"max_steps": 3}
+    mlflow["init_args"]["run_id"] = run.info.run_id
+    fit(config, "--ckpt_path", "last")
+    assert curves() == logged() and set(logged()) == {0, 1, 2}
+    (run,) = client.search_runs([experiment])
+    assert run.info.status == "FINISHED" and (folder / "artifacts/weights/surfaces-step-00003.png").exists()
+
+    mlflow["init_args"]["run_id"] = "gone"
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        fit(config, "--ckpt_path", "last")
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and "mlflow of trainer.logger says: " in said and "gone" in said
+
+
+@needs_wandb
+def test_wandb(config, capsys, monkeypatch):
+    import wandb
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    options = ["--trainer.logger", "WandbLogger", "--trainer.logger.project", "mine"]
+    options += ["--trainer.logger.id", "first"]
+    fit(config, *options)
+    assert "its curves: run/metrics.csv;" in capsys.readouterr().out
+    assert wandb.run is None, "the next run of this process has its own"
+    (folder,) = Path("wandb").glob("offline-run-*-first")
+    rows = history(folder)
+    steps = [row["trainer/global_step"] for row in rows]
+    assert steps == sorted(steps) and set(steps) == {0, 1}
+    assert {s: row["train/loss"] for s, row in zip(steps, rows, strict=True) if "train/loss" in row} == {
+        step: pytest.approx(value, rel=1e-6) for step, value in curves().items()
+    }
+    for name, drawn in DRAWN.items():
+        shown = [row for row in rows if f"{name}.filenames" in row]
+        assert [row["trainer/global_step"] + 1 for row in shown] == drawn
+        for (file,) in (row[f"{name}.filenames"] for row in shown):
+            assert (folder / "files" / file).read_bytes().startswith(b"\x89PNG")
+    bins = [
+        (row["trainer/global_step"], sum(row[f"weights/{name}.values"]))
+        for name in ("unflipped", "flipped")
+        for row in rows
+        if row.get(f"weights/{name}._type") == "histogram"
+    ]
+    assert [step for step, _ in bins] == [1, 1] and sum(count for _, count in bins) == 16
+    tables = [row["responses.path"] for row in rows if "responses.path" in row]
+    assert len(tables) == 3
+    responses = [json.loads(line) for line in Path("run/responses.jsonl").read_text().splitlines()]
+    last = json.loads((folder / "files" / tables[-1]).read_text())
+    assert last["columns"] == ["id", "Prompt", "Reference", "Policy"]
+    assert last["data"] == [
+        [row[key] for key in ("id", "prompt", "reference", "response")] for row in responses[-2:]
+    ]
+
+    config["trainer"]["max_steps"] = 3
+    fit(config, *options, "--ckpt_path", "last")
+    assert set(curves()) == {0, 1, 2}
+    (again,) = set(Path("wandb").glob("offline-run-*-first")) - {folder}
+    assert {row["trainer/global_step"] for row in history(again)} == {2}
+    for part in (folder, again):
+        found = list(records(next(part.glob("*.wandb"))))
+        assert [(r.run.run_id, r.run.project) for r in found if r.WhichOneof("record_type") == "run"] == [
+            ("first", "mine")
+        ]
+        assert [r.exit.exit_code for r in found if r.WhichOneof("record_type") == "exit"] == [0]
+
+
+def test_no_logger_means_none(config):
+    config["trainer"]["callbacks"] = []
+    fit(config, "--trainer.logger", "false")
+    assert not Path("run/metrics.csv").exists() and not Path("run/tensorboard").exists()
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_a_second_pass_is_a_run_of_its_own(several, config, monkeypatch):
+    wandb = {"class_path": "WandbLogger", "init_args": {"id": "first", "project": "mine"}}
+    mlflow = {"class_path": "MLFlowLogger", "init_args": {"run_id": "abc", "tracking_uri": "sqlite:///a.db"}}
+    for logger in (wandb, mlflow):
+        config["trainer"]["logger"] = (
+            [logger, {"class_path": "CSVLogger", "init_args": {"save_dir": "."}}] if several else logger
+        )
+        Path("run").mkdir(exist_ok=True)
+        Path("run/config.yaml").write_text(yaml.safe_dump(config))
+        said = []
+        monkeypatch.setattr(refine, "fit", lambda folder, words, own, said=said: said.extend(words))
+        first = SimpleNamespace(folder="run", trainer=config["trainer"])
+        refine.train_again(first, Path("run-refined"), {}, ())
+        asked = parser_of("fit").parse_args(["fit", *said]).fit.trainer.logger
+        options = (asked[0] if several else asked).init_args
+        if logger is wandb:
+            assert options.id == "first-run-refined" and options.project == "mine"
+        else:
+            assert options.run_id is None and options.tracking_uri == "sqlite:///a.db"
+
+
+def test_a_logger_that_is_not_installed(config, capsys, monkeypatch):
+    absent = RequirementCache("wandb>=1000")
+    monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", absent)
+    config["trainer"]["logger"] = {"class_path": "WandbLogger"}
+    with pytest.raises(SystemExit) as stop:
+        fit(config)
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("error: ") == 1
+    assert 'or install "pacmr-lightning[loggers]".' in said and not Path("run").exists()
