@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -54,7 +56,8 @@ def export(
     Args:
         run: folder of a preference run.
         out: folder to write, which must not exist or be empty. It appears when it is complete.
-        merged: write a whole model with the adapter merged into the base, not a PEFT adapter.
+        merged: write a whole model with the adapter merged into the base, not a PEFT adapter; into the
+            base as it is stored, also where the run quantised it.
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
         dtype: of the merged weights, which are added up in float32 and rounded once; default: the base's in
             the run. Adapters are float32 always.
@@ -97,8 +100,16 @@ def export(
     say: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
     with _new_folder(out) as folder:
         console.print(f"Loading {found.base} and {found.checkpoint}", **say)
-        module, data, step = load(found)
+        quantization = found.model["init_args"]["policy"]["init_args"].get("quantization")
+        # A sum with 4-bit weights would be rounded to 4 bits again, so the base itself is taken for it.
+        module, data, step = load(_unquantized(found) if merged and quantization else found)
         _check_finite(module, found)
+        if merged and quantization:
+            console.print(
+                f"The run trained its adapter on a base in {quantization}, but it is merged into the base as "
+                f"stored: the merged model differs from the trained one by what {quantization} rounds away.",
+                **say,
+            )
         console.print(f"Writing {'a merged model' if merged else 'an adapter'} after {step:,} updates", **say)
         if base is not None and bottom == found.base:
             found.base = base
@@ -139,6 +150,13 @@ def _push(folder: Path, repository: str, private: bool) -> None:
         upload(files, repository, "model", private)
     except UserError as error:
         raise UserError(f"{error} {folder} is kept; hf upload sends it.") from None
+
+
+def _unquantized(run: Run) -> Run:
+    """The same run with its base as it is stored."""
+    model = copy.deepcopy(run.model)
+    model["init_args"]["policy"]["init_args"]["quantization"] = None
+    return replace(run, model=model)
 
 
 def _check_finite(module: PreferenceModule, run: Run) -> None:

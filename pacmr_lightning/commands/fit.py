@@ -206,7 +206,7 @@ class PacmrCLI(LightningCLI):
             kwargs["logger"] = False
         trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         if isinstance(self.model, PreferenceModule):
-            check_strategy(trainer.strategy)
+            check_strategy(trainer.strategy, self.model.policy.quantization)
         return trainer
 
 

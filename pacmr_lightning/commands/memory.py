@@ -13,7 +13,8 @@ from transformers import AutoConfig, LlamaConfig, PretrainedConfig
 
 from ..command_line.parser import run_tool
 from ..errors import UserError
-from ..runs.memory_estimate import Held, activation_bytes, build, held
+from ..policy.quantized import AskedQuantization
+from ..runs.memory_estimate import Held, activation_bytes, build, four_bit_base, held
 
 GIB = 2**30
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -40,6 +41,7 @@ def memory(
     logit_chunk: int = 512,
     vnet: bool = True,
     devices: list[int] | None = None,
+    quantization: AskedQuantization | None = None,
 ) -> dict[str, dict[int, Held]]:
     """Prints what each device holds at the peak of a step, in GiB; an estimate, of which parts are exact.
 
@@ -61,6 +63,7 @@ def memory(
         logit_chunk: as the policy's.
         vnet: whether weights are learned (PACMR-DPO, MWN-DPO).
         devices: numbers of processes, 1, 4 and 8 by default.
+        quantization: as the policy's, "4bit" or null; DeepSpeed's strategies, which refuse it, are left out.
 
     Returns:
         What is held, by strategy and number of processes.
@@ -90,15 +93,24 @@ def memory(
         gradient_checkpointing=gradient_checkpointing,
         logit_chunk=logit_chunk,
     )
+    base, strategies = None, STRATEGIES
+    stored: str = dtype
+    if quantization:
+        base, largest = four_bit_base(_config(model), getattr(torch, dtype))
+        # One weight at a time is unpacked for its products.
+        activations += largest
+        stored = f"{quantization}, computed in {dtype}"
+        strategies = {"ddp": STRATEGIES["ddp"]}
+    options: dict[str, Any] = {"activations": activations, "vnet": vnet, "base": base}
     found = {
-        name: {n: held(policy, devices=n, activations=activations, vnet=vnet, **kind) for n in devices}
-        for name, kind in STRATEGIES.items()
+        name: {n: held(policy, devices=n, **options, **kind) for n in devices}
+        for name, kind in strategies.items()
     }
     trained = sum(p.numel() for p in policy.parameters() if p.requires_grad)
     frozen = sum(p.numel() for p in policy.parameters()) - trained
     console = Console()
     console.width = max(console.width, 120)  # a narrower table would be cut, where a line only wraps
-    console.print(f"{model}: {frozen:,} parameters in {dtype}, adapter of {trained:,} in float32.")
+    console.print(f"{model}: {frozen:,} parameters in {stored}, adapter of {trained:,} in float32.")
     console.print(_table(found))
     return found
 

@@ -130,7 +130,7 @@ class PreferenceModule(PreferenceCheckpoint):
             UserError: ``micro_batch_size`` does not divide a device's share of the global batch, or the
                 strategy cannot train an adapter.
         """
-        check_strategy(self.trainer.strategy)
+        check_strategy(self.trainer.strategy, self.policy.quantization)
         device = self.trainer.strategy.root_device
         self.weighting.to(device)
         self.weighting.set_optimizer(self.betas, self.weight_decay, self.max_grad_norm)

@@ -20,6 +20,7 @@ from ..strategies.sharding import is_sharded
 from .base_model import load_base, recompute_activations, weights_digest
 from .compiled import compile_layers
 from .lora import check_lora, lora_linears
+from .quantized import AskedQuantization
 
 
 class AdaptedModel(nn.Module):
@@ -32,6 +33,7 @@ class AdaptedModel(nn.Module):
         attn_implementation: as in transformers, or "auto" for its own choice.
         gradient_checkpointing: recompute activations in backward.
         compile: run the layers through torch.compile.
+        quantization: of the base's linear layers.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class AdaptedModel(nn.Module):
         attn_implementation: str,
         gradient_checkpointing: bool,
         compile: bool,
+        quantization: AskedQuantization | None = None,
     ):
         super().__init__()
         self.name = name
@@ -50,6 +53,7 @@ class AdaptedModel(nn.Module):
         self.attn_implementation = attn_implementation
         self.gradient_checkpointing = gradient_checkpointing
         self.compiles = compile
+        self.quantization = quantization
         self._digest: str | None = None
 
     def build(self) -> None:
@@ -61,7 +65,7 @@ class AdaptedModel(nn.Module):
         if hasattr(self, "peft"):
             return
         asked = None if self.attn_implementation == "auto" else self.attn_implementation
-        base = load_base(self.name, self.dtype, asked)
+        base = load_base(self.name, self.dtype, asked, self.quantization)
         base.requires_grad_(False)
         base.config.use_cache = False
         try:
@@ -79,7 +83,8 @@ class AdaptedModel(nn.Module):
             compile_layers(self.model)
         self.train()
         trained = sum(parameter.numel() for parameter in self.adapter().values())
-        total = sum(parameter.numel() for parameter in base.parameters())
+        # A 4-bit layer's weight has half as many bytes as parameters, which transformers knows.
+        total = base.num_parameters()
         rank_zero_info(
             f"Reference: {self.name} without adapter; policy: the same with LoRA r={config.r}, {trained:,} "
             f"trained of {total:,} parameters."

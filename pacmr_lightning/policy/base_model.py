@@ -14,26 +14,39 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..errors import UserError
 from ..strategies.sharding import whole
+from .quantized import AskedQuantization, prepare_quantized, quantization_options
 
 
-def load_base(name: str, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
+def load_base(
+    name: str, dtype: torch.dtype, attention: str | None, quantization: AskedQuantization | None = None
+) -> PreTrainedModel:
     """Loads a model without dropout; a PEFT adapter folder is merged into its base.
 
     Args:
         name: folder or Hub id.
         dtype: of its weights.
         attention: as in transformers, whose own choice None is.
+        quantization: of its linear layers but the head.
 
     Raises:
-        UserError: the model cannot be loaded, or does not support the attention.
+        UserError: the model cannot be loaded, or does not support the attention or the quantization.
     """
     folder = Path(name)
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_local and not folder.is_dir():
         raise UserError(f"The model folder {name} does not exist; run SFT first or name another.")
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
+    is_adapter = (folder / "adapter_config.json").exists()
+    if quantization is not None:
+        if is_adapter:
+            raise UserError(
+                f"The model {name} is an adapter, which would be rounded where it is merged into 4 bits; "
+                "merge it first (pacmr export RUN OUT --merged, or PEFT's merge_and_unload) and name the "
+                "merged model."
+            )
+        options |= quantization_options(dtype)
     try:
-        if (folder / "adapter_config.json").exists():
+        if is_adapter:
             rank_zero_info(f"Merging the adapter {name} into its base to get the reference.")
             model = AutoPeftModelForCausalLM.from_pretrained(name, **options).merge_and_unload()
         else:
@@ -44,9 +57,16 @@ def load_base(name: str, dtype: torch.dtype, attention: str | None) -> PreTraine
         if attention not in (None, "sdpa") and about_attention:
             sentence = first_line.split(". ")[0].rstrip(".")
             first_line = f"{sentence}; or set attn_implementation to sdpa or auto."
-        elif isinstance(error, ValueError):
+        elif isinstance(error, ValueError) and quantization is None:
             raise
         raise UserError(f"The model {name} cannot be loaded: {first_line}") from None
+    if quantization is not None:
+        prepare_quantized(model, dtype)
+    elif getattr(model, "is_loaded_in_4bit", False):
+        raise UserError(
+            f"The model {name} is stored in 4 bits; set quantization to 4bit to train it (merging needs a "
+            "model that is stored in full)."
+        )
     _switch_off_dropout(model)
     return model
 
@@ -70,7 +90,9 @@ def weights_digest(model: PreTrainedModel) -> str:
                 continue
             with whole([value]):
                 digest.update(name.encode() + str(value.dtype).encode() + str(tuple(value.shape)).encode())
-                digest.update(value.contiguous().cpu().reshape(-1).view(torch.uint8).numpy())
+                # Detached it is a plain tensor; bitsandbytes' own takes its layer's scales along to the CPU.
+                plain = value.detach().contiguous().cpu()
+                digest.update(plain.reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
 
 

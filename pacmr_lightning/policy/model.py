@@ -21,6 +21,7 @@ from .attention import (
     plain_attention,
     use_attention,
 )
+from .quantized import AskedQuantization, check_quantization, quantized_numerics
 from .rows import Rows, rows_of
 from .scoring import Judged, ScoringModel
 from .selfcheck import choose_plan
@@ -51,9 +52,12 @@ class PolicyModel(ScoringModel):
             attention's best one. Either is checked on a real pair first.
         logit_chunk: rows of logits (response tokens) that exist at a time.
         compile: run the layers through torch.compile. VNet's update, which works through hooks, does not.
+        quantization: "4bit" keeps the base's linear layers, but the head, in 4 bits (QLoRA: NF4 with
+            quantised scales), which compute in ``dtype``; the reference is that model. Needs bitsandbytes.
 
     Raises:
-        UserError: an argument is out of its range, or the attention cannot do what is asked.
+        UserError: an argument is out of its range, the attention cannot do what is asked, or a package that
+            is needed is not installed.
     """
 
     def __init__(
@@ -69,12 +73,20 @@ class PolicyModel(ScoringModel):
         layout: AskedLayout = "auto",
         logit_chunk: int = 512,
         compile: bool = False,
+        quantization: AskedQuantization | None = None,
     ):
         if rank < 1:
             raise UserError(f"LoRA rank is {rank}, but it must be at least 1 (the paper uses 16).")
         if logit_chunk < 1:
             raise UserError(f"logit_chunk is {logit_chunk}, but it must be at least 1.")
-        check_attention(attn_implementation, layout, base_dtype(dtype))
+        kind = base_dtype(dtype)
+        check_attention(attn_implementation, layout, kind)
+        check_quantization(quantization)
+        if quantization is not None and compile:
+            raise UserError(
+                "compile and quantization are both set, but no 4-bit layer has been compiled here; set one "
+                "of them to its default."
+            )
         lora = {
             **(lora_options or {}),
             "r": rank,
@@ -84,7 +96,7 @@ class PolicyModel(ScoringModel):
             "task_type": "CAUSAL_LM",
         }
         recompute = recomputes(gradient_checkpointing)
-        super().__init__(str(model), lora, base_dtype(dtype), attn_implementation, recompute, compile)
+        super().__init__(str(model), lora, kind, attn_implementation, recompute, compile, quantization)
         self.layout = layout
         self.logit_chunk = logit_chunk
         self._plan: AttentionPlan | None = None
@@ -124,6 +136,7 @@ class PolicyModel(ScoringModel):
             "dtype": str(self.dtype),
             "attention": plan.attention,
             "compile": self.compiles,
+            **quantized_numerics(self.quantization),
             **numerics(next(iter(self.adapter().values())).device),
             "config": {name: config[name] for name in sorted(config) if name not in ignored},
         }

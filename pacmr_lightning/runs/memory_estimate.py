@@ -18,6 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.base import get_keys_to_not_convert
+from transformers.quantizers.quantizers_utils import should_convert_module
 
 from ..policy.base_model import recompute_activations
 from ..policy.logprobs import token_values
@@ -68,6 +71,31 @@ def build(
         return get_peft_model(base, lora)
 
 
+def four_bit_base(config: PretrainedConfig, dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes of a base in 4 bits as bitsandbytes keeps it, and of its largest such weight when it is unpacked.
+
+    All linear layers but the head are in 4 bits. Two weights share a byte, 64 have a scale of a byte, and 256
+    scales one of 4 bytes; a layer also has its scales' mean and both codes' tables (16 and 256 numbers).
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    kept = get_keys_to_not_convert(model)
+    packed = {
+        f"{name}.weight"
+        for name, layer in model.named_modules()
+        if (type(layer) is nn.Linear or isinstance(layer, Conv1D)) and should_convert_module(name, kept)
+    }
+    total = largest = 0
+    for name, p in model.named_parameters():
+        if name not in packed:
+            total += p.numel() * p.element_size()
+            continue
+        scales = -(-p.numel() // 64)
+        total += -(-p.numel() // 2) + scales + FP32 * (-(-scales // 256) + 1 + 16 + 256)
+        largest = max(largest, p.numel() * p.element_size())
+    return total, largest
+
+
 def held(
     policy: PeftModel,
     stage: Stage,
@@ -78,6 +106,7 @@ def held(
     offload_optimizer: bool = False,
     offload_parameters: bool = False,
     bucket: int = 50_000_000,
+    base: float | None = None,
 ) -> Held:
     """What each of ``devices`` processes holds.
 
@@ -90,9 +119,10 @@ def held(
         offload_optimizer: AdamW's state and ZeRO's copy of the adapter are in the host's memory.
         offload_parameters: so are the parts of the base; at stage 3.
         bucket: the strategy's ``reduce_bucket_size``.
+        base: bytes of the base, where they are not those of the policy's frozen parameters.
     """
     frozen = [p for p in policy.parameters() if not p.requires_grad]
-    base = float(sum(p.numel() * p.element_size() for p in frozen))
+    base = float(sum(p.numel() * p.element_size() for p in frozen)) if base is None else float(base)
     adapter = float(FP32 * sum(p.numel() for p in policy.parameters() if p.requires_grad))
     part = 1 / devices
     # A micro-batch's gradient, the one before it, and their sum; beside them the virtual step's direction.

@@ -33,6 +33,16 @@ print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_t
 _LOCAL = """\
 The base `{base}` is a local model: `base_model_name_or_path` in `adapter_config.json` says where it lay."""
 
+_ADAPTER_4BIT = """\
+The adapter was trained on its base in 4 bits (bitsandbytes NF4, double quantisation). Loaded as above the
+base is not quantised, so the model differs from the trained one by the quantisation error. For the trained
+one pass `quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
+bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype="{dtype}")` of transformers."""
+
+_MERGED_4BIT = """\
+The adapter was trained on the base in 4 bits (bitsandbytes NF4, double quantisation), and merged into the
+base as it is stored: this model differs from the trained one by the quantisation error."""
+
 _VNET = """\
 ## VNet
 
@@ -102,9 +112,10 @@ def model_card(
     quoted = json.dumps(name, ensure_ascii=False)
     kind = f"`{base}` with a LoRA adapter merged into it" if merged else f"A LoRA adapter for `{base}`"
     use = {"library": "transformers", "loader": "AutoModelForCausalLM", "options": ""}
+    dtype = str(module.policy.dtype).removeprefix("torch.")
     if not merged:
-        dtype = str(module.policy.dtype).removeprefix("torch.")
         use = {"library": "peft", "loader": "AutoPeftModelForCausalLM", "options": f', dtype="{dtype}"'}
+    quantized = run.model["init_args"]["policy"]["init_args"].get("quantization")
     settings = yaml.safe_dump(
         _settings(run, module), sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
     )
@@ -116,6 +127,7 @@ def model_card(
         "## How to use it",
         _USE.format(name=quoted, **use),
         *([_LOCAL.format(base=base)] if hub_base is None and not merged else []),
+        *([_MERGED_4BIT if merged else _ADAPTER_4BIT.format(dtype=dtype)] if quantized else []),
         "## What it was trained on",
         *_data(run, summary),
         "## How it was trained",
@@ -186,7 +198,7 @@ def _settings(run: Run, module: PreferenceModule) -> dict[str, Any]:
     """What decides what a run learns."""
     left_out = ("policy", "max_new_tokens", "micro_batch_size", "objective", "weighting", "method")
     model = {key: value for key, value in run.model["init_args"].items() if key not in left_out}
-    lora = ("rank", "alpha", "target_modules", "lora_options", "dtype")
+    lora = ("rank", "alpha", "target_modules", "lora_options", "dtype", "quantization")
     data = ("max_length", "global_batch_size", "meta_batch_size", "augmentations", "clean_meta", "seed")
     policy = run.model["init_args"]["policy"]["init_args"]
     return public(

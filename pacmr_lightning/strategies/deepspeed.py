@@ -205,14 +205,26 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
         return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
-def check_strategy(strategy: Strategy) -> None:
+def check_strategy(strategy: Strategy, quantization: str | None = None) -> None:
     """Refuses strategies under which the method's steps would go wrong.
 
+    Args:
+        strategy: the trainer's.
+        quantization: the policy's.
+
     Raises:
-        UserError: the strategy cuts parameters into pieces that only it knows, or casts the adapter.
+        UserError: the strategy cuts parameters into pieces that only it knows, or casts the adapter; or it
+            cannot hold a quantised base.
     """
     own = not isinstance(strategy, DeepSpeedStrategy) or isinstance(strategy, LoraDeepSpeedStrategy)
     if isinstance(strategy, (SingleDeviceStrategy, DDPStrategy)) and own:
+        if quantization and isinstance(strategy, LoraDeepSpeedStrategy):
+            # Stage 3 would cut packed weights apart from their scales, of which it knows nothing; at 1 and 2
+            # an adapter saves nothing that counts, and nobody has looked whether the engine keeps 4 bits.
+            raise UserError(
+                f"quantization is {quantization}, with which no stage of DeepSpeed (ZeRO-1, 2, 3) is used; "
+                "set trainer.strategy to auto or ddp, or quantization to null."
+            )
         return
     raise UserError(
         f"trainer.strategy is {type(strategy).__name__}, with which an adapter is not trained as it should "

@@ -7,10 +7,19 @@ from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="session")
-def base(tmp_path_factory, tiny_llama):
-    """A tiny Llama that knows the embedded world's words."""
-    rows = EmbeddedWorld(pairs=128, validation_pairs=8).load("train")
-    tokenizer = train_tokenizer([f"{row['prompt']} {row['chosen']}" for row in rows], vocab_size=400)
-    shape = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    return tiny_llama(tmp_path_factory.mktemp("base"), tokenizer, **shape, **heads, initializer_range=0.3)
+def make_base(tmp_path_factory, tiny_llama):
+    """Saves a tiny Llama that knows the embedded world's words, of a width that is given."""
+
+    def make(width):
+        rows = EmbeddedWorld(pairs=128, validation_pairs=8).load("train")
+        tokenizer = train_tokenizer([f"{row['prompt']} {row['chosen']}" for row in rows], vocab_size=400)
+        shape = {"hidden_size": width, "intermediate_size": 64, "num_hidden_layers": 2}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": len(tokenizer)}
+        return tiny_llama(tmp_path_factory.mktemp("base"), tokenizer, **shape, **heads, initializer_range=0.3)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def base(make_base):
+    return make_base(32)

@@ -78,6 +78,7 @@ def run(base, folder, case):
             rank=4,
             dtype="bfloat16" if "bf16" in options else "float32",
             gradient_checkpointing="checkpointing" in options,
+            quantization="4bit" if "4bit" in options else None,
             logit_chunk=40,  # less than some ranks' response tokens, and not all need as many pieces
         ),
         weighting=CoTeaching("auto", warmup=3) if peers else vnet,

@@ -177,6 +177,18 @@ def test_a_checkpoint_of_two_processes_fits_one(all_alone):
     assert_same(all_alone["single-from:../together/zero3"], all_alone["single"])
 
 
+def test_a_base_in_4_bits(forked, make_base, folder):
+    """DDP sends packed weights from rank 0; their scales are each process's own, and the same."""
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes, the extra quantization, is not installed")
+    wide, own = make_base(64), folder / "4bit"  # inputs of whole blocks
+    own.mkdir()
+    alone = launch(forked, wide, own, 1, ["single-4bit"])["single-4bit"]
+    together = launch(forked, wide, own, 2, ["ddp-4bit"])["ddp-4bit"]
+    assert_same(together, alone)
+    assert "torch.uint8" in together["held"]["base_dtypes"]
+    assert min(float(v.abs().max()) for k, v in alone["adapter"].items() if "lora_B" in k) > 1e-3
+
+
 def test_stage_3_keeps_parts_only(alone, together):
     held, whole = together["zero3"]["held"], alone["single"]["held"]
     assert held["base_here"] == held["adapter_here"] == 0

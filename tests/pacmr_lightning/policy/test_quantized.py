@@ -1,0 +1,315 @@
+"""A base in 4 bits: the method on it equals the method on the model that it stands for, written out."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import yaml
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from pacmr_lightning import cli
+from pacmr_lightning.datamodules import EmbeddedWorld
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.objectives import DPO
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy import quantized as module
+from pacmr_lightning.policy.selfcheck import choose_plan
+from pacmr_lightning.rewards import Rewards
+from pacmr_lightning.runs.memory_estimate import build, four_bit_base, held
+from pacmr_lightning.strategies import LoraDeepSpeedStrategy, check_strategy
+from pacmr_lightning.weighting import CentralDifference, GhostDotProduct
+from pacmr_lightning.weighting.train_pairs import train_pairs
+
+BETA = 0.7
+# Rows of whole blocks: others are refused on CPUs.
+WIDE = {"changes": {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}, "quantization": "4bit"}
+
+
+@pytest.fixture(scope="module")
+def bnb():
+    return pytest.importorskip(
+        "bitsandbytes", reason="bitsandbytes, the extra quantization, is not installed"
+    )
+
+
+def packed_layers(model, bnb):
+    return {n: layer for n, layer in model.named_modules() if isinstance(layer, bnb.nn.Linear4bit)}
+
+
+def unpack(layer, bnb):
+    """(out, in) weights in float64, from codes and scales by the definition of NF4 with quantised scales."""
+    state = layer.weight.quant_state
+    scales = (
+        state.state2.code[state.absmax.long()]
+        * state.state2.absmax.repeat_interleave(256)[: len(state.absmax)]
+    )
+    scales = (scales + state.offset).double()
+    codes = layer.weight.flatten()
+    codes = torch.stack([codes >> 4, codes & 15], 1).flatten().long()
+    values = state.code.double()[codes] * scales.repeat_interleave(64)[: len(codes)]
+    return values.view(state.shape)
+
+
+@pytest.fixture
+def both(bnb, make_policy):
+    """A moved policy on a 4-bit base, and the same in float64 on the weights that those bits mean."""
+
+    def make(name="llama", **options):
+        changes = {"n_embd": 64} if name == "gpt2" else WIDE["changes"]
+        policy = make_policy(name, changes=changes, quantization="4bit", **options)
+        # The judge's attention is the default: transformers' eager softmax is in fp32 for any dtype.
+        own = ("dtype", "attn_implementation")
+        exact_options = {name: v for name, v in options.items() if name not in own}
+        exact = make_policy(name, double=True, changes=changes, **exact_options)
+        packed = packed_layers(policy.model, bnb)
+        values = {f"{name}.weight": unpack(layer, bnb) for name, layer in packed.items()}
+        if name == "gpt2":  # its Conv1D has its weights the other way round
+            values = {key: value.T for key, value in values.items()}
+        assert len(packed) == (8 if name == "gpt2" else 14) and not any("lm_head" in key for key in packed)
+        plain = dict(policy.model.named_parameters())
+        with torch.no_grad():
+            for key, p in exact.model.named_parameters():
+                value = values.get(key, plain[key])
+                if key in values:
+                    assert 0.02 < (value - p).norm() / p.norm() < 0.2, "rounded, but the layer's own"
+                p.copy_(value)
+        return policy, exact
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [
+        ({"layout": "shared"}, 5e-5),
+        ({"layout": "shared", "name": "gpt2"}, 5e-5),
+        ({"layout": "shared", "attn_implementation": "eager"}, 5e-5),
+        ({"layout": "separate", "gradient_checkpointing": True}, 5e-5),
+        ({"layout": "packed"}, 5e-5),
+        # Of 60 nats; the same weights without bits, in bf16, are off by 0.12.
+        ({"layout": "shared", "dtype": "bfloat16"}, 0.2),
+    ],
+)
+def test_log_probs_are_those_of_the_weights_that_the_bits_mean(options, tolerance, both, make_batch):
+    policy, exact = both(**options)
+    batch = make_batch()
+    plan = choose_plan(policy, batch)
+    assert plan.layout == options["layout"], "the self-check passes with what was asked for"
+    for ask in ("log_probs", "reference_log_probs"):
+        with torch.no_grad():
+            found, truth = getattr(policy, ask)(batch), getattr(exact, ask)(batch)
+        for side in ("chosen", "rejected"):
+            torch.testing.assert_close(
+                getattr(found, side).double(), getattr(truth, side), atol=tolerance, rtol=0
+            )
+    with torch.no_grad():
+        moved = (policy.log_probs(batch).chosen - policy.reference_log_probs(batch).chosen).abs()
+    assert float(moved.min()) > 0.01, "the adapter says something"
+
+
+def with_reference(policy, batch):
+    return batch.with_reference(policy.reference_log_probs(batch))
+
+
+def test_the_estimators_give_the_float64_model_s_coefficients(both, make_batch):
+    """c_i pair by pair; after a pass in eval mode too, which would repack the weights on some CPUs."""
+    policy, exact = both(gradient_checkpointing=True)
+    policy.eval()
+    with torch.no_grad():
+        policy.log_probs(make_batch())
+    policy.train()
+    torch.manual_seed(3)
+    direction = {name: torch.randn_like(p) for name, p in policy.adapter().items()}
+    batch = with_reference(exact, make_batch(6))
+    truth = []
+    for i in range(6):
+        pair = batch[i : i + 1]
+        loss = DPO(BETA)(Rewards.of(exact.log_probs(pair), pair, BETA)).sum()
+        gradient = torch.autograd.grad(loss, list(exact.adapter().values()))
+        truth.append(sum((g * direction[n]).sum() for g, n in zip(gradient, exact.adapter(), strict=True)))
+    truth = torch.stack(truth)
+    assert float(truth.abs().min()) > 1e-3
+    pairs = train_pairs(policy, DPO(BETA), with_reference(policy, make_batch(6)), 4, often=True)
+    for estimator, tolerance in ((GhostDotProduct(), 5e-5), (CentralDifference(0.05, relative=True), 5e-3)):
+        found = estimator.coefficients(pairs, direction).double()
+        # Pair by pair; a central difference's step leaves 7e-4 in float64 too.
+        torch.testing.assert_close(found, truth, rtol=tolerance, atol=0, msg=type(estimator).__name__)
+
+
+def test_memory_counts_what_the_layers_hold(bnb, make_policy):
+    policy = make_policy(**WIDE, dtype="bfloat16")
+    real = sum(
+        p.numel() * p.element_size() for name, p in policy.model.named_parameters() if "lora_" not in name
+    )
+    for layer in packed_layers(policy.model, bnb).values():
+        state = layer.weight.quant_state
+        tensors = (state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code)
+        real += sum(t.numel() * t.element_size() for t in tensors)
+    config = policy.model.config.to_dict()
+    del config["quantization_config"]
+    config = LlamaConfig(**config)
+    counted, largest = four_bit_base(config, torch.bfloat16)
+    assert counted == real and largest == 2 * 64 * 128
+    assert held(build(config, 4, "all-linear", torch.bfloat16), 0, 1, 0.0, base=counted).base == real
+
+
+def test_memory_says_what_it_counted(model, capsys):
+    cli.main(["memory", "--model", model, "--quantization", "4bit", "--devices", "[1]"])
+    text = capsys.readouterr().out
+    assert "in 4bit, computed in bfloat16" in text and "ddp" in text and "zero" not in text
+
+
+def test_memory_of_llama_2_7b():
+    weights, rest = 6_476_005_376, 262_410_240
+    # NF4 with quantised scales is 4.127 bits a weight (QLoRA, section 3).
+    expected = weights * (4 + 8 / 64 + 32 / (64 * 256)) / 8 + 2 * rest
+    counted, _ = four_bit_base(LlamaConfig(), torch.bfloat16)
+    assert counted == pytest.approx(expected, rel=1e-4)
+
+
+def test_without_the_package(monkeypatch):
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"needs bitsandbytes; install it: pip install"):
+        PolicyModel("anything", quantization="4bit")
+
+
+def test_what_is_refused(bnb, save_model, tmp_path):
+    with pytest.raises(UserError, match="a layer of 32 inputs, no multiple of 64"):
+        PolicyModel(save_model("llama"), quantization="4bit").build()
+    with pytest.raises(UserError, match="quantization is 8bit"):
+        PolicyModel("anything", quantization="8bit")
+    with pytest.raises(UserError, match="compile and quantization"):
+        PolicyModel("anything", quantization="4bit", compile=True)
+    for stage in (1, 2, 3):
+        with pytest.raises(UserError, match="no stage of DeepSpeed"):
+            check_strategy(LoraDeepSpeedStrategy(stage=stage), "4bit")
+        check_strategy(LoraDeepSpeedStrategy(stage=stage))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="is an adapter, which would be rounded"):
+        PolicyModel(str(tmp_path), quantization="4bit").build()
+
+
+def test_a_model_that_is_stored_in_4_bits(bnb, save_model, tmp_path):
+    policy = PolicyModel(
+        save_model("llama", **WIDE["changes"]), rank=4, dtype="bfloat16", quantization="4bit"
+    )
+    policy.build()
+    policy.peft.unload().save_pretrained(tmp_path / "stored")
+    stored = PolicyModel(str(tmp_path / "stored"), rank=4, quantization="4bit")
+    stored.build()
+    for layer in packed_layers(stored.model, bnb).values():
+        assert layer.compute_dtype == layer.weight.quant_state.dtype == torch.float32
+    with pytest.raises(UserError, match="is stored in 4 bits; set quantization to 4bit"):
+        PolicyModel(str(tmp_path / "stored")).build()
+
+
+@pytest.fixture(scope="module")
+def model(bnb, tmp_path_factory, tiny_llama):
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "initializer_range": 0.2}
+    return tiny_llama(tmp_path_factory.mktemp("model"), **shape, max_position_embeddings=512)
+
+
+@pytest.fixture(scope="module")
+def fit(model, tmp_path_factory):
+    """``pacmr fit`` with the configs that come with the package: 4 updates, VNet's at 0 and 2."""
+    folder = tmp_path_factory.mktemp("run")
+    rows = EmbeddedWorld(pairs=24, validation_pairs=8)
+    for split in ("train", "validation"):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows.load(split)))
+
+    def run(name, *more):
+        arguments = [
+            *("fit", "--config", "preference", "--config", "methods/pacmr"),
+            *("--model.policy.model", model, "--model.policy.quantization", "4bit"),
+            *("--model.policy.rank", "4", "--model.weighting.every", "2", "--model.learning_rate", "1e-2"),
+            *("--model.weighting.estimator", "GhostDotProduct", "--data.source.train"),
+            *(str(folder / "train.jsonl"), "--data.source.validation", str(folder / "validation.jsonl")),
+            *("--data.global_batch_size", "8", "--data.meta_batch_size", "8", "--trainer.callbacks"),
+            *("[{class_path: RunSummary}, {class_path: WeightRecorder}]", "--trainer.accelerator", "cpu"),
+            *(
+                "--trainer.max_steps",
+                "4",
+                "--trainer.max_epochs",
+                "-1",
+                "--trainer.val_check_interval",
+                "1.0",
+            ),
+            *("--checkpoint.every_n_train_steps", "2", "--checkpoint.save_top_k", "-1"),
+            *("--trainer.enable_progress_bar", "false", "--trainer.logger", "false"),
+            *("--trainer.default_root_dir", str(folder / name), *more),
+        ]
+        cli.main(arguments)
+        return folder / name
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def trained(fit):
+    return fit("whole")
+
+
+def state(run, name="last"):
+    return torch.load(run / "checkpoints" / f"{name}.ckpt", weights_only=True)
+
+
+def test_a_run_trains_and_goes_on_bit_for_bit(fit, trained):
+    whole = state(trained)
+    assert all("lora_" in name and v.dtype == torch.float32 for name, v in whole["state_dict"].items())
+    assert all(v.any() for v in whole["state_dict"].values())
+    killed = shutil.copytree(trained, trained.parent / "killed")
+    for name in ("last", "step-4"):
+        (killed / "checkpoints" / f"{name}.ckpt").unlink()
+    again = state(fit("killed", "--ckpt_path", "last"))
+    assert again["global_step"] == whole["global_step"] == 4
+    for name, value in whole["state_dict"].items():
+        assert torch.equal(value, again["state_dict"][name]), name
+        assert not torch.equal(value, state(trained, "step-2")["state_dict"][name]), name
+    config = yaml.safe_load((trained / "config.yaml").read_text())
+    policy = config["model"]["init_args"]["policy"]["init_args"]
+    assert policy["quantization"] == "4bit" and policy["dtype"] == "float32"
+
+
+def test_exports(trained, model, tmp_path, capsys):
+    cli.main(["export", str(trained), str(tmp_path / "adapter")])
+    cli.main(["export", str(trained), str(tmp_path / "merged"), "--merged"])
+    said = capsys.readouterr().out
+    assert said.count("differs from the trained one by what 4bit rounds away") == 1
+    for name in ("adapter", "merged"):
+        assert "NF4" in (tmp_path / name / "README.md").read_text()
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert not getattr(merged, "is_quantized", False)
+    on_plain = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").merge_and_unload()
+    for name, value in on_plain.state_dict().items():
+        torch.testing.assert_close(merged.state_dict()[name], value, atol=1e-6, rtol=0)
+    base = AutoModelForCausalLM.from_pretrained(model)
+    moved = [n for n, v in base.state_dict().items() if not torch.equal(v, merged.state_dict()[n])]
+    assert moved and all("proj" in name for name in moved)
+
+
+def test_predict_audit_and_the_cache(trained, tmp_path):
+    config = ["--config", str(trained / "config.yaml"), "--ckpt_path", "last"]
+    cli.main(["predict", *config, "--model.max_new_tokens", "4"])
+    lines = (trained / "generations.jsonl").read_text().splitlines()
+    assert lines and all("response" in json.loads(line) for line in lines)
+    cli.main(["audit", str(trained), "--output", str(tmp_path / "audit")])
+    assert list((tmp_path / "audit").iterdir())
+
+
+def test_the_cache_knows(bnb, model, make_batch, monkeypatch):
+    """A 4-bit reference is another one; and a look at its bytes takes no layer's scales off its device."""
+    plain, packed = PolicyModel(model, rank=4), PolicyModel(model, rank=4, quantization="4bit")
+    for policy in (plain, packed):
+        policy.build()
+    options = packed.log_prob_options(make_batch())
+    assert options["quantization"].startswith("4bit, bitsandbytes 0.") and json.dumps(options)
+    assert "quantization" not in plain.log_prob_options(make_batch())
+
+    def moved(*arguments):
+        raise AssertionError("the scales would go along")
+
+    monkeypatch.setattr(bnb.nn.Params4bit, "to", moved)
+    monkeypatch.setattr(bnb.nn.Params4bit, "cpu", moved)
+    assert packed.reference_digest() != plain.reference_digest()
