@@ -81,7 +81,7 @@ class SampleResponses(Callback):
 
     def _look(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
         responses = self._answers(trainer, pl_module)
-        names = zip(self._batch.ids, self._batch.prompts, self._reference, responses, strict=True)
+        named = list(zip(self._batch.ids, self._batch.prompts, self._reference, responses, strict=True))
         new = [
             {
                 "step": trainer.global_step,
@@ -90,7 +90,7 @@ class SampleResponses(Callback):
                 "reference": reference,
                 "response": text,
             }
-            for name, prompt, reference, text in names
+            for name, prompt, reference, text in named
         ]
         self._rows += new
         if not trainer.is_global_zero:
@@ -99,8 +99,8 @@ class SampleResponses(Callback):
         with replacing(self._path(trainer)) as temporary:
             temporary.write_text(lines, encoding="utf-8")
         shown = {
-            row["id"]: {"Prompt": row["prompt"], "Reference": row["reference"], "Policy": row["response"]}
-            for row in new
+            name: {"Prompt": prompt, "Reference": reference, "Policy": text}
+            for name, prompt, reference, text in named
         }
         log_texts(trainer, "responses", shown)
 

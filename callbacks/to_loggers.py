@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from lightning.pytorch import Trainer
@@ -51,7 +51,8 @@ def log_histogram(trainer: Trainer, name: str, values: np.ndarray) -> None:
                 import wandb
 
                 histogram = wandb.Histogram(np_histogram=(counts.tolist(), edges.tolist()))
-                logger.log_metrics({name: histogram}, _step(trainer))
+                metrics: dict[str, Any] = {name: histogram}
+                logger.log_metrics(metrics, _step(trainer))
             else:
                 bins = {"edges": edges.tolist(), "counts": counts.tolist()}
                 logger.experiment.log_dict(logger.run_id, bins, f"{_file(trainer, name)}.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -130,10 +131,11 @@ def _base(policy: str) -> str:
     Raises:
         UserError: the policy is no adapter, or its base is not named.
     """
-    try:
-        named = PeftConfig.from_pretrained(policy).base_model_name_or_path
-    except (ValueError, OSError):
-        named = None
+    named = None
+    # Of a folder without it PEFT would ask the Hub.
+    if not Path(policy).is_dir() or Path(policy, "adapter_config.json").exists():
+        with contextlib.suppress(ValueError, OSError):
+            named = PeftConfig.from_pretrained(policy).base_model_name_or_path
     if not named:
         raise UserError(
             f"policy is {policy}, which names no base model; give the model that its training began with, by "

@@ -191,6 +191,7 @@ def test_what_is_refused(bnb, save_model, tmp_path):
         PolicyModel(str(tmp_path), quantization="4bit").build()
 
 
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`")  # the model's is the same
 def test_a_model_that_is_stored_in_4_bits(bnb, save_model, tmp_path):
     policy = PolicyModel(
         save_model("llama", **WIDE["changes"]), rank=4, dtype="bfloat16", quantization="4bit"
