@@ -16,6 +16,8 @@ from ..errors import UserError
 from .figures import COLORS, MARKERS, save
 from .spec import Frontier, Sweep
 
+MANY = 14
+"""Lines whose names do not fit beside the panels."""
 HIGHEST = 12.0
 """Nats beyond which no run is drawn: policies that have gone that far have lost their reward."""
 
@@ -72,7 +74,12 @@ def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, path: P
     handles, labels = axes[0, 0].get_legend_handles_labels()
     seeds = frame["seed"].nunique()
     title = f"mean ± standard error, {seeds} seeds" if seeds > 1 else "one seed"
-    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8, title=title)
+    many = len(labels) > MANY
+    columns = len(rates) + 1 if many else 1
+    if many:
+        figure.set_figheight(figure.get_figheight() + 0.19 * -(-len(labels) // columns))
+    place = "outside lower center" if many else "outside right center"
+    figure.legend(handles, labels, loc=place, ncols=columns, frameon=False, fontsize=8, title=title)
     save(figure, path)
 
 
