@@ -78,8 +78,15 @@ def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, path: P
     columns = len(rates) + 1 if many else 1
     if many:
         figure.set_figheight(figure.get_figheight() + 0.19 * -(-len(labels) // columns))
-    place = "outside lower center" if many else "outside right center"
-    figure.legend(handles, labels, loc=place, ncols=columns, frameon=False, fontsize=8, title=title)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center" if many else "outside right center",
+        ncols=columns,
+        frameon=False,
+        fontsize=8,
+        title=title,
+    )
     save(figure, path)
 
 
