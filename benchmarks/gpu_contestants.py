@@ -21,12 +21,13 @@ from pacmr_lightning.weighting import GhostDotProduct, VNetWeighting
 COLUMNS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 SIZES = {
     "tiny": (64, 160, 2, 4, 2, 512, True),
+    "small": (512, 1376, 4, 8, 2, 32_000, False),
     "0.5B": (896, 4864, 24, 14, 2, 151_936, True),
     "1.5B": (1536, 8960, 28, 12, 2, 151_936, True),
     "3B": (2048, 11_008, 36, 16, 2, 151_936, True),
     "7B": (3584, 18_944, 28, 28, 4, 152_064, False),
 }
-"""Qwen2.5's: the columns, heads of keys and values, vocabulary, and whether the head is the embeddings."""
+"""Two for trying, and Qwen2.5's: the columns, key-value heads, vocabulary, whether it ties its embeddings."""
 EVERY, META_PAIRS = 10, 64
 WARM_UP = 6
 """Steps in which kernels are compiled and chosen: batches differ in length."""

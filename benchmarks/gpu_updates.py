@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from estimators import ESTIMATORS, call_of, exact, prepare
+from gpu_contestants import SIZES, write_model
 from lightning.fabric.utilities import move_data_to_device
 from pacmr_step import PinnedCoverage
-from timed_runs import Shape, make_data, quiet, random_rows, write_rows, write_tokenizer
+from timed_runs import Shape, make_data, make_policy, quiet, random_rows, write_rows
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning.evaluation.generation import Decoding, respond
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
@@ -22,10 +23,10 @@ from pacmr_lightning.weighting import GhostDotProduct, Unweighted, VNetWeighting
 from pacmr_lightning.weighting.inner_gradient import inner_step
 from pacmr_lightning.weighting.train_pairs import train_pairs
 
-SHAPE = Shape(pairs=16, vocabulary=32_000, micro_batch=8)
-SHORT = Shape(prompt=(40, 80), response=(10, 20), vocabulary=32_000)
+SIZE = "small"
+SHAPE = Shape(pairs=16, vocabulary=SIZES[SIZE][5], micro_batch=8)
+SHORT = Shape(prompt=(40, 80), response=(10, 20), vocabulary=SHAPE.vocabulary)
 """Of whole runs, of which nothing is measured."""
-WIDTH, LAYERS = 512, 4
 META_PAIRS = 16
 FLOAT32_ERROR = 1e-3
 """Relative error of a gradient in fp32: sums in another order, no TF32."""
@@ -37,33 +38,10 @@ def model_folder(output: Path) -> Path:
     folder = output / "model"
     if (folder / "short.jsonl").exists():
         return folder
-    config = LlamaConfig(
-        vocab_size=SHAPE.vocabulary,
-        hidden_size=WIDTH,
-        intermediate_size=1376,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=WIDTH // 64,
-        num_key_value_heads=2,
-        pad_token_id=0,
-        eos_token_id=1,
-    )
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    write_tokenizer(folder, SHAPE.vocabulary)
+    write_model(folder, SIZE, "float32", "cpu")
     write_rows(folder / "rows.jsonl", random_rows(64, SHAPE))
     write_rows(folder / "short.jsonl", random_rows(64, SHORT))
     return folder
-
-
-def make_policy(folder: Path, device: str, **options: Any) -> PolicyModel:
-    """LoRA's B away from 0, the same in every dtype."""
-    policy = PolicyModel(str(folder), **options)
-    policy.build()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in policy.adapter().values():
-            parameter.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
-    return policy.to(device)
 
 
 def check(output: Path, *, way: str, dtype: str, device: str) -> dict[str, Any]:
@@ -71,14 +49,8 @@ def check(output: Path, *, way: str, dtype: str, device: str) -> dict[str, Any]:
     quiet()
     attention, layout, *compiled = way.split(", ")
     folder = model_folder(output)
-    policy = make_policy(
-        folder,
-        device,
-        dtype=dtype,
-        attn_implementation=attention,
-        layout=layout,
-        compile=bool(compiled),
-    )
+    options = {"attn_implementation": attention, "compile": bool(compiled)}
+    policy = make_policy(folder, replace(SHAPE, dtype=dtype), layout, device, **options)
     found = _update(policy, folder, device)
     files = output / "updates"
     files.mkdir(exist_ok=True)
@@ -143,7 +115,7 @@ def generation(output: Path, *, device: str) -> dict[str, Any]:
     """Greedy answers in fp32 of a batch of prompts of many lengths, against each prompt's alone."""
     quiet()
     folder = model_folder(output)
-    policy = make_policy(folder, device, dtype="float32").eval()
+    policy = make_policy(folder, SHAPE, "auto", device).eval()
     data = make_data(folder, SHAPE)
     rows = data.train_pairs.rows[:ANSWERS]
     prompts = [ids[: 20 + 15 * i] for i, ids in enumerate(rows["prompt_ids"])]

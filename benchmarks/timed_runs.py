@@ -174,9 +174,11 @@ class Memory(Callback):
         self.peak = self._memory.over_start()
 
 
-def make_policy(folder: Path, shape: Shape, layout: Layout = "shared", device: str = "cpu") -> PolicyModel:
-    """A policy on the model in a folder, LoRA's B away from 0."""
-    policy = PolicyModel(str(folder), rank=shape.rank, layout=layout, dtype=shape.dtype)
+def make_policy(
+    folder: Path, shape: Shape, layout: Layout = "shared", device: str = "cpu", **options: Any
+) -> PolicyModel:
+    """A policy on the model in a folder, LoRA's B away from 0; with more of ``PolicyModel``'s options."""
+    policy = PolicyModel(str(folder), rank=shape.rank, layout=layout, dtype=shape.dtype, **options)
     policy.build()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -47,7 +47,7 @@ class Wanted:
     sample: int = 0
     decisions: str | None = None
     label_studio: str | None = None
-    upload: Upload | None = None
+    upload: Upload = field(default_factory=Upload)
 
     def __post_init__(self) -> None:
         if self.top < 0:
@@ -69,8 +69,7 @@ class Wanted:
             given, other = ("cleaned", "action") if self.action is None else ("action", "cleaned")
             fix = "drop or flip" if self.action is None else "the file to write"
             raise UserError(f"{given} is given without {other}; say with --{other} {fix}.")
-        if self.upload is not None:
-            self.upload.check(self.cleaned)
+        self.upload.check(self.cleaned)
         _ = self.decided  # a file that cannot be read is told of before anything is done
 
     @cached_property
@@ -167,7 +166,7 @@ def conclude(
     if wanted.cleaned is not None:
         drop, exchange = _changes(table, wanted)
         write_corrected(console, judged.noise_flips, source, wanted.cleaned, drop, exchange)
-        if wanted.upload is not None and wanted.upload.repository is not None:
+        if wanted.upload.repository is not None:
             noise = judged.noise_flips is not None
             wanted.upload.run(findings, Path(wanted.cleaned).expanduser(), len(drop), len(exchange), noise)
             console.print(f"Uploaded to {wanted.upload.repository}.", highlight=False, soft_wrap=True)
