@@ -32,15 +32,19 @@ def by_seeds(frontier: Frontier | None, found: Sequence[Cell]) -> tuple[list[Cel
 def chosen_cells(sweep: Sweep, decided: Sequence[Cell], others: Sequence[Cell]) -> list[Cell]:
     """Of the reported seeds' cells, those with the options that were best on the tuning seeds.
 
+    Those that were best by the first measure of ``CHOSEN_BY`` come first.
+
     Args:
         sweep: of the cells.
         decided: finished cells of the tuning seeds, at least one.
         others: cells of the reported seeds.
     """
     frame = results(sweep, decided)
-    best = pd.concat([_best(frame, measure) for measure in CHOSEN_BY])
-    rows = set(best.itertuples(index=False, name=None))
-    return [cell for cell in others if (cell.method, cell.noise, row_label(sweep, cell)) in rows]
+    best = pd.concat([_best(frame, measure) for measure in CHOSEN_BY]).drop_duplicates()
+    places = {row: place for place, row in enumerate(best.itertuples(index=False, name=None))}
+    rows = {cell.name: (cell.method, cell.noise, row_label(sweep, cell)) for cell in others}
+    chosen = [cell for cell in others if rows[cell.name] in places]
+    return sorted(chosen, key=lambda cell: places[rows[cell.name]])
 
 
 def of_tuning_seeds(frame: pd.DataFrame, tuning: Sequence[int]) -> pd.DataFrame:

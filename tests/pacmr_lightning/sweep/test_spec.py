@@ -18,7 +18,7 @@ SIZES = {
     "world_long": 24,
     "world_noise": 475,
     "told_share": 510,
-    "frontier": 6120,
+    "frontier": 7020,
     "sentiment": 88,
     "sentiment_small": 3,
     "pacmr_variants": 144,
