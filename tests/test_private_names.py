@@ -98,13 +98,15 @@ TABLE = {
     "pacmr_lightning/policy/masks.py": {
         "transformers": ("transformers:PreTrainedConfig._attn_implementation",)
     },
-    "pacmr_lightning/runs/memory_estimate.py": {
+    "pacmr_lightning/runs/live_bytes.py": {
         "torch": (
             "torch:UntypedStorage._cdata",
-            "torch._subclasses.fake_tensor:FakeTensorMode",
             "torch.utils._python_dispatch:TorchDispatchMode",
             "torch.utils._pytree:tree_leaves",
         )
+    },
+    "pacmr_lightning/runs/memory_estimate.py": {
+        "torch": ("torch._subclasses.fake_tensor:FakeTensorMode",)
     },
     "pacmr_lightning/modules/preference.py": {
         "lightning": ("lightning.pytorch.core.mixins.hparams_mixin:_given_hyperparameters",)

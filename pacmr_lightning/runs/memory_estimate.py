@@ -7,16 +7,13 @@ they make is counted as long as it lives: transformers' own code says what is ke
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.base import get_keys_to_not_convert
@@ -24,6 +21,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from ..policy.base_model import recompute_activations
 from ..policy.logprobs import token_values
+from .live_bytes import LiveBytes
 
 Stage = Literal[0, 1, 2, 3]
 
@@ -107,6 +105,7 @@ def held(
     offload_parameters: bool = False,
     bucket: int = 50_000_000,
     base: float | None = None,
+    kept: int = 0,
 ) -> Held:
     """What each of ``devices`` processes holds.
 
@@ -120,13 +119,14 @@ def held(
         offload_parameters: so are the parts of the base; at stage 3.
         bucket: the strategy's ``reduce_bucket_size``.
         base: bytes of the base, where they are not those of the policy's frozen parameters.
+        kept: pairs whose gradients VNet's update keeps on each device, see ``weighting.train_pairs``.
     """
     frozen = [p for p in policy.parameters() if not p.requires_grad]
     base = float(sum(p.numel() * p.element_size() for p in frozen)) if base is None else float(base)
     adapter = float(FP32 * sum(p.numel() for p in policy.parameters() if p.requires_grad))
     part = 1 / devices
     # A micro-batch's gradient, the one before it, and their sum; beside them the virtual step's direction.
-    points = (4 if vnet else 3) * adapter
+    points = (4 + kept if vnet else 3) * adapter
     if stage == 0:
         return Held(
             base=base,
@@ -213,44 +213,6 @@ def activation_bytes(
             values = token_values(states, head, predicted, pieces, frozen=True).log_probs
             torch.autograd.grad(values.sum(), trained)
     return live.peak
-
-
-class LiveBytes(TorchDispatchMode):
-    """Inside, counts the bytes of all storages that operations make, until each is freed.
-
-    Attributes:
-        now: bytes alive.
-        peak: the most there have been.
-    """
-
-    def __init__(self, module: nn.Module):
-        super().__init__()
-        self.now = self.peak = 0
-        kept = [*module.parameters(), *module.buffers()]
-        self._known: dict[int, Any] = {t.untyped_storage()._cdata: t for t in kept}
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Runs the operation and looks at what it returns."""
-        found = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(found):
-            if isinstance(tensor, torch.Tensor):
-                self._add(tensor.untyped_storage())
-        return found
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key in self._known:
-            return
-
-        def freed(_: Any) -> None:
-            self.now -= size
-            del self._known[key]
-
-        self._known[key] = weakref.ref(storage, freed)
-        self.now += size
-        self.peak = max(self.peak, self.now)
 
 
 def _replace_by_fake(module: nn.Module) -> None:

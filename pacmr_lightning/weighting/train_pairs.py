@@ -8,12 +8,12 @@ gradient is kept from one pass and serves all three; else the pairs are run agai
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..batch import PairBatch
 from ..gradient import Direction, accumulated_gradient
@@ -278,10 +278,18 @@ def train_pairs(
 
 
 def _affordable(policy: PolicyModel, batch: PairBatch, micro_batch_size: int | None) -> bool:
-    """Whether the gradients are small beside the base and what LoRA layers keep of their inputs, in fp32."""
-    gradients = 4 * len(batch) * sum(p.numel() for p in policy.adapter().values())
     held = sum(p.numel() * p.element_size() for p in policy.parameters())
     if not policy.gradient_checkpointing:
         tokens = batch.input_ids[:micro_batch_size].numel()
-        held += 4 * tokens * sum(linear.in_features for linear in policy.lora_linears().values())
-    return gradients <= max(SMALL, SHARE * held)
+        held += kept_inputs(policy.lora_linears(), tokens)
+    return affordable(len(batch), sum(p.numel() for p in policy.adapter().values()), held)
+
+
+def affordable(pairs: int, adapter: int, held: float) -> bool:
+    """Whether pairs' gradients of an adapter are small beside ``held``: base, adapter and ``kept_inputs``."""
+    return 4 * pairs * adapter <= max(SMALL, SHARE * held)
+
+
+def kept_inputs(linears: Mapping[str, nn.Linear], tokens: int) -> int:
+    """Bytes of what LoRA layers keep of their inputs, in fp32, where activations are not computed again."""
+    return 4 * tokens * sum(linear.in_features for linear in linears.values())

@@ -14,7 +14,7 @@ from pacmr_lightning.policy.logprobs import token_values
 from pacmr_lightning.policy.masks import shared_mask
 from pacmr_lightning.policy.rows import packed_rows, padded, row_multiple, rows_of, separate_rows, shared_rows
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.runs.memory_estimate import LiveBytes
+from pacmr_lightning.runs.live_bytes import LiveBytes
 
 LAYOUTS = ("shared", "separate", "packed", "plain")
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "qwen2-mixed", "mistral", "gpt2"]

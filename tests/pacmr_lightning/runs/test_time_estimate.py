@@ -1,0 +1,265 @@
+"""Counted operations against sums written out layer by layer, and against real steps of a tiny Llama."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from pacmr_lightning import cli
+from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.commands.memory import memory
+from pacmr_lightning.objectives import DPO
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.runs.memory_estimate import build
+from pacmr_lightning.runs.time_estimate import (
+    PairFlops,
+    Plan,
+    audit_flops,
+    pair_flops,
+    run_flops,
+    update_flops,
+)
+from pacmr_lightning.weighting import (
+    CentralDifference,
+    GhostDotProduct,
+    PromptAugmentationConsistency,
+    VNetWeighting,
+)
+from pacmr_lightning.weighting.inner_gradient import inner_step
+from pacmr_lightning.weighting.train_pairs import KeptGradients, RecomputedPairs
+
+WIDTH, HIDDEN, LAYERS, HEADS, KEYS, WORDS, RANK = 64, 96, 2, 4, 2, 128, 4
+CONFIG = LlamaConfig(
+    vocab_size=WORDS,
+    hidden_size=WIDTH,
+    intermediate_size=HIDDEN,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=HEADS,
+    num_key_value_heads=KEYS,
+)
+PROMPT, RESPONSE, PAIRS = 24, 8, 4
+
+
+def counted(shared: bool, gradient_checkpointing: bool = True) -> PairFlops:
+    return pair_flops(
+        build(CONFIG, RANK, "all-linear", torch.float32),
+        prompt_tokens=PROMPT,
+        response_tokens=RESPONSE,
+        shared=shared,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("gradient_checkpointing", [True, False])
+def test_layer_by_layer(shared, gradient_checkpointing):
+    """2 operations a weight and token: forward, in the input's gradient, in its own where it is LoRA's."""
+    narrow = WIDTH * KEYS // HEADS
+    queries_keys_values = [(WIDTH, WIDTH), (WIDTH, narrow), (WIDTH, narrow)]
+    sizes = [*queries_keys_values, (WIDTH, WIDTH), (WIDTH, HIDDEN), (WIDTH, HIDDEN), (HIDDEN, WIDTH)]
+    rows, length = (1, PROMPT + 2 * RESPONSE) if shared else (2, PROMPT + RESPONSE)
+    per_weight = 2 * rows * length
+    base = per_weight * LAYERS * sum(i * o for i, o in sizes)
+    lora = per_weight * LAYERS * sum(RANK * (i + o) for i, o in sizes)
+    attention = LAYERS * rows * 2 * (2 * length**2 * WIDTH)  # scores, and the sum of values
+    head = 2 * (2 * RESPONSE) * WIDTH * WORDS
+    # Embeddings are frozen, so nobody asks the first layer for the gradient of what it gets.
+    first_base = per_weight * sum(i * o for i, o in queries_keys_values)
+    first_lora = per_weight * sum(RANK * i for i, _ in queries_keys_values)
+
+    found = counted(shared, gradient_checkpointing)
+    assert found.reference == base + attention + head
+    assert found.forward == base + lora + attention + head
+    backward = (base - first_base) + (2 * lora - first_lora) + 2 * attention + head
+    if gradient_checkpointing:
+        # A layer is repeated until all that backward needs is there: without its last product, LoRA's B.
+        backward += base + lora + attention - LAYERS * per_weight * RANK * WIDTH
+    assert found.gradient == found.forward + backward
+
+
+def test_a_step_of_lora_is_two_thirds_of_a_full_one():
+    """Where the adapter is small, weight gradients are what a frozen base saves: 4 N D in place of 6 N D."""
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=512, intermediate_size=1024, num_hidden_layers=2, num_attention_heads=4
+    )
+    policy = build(config, 1, "all-linear", torch.bfloat16)
+    found = pair_flops(policy, prompt_tokens=16, response_tokens=2, shared=True, gradient_checkpointing=False)
+    weights = sum(p.numel() for n, p in policy.named_parameters() if "layers" in n and p.ndim == 2)
+    assert found.gradient == pytest.approx(4 * weights * 20, rel=0.15)
+    assert found.gradient < 0.75 * 6 * weights * 20
+
+
+class _NoModules:
+    """In the place of the counter's hooks on modules, which cannot bear a gradient taken inside of one."""
+
+    parents = ("Global",)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+
+def real(run) -> int:
+    """Operations of a run on real tensors, attention as its plain products."""
+    counter = FlopCounterMode(display=False)
+    counter.mod_tracker = _NoModules()
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        run()
+    return counter.get_total_flops()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(CONFIG).save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture
+def policy(folder, request):
+    """Away from its reference, so that there is something to learn."""
+    layout = getattr(request, "param", "shared")
+    policy = PolicyModel(folder, rank=RANK, layout=layout, gradient_checkpointing=True)
+    policy.build()
+    with torch.no_grad():
+        for parameter in policy.adapter().values():
+            parameter.normal_(0, 0.02)
+    return policy
+
+
+def pairs_of(policy, seed=0) -> PairBatch:
+    generator = torch.Generator().manual_seed(seed)
+
+    def words(length):
+        return torch.randint(3, WORDS, (PAIRS, length), generator=generator).tolist()
+
+    batch = PairBatch.collate(list("abcd"), words(PROMPT), words(RESPONSE), words(RESPONSE))
+    return batch.with_reference(policy.reference_log_probs(batch))
+
+
+@pytest.mark.parametrize("policy", ["shared", "separate"], indirect=True)
+def test_real_passes(policy):
+    """Fake or real, a pass is the same products; pairs of a micro-batch add up."""
+    batch = pairs_of(policy)
+    live = replace(batch, reference=None)
+    parameters = list(policy.adapter().values())
+
+    def gradient():
+        found = policy.log_probs(batch)
+        torch.autograd.grad((found.chosen - found.rejected).sum(), parameters)
+
+    flops = counted(policy.layout == "shared")
+    assert real(lambda: policy.reference_log_probs(live)) == PAIRS * flops.reference
+    with torch.no_grad():
+        assert real(lambda: policy.log_probs(batch)) == PAIRS * flops.forward
+    assert real(gradient) == PAIRS * flops.gradient
+
+
+@pytest.mark.parametrize("estimator", [GhostDotProduct, CentralDifference])
+@pytest.mark.parametrize("kind", [RecomputedPairs, KeptGradients])
+def test_a_real_update(policy, estimator, kind):
+    """VNet's update and the policy's, as a training step makes them; all meta pairs pass the threshold."""
+    batch = pairs_of(policy)
+    meta = replace(batch, augmented=pairs_of(policy, seed=1))
+    weighting = VNetWeighting(PromptAugmentationConsistency(tau=0.5), estimator())
+
+    def step():
+        pairs = kind(policy, DPO(0.1), batch, 2)
+        weighting.update(pairs, meta, 1e-3)
+        inner_step(pairs, weighting)
+
+    plan = Plan(global_batch_size=PAIRS, every=1, meta_batch_size=PAIRS)
+    name, kept = estimator.__name__, kind is KeptGradients
+    expected = update_flops(counted(shared=True), plan, name, kept)
+    # Beside it: VNet, kept gradients added up, and inputs of the first layer that need no gradient.
+    assert real(step) == pytest.approx(expected, rel=0.01)
+    assert weighting.updates == 1
+    assert real(lambda: inner_step(RecomputedPairs(policy, DPO(0.1), batch, 2), weighting)) == pytest.approx(
+        update_flops(counted(shared=True), plan, None), rel=1e-3
+    )
+
+
+FLOPS = PairFlops(reference=100, forward=110, gradient=300, recomputed=True)
+
+
+def test_what_a_run_is_made_of():
+    """By hand: 10 updates of 4 pairs, VNet at every fifth with 8 meta pairs, half of which pass."""
+    plan = Plan(4, 5, 8, 0.5, pairs=42, validation_pairs=10, validations=3)
+    assert plan.updates == 10
+    dpo = update_flops(FLOPS, plan, None)
+    assert dpo == 4 * 300
+    judged = 3 * 10 * (110 + 100)
+    assert run_flops(FLOPS, plan, dpo) == 10 * dpo + judged + (42 + 10) * 100
+    assert run_flops(FLOPS, plan, dpo, fits=2) == 2 * (10 * dpo + judged) + (42 + 10) * 100
+    assert run_flops(FLOPS, plan, dpo, vnet=True) == 10 * dpo + judged + (42 + 10 + 2 * 8) * 100
+    assert audit_flops(FLOPS, plan) == 42 * 210 + 42 * 400
+    meta = 8 * (120 + 0.5 * 330)
+    assert update_flops(FLOPS, plan, "GhostDotProduct", True) == dpo + meta / 5
+    assert update_flops(FLOPS, plan, "GhostDotProduct") == dpo + (meta + 2 * 4 * 300) / 5
+    assert update_flops(FLOPS, plan, "CentralDifference") == dpo + (meta + 4 * 300 + 2 * 4 * 120) / 5
+    assert update_flops(FLOPS, plan, "CentralDifference", True) == dpo + (meta + 2 * 4 * 120) / 5
+    live = replace(plan, cached=False)
+    assert update_flops(FLOPS, live, None) == 4 * 400
+    assert update_flops(FLOPS, live, "GhostDotProduct", True) == 4 * 400 + (meta + 8 * 1.5 * 100) / 5
+    assert run_flops(FLOPS, live, 1600) == 10 * 1600 + judged
+
+
+OPTIONS = [
+    *("--prompt_tokens", "24", "--response_tokens", "8", "--rank", "4", "--devices", "[1, 4]"),
+    *("--pairs", "3200000000", "--device_tflops", "0.5"),
+]
+
+
+def test_hours_and_price(folder, capsys):
+    """100,000,000 updates of 32 pairs on four devices, and the cache, at 0.2 TFLOP/s each."""
+    cli.main(
+        ["memory", "--model", folder, *OPTIONS, "--utilization", "0.4", "--gpu_hour", "10", "--vnet", "false"]
+    )
+    text = capsys.readouterr().out
+    flops = counted(shared=True)
+    hours = 3_200_000_000 * (flops.gradient + flops.reference) / 4 / 0.2e12 / 3600
+    line = next(row for row in text.splitlines() if row.split()[:2] == ["DPO", "4"])
+    assert line.split()[3:5] == ["100,000,000", f"{4 * hours * 3600 * 0.2e12 / 1e15:,.4g}"]
+    assert line.split()[6:] == [f"{hours:.1f}", f"{4 * hours * 10:,.0f}"]
+    assert " ".join(text.split()).count("40% of 0.5 TFLOP/s, which you gave") == 1
+    assert "PACMR-DPO" not in text
+
+
+def test_kept_gradients_and_example_hours(folder, capsys):
+    """A small adapter's gradients are kept by pair on one device or four, but not under ZeRO-3."""
+    found = memory(folder, rank=RANK, prompt_tokens=24, response_tokens=8, devices=[1, 4], device_tflops=1e-3)
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.count("PACMR-DPO, GhostDotProduct") == 2
+    assert "20% and 50% of 0.001 TFLOP/s, examples, since no utilization is given" in text
+    adapter = found["ddp"][1].adapter
+    assert found["ddp"][1].gradients == (4 + 32) * adapter and found["ddp"][4].gradients == (4 + 8) * adapter
+    assert found["zero3"][4].gradients == 4.25 * adapter
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device_tflops", "989", "--utilization", "0"], "utilization is 0.0, but"),
+        (["--device_tflops", "989", "--utilization", "1.5"], "utilization is 1.5, but"),
+        (["--utilization", "0.4"], "utilization is 0.4, but device_tflops is not given"),
+        (["--device_tflops", "-1"], "device_tflops is -1.0, but it must be above 0"),
+        (["--device_tflops", "989", "--pairs", "99", "--gpu_hour", "-2"], "gpu_hour is -2.0, but"),
+        (["--device_tflops", "989", "--gpu_hour", "2"], "gpu_hour is 2.0, but pairs is not given"),
+        (["--pairs", "31"], "pairs is 31, fewer than one batch of 32"),
+        (["--coverage", "1.1"], "coverage is 1.1"),
+        (["--validations", "-1"], "validations is -1"),
+        (["--every", "0"], "every is 0"),
+    ],
+)
+def test_bad_options(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["memory", *arguments])
+    assert stop.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("pacmr: error: ") and message in line
