@@ -105,9 +105,7 @@ TABLE = {
             "torch.utils._pytree:tree_leaves",
         )
     },
-    "pacmr_lightning/runs/memory_estimate.py": {
-        "torch": ("torch._subclasses.fake_tensor:FakeTensorMode",)
-    },
+    "pacmr_lightning/runs/memory_estimate.py": {"torch": ("torch._subclasses.fake_tensor:FakeTensorMode",)},
     "pacmr_lightning/modules/preference.py": {
         "lightning": ("lightning.pytorch.core.mixins.hparams_mixin:_given_hyperparameters",)
     },

@@ -31,7 +31,7 @@ def check(plan: Plan, speed: Speed) -> None:
     Raises:
         UserError: it is, or an option needs another that is not given.
     """
-    if plan.pairs is not None and not plan.updates:
+    if plan.pairs is not None and plan.updates < 1:
         raise UserError(
             f"pairs is {plan.pairs}, fewer than one batch of {plan.global_batch_size}; give more pairs or "
             "lower global_batch_size."
@@ -65,12 +65,12 @@ def times(flops: PairFlops, plan: Plan, speed: Speed, kept: dict[int, int], vnet
 
     ``kept`` is the number of pairs whose gradients an update of VNet keeps on each device, by devices.
     """
-    shares = () if speed.tflops is None else EXAMPLES
+    shares: tuple[float, ...] = () if speed.tflops is None else EXAMPLES
     if speed.utilization is not None:
         shares = (speed.utilization,)
     caption = "PFLOP: 1e15 operations, over all devices."
     if shares:
-        at = " and ".join(f"{share:.0%}" for share in shares)
+        at = " and ".join(f"{100 * share:.3g}%" for share in shares)
         whose = (
             "which you gave" if speed.utilization is not None else "examples, since no utilization is given"
         )
@@ -79,8 +79,8 @@ def times(flops: PairFlops, plan: Plan, speed: Speed, kept: dict[int, int], vnet
     whole = plan.pairs is not None
     columns = ["method", "devices", "PFLOP an update", *(["updates", "PFLOP in all"] if whole else [])]
     for share in shares:
-        columns += [f"s an update, {share:.0%}", *([f"hours, {share:.0%}"] if whole else [])]
-        columns += [f"price, {share:.0%}"] if speed.price is not None else []
+        columns += [f"s an update, {100 * share:.3g}%", *([f"hours, {100 * share:.3g}%"] if whole else [])]
+        columns += [f"price, {100 * share:.3g}%"] if speed.price is not None else []
     for name in columns:
         table.add_column(name, justify="left" if name == "method" else "right")
     methods: dict[str, tuple[Estimator | None, int]] = {"DPO": (None, 1)}
@@ -101,6 +101,6 @@ def times(flops: PairFlops, plan: Plan, speed: Speed, kept: dict[int, int], vnet
                 rate = speed.tflops * 1e12 * share
                 hours = (total / n + alone) / rate / 3600
                 values += [f"{update / n / rate:.3g}", *([f"{hours:.1f}"] if whole else [])]
-                values += [f"{hours * n * speed.price:,.0f}"] if speed.price is not None else []
+                values += [f"{hours * n * speed.price:,.2f}"] if speed.price is not None else []
             table.add_row(*values)
     return table

@@ -226,7 +226,7 @@ def test_hours_and_price(folder, capsys):
     hours = 3_200_000_000 * (flops.gradient + flops.reference) / 4 / 0.2e12 / 3600
     line = next(row for row in text.splitlines() if row.split()[:2] == ["DPO", "4"])
     assert line.split()[3:5] == ["100,000,000", f"{4 * hours * 3600 * 0.2e12 / 1e15:,.4g}"]
-    assert line.split()[6:] == [f"{hours:.1f}", f"{4 * hours * 10:,.0f}"]
+    assert line.split()[6:] == [f"{hours:.1f}", f"{4 * hours * 10:,.2f}"]
     assert " ".join(text.split()).count("40% of 0.5 TFLOP/s, which you gave") == 1
     assert "PACMR-DPO" not in text
 
@@ -252,6 +252,7 @@ def test_kept_gradients_and_example_hours(folder, capsys):
         (["--device_tflops", "989", "--pairs", "99", "--gpu_hour", "-2"], "gpu_hour is -2.0, but"),
         (["--device_tflops", "989", "--gpu_hour", "2"], "gpu_hour is 2.0, but pairs is not given"),
         (["--pairs", "31"], "pairs is 31, fewer than one batch of 32"),
+        (["--pairs", "-64"], "pairs is -64, fewer than one batch of 32"),
         (["--coverage", "1.1"], "coverage is 1.1"),
         (["--validations", "-1"], "validations is -1"),
         (["--every", "0"], "every is 0"),
