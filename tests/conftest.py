@@ -33,10 +33,12 @@ LLAMA = {
     **{"num_hidden_layers": 1, "num_attention_heads": 2},
 }
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
-LONG = (
-    *("test_strategies", "test_configs", "test_kills", "test_translation", "test_health"),
-    *("test_extension", "test_data_road"),
+FORKED = (
+    *("test_strategies", "test_kills", "test_data_road", "test_extension", "test_reference_cache"),
+    *("test_answer_store", "test_clean_meta", "test_judge", "test_generate", "test_augment"),
 )
+"""Files whose tests fork processes: in one process of pytest, so that what they fork from imports once."""
+LONG = (*FORKED, "test_configs", "test_translation", "test_refine", "test_health")
 """Files that take longest on two cores: one that comes last would keep one process waiting for the other."""
 
 
@@ -51,6 +53,21 @@ def pytest_collection_finish():
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """One process a file, as ``--dist loadfile`` does, and one for what shares a start or a run."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            path = Path(super()._split_scope(nodeid))
+            if path.stem in FORKED:
+                return "forked"
+            return str(path.parent if path.parent.name == "audit" else path)
+
+    return Scheduling(config, log) if config.option.dist == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

@@ -86,6 +86,9 @@ def source_of(config: Path) -> str:
 SHORT = ["--trainer.max_steps", "2", "--trainer.accelerator", "cpu", "--trainer.default_root_dir", "run"]
 SHORT += ["--trainer.log_every_n_steps", "1", "--trainer.limit_val_batches", "1", "--data.num_workers", "0"]
 
+# A random model never ends a response itself, and what its responses are is not asked here.
+FEW_TOKENS = ["--model.max_new_tokens", "8"]
+
 
 def composed(base: Path, method: Path):
     """Every method on one base and three of them on every base; all others repeat that, and are slow."""
@@ -98,7 +101,7 @@ def composed(base: Path, method: Path):
     ("base", "method"), list(itertools.starmap(composed, itertools.product(PREFERENCE, METHODS)))
 )
 def test_preference(base, method, tiny, monkeypatch):
-    arguments = ["--model.policy.model", tiny["model"]]
+    arguments = ["--model.policy.model", tiny["model"], *FEW_TOKENS]
     if method.stem != "pacmr":  # with which the same figures are written on every base
         for callback in (vnet_surfaces, weight_distributions):
             monkeypatch.setattr(callback, "publish", lambda *arguments: None)
@@ -108,6 +111,8 @@ def test_preference(base, method, tiny, monkeypatch):
         arguments += ["--trainer.callbacks.samples", "4"]
     elif source == "Files":
         arguments += ["--data.source.train", tiny["pairs"], "--data.noise_rate", "0.2"]
+        if base.parent.name == "sentiment":
+            arguments += ["--trainer.callbacks.samples", "4"]
     else:
         arguments += ["--data.source.path", upstream(source), "--data.noise_rates", "[0.1, 0.3]"]
     if method.stem in ("mwn", "aligner", "metapo_style"):
@@ -164,7 +169,8 @@ def test_own_pairs_with_the_paper_s_settings(tiny):
     """Another source in the place of the config's."""
     base, method = ROOT / "configs/tldr/preference.yaml", ROOT / "configs/methods/pacmr.yaml"
     own = ["--data.source", "Files", "--data.source.train", tiny["pairs"], "--data.task", "mine"]
-    arguments = ["--config", str(base), "--config", str(method), "--model.policy.model", tiny["model"], *own]
+    files = ["--config", str(base), "--config", str(method)]
+    arguments = [*files, "--model.policy.model", tiny["model"], *FEW_TOKENS, *own]
     cli.main(["fit", *arguments, *SHORT])
     summary = json.loads(Path("run/summary.json").read_text())
     assert summary["task"] == "mine" and summary["counts"]["train"]["rows"] > 140

@@ -7,7 +7,6 @@ import csv
 import importlib
 import inspect
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -196,7 +195,15 @@ def test_a_run_with_all_of_it(run, inside):
     assert least == recorded.sort_values("weight", kind="stable")["id"].tolist()[:5]
 
 
-def test_going_on_in_a_process_of_its_own(run, inside, installed, tmp_path):
+WITH_THE_PATH = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from pacmr_lightning.cli import main
+main(sys.argv[1:])
+"""
+
+
+def test_going_on_in_a_process_of_its_own(run, inside, installed, tmp_path, monkeypatch, forked):
     """As an installed package, from an empty folder: the second half again, exactly."""
     again = tmp_path / "again"
     shutil.copytree(run, again)
@@ -207,11 +214,13 @@ def test_going_on_in_a_process_of_its_own(run, inside, installed, tmp_path):
     assert half["global_step"] == 4
     for name in ("model", "pairs.csv"):
         (tmp_path / name).symlink_to(Path(name).resolve())
-    command = [sys.executable, "-m", "pacmr_lightning", "fit", "--config", str(again / "config.yaml")]
-    command += ["--ckpt_path", "last", "--trainer.default_root_dir", str(again)]
-    env = os.environ | {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run = Path(run).resolve()
+    monkeypatch.chdir(tmp_path)
+    words = ["fit", "--config", again / "config.yaml", "--ckpt_path", "last"]
+    words += ["--trainer.default_root_dir", again]
+    process = forked(WITH_THE_PATH, installed, *words, OMP_NUM_THREADS="1")
+    errors = process.communicate()[1]
+    assert process.returncode == 0, errors[-3000:]
     before, after = checkpoint(run), checkpoint(again)
     assert before["global_step"] == after["global_step"] == 8
     assert not torch.equal(half["weighting"]["slope"], after["weighting"]["slope"])

@@ -1,6 +1,7 @@
 """An adapter and a whole model that come without a run: the same u, and the audit's files."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +12,24 @@ from pacmr_lightning import cli
 from pacmr_lightning.commands.audit import audit
 
 
-@pytest.fixture
-def exported(run, tmp_path, monkeypatch):
-    """Makes an adapter and a whole model of the run; returns the run's u by id, labels as found."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def exports(finished, tmp_path_factory):
+    """A folder with an adapter and a whole model of the run; and the run's u by id, labels as found."""
+    run = shutil.copytree(finished, tmp_path_factory.mktemp("exports") / "run")
     for name, merged in (("adapter", []), ("whole", ["--merged"])):
-        cli.main(["export", str(run), name, *merged])
+        cli.main(["export", str(run), str(run.with_name(name)), *merged])
     table = audit(str(run), "policy", share=0.3).set_index("id")
-    return table["u"].where(table["observed"] == "chosen", -table["u"])
+    return run.parent, table["u"].where(table["observed"] == "chosen", -table["u"])
+
+
+@pytest.fixture
+def exported(exports, tmp_path, monkeypatch):
+    """Puts the adapter and the whole model into an empty folder; returns the run's u."""
+    monkeypatch.chdir(tmp_path)
+    folder, u = exports
+    for name in ("adapter", "whole"):
+        shutil.copytree(folder / name, name)
+    return u
 
 
 def options(run, **changed):

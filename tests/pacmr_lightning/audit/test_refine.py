@@ -222,8 +222,13 @@ def test_a_curriculum_that_does_not_fit(change, options, message, refined, learn
     assert not (tmp_path / "run").exists()
 
 
-def test_at_the_end_of_a_fit(finished, tmp_path):
+def test_at_the_end_of_a_fit(finished, tmp_path, monkeypatch, commands_here):
+    """In a process that knows nothing of this one's ranks."""
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
     folder = fit(finished, tmp_path / "run", "--refine", "true")
+    [(words, environment)] = commands_here
+    assert words == ["refine", str(folder)]
+    assert "GROUP_WORLD_SIZE" not in environment and "PATH" in environment
     assert "refine" not in config_of(folder)
     assert (tmp_path / "run-refined" / "summary.json").exists()
 

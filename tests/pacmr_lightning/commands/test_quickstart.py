@@ -16,9 +16,11 @@ def test_a_folder_that_is_there(tmp_path, monkeypatch, capsys):
     assert stop.value.code == 2 and said in capsys.readouterr().err
 
 
-def test_a_part_that_fails(tmp_path, monkeypatch, capfd):
+def test_a_part_that_fails(tmp_path, monkeypatch, capsys, commands_here):
+    """Its status is that of the whole, and nothing after it is started."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
         cli.main(["quickstart", "--sft_rows", "0", "--output", "q"])
     assert stop.value.code == 2 and not Path("q").exists()
-    assert "rows is 0, but it must be at least 1" in capfd.readouterr().err
+    assert "rows is 0, but it must be at least 1" in capsys.readouterr().err
+    assert len(commands_here) == 1 and commands_here[0][0][:3] == ["fit", "--config", "quickstart/sft"]
