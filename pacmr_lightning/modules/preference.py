@@ -22,7 +22,8 @@ from ..strategies import check_precision, check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting
 from ..weighting.base import check_soft_labels, check_update
 from ..weighting.inner_gradient import inner_step
-from ..weighting.train_pairs import TrainPairs, train_pairs
+from ..weighting.kept_gradients import train_pairs
+from ..weighting.train_pairs import TrainPairs
 from .data import datamodule
 from .preference_checkpoint import PreferenceCheckpoint
 from .schedule import check_schedule, planned_updates, warmup_cosine
