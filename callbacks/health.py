@@ -15,6 +15,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.ranks import sum_over_ranks
+from pacmr_lightning.runs.folder import CHECKPOINTS
 
 from .health_values import dead_adapters, outer_values
 from .records import record_of
@@ -218,7 +219,7 @@ class Health(Callback):
         self.warned["self-confirmation"] = step = trainer.global_step
         end = "."
         if self.on_alarm == "stop":
-            path = Path(trainer.default_root_dir) / "checkpoints" / f"alarm-{step}.ckpt"
+            path = Path(trainer.default_root_dir) / CHECKPOINTS / f"alarm-{step}.ckpt"
             trainer.save_checkpoint(path)
             trainer.should_stop = True
             end = f"; training stops here, with {path.name} among the checkpoints."

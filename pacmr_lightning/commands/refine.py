@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..files import replacing
 from ..runs.checkpoints import LAST
 from ..runs.finished_run import Run, find_run
-from ..runs.folder import CONFIG, SUMMARY
+from ..runs.folder import CHECKPOINTS, CONFIG, SUMMARY
 from ..runs.loggers import loggers_of_another
 from .audit import audit
 from .compare import compare
@@ -182,7 +182,7 @@ def fit(folder: Path, words: list[str], own: Iterable[str] = ()) -> None:
     """
     from .fit import PacmrCLI
 
-    if (folder / "checkpoints" / LAST).exists():
+    if (folder / CHECKPOINTS / LAST).exists():
         words = [*words, "--ckpt_path", "last"]
     elif folder.exists():
         _clear(folder, own)
