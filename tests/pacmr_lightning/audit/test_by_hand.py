@@ -9,7 +9,8 @@ import torch
 from pacmr_lightning import cli
 from pacmr_lightning.audit.listed_pairs import random_sample
 from pacmr_lightning.batch import LogProbs
-from pacmr_lightning.commands.audit_conclusion import Judged, Wanted, conclude
+from pacmr_lightning.commands.audit_conclusion import Judged, conclude
+from pacmr_lightning.commands.audit_options import Wanted
 from pacmr_lightning.datamodules import Files
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import AuditedWeights
