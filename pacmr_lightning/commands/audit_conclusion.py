@@ -113,12 +113,15 @@ def _findings(judged: Judged, wanted: Wanted, notes: list[str]) -> tuple[Finding
     asked = (pairs, judged.scorer, wanted.threshold, judged.varies)
     read = None if wanted.decided is None else wanted.decided.share
     sample: pd.DataFrame | None = None
-    if read is not None and read.read:
-        own = find(*asked).share
+    if read is None or not read.read:
+        findings = find(*asked, share)
+    else:
+        findings = find(*asked)
         share = read.told if share is None else share
-        notes.extend(read.sentences(own, share))
-        sample = read.table(own)
-    findings = find(*asked, share)
+        notes.extend(read.sentences(findings.share, share))
+        sample = read.table(findings.share)
+        if share is not None:
+            findings = find(*asked, share)
     if share is None and fallback_share is not None and (judged.by_heart or not findings.share.identified):
         share = fallback_share if judged.by_heart else min(fallback_share, findings.share.at_most)
         findings = find(*asked, share)
