@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from ..errors import UserError
 from .deepspeed import LoraDeepSpeedStrategy
 
+FULL = (torch.float32, torch.float64)
+"""Precisions in which small updates are not rounded away."""
+
 
 def check_strategy(strategy: Strategy, quantization: str | None = None) -> None:
     """Refuses strategies under which the method's steps would go wrong.
@@ -40,6 +43,20 @@ def check_strategy(strategy: Strategy, quantization: str | None = None) -> None:
     )
 
 
+def check_adapter(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Looks at the trained parameters before the first step, by name.
+
+    Raises:
+        UserError: the trainer's precision has turned them into half precision.
+    """
+    for name, parameter in parameters.items():
+        if parameter.dtype not in FULL:
+            raise UserError(
+                f"The adapter's {name} is {parameter.dtype}, which rounds small updates away; leave "
+                "trainer.precision at 32-true and set the policy's dtype, the base's, to bfloat16."
+            )
+
+
 def check_precision(
     optimizer: Any, parameters: Mapping[str, nn.Parameter], gradient: Mapping[str, Tensor]
 ) -> None:
@@ -60,4 +77,4 @@ def check_precision(
         if torch.is_tensor(value)
     }
     for name, tensor in {**parameters, **gradient, **states}.items():
-        assert tensor.dtype in (torch.float32, torch.float64), f"{name} is {tensor.dtype}, not fp32"
+        assert tensor.dtype in FULL, f"{name} is {tensor.dtype}, not fp32"
