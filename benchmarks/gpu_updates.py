@@ -21,7 +21,7 @@ from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.weighting import GhostDotProduct, Unweighted, VNetWeighting
 from pacmr_lightning.weighting.inner_gradient import inner_step
-from pacmr_lightning.weighting.train_pairs import train_pairs
+from pacmr_lightning.weighting.kept_gradients import train_pairs
 
 SIZE = "small"
 SHAPE = Shape(pairs=16, vocabulary=SIZES[SIZE][5], micro_batch=8)

@@ -15,7 +15,9 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.data import datamodule
 from pacmr_lightning.ranks import sum_over_ranks
+from pacmr_lightning.runs.folder import CHECKPOINTS
 
+from .health_limits import Limits
 from .health_values import dead_adapters, outer_values
 from .records import record_of
 from .self_confirmation import SelfConfirmation, Thresholds
@@ -74,11 +76,7 @@ class Health(Callback):
         lora_after: int = 20,
     ):
         super().__init__()
-        for name, value, least in (
-            ("window", window, 10),
-            ("max_idle_updates", max_idle_updates, 1),
-            ("lora_after", lora_after, 1),
-        ):
+        for name, value, least in (("window", window, 10), ("lora_after", lora_after, 1)):
             if value < least:
                 raise UserError(f"{name} is {value}, but Health needs at least {least}.")
         for name, ratio in (("max_slope_ratio", max_slope_ratio), ("max_norm_ratio", max_norm_ratio)):
@@ -86,22 +84,10 @@ class Health(Callback):
                 raise UserError(f"{name} is {ratio}, but it must be above 1, or null for none.")
         if max_share_drop is not None and not max_share_drop > 0:
             raise UserError(f"max_share_drop is {max_share_drop}, but it must be above 0, or null for none.")
-        if not 0 <= min_effective_sample_size < 1:
-            raise UserError(
-                f"min_effective_sample_size is {min_effective_sample_size}, but it is a share: give one of "
-                "at least 0 and below 1."
-            )
-        if not 0 < max_saturated_share <= 1:
-            raise UserError(
-                f"max_saturated_share is {max_saturated_share}, but it is a share: give one above 0 and at "
-                "most 1."
-            )
         self.on_alarm = on_alarm
         self.window = window
         self.thresholds = Thresholds(max_slope_ratio, max_norm_ratio, max_share_drop)
-        self.min_effective_sample_size = min_effective_sample_size
-        self.max_saturated_share = max_saturated_share
-        self.max_idle_updates = max_idle_updates
+        self.limits = Limits(min_effective_sample_size, max_saturated_share, max_idle_updates)
         self.lora_after = lora_after
         self._reset()
 
@@ -188,7 +174,8 @@ class Health(Callback):
         if causes:
             self._alarm(trainer, " and ".join(causes.values()))
         found["alarm"] = float("self-confirmation" in self.warned)
-        self._look_at(trainer, found)
+        for cause, sentence in self.limits.causes(found, trainer.global_step).items():
+            self._warn(trainer, cause, sentence)
         pl_module.log_dict(
             {f"health/{name}": torch.tensor(value, dtype=torch.float32) for name, value in found.items()}
         )
@@ -218,7 +205,7 @@ class Health(Callback):
         self.warned["self-confirmation"] = step = trainer.global_step
         end = "."
         if self.on_alarm == "stop":
-            path = Path(trainer.default_root_dir) / "checkpoints" / f"alarm-{step}.ckpt"
+            path = Path(trainer.default_root_dir) / CHECKPOINTS / f"alarm-{step}.ckpt"
             trainer.save_checkpoint(path)
             trainer.should_stop = True
             end = f"; training stops here, with {path.name} among the checkpoints."
@@ -232,32 +219,6 @@ class Health(Callback):
         if cause not in self.warned:
             self.warned[cause] = trainer.global_step
             rank_zero_warn(sentence)
-
-    def _look_at(self, trainer: Trainer, found: dict[str, float]) -> None:
-        """Warns of the causes that are no alarm."""
-        step, size, share = trainer.global_step, found["effective_sample_size"], found["saturated_share"]
-        if size < self.min_effective_sample_size:
-            self._warn(
-                trainer,
-                "effective_sample_size",
-                f"After {step} updates the weights count as {size:.0%} of the pairs (effective sample size), "
-                "so few pairs decide; try a lower learning_rate of VNet, or a smaller beta.",
-            )
-        if share > self.max_saturated_share:
-            self._warn(
-                trainer,
-                "saturated_share",
-                f"After {step} updates {share:.0%} of the pairs have sigmoid(u) above 0.999, from which the "
-                "policy learns nothing more; try fewer epochs, a lower learning_rate, or a smaller beta.",
-            )
-        if self._idle >= self.max_idle_updates:
-            self._warn(
-                trainer,
-                "idle_vnet_updates",
-                f"No meta pair was confident enough in {self._idle} VNet updates in a row, so VNet learned "
-                "nothing; try a lower tau, a larger beta, or SoftPromptConsistency, which needs no "
-                "confidence.",
-            )
 
     def _look_at_lora(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
         dead, layers = dead_adapters(pl_module)

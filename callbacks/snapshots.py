@@ -8,6 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.runs.folder import CHECKPOINTS
 
 
 class Snapshots(Callback):
@@ -35,5 +36,5 @@ class Snapshots(Callback):
     ) -> None:
         """Saves what the last update has led to; all ranks take part."""
         if trainer.global_step in self.steps:
-            folder = Path(trainer.default_root_dir) / "checkpoints"
+            folder = Path(trainer.default_root_dir) / CHECKPOINTS
             trainer.save_checkpoint(folder / f"snapshot-{trainer.global_step}.ckpt", weights_only=False)

@@ -124,17 +124,18 @@ TABLE = {
             "deepspeed.runtime.zero.partition_parameters:ZeroParamStatus.NOT_AVAILABLE",
         )
     },
-    "pacmr_lightning/strategies/deepspeed.py": {
+    "pacmr_lightning/strategies/optimizer_state.py": {
         "deepspeed": (
-            "deepspeed.ops:__compatible_ops__",
             f"{ENGINE_1_2}._lazy_init_hp_params_optimizer_state",
             f"{ENGINE_1_2}.optimizer",
             f"{ENGINE_1_2}.single_partition_of_fp32_groups",
             f"{ENGINE_3}._get_fp32_opt_state_partition",
             f"{ENGINE_3}.fp32_partitioned_groups_flat",
             f"{ENGINE_3}.optimizer",
-            f"{SHARDED}.ds_id",
-        ),
+        )
+    },
+    "pacmr_lightning/strategies/deepspeed.py": {
+        "deepspeed": ("deepspeed.ops:__compatible_ops__",),
         "lightning": (
             "lightning.pytorch.strategies:DeepSpeedStrategy._init_config_if_needed",
             "lightning.pytorch.strategies:DeepSpeedStrategy._init_deepspeed_distributed",

@@ -18,7 +18,8 @@ from ..objectives import AnnotatorRPOEM
 from ..runs.finished_run import PreferenceData, find_run, load
 from ..runs.model_card import public
 from ..weighting import AuditedWeights, CoTeaching, DropFlipped, OracleWeights
-from .audit_conclusion import Action, Judged, Wanted, conclude
+from .audit_conclusion import Judged, conclude
+from .audit_options import Action, Wanted
 from .audit_upload import Upload
 
 

@@ -22,7 +22,8 @@ from ..datamodules.tokenizer import load_tokenizer
 from ..errors import UserError
 from ..numerics import AskedDtype
 from ..policy import PolicyModel
-from .audit_conclusion import Action, Judged, Wanted, conclude
+from .audit_conclusion import Judged, conclude
+from .audit_options import Action, Wanted
 
 
 def audit_model(

@@ -73,7 +73,5 @@ class Upload:
         with tempfile.TemporaryDirectory() as folder:
             readme = Path(folder, "README.md")
             readme.write_text(card, encoding="utf-8")
-            try:
-                push({"README.md": readme, file.name: file}, self.repository, "dataset", self.private)
-            except UserError as error:
-                raise UserError(f"{error} {file} is kept.") from None
+            files = {"README.md": readme, file.name: file}
+            push(files, self.repository, "dataset", self.private, f"{file} is kept.")

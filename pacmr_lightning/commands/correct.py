@@ -23,7 +23,7 @@ from ..runs.finished_run import PreferenceData, Run, find_run, load
 from ..runs.folder import SUMMARY
 from .audit import audit
 from .audit_conclusion import write_corrected
-from .refine import AUDIT, check_folder, compare_passes, fit, objective, train_again, write_record
+from .second_pass import AUDIT, check_folder, compare_passes, fit, objective, train_again, write_record
 
 RECORD = "correct.json"
 """File of what was asked for, inside the second pass's folder."""

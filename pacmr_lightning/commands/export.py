@@ -140,16 +140,9 @@ def export(
             **say,
         )
     if push is not None:
-        _push(Path(out), push, private)
+        files = {path.name: path for path in sorted(Path(out).iterdir())}
+        upload(files, push, "model", private, f"{Path(out)} is kept; hf upload sends it.")
         console.print(f"Uploaded to {push}.", **say)
-
-
-def _push(folder: Path, repository: str, private: bool) -> None:
-    files = {path.name: path for path in sorted(folder.iterdir())}
-    try:
-        upload(files, repository, "model", private)
-    except UserError as error:
-        raise UserError(f"{error} {folder} is kept; hf upload sends it.") from None
 
 
 def _unquantized(run: Run) -> Run:

@@ -14,51 +14,28 @@ from pkgutil import resolve_name
 from typing import Any
 
 import lightning.pytorch.callbacks as lightning_callbacks
-import torch
 from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import CheckpointIO
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only
 
 # Importing the packages is what makes the short names of their classes work in YAML.
 from ..callbacks import GenerationWriter, NoiseMask, RunCheckpoint
 from ..command_line.parser import OneSentence
 from ..datamodules import PreferenceDataModule, SFTDataModule  # noqa: F401
 from ..errors import UserError
-from ..files import replacing
 from ..modules import PreferenceModule, SFTModule  # noqa: F401
-from ..numerics import base_dtype, recomputes
 from ..runs.checkpoints import CheckpointFiles, to_resume_from
-from ..runs.folder import CONFIG, METRICS, default_folder
+from ..runs.config import SaveRunConfig, resolve_auto
+from ..runs.folder import CHECKPOINTS, CONFIG, METRICS, default_folder
 from ..runs.loggers import run_loggers, wandb_ends
 from ..strategies import check_strategy
 
 
 class Parser(OneSentence, LightningArgumentParser):
     """LightningCLI's parser, which says what is wrong in one sentence."""
-
-
-class SaveRunConfig(SaveConfigCallback):
-    """Writes ``config.yaml`` into the run's folder once training starts, so bad input leaves nothing."""
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Nothing yet."""
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the file on rank zero."""
-        if trainer.is_global_zero:
-            config = self.config.clone()
-            root = Path(config.trainer.default_root_dir)
-            # What is done when it ends is no part of the run, and the second pass has this file, too.
-            config.pop("refine", None)
-            config.ckpt_path = None  # where this fit goes on from is not the run's configuration
-            if config.checkpoint.dirpath == _checkpoints(root):  # a run of this config elsewhere has its own
-                config.checkpoint.dirpath = None
-            text = self.parser.dump(config, skip_none=False)
-            with replacing(root / CONFIG) as temporary:
-                temporary.write_text(text)
 
 
 class PacmrCLI(LightningCLI):
@@ -143,11 +120,11 @@ class PacmrCLI(LightningCLI):
         if config.trainer.default_root_dir is None:
             model, data = config.model.init_args, config.data.init_args
             config.trainer.default_root_dir = default_folder(model, data, config.seed_everything)
-        _for_this_machine(config)
+        resolve_auto(config)
         root = Path(config.trainer.default_root_dir)
         self._new_folders = [folder for folder in (root, *root.parents) if not folder.exists()]
         if config.checkpoint.dirpath is None:
-            config.checkpoint.dirpath = _checkpoints(root)
+            config.checkpoint.dirpath = str(root / CHECKPOINTS)
         if self.subcommand == "fit" and (root / CONFIG).exists() and config.ckpt_path is None:
             raise UserError(
                 f"The folder {root} holds a run already; continue it with --ckpt_path last, or name another "
@@ -238,24 +215,6 @@ def refine_run(folder: Path) -> None:
         sys.exit(status)
 
 
-def _for_this_machine(config: Namespace) -> None:
-    """Writes what "auto" means here into the configuration, since other machines will read the run."""
-    options = config.model.get("init_args") or Namespace()
-    lora = options.get("policy") or options.get("lora")
-    options = (options.get("policy") or Namespace()).get("init_args") or options
-    gpu = config.trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    chosen: dict[str, str | bool] = {}
-    if options.get("dtype") == "auto":
-        chosen["dtype"] = str(base_dtype("auto", gpu and bool(lora))).removeprefix("torch.")
-    if options.get("gradient_checkpointing") == "auto":
-        chosen["gradient_checkpointing"] = recomputes("auto", gpu)
-    for name, value in chosen.items():
-        options[name] = value
-    if chosen:
-        named = " and ".join(f"{name} {str(value).lower()}" for name, value in chosen.items())
-        rank_zero_info(f"auto is {named}, {'on a GPU' if gpu else 'without a GPU'}.")
-
-
 def _listed(value: Any) -> list[Any]:
     """One thing, several or none, as a list."""
     return list(value or []) if isinstance(value, (list, tuple, type(None))) else [value]
@@ -273,7 +232,3 @@ def _every(weighting: Namespace | None) -> int | None:
     if weighting is None or not (kind := resolve_name(weighting.class_path)).needs_meta:
         return None
     return (weighting.get("init_args") or {}).get("every", kind.every)
-
-
-def _checkpoints(root: Path) -> str:
-    return str(root / "checkpoints")

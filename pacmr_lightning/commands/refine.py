@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from pkgutil import resolve_name
-from typing import Any, Literal
+from typing import Literal
 
 from ..command_line.parser import run_tool
 from ..errors import UserError
-from ..files import replacing
-from ..runs.checkpoints import LAST
 from ..runs.finished_run import Run, find_run
-from ..runs.folder import CONFIG, SUMMARY
-from ..runs.loggers import loggers_of_another
+from ..runs.folder import SUMMARY
 from .audit import audit
-from .compare import compare
+from .second_pass import AUDIT, check_folder, compare_passes, objective, train_again, write_record
 
 Labels = Literal["soft", "weights", "drop", "flip", "easiest"]
 
 RECORD = "refine.json"
 """File of what was asked for, inside the second pass's folder."""
-AUDIT = "audit"
-"""Folder of the audit inside it."""
 SAFE_SHARE = 0.45
 """Of wrong labels, at most, where the audit cannot tell it."""
 USES: dict[Labels, dict[str, bool]] = {
@@ -117,79 +107,6 @@ def refine(
     compare_passes(run, folder)
 
 
-def check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:
-    """Refuses a folder that holds a run, or a second pass that was asked for with other options.
-
-    Args:
-        folder: of the second pass.
-        asked: its options.
-        record: file in the folder where ``write_record`` has put them.
-
-    Raises:
-        UserError: the folder holds something else.
-    """
-    path = folder / record
-    if not (folder / CONFIG).exists() and not path.exists():
-        return
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        found = {}
-    for name, value in asked.items():
-        if found.get(name) != value:
-            held = f"a second pass with {name} {found[name]}" if name in found else "another run"
-            raise UserError(f"The folder {folder} holds {held} already; name another with --output.")
-
-
-def write_record(path: Path, asked: dict[str, Any]) -> None:
-    """Keeps what was asked for."""
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(asked, indent=2) + "\n", encoding="utf-8")
-
-
-def train_again(first: Run, folder: Path, options: dict[str, str], own: Iterable[str]) -> None:
-    """``pacmr fit`` with the first run's configuration and other options; it goes on where it was killed.
-
-    Args:
-        first: the first run.
-        folder: of the second pass, which is a run of its own.
-        options: of the command line, by name.
-        own: names of what belongs to the second pass in that folder and not to its fit.
-    """
-    words = ["--config", str(Path(first.folder) / CONFIG)]
-    options = options | {"trainer.default_root_dir": str(folder)}
-    if isinstance(asked := first.trainer.get("logger"), (dict, list)):
-        options["trainer.logger"] = json.dumps(loggers_of_another(asked, folder.name))
-    words += [word for name, value in options.items() for word in (f"--{name}", value)]
-    fit(folder, words, own)
-
-
-def compare_passes(first: str, folder: Path) -> None:
-    """Prints the two runs side by side, and draws them where both were validated."""
-    from ..analysis.learning_curves import validated
-
-    runs = [first, str(folder)]
-    compare(runs, figure=str(folder / "comparison.png") if all(map(validated, runs)) else None)
-
-
-def fit(folder: Path, words: list[str], own: Iterable[str] = ()) -> None:
-    """``pacmr fit`` in this process; a folder with a checkpoint goes on, what else a kill has left goes.
-
-    Args:
-        folder: of the run.
-        words: of the command line, after ``fit``.
-        own: names in the folder that are not the run's.
-    """
-    from .fit import PacmrCLI
-
-    if (folder / "checkpoints" / LAST).exists():
-        words = [*words, "--ckpt_path", "last"]
-    elif folder.exists():
-        _clear(folder, own)
-    with _command_line(["fit", *words]):
-        PacmrCLI()
-
-
 def _kept(decisions: str | None) -> str | None:
     """What a record keeps of a file of decisions, which may change under its name."""
     if decisions is None:
@@ -235,36 +152,6 @@ def _second_pass(first: Run, folder: Path, use: dict[str, str], beta: float | No
         **use,
     }
     train_again(first, folder, options, (AUDIT, RECORD))
-
-
-def objective(options: dict[str, Any], beta: float | None) -> dict[str, str]:
-    """DPO in place of an objective that weighs or corrects labels itself, since the audit does it now."""
-    first = options.get("objective") or {"class_path": "pacmr_lightning.objectives.DPO"}
-    beta = (first.get("init_args") or {}).get("beta") if beta is None else beta
-    kind = resolve_name(first["class_path"])
-    changed = {}
-    if kind.grouped or kind.corrects_labels:
-        print(f"The second pass learns with DPO, since {kind.__name__} makes its own of wrong labels.")
-        changed["model.objective"] = "DPO"
-    return changed | ({} if beta is None else {"model.objective.beta": json.dumps(beta)})
-
-
-def _clear(folder: Path, own: Iterable[str]) -> None:
-    """Removes what a fit that was killed before its first checkpoint has left."""
-    for path in folder.iterdir():
-        if path.name not in own:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-@contextmanager
-def _command_line(words: list[str]) -> Iterator[None]:
-    """Inside, the process was started with these words, with which Lightning starts DDP's other processes."""
-    before = sys.argv
-    sys.argv = [before[0], *words]
-    try:
-        yield
-    finally:
-        sys.argv = before
 
 
 def main(arguments: list[str]) -> None:

@@ -16,14 +16,15 @@ from ..gradient import clip, norm
 from ..metrics import REWARDS, Means, WeightStatistics, reward_values
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
-from ..ranks import on_all_ranks, sum_over_ranks
 from ..rewards import PairRecord
-from ..strategies import check_precision, check_strategy, set_gradient
+from ..strategies import check_adapter, check_precision, check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting
 from ..weighting.base import check_soft_labels, check_update
 from ..weighting.inner_gradient import inner_step
-from ..weighting.train_pairs import TrainPairs, train_pairs
+from ..weighting.kept_gradients import train_pairs
+from ..weighting.train_pairs import TrainPairs
 from .data import datamodule
+from .finite import check_finite
 from .preference_checkpoint import PreferenceCheckpoint
 from .schedule import check_schedule, planned_updates, warmup_cosine
 
@@ -103,7 +104,7 @@ class PreferenceModule(PreferenceCheckpoint):
         # Checkpoints hold the trainable parameters only; on_load_checkpoint checks that all are there.
         self.strict_loading = False
 
-        # _check_finite looks at what they are given.
+        # check_finite looks at what they are given.
         self.train_means = Means((*REWARDS, "grad_norm"), checked=False)
         self.weight_statistics = WeightStatistics()
         # Of the last VNet update, until they are logged.
@@ -159,12 +160,7 @@ class PreferenceModule(PreferenceCheckpoint):
             UserError: the trainer's precision turned the adapter into half precision; or the weighting
                 cannot learn from parameters that ZeRO-3 keeps in parts.
         """
-        for name, parameter in self.policy.adapter().items():
-            if parameter.dtype not in (torch.float32, torch.float64):
-                raise UserError(
-                    f"The adapter's {name} is {parameter.dtype}, which rounds small updates away; leave "
-                    "trainer.precision at 32-true and set the policy's dtype, the base's, to bfloat16."
-                )
+        check_adapter(self.policy.adapter())
         if self.policy.is_sharded:
             self.weighting.check_sharded()
         data = datamodule(self.trainer)
@@ -239,7 +235,7 @@ class PreferenceModule(PreferenceCheckpoint):
         train, rewards = pairs.batch, pairs.rewards
         # Soft or not, the loss of a run's curve is that of the labels as observed.
         losses = pairs.losses if pairs.soft is None else self.objective(rewards)
-        _check_finite(losses, train.ids, inner.gradient)
+        check_finite(losses, train.ids, inner.gradient)
         self.objective.observe(rewards, train.ids)
         self.weighting.observe(rewards, train)
         if self.objective.grouped:
@@ -273,22 +269,3 @@ class PreferenceModule(PreferenceCheckpoint):
         self.log_dict({f"train/{name}": value for name, value in values.items()})
         if len(learned := self.objective.learned()) <= CURVES:
             self.log_dict({f"train/{name}": value for name, value in learned.items()})
-
-
-def _check_finite(losses: Tensor, ids: list[str], gradient: dict[str, Tensor]) -> None:
-    """Stops all ranks, with the same sentence, before an update spreads what is no number.
-
-    Raises:
-        UserError: the loss of a pair, or the gradient, is NaN or infinite on some rank.
-    """
-    bad = ~torch.isfinite(losses)
-    count = (bad.any() | ~torch.isfinite(norm(gradient))).float()
-    sum_over_ranks([count])
-    if not count:
-        return
-    found = on_all_ranks([ids[i] for i in bad.nonzero()[:, 0].tolist()])
-    names = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
-    what = f"The loss of {len(found)} pairs ({names})" if found else "The gradient"
-    raise UserError(
-        f"{what} is not a finite number; look at these pairs, lower the learning rate, or use float32."
-    )

@@ -17,7 +17,7 @@ from ..command_line.parser import ToolParser
 from ..command_line.sentences import short_message
 from ..errors import UserError
 from ..modules import PreferenceModule
-from .folder import CONFIG
+from .folder import CHECKPOINTS, CONFIG
 
 NO_NOISE = {
     "noise_rate": 0.0,
@@ -116,7 +116,7 @@ def find_run(folder: str, checkpoint: str) -> Run:
         ) from None
     if not preference:
         raise UserError(f"{folder} is no preference run by its {CONFIG}; name one, such as a DPO run.")
-    checkpoints = path.parent / "checkpoints"
+    checkpoints = path.parent / CHECKPOINTS
     found = checkpoints / f"{checkpoint}.ckpt"
     if not found.exists():
         names = sorted(file.stem for file in checkpoints.glob("*.ckpt"))

@@ -45,7 +45,9 @@ def check_repository(repository: str, option: str) -> None:
         )
 
 
-def push(files: dict[str, Path], repository: str, kind: Literal["model", "dataset"], private: bool) -> str:
+def push(
+    files: dict[str, Path], repository: str, kind: Literal["model", "dataset"], private: bool, kept: str
+) -> str:
     """Uploads files in one commit to a repository, which is made where it does not exist.
 
     The token is that of the environment (``HF_TOKEN``) or of the login.
@@ -55,6 +57,7 @@ def push(files: dict[str, Path], repository: str, kind: Literal["model", "datase
         repository: OWNER/NAME.
         kind: of the repository.
         private: make a private one; one that is there already must be private.
+        kept: what there is on this machine where it fails, in a sentence.
 
     Returns:
         The repository's address.
@@ -67,16 +70,13 @@ def push(files: dict[str, Path], repository: str, kind: Literal["model", "datase
         url = api.create_repo(repository, repo_type=kind, private=private or None, exist_ok=True)
         if private and not api.repo_info(repository, repo_type=kind).private:
             raise UserError(
-                f"{repository} cannot be uploaded to: it is there already, and public; leave --private "
-                "out, or name another repository."
+                "it is there already, and public; leave --private out, or name another repository"
             )
         # Not upload_folder, which may make several commits and stop between them.
         additions = [CommitOperationAdd(name, file) for name, file in files.items()]
         api.create_commit(repository, additions, commit_message="Upload by pacmr-lightning", repo_type=kind)
-    except UserError:
-        raise
-    except Exception as error:  # the Hub's, the HTTP client's, Xet's, of a large file a RuntimeError
-        raise UserError(f"{repository} cannot be uploaded to: {_reason(error)}.") from None
+    except Exception as error:  # ours, the Hub's, the HTTP client's, Xet's, of a large file a RuntimeError
+        raise UserError(f"{repository} cannot be uploaded to: {_reason(error)}. {kept}") from None
     return str(url)
 
 

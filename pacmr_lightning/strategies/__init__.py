@@ -1,5 +1,6 @@
-"""Trainer strategies for a LoRA policy: what Lightning's DeepSpeed strategy lacks, and ZeRO-3's parts."""
+"""Trainer strategies for a LoRA policy: what Lightning's DeepSpeed strategy lacks, and ZeRO's parts."""
 
-from .deepspeed import LoraDeepSpeedStrategy, check_precision, check_strategy, set_gradient
+from .checks import check_adapter, check_precision, check_strategy
+from .deepspeed import LoraDeepSpeedStrategy, set_gradient
 
-__all__ = ["LoraDeepSpeedStrategy", "check_precision", "check_strategy", "set_gradient"]
+__all__ = ["LoraDeepSpeedStrategy", "check_adapter", "check_precision", "check_strategy", "set_gradient"]

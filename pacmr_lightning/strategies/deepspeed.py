@@ -15,14 +15,12 @@ import torch
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision
-from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
 from torch import Tensor, nn
 
 from ..errors import UserError
+from .optimizer_state import load_whole_state, set_part, whole_state
 from .sharding import whole
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""AdamW's state beside its step."""
 
 
 class _AsLoaded(DeepSpeedPrecision):
@@ -137,22 +135,7 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """AdamW's ``state_dict`` as a single process has it; all ranks take part."""
-        from deepspeed.utils import safe_get_full_optimizer_state
-
-        base = optimizer.optimizer
-        names = list(self._trained())
-        groups = [{**group, "params": list(range(len(names)))} for group in base.param_groups]
-        steps = [base.state[flat]["step"] for flat in _flat_parameters(optimizer) if base.state[flat]]
-        if not steps:
-            return {"state": {}, "param_groups": groups}
-        state = {
-            i: {
-                "step": steps[0].detach().cpu().clone(),
-                **{key: safe_get_full_optimizer_state(p, key).cpu() for key in MOMENTS},
-            }
-            for i, p in enumerate(self._trained().values())
-        }
-        return {"state": state, "param_groups": groups}
+        return whole_state(optimizer, list(self._trained().values()))
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
@@ -179,57 +162,18 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
                 p.data.copy_(values[name])
         for optimizer in self.optimizers:
             for name, p in self._trained().items():
-                _set(optimizer, p, values[name])
+                set_part(optimizer, p, values[name])
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Cuts AdamW's state to this rank's part."""
         optimizers: list[Any] = self.optimizers
         for optimizer, saved in zip(optimizers, checkpoint["optimizer_states"], strict=True):
-            base = optimizer.optimizer
-            for group, kept in zip(base.param_groups, saved["param_groups"], strict=True):
-                group.update({key: value for key, value in kept.items() if key != "params"})
-            if not saved["state"]:
-                continue
-            for flat in _flat_parameters(optimizer):
-                zeros = {key: torch.zeros_like(flat) for key in MOMENTS}
-                base.state[flat] = {"step": saved["state"][0]["step"].clone(), **zeros}
-            if not self.zero_stage_3:
-                optimizer._lazy_init_hp_params_optimizer_state()
-            for i, p in enumerate(self._trained().values()):
-                for key in MOMENTS:
-                    _set(optimizer, p, saved["state"][i][key], key)
+            load_whole_state(optimizer, list(self._trained().values()), saved)
 
     def _trained(self) -> dict[str, nn.Parameter]:
         module = self.lightning_module
         assert module is not None
         return {name: p for name, p in module.named_parameters() if p.requires_grad}
-
-
-def check_strategy(strategy: Strategy, quantization: str | None = None) -> None:
-    """Refuses strategies under which the method's steps would go wrong.
-
-    Args:
-        strategy: the trainer's.
-        quantization: the policy's.
-
-    Raises:
-        UserError: the strategy cuts parameters into pieces that only it knows, or casts the adapter; or it
-            cannot hold a quantised base.
-    """
-    own = not isinstance(strategy, DeepSpeedStrategy) or isinstance(strategy, LoraDeepSpeedStrategy)
-    if isinstance(strategy, (SingleDeviceStrategy, DDPStrategy)) and own:
-        if quantization and isinstance(strategy, LoraDeepSpeedStrategy):
-            # Stage 3 would cut packed weights apart from their scales, of which it knows nothing; at 1 and 2
-            # an adapter saves nothing that counts, and nobody has looked whether the engine keeps 4 bits.
-            raise UserError(
-                f"quantization is {quantization}, with which no stage of DeepSpeed (ZeRO-1, 2, 3) is used; "
-                "set trainer.strategy to auto or ddp, or quantization to null."
-            )
-        return
-    raise UserError(
-        f"trainer.strategy is {type(strategy).__name__}, with which an adapter is not trained as it should "
-        "be; use auto, ddp, or configs/strategies/zero1.yaml, zero2.yaml or zero3.yaml for DeepSpeed."
-    )
 
 
 def set_gradient(
@@ -253,51 +197,3 @@ def set_gradient(
         loss = sum((p * gradient[name]).sum() for name, p in parameters.items())
         assert isinstance(loss, Tensor)
         module.manual_backward(loss)
-
-
-def check_precision(
-    optimizer: Any, parameters: Mapping[str, nn.Parameter], gradient: Mapping[str, Tensor]
-) -> None:
-    """Asserts that the adapter, its gradient and the optimizer's state are in fp32, under any base.
-
-    Args:
-        optimizer: the trainer's, after its first step.
-        parameters: the trained parameters by name.
-        gradient: their gradient by name.
-    """
-    base = optimizer.optimizer
-    # DeepSpeed's wraps torch's.
-    base = getattr(base, "optimizer", base)
-    states = {
-        f"the optimizer's {key}": value
-        for state in base.state.values()
-        for key, value in state.items()
-        if torch.is_tensor(value)
-    }
-    for name, tensor in {**parameters, **gradient, **states}.items():
-        assert tensor.dtype in (torch.float32, torch.float64), f"{name} is {tensor.dtype}, not fp32"
-
-
-def _flat_parameters(optimizer: Any) -> list[Tensor]:
-    """This rank's fp32 parts of the trained parameters, which the engine's AdamW steps."""
-    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
-        return optimizer.fp32_partitioned_groups_flat
-    return optimizer.single_partition_of_fp32_groups
-
-
-def _set(optimizer: Any, parameter: nn.Parameter, value: Tensor, key: str | None = None) -> None:
-    """Writes this rank's part of a whole tensor: of AdamW's state ``key``, or of its fp32 copy."""
-    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
-
-    value = value.to(parameter.device)
-    if not hasattr(parameter, "ds_id"):
-        if key is None:
-            safe_set_full_fp32_param(parameter, value)
-        else:
-            safe_set_full_optimizer_state(parameter, value, key)
-        return
-    # DeepSpeed's own setter wants a size that the ranks divide; the last part is padded where they do not.
-    part, _ = optimizer._get_fp32_opt_state_partition(parameter, True, key)
-    padded = value.new_zeros(part.numel() * torch.distributed.get_world_size())
-    padded[: value.numel()] = value.flatten()
-    part.data.copy_(padded[part.numel() * torch.distributed.get_rank() :][: part.numel()])

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ..errors import UserError
 from ..files import replacing
-from ..runs.folder import CONFIG, SUMMARY
+from ..runs.folder import CHECKPOINTS, CONFIG, SUMMARY
 from .cells import Cell, config_contents
 
 RECORD = "cell.json"
@@ -89,7 +89,7 @@ def last_line(log: Path) -> str:
 
 
 def _checkpoint(cell: Cell) -> Path:
-    return cell.folder / "checkpoints" / "last.ckpt"
+    return cell.folder / CHECKPOINTS / "last.ckpt"
 
 
 def _described(cell: Cell) -> dict[str, Any]:

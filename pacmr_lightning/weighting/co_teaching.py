@@ -22,7 +22,8 @@ from ..ranks import on_all_ranks, sum_over_ranks
 from ..rewards import Rewards
 from .base import Weighting, Weights
 from .inner_gradient import inner_step
-from .train_pairs import TrainPairs, train_pairs
+from .kept_gradients import train_pairs
+from .train_pairs import TrainPairs
 
 
 class PeerWeights(Weighting):

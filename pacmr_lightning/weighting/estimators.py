@@ -9,15 +9,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import UserError
 from ..gradient import Direction, norm
 from ..policy.attention import PLAIN
+from ..ranks import sum_over_ranks
 from .pair_gradients import pair_losses
 from .shifted_parameters import shifted
 from .train_pairs import TrainPairs
+
+NOISE_WARNING = 0.5
+"""Relative error of the coefficients above which an estimator is more noise than signal."""
 
 
 class Estimator(ABC):
@@ -149,3 +154,19 @@ class GhostDotProduct(Estimator):
             UserError: LoRA layers do not see whole rows.
         """
         return pairs.along(direction)
+
+
+def relative_error(estimator: Estimator, coefficients: Tensor, exact: Tensor) -> Tensor:
+    """Distance of this rank's (N,) coefficients from the exact ones, relative and over all ranks, 0-dim.
+
+    Warns where the coefficients are more noise than signal.
+    """
+    squares = torch.stack([(coefficients - exact).square().sum(), exact.square().sum()])
+    sum_over_ranks([squares])
+    error = (squares[0] / squares[1]).sqrt()
+    if error > NOISE_WARNING:
+        rank_zero_warn(
+            f"{type(estimator).__name__} is {float(error):.0%} off the exact coefficients: its step "
+            "is lost in rounding or too long; use GhostDotProduct, or a relative step of 0.03 to 0.1."
+        )
+    return error

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from ..batch import PairBatch
@@ -15,7 +14,7 @@ from ..gradient import norm
 from ..ranks import spread_over_ranks, sum_over_ranks
 from ..rewards import Rewards
 from .base import Weighting, Weights
-from .estimators import Estimator, GhostDotProduct
+from .estimators import Estimator, GhostDotProduct, relative_error
 from .features import PAPER, Feature, PairFeatures
 from .inner_gradient import InnerStep, inner_step
 from .outer_objectives import OuterObjective, PromptAugmentationConsistency
@@ -26,10 +25,6 @@ from .vnet import VNet
 
 NORM_FLOOR = 1e-10
 """Below this norm of d_meta there is nothing to learn from, and relative steps would be huge."""
-
-NOISE_WARNING = 0.5
-"""Relative error of the coefficients above which an estimator is more noise than signal."""
-
 
 SAME_EVERY = 10
 """VNet updates between two checks that it is the same on all ranks."""
@@ -183,7 +178,8 @@ class VNetWeighting(Weighting):
         if outer.retained and float(length) > NORM_FLOOR:
             c = self.estimator.coefficients(pairs, outer.direction)
             if self.check_every and self.updates % self.check_every == 0:
-                metrics["meta/estimator_error"] = self._estimator_error(c, pairs.along(outer.direction))
+                exact = pairs.along(outer.direction)
+                metrics["meta/estimator_error"] = relative_error(self.estimator, c, exact)
             metrics |= self._step(inner, self._features(pairs.rewards, pairs.batch), c)
             self.updates += 1
         else:
@@ -230,18 +226,6 @@ class VNetWeighting(Weighting):
                 f"VNet differs between the processes by up to {spread:.1e} after {self.updates} updates, "
                 "which the exchange of gradients or a device must have caused; resume from a checkpoint."
             )
-
-    def _estimator_error(self, coefficients: Tensor, exact: Tensor) -> Tensor:
-        """Relative distance of the coefficients from the exact ones, over all ranks."""
-        squares = torch.stack([(coefficients - exact).square().sum(), exact.square().sum()])
-        sum_over_ranks([squares])
-        error = (squares[0] / squares[1]).sqrt()
-        if error > NOISE_WARNING:
-            rank_zero_warn(
-                f"{type(self.estimator).__name__} is {float(error):.0%} off the exact coefficients: its step "
-                "is lost in rounding or too long; use GhostDotProduct, or a relative step of 0.03 to 0.1."
-            )
-        return error
 
     def to(self, device: torch.device) -> None:
         """Moves VNet to a device; call it before its optimizer has any state."""

@@ -12,7 +12,7 @@ import yaml
 from lightning_utilities.core.imports import RequirementCache
 
 from pacmr_lightning import cli
-from pacmr_lightning.commands import refine
+from pacmr_lightning.commands import second_pass
 from pacmr_lightning.commands.fit import parser_of
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -191,9 +191,9 @@ def test_a_second_pass_is_a_run_of_its_own(several, config, monkeypatch):
         Path("run").mkdir(exist_ok=True)
         Path("run/config.yaml").write_text(yaml.safe_dump(config))
         said = []
-        monkeypatch.setattr(refine, "fit", lambda folder, words, own, said=said: said.extend(words))
+        monkeypatch.setattr(second_pass, "fit", lambda folder, words, own, said=said: said.extend(words))
         first = SimpleNamespace(folder="run", trainer=config["trainer"])
-        refine.train_again(first, Path("run-refined"), {}, ())
+        second_pass.train_again(first, Path("run-refined"), {}, ())
         asked = parser_of("fit").parse_args(["fit", *said]).fit.trainer.logger
         options = (asked[0] if several else asked).init_args
         if logger is wandb:

@@ -20,7 +20,7 @@ from pacmr_lightning.weighting import (
     PromptAugmentationConsistency,
     Unweighted,
     VNetWeighting,
-    train_pairs,
+    kept_gradients,
 )
 
 VOCABULARY = 400
@@ -108,7 +108,7 @@ def distance(start: list[torch.Tensor], parameters: Mapping[str, torch.Tensor]) 
     ],
 )
 def test_same_numerics(method, dtype, micro_batch_size, small, tokenizer, make_policy, tmp_path, monkeypatch):
-    monkeypatch.setattr(train_pairs, "SMALL", small)
+    monkeypatch.setattr(kept_gradients, "SMALL", small)
     policy = make_policy(changes={"vocab_size": VOCABULARY}, moved=False, double=dtype == torch.float64)
     set_random({name: p for name, p in policy.named_parameters() if "norm" not in name})
     module = PreferenceModule(

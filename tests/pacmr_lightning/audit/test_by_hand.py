@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from pacmr_lightning import cli
+from pacmr_lightning.audit import findings
 from pacmr_lightning.audit.listed_pairs import random_sample
 from pacmr_lightning.batch import LogProbs
-from pacmr_lightning.commands.audit_conclusion import Judged, Wanted, conclude
+from pacmr_lightning.commands.audit_conclusion import Judged, conclude
+from pacmr_lightning.commands.audit_options import Wanted
 from pacmr_lightning.datamodules import Files
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import AuditedWeights
@@ -106,6 +108,18 @@ def test_a_sample_that_disagrees(audit, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "2 are wrong: 3.3%" in said and "That disagrees with the audit's own estimate" in said
     assert "25.0%, as given" in said and "The audit takes" not in said
+
+
+def test_a_sample_that_is_too_small(audit, plain, capsys, monkeypatch):
+    """One wrong label tells no share: the audit's own stays, and is found once."""
+    asked, find = [], findings.find
+    monkeypatch.setattr(findings, "find", lambda *options: asked.append(options) or find(*options))
+    wrong = next(row for row in audit.drawn if row["decision"] == "exchange")
+    table = audit(decisions=audit.decide("one.jsonl", [wrong]))
+    assert "These are too few to tell the audit a share." in " ".join(capsys.readouterr().out.split())
+    assert len(asked) == 1
+    rest = [name for name in table.index if name != wrong["id"]]
+    pd.testing.assert_series_equal(table["p_wrong"][rest], plain["p_wrong"][rest])
 
 
 @pytest.mark.parametrize("action", [None, "drop", "flip"])

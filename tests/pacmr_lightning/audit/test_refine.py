@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from pacmr_lightning import cli
-from pacmr_lightning.commands.refine import USES, objective, refine
+from pacmr_lightning.commands.refine import USES, refine
+from pacmr_lightning.commands.second_pass import objective
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.finished_run import find_run, load
 from pacmr_lightning.runs.folder import read_weights

@@ -42,7 +42,7 @@ from pacmr_lightning.weighting import (
     VNetWeighting,
 )
 from pacmr_lightning.weighting.inner_gradient import inner_step
-from pacmr_lightning.weighting.train_pairs import train_pairs
+from pacmr_lightning.weighting.kept_gradients import train_pairs
 
 DOCS = Path(__file__).parents[3] / "docs" / "methods.md"
 BEGIN, END = "<!-- combinations -->\n", "<!-- end of combinations -->"

@@ -20,7 +20,7 @@ from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.runs.memory_estimate import build, four_bit_base, held
 from pacmr_lightning.strategies import LoraDeepSpeedStrategy, check_strategy
 from pacmr_lightning.weighting import CentralDifference, GhostDotProduct
-from pacmr_lightning.weighting.train_pairs import train_pairs
+from pacmr_lightning.weighting.kept_gradients import train_pairs
 
 BETA = 0.7
 # Rows of whole blocks: others are refused on CPUs.

@@ -8,6 +8,8 @@ from huggingface_hub import constants
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.hub import check_repository, push
 
+KEPT = "The files are kept."
+
 
 @pytest.fixture
 def files(tmp_path):
@@ -18,32 +20,36 @@ def files(tmp_path):
 
 @pytest.mark.parametrize("kind", ["model", "dataset"])
 def test_files_arrive_in_one_commit(kind, hub, files):
-    address = push(files, "me/mine", kind, private=True)
+    address = push(files, "me/mine", kind, private=True, kept=KEPT)
     assert address.endswith("/datasets/me/mine" if kind == "dataset" else "/me/mine")
     assert hub.files == {(kind, "me/mine"): {name: path.read_bytes() for name, path in files.items()}}
     assert hub.private == {(kind, "me/mine"): True} and hub.commits == 1
     files["README.md"].write_text("---\nlicense: mit\n---\n# B")
-    push(files, "me/mine", kind, private=True)
+    push(files, "me/mine", kind, private=True, kept=KEPT)
     assert hub.files[kind, "me/mine"]["README.md"].endswith(b"# B") and hub.commits == 2
 
 
 def test_a_public_repository_is_not_taken_for_a_private_one(hub, files):
     hub.make("me/mine")
-    with pytest.raises(UserError, match="me/mine cannot be uploaded to: it is there already, and public"):
-        push(files, "me/mine", "model", private=True)
+    with pytest.raises(UserError) as stop:
+        push(files, "me/mine", "model", private=True, kept=KEPT)
+    assert str(stop.value) == (
+        "me/mine cannot be uploaded to: it is there already, and public; leave --private out, or name "
+        f"another repository. {KEPT}"
+    )
     assert hub.files["model", "me/mine"] == {}
-    push(files, "me/mine", "model", private=False)
+    push(files, "me/mine", "model", private=False, kept=KEPT)
     assert set(hub.files["model", "me/mine"]) == set(files)
 
 
 def refused(files):
     with pytest.raises(UserError) as stop:
-        push(files, "me/mine", "model", private=False)
+        push(files, "me/mine", "model", private=False, kept=KEPT)
     text = "".join(traceback.format_exception(stop.value))
     assert "hf_" not in text and "Bearer" not in text and "direct cause" not in text
     sentence = str(stop.value)
     assert sentence.startswith("me/mine cannot be uploaded to: ") and "\n" not in sentence
-    assert sentence.endswith(".") and not sentence.endswith("..")
+    assert sentence.endswith(f". {KEPT}") and not sentence.endswith(f".. {KEPT}")
     return sentence
 
 
@@ -63,7 +69,7 @@ def test_refusals(step, status, reason, hub, files):
     assert reason in refused(files)
     assert hub.commits == 0 and not any(hub.files.values())
     hub.refuse.clear()
-    push(files, "me/mine", "model", private=False)
+    push(files, "me/mine", "model", private=False, kept=KEPT)
     assert set(hub.files["model", "me/mine"]) == set(files), "it can be done again"
 
 
@@ -85,7 +91,7 @@ def test_the_login_is_taken(hub, files, monkeypatch, tmp_path):
         check_repository("me/mine", "push")
     (tmp_path / "no-login").write_text(hub.token)
     check_repository("me/mine", "push")
-    push(files, "me/mine", "model", private=False)
+    push(files, "me/mine", "model", private=False, kept=KEPT)
     assert hub.commits == 1
 
 

@@ -29,7 +29,8 @@ from pacmr_lightning.weighting import (
     VNetWeighting,
 )
 from pacmr_lightning.weighting.inner_gradient import inner_step
-from pacmr_lightning.weighting.train_pairs import KeptGradients, RecomputedPairs
+from pacmr_lightning.weighting.kept_gradients import KeptGradients
+from pacmr_lightning.weighting.train_pairs import RecomputedPairs
 
 WIDTH, HIDDEN, LAYERS, HEADS, KEYS, WORDS, RANK = 64, 96, 2, 4, 2, 128, 4
 CONFIG = LlamaConfig(

@@ -1,6 +1,8 @@
 """Frontiers: matched KLs, chosen options and corrected differences, by hand; and a whole report."""
 
+import json
 import re
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -8,7 +10,8 @@ import pytest
 from scipy.stats import ttest_rel
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.sweep.frontier import at_best, at_kls, compared, holm
+from pacmr_lightning.sweep.cells import Cell
+from pacmr_lightning.sweep.frontier import at_best, at_kls, chosen_cells, compared, holm
 from pacmr_lightning.sweep.frontier_report import frontier_report
 from pacmr_lightning.sweep.results import NUMBERS
 from pacmr_lightning.sweep.spec import Frontier, Method, Sweep
@@ -60,6 +63,37 @@ def test_options_are_chosen_on_tuning_seeds_only():
     assert set(found["seed"]) == {0, 1, 2} and set(found["beta"]) == {0.5}
     assert set(at_best(frame, [100, 101], "val_accuracy")["beta"]) == {2.0}
     assert set(at_best(frame, [], "gold_reward")["seed"]) == set(SEEDS)
+
+
+def test_what_was_best_by_gold_reward_runs_first(sweep, tmp_path):
+    """Of two methods the first is best at another beta by each measure, the second at one beta by both."""
+    gold = {("dpo", 0.2): 2.0, ("dpo", 0.4): 0.5, ("better", 0.2): 0.5, ("better", 0.4): 2.0}
+    accurate = gold | {("dpo", 0.2): 0.1, ("dpo", 0.4): 0.1}
+
+    def cell(seed, noise, method, beta):
+        folder = tmp_path / f"{method}-noise{100 * noise:g}-beta{beta}-seed{seed}"
+        return Cell(method, noise, seed, {"model.objective.beta": beta}, folder, [], [], None, [])
+
+    decided, others = (
+        [cell(*options) for options in product(seeds, (0.2, 0.4), ("dpo", "better"), BETAS)]
+        for seeds in ((100, 101), (0, 1))
+    )
+    for one in decided:
+        beta, of = one.variation["model.objective.beta"], (one.method, one.noise)
+        # The mean over seeds decides: the others have 2 and 4.
+        reward = 3.5 if beta == gold[of] else {100: 2.0, 101: 4.0}[one.seed]
+        numbers = dict.fromkeys(NUMBERS) | {"val_accuracy": 0.7 + 0.1 * (beta == accurate[of])}
+        one.folder.mkdir()
+        summary = numbers | {"task": "world", "metrics": {"val/gold_reward": reward}}
+        (one.folder / "summary.json").write_text(json.dumps(summary))
+    chosen = [
+        (one.method, one.noise, one.variation["model.objective.beta"], one.seed)
+        for one in chosen_cells(sweep, decided, others)
+    ]
+    first = {(*of, beta, seed) for of, beta in gold.items() for seed in (0, 1)}
+    only_accurate = {(*of, beta, seed) for of, beta in accurate.items() for seed in (0, 1)} - first
+    assert len(first) == 8 and len(only_accurate) == 4
+    assert set(chosen[:8]) == first and set(chosen[8:]) == only_accurate and len(chosen) == 12
 
 
 def test_differences_are_paired_and_corrected():

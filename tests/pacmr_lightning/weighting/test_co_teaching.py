@@ -23,7 +23,8 @@ from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.runs.folder import read_weights
-from pacmr_lightning.weighting import CoTeaching, PeerPrior, Unweighted, co_teaching, train_pairs
+from pacmr_lightning.weighting import CoTeaching, PeerPrior, Unweighted, co_teaching, kept_gradients
+from pacmr_lightning.weighting.train_pairs import RecomputedPairs
 
 BETA, LEARNING_RATE, MAX_NORM = 0.7, 1e-2, 0.05  # which clips
 
@@ -159,7 +160,7 @@ def classical(losses, us, step):
 )
 def test_two_models_side_by_side(weighting, weights_of, micro, affordable, fit, model, tmp_path, monkeypatch):
     """Each picks, or weighs, the other's pairs: both adapters and the recorded weights after four updates."""
-    monkeypatch.setattr(train_pairs, "_affordable", lambda *_: affordable)
+    monkeypatch.setattr(kept_gradients, "_affordable", lambda *_: affordable)
     module, watch = fit(weighting, micro=micro, precision="64-true")
     alike = [torch.equal(watch.first[name], watch.second[name]) for name in watch.first]
     assert sum(alike) * 2 == len(alike)  # B, which is 0, and no A
@@ -252,7 +253,7 @@ def test_bad_input(make_policy, make_batch):
     policy, batch = make_policy(), make_batch(4)
     batch = batch.with_reference(LogProbs(torch.full((4,), torch.nan), torch.zeros(4)))
     before = copied(policy.adapter())
-    pairs = train_pairs.RecomputedPairs(policy, DPO(1.0), batch, None)
+    pairs = RecomputedPairs(policy, DPO(1.0), batch, None)
     with pytest.raises(UserError, match="second adapter is not a finite number"):
         CoTeaching(0.0).update(pairs, batch[:0], 1e-3)
     assert all(torch.equal(before[name], value) for name, value in policy.adapter().items())

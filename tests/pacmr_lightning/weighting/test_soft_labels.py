@@ -16,7 +16,8 @@ from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import AuditedWeights, SigmoidPrior, VNetWeighting, Weights
 from pacmr_lightning.weighting.inner_gradient import inner_step
-from pacmr_lightning.weighting.train_pairs import KeptGradients, RecomputedPairs, train_pairs
+from pacmr_lightning.weighting.kept_gradients import KeptGradients, train_pairs
+from pacmr_lightning.weighting.train_pairs import RecomputedPairs
 
 BETA = 0.7
 

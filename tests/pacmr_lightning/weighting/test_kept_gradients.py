@@ -16,9 +16,10 @@ from pacmr_lightning.weighting import (
     PromptAugmentationConsistency,
     VNetWeighting,
 )
-from pacmr_lightning.weighting import train_pairs as module
+from pacmr_lightning.weighting import kept_gradients as module
 from pacmr_lightning.weighting.inner_gradient import inner_step
-from pacmr_lightning.weighting.train_pairs import KeptGradients, RecomputedPairs, train_pairs
+from pacmr_lightning.weighting.kept_gradients import KeptGradients, train_pairs
+from pacmr_lightning.weighting.train_pairs import RecomputedPairs
 
 BETA = 0.7
 
