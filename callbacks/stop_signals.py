@@ -41,8 +41,10 @@ class StopSignals:
 
     def agreed(self, trainer: Trainer) -> signal.Signals | None:
         """The signal that any rank has received; all ranks ask, and get the same answer."""
-        received = torch.tensor(self.received, device=trainer.strategy.root_device)
-        number = int(trainer.strategy.reduce(received, reduce_op="max"))
+        number = self.received
+        if trainer.world_size > 1:  # where there is nobody to ask, a step need not wait for its device
+            received = torch.tensor(number, device=trainer.strategy.root_device)
+            number = int(trainer.strategy.reduce(received, reduce_op="max"))
         return signal.Signals(number) if number else None
 
     def requeue(self, number: signal.Signals) -> None:
