@@ -2,22 +2,39 @@
 
 import json
 import struct
+import time
 from pathlib import Path
 
 BLOCK = 32768
 
 
-def records(path: Path):
-    """The records of a ``.wandb`` file, in order."""
+def records(path: Path) -> list:
+    """The records of a finished run's ``.wandb`` file, in order.
+
+    W&B's own process writes it, and on a busy machine is not through when the run says that it has finished.
+    """
+    end = time.monotonic() + 60
+    while True:
+        found = list(_records(path.read_bytes()))
+        kinds = [record.WhichOneof("record_type") for record in found]
+        if "exit" in kinds:
+            return found
+        assert time.monotonic() < end, f"{path} has no end, only {kinds}"
+        time.sleep(0.1)
+
+
+def _records(data: bytes):
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, place, whole = path.read_bytes(), 7, b""
-    assert data[:4] == b":W&B"
+    place, whole = 7, b""
+    assert data[:4] in (b"", b":W&B")
     while place + 7 <= len(data):
         if BLOCK - place % BLOCK < 7:  # no header fits into the rest of a block
             place += BLOCK - place % BLOCK
             continue
         _, size, kind = struct.unpack("<IHB", data[place : place + 7])
+        if place + 7 + size > len(data):
+            return  # still being written
         whole += data[place + 7 : place + 7 + size]
         place += 7 + size
         if kind in (1, 4):  # a whole record, or the last part of one

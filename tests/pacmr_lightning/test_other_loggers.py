@@ -167,7 +167,7 @@ def test_wandb(config, capsys, monkeypatch):
     (again,) = set(Path("wandb").glob("offline-run-*-first")) - {folder}
     assert {row["trainer/global_step"] for row in history(again)} == {2}
     for part in (folder, again):
-        found = list(records(next(part.glob("*.wandb"))))
+        found = records(next(part.glob("*.wandb")))
         assert [(r.run.run_id, r.run.project) for r in found if r.WhichOneof("record_type") == "run"] == [
             ("first", "mine")
         ]
