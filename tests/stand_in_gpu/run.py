@@ -1,0 +1,42 @@
+"""Runs a command of pacmr on the stand-in GPU: ``python run.py GUARD.so fit --config ...``.
+
+Lightning is asked for a CPU and given the stand-in, since it would look for a driver.
+"""
+
+# ruff: noqa: E402
+
+import ctypes
+import sys
+
+ctypes.CDLL(sys.argv.pop(1), mode=ctypes.RTLD_GLOBAL)  # torch looks for it when it is imported
+
+import lightning.fabric.fabric
+import torch
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from stand_in import OnGpu, stand_in_gpu
+from torch.utils._pytree import tree_map
+
+from pacmr_lightning.cli import main
+
+strategy, save = SingleDeviceStrategy.__init__, torch.save
+
+
+def on_the_stand_in(self, device="cpu", *args, **options):
+    strategy(self, "cuda:0", *args, **options)
+
+
+def save_values(found, *args, **options):
+    save(tree_map(lambda x: x.detach().inner if isinstance(x, OnGpu) else x, found), *args, **options)
+
+
+SingleDeviceStrategy.__init__ = on_the_stand_in
+CPUAccelerator.setup_device = lambda self, device: None
+lightning.fabric.fabric.Fabric.to_device = lambda self, module: module.to("cuda:0")
+torch.save = save_values
+torch.cuda.get_device_name = lambda device=None: "stand-in"
+torch.cuda.get_rng_state = lambda device=None: torch.get_rng_state()
+torch.cuda.set_rng_state = lambda state, device=None: None
+
+with stand_in_gpu():
+    main(sys.argv[1:])

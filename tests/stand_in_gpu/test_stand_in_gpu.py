@@ -1,0 +1,135 @@
+"""Whole commands on a stand-in GPU, where tensors of two devices cannot be mixed: the same as on the CPU."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+from pacmr_lightning import cli
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def guard(tmp_path_factory):
+    """``guard.cpp`` as a library."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not there to compile the stand-in GPU's guard")
+    library = tmp_path_factory.mktemp("guard") / "guard.so"
+    torch_library = Path(torch.__file__).parent / "lib"
+    command = ["g++", "-std=c++20", "-shared", "-fPIC", str(HERE / "guard.cpp"), "-o", str(library)]
+    command += [f"-I{path}" for path in cpp_extension.include_paths()]
+    command += [f"-L{torch_library}", f"-Wl,-rpath,{torch_library}", "-lc10", "-ltorch_cpu"]
+    subprocess.run(command, check=True)
+    return library
+
+
+@pytest.fixture
+def gpu(guard):
+    """Runs a command of pacmr on the stand-in."""
+
+    def run(*words: object) -> subprocess.CompletedProcess:
+        # What other threads do is not seen by the stand-in, such as transformers' loading of weights.
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_DEACTIVATE_ASYNC_LOAD": "1"}
+        command = [sys.executable, str(HERE / "run.py"), str(guard), *map(str, words)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    return run
+
+
+@pytest.fixture
+def words(tmp_path, tiny_llama, monkeypatch):
+    """Arguments of a short fit, but for its method and folder."""
+    monkeypatch.chdir(tmp_path)
+    tiny_llama("model")
+    found = ["fit", "--config", "quickstart/preference", "--model.policy.model", "model"]
+    found += [
+        "--data.source.pairs",
+        "192",
+        "--data.source.validation_pairs",
+        "32",
+        "--data.noise_rate",
+        "0.3",
+    ]
+    found += [
+        "--trainer.accelerator",
+        "cpu",
+        "--trainer.limit_train_batches",
+        "6",
+        "--trainer.precision",
+        "32",
+    ]
+    return [*found, "--data.meta_every", "2"]
+
+
+def adapter(run: str) -> torch.Tensor:
+    """A run's LoRA weights that were 0 at the start, in one vector."""
+    state = torch.load(Path(run, "checkpoints", "last.ckpt"), weights_only=True)["state_dict"]
+    return torch.cat([value.flatten() for name, value in sorted(state.items()) if "lora_B" in name])
+
+
+def test_what_it_refuses(guard):
+    """The stand-in itself: devices cannot be mixed, and values come back."""
+    code = f"""
+import ctypes, sys
+ctypes.CDLL({str(guard)!r}, mode=ctypes.RTLD_GLOBAL)
+sys.path.insert(0, {str(HERE)!r})
+import torch
+from stand_in import DeviceMismatch, stand_in_gpu
+with stand_in_gpu():
+    x = torch.arange(4.0, device="cuda", requires_grad=True)
+    (x * x).sum().backward()
+    assert x.grad.device.type == "cuda" and x.grad.cpu().tolist() == [0, 2, 4, 6]
+    for wrong in (lambda: x + torch.ones(4), lambda: torch.ones(4)[x.long()]):
+        try:
+            wrong()
+        except DeviceMismatch:
+            continue
+        raise SystemExit("not refused")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("dpo", []),
+        ("pacmr", ["--model.weighting.every", "2", "--model.policy.layout", "separate"]),
+        ("pacmr", ["--model.weighting.every", "2", "--model.weighting.estimator", "GhostDotProduct"]),
+        ("co_teaching", []),
+    ],
+    ids=["dpo", "pacmr-separate", "pacmr-ghost", "co-teaching"],
+)
+def test_a_fit(method, options, words, gpu):
+    """With its callbacks, and gone on with; rows are padded on a GPU, so the last digits are others."""
+    words = [*words, "--config", f"methods/{method}", *options]
+    for folder, run in (("here", cli.main), ("there", gpu)):
+        first = [*words, "--trainer.default_root_dir", folder]
+        done = run(first) if run is cli.main else run(*first)
+        assert run is cli.main or done.returncode == 0, done.stderr[-3000:]
+    here, there = adapter("here"), adapter("there")
+    assert (here - there).norm() <= 1e-3 * here.norm()
+    again = gpu(
+        *words, "--trainer.default_root_dir", "there", "--ckpt_path", "last", "--trainer.max_epochs", "2"
+    )
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert not torch.equal(adapter("there"), there)
+
+
+def test_an_audit(words, gpu):
+    """What a label adds to its own u, too, which takes gradients and AdamW's state."""
+    cli.main([*words, "--config", "methods/dpo", "--trainer.default_root_dir", "run"])
+    cli.main(["audit", "run", "--scorer", "policy", "--share", "0.3", "--output", "here"])
+    done = gpu("audit", "run", "--scorer", "policy", "--share", "0.3", "--output", "there")
+    assert done.returncode == 0, done.stderr[-3000:]
+    here, there = (pd.read_parquet(Path(name, "pairs.parquet")).set_index("id") for name in ("here", "there"))
+    assert (here["u"] - there["u"].reindex(here.index)).abs().max() < 1e-4
