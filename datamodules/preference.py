@@ -253,6 +253,18 @@ class PreferenceDataModule(PairLoaders, PromptData):
             augmented = partial(ask, augmented=True)
             self.train_pairs.augmented_reference = self._preparation.train_reference(augmented)
 
+    def fill_train_reference(self, policy: PolicyModel) -> None:
+        """The same for the training pairs alone, where a tool looks at them in one process.
+
+        Raises:
+            UserError: as ``fill_reference``.
+        """
+        if self.reference == "live":
+            return
+        assert self.train_pairs is not None
+        ask = partial(cached_log_probs, policy, rank=0, world_size=1, barrier=lambda: None)
+        self.train_pairs.reference = self._preparation.train_reference(ask)
+
 
 def _check_at_least(option: str, value: int, least: int) -> None:
     if value < least:

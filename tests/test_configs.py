@@ -114,14 +114,16 @@ def test_preference(base, method, tiny, monkeypatch):
         if base.parent.name == "sentiment":
             arguments += ["--trainer.callbacks.samples", "4"]
     else:
-        arguments += ["--data.source.path", upstream(source), "--data.noise_rates", "[0.1, 0.3]"]
+        arguments += ["--data.source.path", upstream(source)]
+        arguments += ["--data.noise_rate", "0", "--data.noise_rates", "[0.1, 0.3]"]
     if method.stem in ("mwn", "aligner", "metapo_style"):
         arguments += ["--data.clean_meta", "EmbeddedWorld", "--data.clean_meta.pairs", "64"]
     if method.stem == "rpo_em_annotators":
         noise = ["--data.noise", "AnnotatorNoise", "--data.noise.share", "0.3"]
         arguments += [*noise, "--data.noise_rate", "0", "--data.noise_rates", "null"]
     if method.stem == "metapo_style":  # which visits pairs twice: two epochs of one update
-        batch = {"TLDR": "96", "AnthropicHH": "400"}.get(source, "64")
+        pairs = {"TLDR": "96", "AnthropicHH": "96" if base.stem.startswith("small") else "400"}
+        batch = pairs.get(source, "64")
         arguments += ["--trainer.max_epochs", "2", "--data.global_batch_size", batch]
     cli.main(["fit", "--config", str(base), "--config", str(method), *arguments, *SHORT])
     summary = json.loads(Path("run/summary.json").read_text())

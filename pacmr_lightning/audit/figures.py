@@ -17,6 +17,7 @@ RIGHT, WRONG, DARK = "#0072B2", "#D55E00", "0.25"
 _LABELS = {
     "weight": "Weight",
     "cross_fit_u": "Cross-fitted implicit reward difference $u$ (nats)",
+    "first_visit_u": "Implicit reward difference $u$ before the pair was learned from (nats)",
     "unpulled_u": "Implicit reward difference $u$, own pull taken off (nats)",
 }
 

@@ -13,13 +13,23 @@ from .detection_quality import Method, compare, confident_learning, same_number
 from .group_reliability import group_reliability
 from .wrong_label_share import Share, expected_share
 
-Scorer = Literal["vnet", "dpo", "policy"]
+Scorer = Literal["vnet", "dpo", "policy", "first_visit"]
 
-NAMES: dict[Scorer, str] = {"vnet": "weight", "dpo": "cross-fitted u", "policy": "u"}
+NAMES: dict[Scorer, str] = {
+    "vnet": "weight",
+    "dpo": "cross-fitted u",
+    "policy": "u",
+    "first_visit": "u at the first visit",
+}
 """What tables call the scores."""
-SCORES: dict[Scorer, str] = {"vnet": "weight", "dpo": "cross_fit_u", "policy": "unpulled_u"}
+SCORES: dict[Scorer, str] = {
+    "vnet": "weight",
+    "dpo": "cross_fit_u",
+    "policy": "unpulled_u",
+    "first_visit": "first_visit_u",
+}
 """Columns of the scores; a low value makes a label suspect."""
-_BASIS: dict[Scorer, str] = {"vnet": "unpulled_u", "dpo": "cross_fit_u", "policy": "unpulled_u"}
+_BASIS: dict[Scorer, str] = SCORES | {"vnet": "unpulled_u"}
 """Columns that change sign with the label, from which the share is estimated."""
 
 
@@ -74,7 +84,8 @@ def find(
 
     Args:
         pairs: N rows, as ``last_pass`` makes them, with ``cross_fit_u`` and ``unpulled_u`` (u without what
-            ``own_pull`` puts down to the pair's own label); they may have a column ``annotator``.
+            ``own_pull`` puts down to the pair's own label); they may have a column ``annotator``, and for
+            that scorer have ``first_visit_u``.
         scorer: whose opinion decides.
         threshold: on the probability that a label is wrong.
         varies: whether the weights are an opinion at all.
@@ -84,6 +95,7 @@ def find(
         "vnet": varies,
         "dpo": bool(pairs["cross_fit_u"].notna().all()),
         "policy": scorer == "policy",
+        "first_visit": scorer == "first_visit",
     }
     order = sorted((name for name in computed if computed[name]), key=lambda name: name != scorer)
     prompts = pairs["prompt"].to_numpy()
@@ -103,9 +115,9 @@ def find(
     methods.append(same_number("loss", pairs["loss"].to_numpy(), number))
     if scorer != "policy":
         methods.append(same_number("u", -pairs["u"].to_numpy(), number))
-    basis = "cross_fit_u" if computed["dpo"] else "u"
-    named = "cleanlab on cross-fitted u" if computed["dpo"] else "cleanlab on u"
-    if learned := confident_learning(named, pairs[basis].to_numpy(), pairs["id"].tolist()):
+    unseen: list[Scorer] = [name for name in ("dpo", "first_visit") if computed[name]]
+    basis, named = (SCORES[unseen[0]], NAMES[unseen[0]]) if unseen else ("u", "u")
+    if learned := confident_learning(f"cleanlab on {named}", pairs[basis].to_numpy(), pairs["id"].tolist()):
         methods.append(learned)
     ranked = ranked.sort_values([SCORES[scorer], "u"], kind="stable", ignore_index=True)
     ranked["rank"] = np.arange(1, len(ranked) + 1)

@@ -7,10 +7,13 @@ from math import isnan
 from .findings import NAMES, Findings, Scorer
 from .wrong_label_share import Share
 
-_HELD_OUT = (
-    "u is that of two DPO policies, each of them trained on half of the prompts, about the half that it has "
-    "not seen."
-)
+_UNSEEN: dict[Scorer, str] = {
+    "dpo": "u is that of two DPO policies, each of them trained on half of the prompts, about the half that "
+    "it has not seen.",
+    "first_visit": "u is that of the run's own policy at the pair's first visit, before it learned from it: "
+    "small for the pairs that came first, when the policy knew little.",
+}
+"""Who was asked, where it has not learned the labels that it judges."""
 _LEARNED = "u is that of a policy that has learned these labels, wrong ones among them"
 
 
@@ -76,7 +79,7 @@ def sentences(findings: Findings) -> list[str]:
     """How the scorer's threshold and expected share came about, and how far to trust them."""
     share, scorer = findings.share, findings.scorer
     top = share.tenths.iloc[-1]
-    told = [_HELD_OUT if scorer == "dpo" else _learned(findings)]
+    told = [_UNSEEN[scorer] if scorer in _UNSEEN else _learned(findings)]
     fit = (
         f"With eps = {share.rate:.3f}, as given, the fit has k = {share.slope:.3g} per nat."
         if share.known
@@ -108,7 +111,7 @@ def sentences(findings: Findings) -> list[str]:
         + (
             " Where flips are independent of the pair, the true share is no higher, apart from that error: a "
             "sure policy can be wrong, which only adds."
-            if scorer == "dpo"
+            if scorer in _UNSEEN
             else ""
         )
     )
@@ -135,8 +138,8 @@ def _learned(findings: Findings) -> str:
     size = float((findings.pairs["u"] - findings.pairs["unpulled_u"]).mean())
     if not size:
         return (
-            f"{_LEARNED}, so the share is likely to be higher; the scorer dpo of pacmr audit asks policies "
-            "that have not seen them."
+            f"{_LEARNED}, so the share is likely to be higher; the scorers dpo and first_visit of pacmr "
+            "audit ask policies that have not seen them."
         )
     return (
         f"{_LEARNED}. What each label itself has added to its pair's u, {size:.2g} nats on average to first "

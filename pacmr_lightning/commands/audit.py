@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from lightning.fabric import Fabric
 
 from ..command_line.parser import run_tool
 from ..datamodules.cleaned import check_output
@@ -16,6 +17,7 @@ from ..errors import UserError
 from ..modules import PreferenceModule
 from ..objectives import AnnotatorRPOEM
 from ..runs.finished_run import PreferenceData, find_run, load
+from ..runs.folder import read_weights
 from ..runs.model_card import public
 from ..weighting import AuditedWeights, CoTeaching, DropFlipped, OracleWeights
 from .audit_conclusion import Judged, conclude
@@ -25,7 +27,7 @@ from .audit_upload import Upload
 
 def audit(
     run: str,
-    scorer: Literal["vnet", "dpo", "policy"] | None = None,
+    scorer: Literal["vnet", "dpo", "policy", "first_visit"] | None = None,
     output: str | None = None,
     checkpoint: str = "last",
     top: int = 50,
@@ -52,8 +54,9 @@ def audit(
     Args:
         run: folder of a preference run.
         scorer: who judges: "vnet" is the run's own weights, "dpo" two DPO policies, trained for it on half of
-            the prompts each, about the half that they have not seen, "policy" the run's own policy.
-            Default: the weights where they differ, else "dpo".
+            the prompts each, about the half that they have not seen, "policy" the run's own policy,
+            "first_visit" the same as it was before it learned from the pair for the first time, by the
+            records of WeightRecorder. Default: the weights where they differ, else "dpo".
         output: folder to write to; default: ``audit`` inside the run's folder.
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
         top: pairs in the report.
@@ -95,12 +98,15 @@ def audit(
     from ..audit.own_pull import own_pull
 
     found = find_run(run, checkpoint)
+    visits = read_weights(run) if scorer == "first_visit" else None
     module, data, updates = load(found, as_trained=True)
     data.setup("fit")
     wanted.check_pairs(data.train_pairs.rows["id"][:], data.train_pairs.swapped)
     if cleaned is not None:
         check_output(data.source, cleaned)
     kept = Path(run) / "audit"
+    Fabric(accelerator="auto", devices=1).to_device(module.policy)
+    data.fill_train_reference(module.policy)
     pairs = last_pass(module, data.train_pairs, kept / "answers.sqlite", micro_batch_size=micro_batch_size)
     who = data.annotators
     if who is not None:
@@ -113,7 +119,11 @@ def audit(
             f"scorer is vnet, but the weights of {type(module.weighting).__name__} say nothing that it has "
             "found out of labels; use --scorer dpo."
         )
-    unit = own_pull(module, data, found, updates)
+    if visits is not None:
+        # A pair that no update has seen has no visit, and its u is that of a policy that has not seen it.
+        first = visits.drop_duplicates("id").set_index("id")["u"].reindex(pairs["id"])
+        pairs["first_visit_u"] = first.astype(float).fillna(pairs.set_index("id")["u"]).to_numpy()
+    unit = own_pull(module, data, found, updates) if visits is None else None
     pairs["unpulled_u"] = pairs["u"] - (unit or 0) * pairs.pop("pull")
     beta = module.objective.beta
     del module  # the other policies need its memory
@@ -121,7 +131,8 @@ def audit(
     scorer = scorer or ("vnet" if varies else "dpo")
     u = cross_fit.u() if scorer == "dpo" else cross_fit.kept()
     pairs.insert(list(pairs.columns).index("loss"), "cross_fit_u", np.nan if u is None else u.to_numpy())
-    judged = Judged(pairs, scorer, varies, scorer != "dpo" and unit is None, data.noise_flips)
+    by_heart = scorer in ("vnet", "policy") and unit is None
+    judged = Judged(pairs, scorer, varies, by_heart, data.noise_flips)
     folder = Path(output) if output else kept
     return conclude(
         judged, data.source.load("train"), data.source, run, folder, _notes(found.noise, data), wanted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from rich.console import Console
@@ -20,7 +20,7 @@ from .audit_options import Wanted
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from ..audit.findings import Findings
+    from ..audit.findings import Findings, Scorer
     from ..audit.listed_pairs import Texts
 
 
@@ -29,8 +29,8 @@ class Judged:
     """Pairs, and who has judged them."""
 
     pairs: pd.DataFrame
-    """As ``last_pass`` makes them, with ``cross_fit_u`` and ``unpulled_u``, and ``annotator`` where known."""
-    scorer: Literal["vnet", "dpo", "policy"]
+    """As ``findings.find`` takes them."""
+    scorer: Scorer
     varies: bool
     """Whether the weights are an opinion of labels."""
     by_heart: bool
@@ -66,7 +66,8 @@ def conclude(
     traits = suspect_traits(findings.pairs, findings.doubted[1], *responses)
     known = [column for column in ("category", "annotator") if column in pairs]
     columns = ["rank", "id", *known, "observed", "suggested", "p_wrong", "weight", "u"]
-    table = findings.pairs[[*columns, "unpulled_u", "delta", "a", "b", "loss", "cross_fit_u", "flipped"]]
+    columns += ["unpulled_u", "delta", "a", "b", "loss", "cross_fit_u", "flipped"]
+    table = findings.pairs[[name for name in (*columns, "first_visit_u") if name in findings.pairs]]
     table = table if decided is None else decided.follow(table)
     drawn = random_sample(pairs["id"].tolist(), wanted.sample)
     listed = dict.fromkeys([*drawn, *table["id"][: wanted.top]])

@@ -35,7 +35,7 @@ def refine(
     labels: Labels = "soft",
     share: float | None = None,
     beta: float | None = None,
-    scorer: Literal["policy", "dpo", "vnet"] = "policy",
+    scorer: Literal["policy", "first_visit", "dpo", "vnet"] = "policy",
     checkpoint: str = "last",
     micro_batch_size: int | None = None,
     easiest: float | None = None,
@@ -59,8 +59,8 @@ def refine(
             second pass loses little, told too low a one most of its gain.
         beta: of the second pass; default: the first run's. A policy goes further with soft labels than with
             wrong ones, so the beta that suits DPO on clean labels is a good first choice.
-        scorer: who judges: "policy" is the run's own, "dpo" and "vnet" as in ``pacmr audit``, of which "dpo"
-            trains two more policies.
+        scorer: who judges: "policy" is the run's own, the others as in ``pacmr audit``; "dpo" trains two more
+            policies.
         checkpoint: which of the run's folder ``checkpoints`` judges, by its name without .ckpt.
         micro_batch_size: pairs in one forward pass of the audit; default: that of training.
         easiest: share of the pairs that is taken with ``--labels easiest``; default: 0.5.

@@ -17,6 +17,7 @@ from ..command_line.parser import ToolParser
 from ..command_line.sentences import short_message
 from ..errors import UserError
 from ..modules import PreferenceModule
+from ..policy import PolicyModel
 from .folder import CHECKPOINTS, CONFIG
 
 NO_NOISE = {
@@ -91,6 +92,9 @@ class PreferenceData(Protocol):
 
     def setup(self, stage: str) -> None:
         """Reads the pairs of a stage."""
+
+    def fill_train_reference(self, policy: PolicyModel) -> None:
+        """Gives the training pairs the reference's log-probabilities, where the run keeps them on disk."""
 
     def state_dict(self) -> dict[str, Any]:
         """What decides the pairs and their order."""

@@ -49,6 +49,7 @@ def finished(tmp_path_factory, tiny_llama):
                 "0",
             ),
             *("--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"),
+            *("--trainer.callbacks", "WeightRecorder"),
             *("--trainer.default_root_dir", str(folder / "run")),
         ]
     )

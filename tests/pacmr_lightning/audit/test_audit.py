@@ -23,6 +23,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.finished_run import find_run, load
+from pacmr_lightning.runs.folder import weight_parts
 
 from .conftest import PAIRS, world_rows
 
@@ -166,6 +167,44 @@ def test_annotators_and_labels_against_the_policy(run, capsys):
     assert "labels against the policy" in " ".join(capsys.readouterr().out.split())
     page = (run / "audit/report.html").read_text()
     assert "By annotator" in page and "What labels against the policy have in common" in page
+
+
+def test_a_cached_reference_is_not_asked_again(run, monkeypatch):
+    """What is on disk of the reference is read by the audit: the same values, half of the passes."""
+    live = audit(str(run))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["data"]["init_args"]["reference"] = "cached"
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    answers = run / "audit/answers.sqlite"
+    answers.unlink()
+    audit(str(run))
+    answers.unlink()
+    monkeypatch.setattr(PolicyModel, "reference", lambda self: pytest.fail("the reference was asked"))
+    again = audit(str(run))
+    assert answers.is_file()
+    pd.testing.assert_frame_equal(again, live, rtol=1e-4)
+
+
+def test_first_visits(run):
+    """u as it was before a pair was learned from, of the records; the final u where there is none."""
+    (part,) = weight_parts(run)
+    records = pd.read_parquet(part)
+    unseen = records["id"][records["step"] == 3].tolist()
+    records[records["step"] != 3].to_parquet(part)
+    table = audit(str(run), "first_visit").set_index("id")
+    start = records["id"][records["step"] == 0]
+    assert len(start) == 8 and (table.loc[start, "first_visit_u"] == 0).all(), "the policy was the reference"
+    assert (table.loc[start, "u"].abs() > 0.01).all()
+    assert len(unseen) == 8 and (table.loc[unseen, "first_visit_u"] == table.loc[unseen, "u"]).all()
+    others = records[~records["step"].isin((0, 3))].set_index("id")["u"]
+    np.testing.assert_array_equal(table.loc[others.index, "first_visit_u"], others)
+    assert table["first_visit_u"].is_monotonic_increasing
+    methods = pd.read_csv(run / "audit/methods.csv")["method"].tolist()
+    assert methods[0] == "u at the first visit" and "u" in methods
+    assert "before it learned from it" in (run / "audit/report.html").read_text()
+    part.unlink()
+    with pytest.raises(UserError, match="WeightRecorder"):
+        audit(str(run), "first_visit")
 
 
 def test_last_pass_goes_on(run, monkeypatch, tmp_path):

@@ -20,7 +20,8 @@ SIZES = {
     "told_share": 510,
     "frontier": 7020,
     "sentiment": 88,
-    "sentiment_small": 3,
+    "sentiment_small": 4,
+    "hh_small": 4,
     "pacmr_variants": 144,
     "tldr_clean_meta": 9,
     "tldr": 21,
@@ -142,6 +143,6 @@ def test_shipped_sweeps(path, whole, tmp_path, monkeypatch, capsys):
     found = [line for line in lines if re.match(r"\S+-seed\d+ \(.* pacmr fit --config configs/", line)]
     assert re.fullmatch(rf"{len(found)} cells( at most: .+)?", lines[-1])
     assert len(found) == SIZES[path.stem] or not whole
-    without = path.stem in ("told_share", "sentiment_small")
+    without = path.stem in ("told_share", "sentiment_small", "hh_small")
     assert without or any(line.startswith("pacmr-noise") for line in found)
     assert all("{" not in line for line in found)
