@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Literal
 
+import numpy as np
 from lightning.pytorch.trainer.states import TrainerFn
 from transformers import PreTrainedTokenizerBase
 
@@ -17,7 +18,7 @@ from .pair_loaders import PairLoaders
 from .pairs import Pairs
 from .preparation import Preparation
 from .prompt_loader import PromptData
-from .reference_cache import cached_log_probs
+from .reference_cache import cached_log_probs, cached_state_differences
 from .sources import Source
 from .stream import check_shares
 from .tokenizer import load_tokenizer
@@ -264,6 +265,21 @@ class PreferenceDataModule(PairLoaders, PromptData):
         assert self.train_pairs is not None
         ask = partial(cached_log_probs, policy, rank=0, world_size=1, barrier=lambda: None)
         self.train_pairs.reference = self._preparation.train_reference(ask)
+
+    def train_state_differences(self, policy: PolicyModel) -> np.ndarray:
+        """What the reference's last layer holds of each training pair's responses, for a linear probe.
+
+        It is kept on disk for all runs, like log-probabilities.
+
+        Returns:
+            (N, 2H) chosen minus rejected, labels as trained.
+
+        Raises:
+            UserError: as ``fill_reference``.
+        """
+        assert self.train_pairs is not None
+        found = self._preparation.train_reference(partial(cached_state_differences, policy))
+        return found * np.where(self.train_pairs.swapped, -1, 1).astype(found.dtype)[:, None]
 
 
 def _check_at_least(option: str, value: int, least: int) -> None:

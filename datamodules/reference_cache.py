@@ -1,6 +1,7 @@
-"""The reference's log-probabilities of all pairs, computed once and kept on disk for all runs.
+"""What the reference says of all pairs, computed once and kept on disk for all runs.
 
-They depend on the reference and on the tokens, not on label noise, method or order, so a sweep pays once.
+Its log-probabilities, and its states for an audit by a linear probe, depend on the reference and on the
+tokens, not on label noise, method or order, so a sweep pays once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import torch
 from datasets import Dataset
 from lightning.fabric.utilities import move_data_to_device
 from tqdm import tqdm
@@ -29,6 +31,9 @@ PART = 1024
 """Pairs in a file: what a killed run loses at most, and what ranks share out."""
 BATCH_TOKENS = 16_384
 """Tokens of a forward pass, padding included; without gradient it takes little memory."""
+
+
+Ask = Callable[[PolicyModel, PairBatch], torch.Tensor]
 
 
 def cached_log_probs(
@@ -65,6 +70,51 @@ def cached_log_probs(
     Raises:
         UserError: a value is not finite, or a part is missing or damaged.
     """
+    return _cached(_log_probs, 2, policy, pairs, augmented, rank, world_size, barrier, title)
+
+
+def cached_state_differences(policy: PolicyModel, pairs: Pairs) -> np.ndarray:
+    """What the reference's last layer holds of chosen minus rejected, kept on disk like log-probabilities.
+
+    Args:
+        policy: its reference is asked.
+        pairs: N pairs.
+
+    Returns:
+        (N, 2H) differences of ``PolicyModel.reference_states``, chosen minus rejected as found, before any
+        noise.
+
+    Raises:
+        UserError: as ``cached_log_probs``.
+    """
+    width = 2 * policy.model.get_output_embeddings().weight.shape[1]
+    return _cached(
+        _state_differences, width, policy, pairs, False, 0, 1, lambda: None, "Reference's last layer"
+    )
+
+
+def _log_probs(policy: PolicyModel, batch: PairBatch) -> torch.Tensor:
+    found = policy.reference_log_probs(batch)
+    return torch.stack([found.chosen, found.rejected], dim=1)
+
+
+def _state_differences(policy: PolicyModel, batch: PairBatch) -> torch.Tensor:
+    chosen, rejected = policy.reference_states(batch).unbind(1)
+    return chosen - rejected
+
+
+def _cached(
+    ask: Ask,
+    width: int,
+    policy: PolicyModel,
+    pairs: Pairs,
+    augmented: bool,
+    rank: int,
+    world_size: int,
+    barrier: Callable[[], None],
+    title: str,
+) -> np.ndarray:
+    """(N, width) values that ``ask`` gives of pairs as found; see ``cached_log_probs``."""
     asked = np.array(pairs.with_second_view if augmented else range(len(pairs)), dtype=np.int64)
     plain = Pairs(pairs.rows, pairs.pad_id)
 
@@ -86,6 +136,8 @@ def cached_log_probs(
         "options": policy.log_prob_options(batch(order[:1])),
         "pairs": tokens,
     }
+    if ask is not _log_probs:
+        key["asked"] = ask.__name__
     text = json.dumps(key, sort_keys=True, indent=2)
     name = hashlib.sha256(text.encode()).hexdigest()[:24]
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "pacmr-reference" / name
@@ -107,7 +159,7 @@ def cached_log_probs(
             passes = max(map(len, together), default=0) if policy.is_sharded else len(own)
             values = []
             for number in range(passes):
-                answers = _ask(policy, batch(own[number] if number < len(own) else together[0][0]))
+                answers = _ask(ask, policy, batch(own[number] if number < len(own) else together[0][0]))
                 if number < len(own):
                     values.append(answers)
                     progress.update(len(answers))
@@ -117,8 +169,8 @@ def cached_log_probs(
                 with replacing(_path(folder, start + rank)) as temporary, open(temporary, "wb") as file:
                     np.save(file, np.concatenate(values))
     barrier()
-    found = [_read(_path(folder, i), len(part)) for i, part in enumerate(parts)]
-    result = np.full((len(pairs), 2), np.nan, found[0].dtype if found else np.float32)
+    found = [_read(_path(folder, i), (len(part), width)) for i, part in enumerate(parts)]
+    result = np.full((len(pairs), width), np.nan, found[0].dtype if found else np.float32)
     if found:
         result[asked[order]] = np.concatenate(found)
     return result
@@ -138,28 +190,27 @@ def _batches(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
     return batches
 
 
-def _ask(policy: PolicyModel, pairs: PairBatch) -> np.ndarray:
-    """(n, 2) values of n pairs."""
+def _ask(ask: Ask, policy: PolicyModel, pairs: PairBatch) -> np.ndarray:
+    """(n, width) values of n pairs."""
     device = next(iter(policy.adapter().values())).device
-    found = policy.reference_log_probs(move_data_to_device(pairs, device))
-    values = np.stack([side.cpu().numpy() for side in (found.chosen, found.rejected)], axis=1)
+    values = ask(policy, move_data_to_device(pairs, device)).cpu().numpy()
     if not np.isfinite(values).all():
         pair = pairs.ids[int(np.argmin(np.isfinite(values).all(1)))]
         raise UserError(
-            f"The reference's log-probability of the pair {pair} is not a finite number; look at that pair, "
-            "or load the model in float32."
+            f"What the reference says of the pair {pair} is not a finite number; look at that pair, or load "
+            "the model in float32."
         )
     return values
 
 
-def _read(path: Path, size: int) -> np.ndarray:
+def _read(path: Path, shape: tuple[int, int]) -> np.ndarray:
     try:
         values = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         values = None
-    if values is None or values.shape != (size, 2):
+    if values is None or values.shape != shape:
         raise UserError(
-            f"{path}, a part of the cached reference log-probabilities, is missing or damaged; delete its "
+            f"{path}, a part of what the reference has said of the pairs, is missing or damaged; delete its "
             "folder to compute them again, or set data.reference to live."
         )
     return values

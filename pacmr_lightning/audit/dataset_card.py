@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from huggingface_hub import DatasetCardData
 
-from .findings import NAMES, Findings
+from .findings import Findings
 from .findings_in_words import share_in_words
+from .scorers import NAMES
 
 _COLUMNS = {
     "id": "the pair's name, by which the audit and the runs know it",

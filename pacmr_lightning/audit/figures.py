@@ -10,14 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from .findings import SCORES, Findings
+from .findings import Findings
 from .flip_curve import share_against
+from .scorers import SCORES
 
 RIGHT, WRONG, DARK = "#0072B2", "#D55E00", "0.25"
 _LABELS = {
     "weight": "Weight",
     "cross_fit_u": "Cross-fitted implicit reward difference $u$ (nats)",
     "first_visit_u": "Implicit reward difference $u$ before the pair was learned from (nats)",
+    "probe_u": "Log-odds of the label by a linear probe (nats)",
     "unpulled_u": "Implicit reward difference $u$, own pull taken off (nats)",
 }
 

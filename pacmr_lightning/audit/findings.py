@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -11,26 +10,8 @@ from sklearn.isotonic import IsotonicRegression
 
 from .detection_quality import Method, compare, confident_learning, same_number
 from .group_reliability import group_reliability
+from .scorers import BASIS, NAMES, SCORES, UNSEEN, Scorer
 from .wrong_label_share import Share, expected_share
-
-Scorer = Literal["vnet", "dpo", "policy", "first_visit"]
-
-NAMES: dict[Scorer, str] = {
-    "vnet": "weight",
-    "dpo": "cross-fitted u",
-    "policy": "u",
-    "first_visit": "u at the first visit",
-}
-"""What tables call the scores."""
-SCORES: dict[Scorer, str] = {
-    "vnet": "weight",
-    "dpo": "cross_fit_u",
-    "policy": "unpulled_u",
-    "first_visit": "first_visit_u",
-}
-"""Columns of the scores; a low value makes a label suspect."""
-_BASIS: dict[Scorer, str] = SCORES | {"vnet": "unpulled_u"}
-"""Columns that change sign with the label, from which the share is estimated."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +46,7 @@ class Findings:
         """
         if self.suspects:
             return "suspects", self.pairs["suggested"].eq("flip").to_numpy()
-        return "labels against the policy", (self.pairs[_BASIS[self.scorer]] < 0).to_numpy()
+        return "labels against the policy", (self.pairs[BASIS[self.scorer]] < 0).to_numpy()
 
     @property
     def suspects(self) -> int:
@@ -85,7 +66,7 @@ def find(
     Args:
         pairs: N rows, as ``last_pass`` makes them, with ``cross_fit_u`` and ``unpulled_u`` (u without what
             ``own_pull`` puts down to the pair's own label); they may have a column ``annotator``, and for
-            that scorer have ``first_visit_u``.
+            these scorers have ``first_visit_u`` or ``probe_u``.
         scorer: whose opinion decides.
         threshold: on the probability that a label is wrong.
         varies: whether the weights are an opinion at all.
@@ -96,10 +77,11 @@ def find(
         "dpo": bool(pairs["cross_fit_u"].notna().all()),
         "policy": scorer == "policy",
         "first_visit": scorer == "first_visit",
+        "probe": scorer == "probe",
     }
     order = sorted((name for name in computed if computed[name]), key=lambda name: name != scorer)
     prompts = pairs["prompt"].to_numpy()
-    shares = {name: expected_share(pairs[_BASIS[name]].to_numpy(), prompts, known) for name in order}
+    shares = {name: expected_share(pairs[BASIS[name]].to_numpy(), prompts, known) for name in order}
     wrong = {name: _wrong(pairs, name, share) for name, share in shares.items()}
     ranked = pairs.assign(p_wrong=wrong[scorer])
     # NaN is not above any threshold.
@@ -115,7 +97,7 @@ def find(
     methods.append(same_number("loss", pairs["loss"].to_numpy(), number))
     if scorer != "policy":
         methods.append(same_number("u", -pairs["u"].to_numpy(), number))
-    unseen: list[Scorer] = [name for name in ("dpo", "first_visit") if computed[name]]
+    unseen = [name for name in UNSEEN if computed[name]]
     basis, named = (SCORES[unseen[0]], NAMES[unseen[0]]) if unseen else ("u", "u")
     if learned := confident_learning(f"cleanlab on {named}", pairs[basis].to_numpy(), pairs["id"].tolist()):
         methods.append(learned)
@@ -123,13 +105,13 @@ def find(
     ranked["rank"] = np.arange(1, len(ranked) + 1)
     score = ranked[SCORES[scorer]]
     cut = None if number in (0, len(ranked)) else float(score.iloc[number - 1 : number + 1].mean())
-    groups = group_reliability(ranked, ranked[_BASIS[scorer]].to_numpy(), shares[scorer])
+    groups = group_reliability(ranked, ranked[BASIS[scorer]].to_numpy(), shares[scorer])
     return Findings(ranked, scorer, threshold, cut, shares, compare(methods, pairs["flipped"]), groups)
 
 
 def _wrong(pairs: pd.DataFrame, scorer: Scorer, share: Share) -> np.ndarray:
     """(N,) probability that each label is wrong, which falls where the score rises."""
-    wrong = share.wrong(pairs[_BASIS[scorer]].to_numpy())
+    wrong = share.wrong(pairs[BASIS[scorer]].to_numpy())
     if scorer != "vnet" or not share.identified:
         return wrong
     # A weight depends on more than u. The mean over pairs, which is the expected share, stays.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import isnan
 
-from .findings import NAMES, Findings, Scorer
+from .findings import Findings
+from .scorers import NAMES, Scorer
 from .wrong_label_share import Share
 
 _UNSEEN: dict[Scorer, str] = {
@@ -12,6 +13,8 @@ _UNSEEN: dict[Scorer, str] = {
     "it has not seen.",
     "first_visit": "u is that of the run's own policy at the pair's first visit, before it learned from it: "
     "small for the pairs that came first, when the policy knew little.",
+    "probe": "u is the log-odds of the label by a linear reward on what the untouched model's last layer "
+    "holds of the responses, fitted to the labels of other prompts.",
 }
 """Who was asked, where it has not learned the labels that it judges."""
 _LEARNED = "u is that of a policy that has learned these labels, wrong ones among them"
@@ -138,8 +141,8 @@ def _learned(findings: Findings) -> str:
     size = float((findings.pairs["u"] - findings.pairs["unpulled_u"]).mean())
     if not size:
         return (
-            f"{_LEARNED}, so the share is likely to be higher; the scorers dpo and first_visit of pacmr "
-            "audit ask policies that have not seen them."
+            f"{_LEARNED}, so the share is likely to be higher; the scorers dpo, first_visit and probe "
+            "of pacmr audit ask judges that have not seen them."
         )
     return (
         f"{_LEARNED}. What each label itself has added to its pair's u, {size:.2g} nats on average to first "

@@ -10,8 +10,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from .findings import NAMES, Findings
+from .findings import Findings
 from .findings_in_words import fit_in_words, holder_in_words, share_in_words
+from .scorers import NAMES
 from .traits_in_words import rules_in_words, traits_in_words
 
 

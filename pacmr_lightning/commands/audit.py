@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import shlex
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from lightning.fabric import Fabric
 
+from ..audit.scorers import Scorer
 from ..command_line.parser import run_tool
 from ..datamodules.cleaned import check_output
 from ..errors import UserError
@@ -27,7 +28,7 @@ from .audit_upload import Upload
 
 def audit(
     run: str,
-    scorer: Literal["vnet", "dpo", "policy", "first_visit"] | None = None,
+    scorer: Scorer | None = None,
     output: str | None = None,
     checkpoint: str = "last",
     top: int = 50,
@@ -56,7 +57,9 @@ def audit(
         scorer: who judges: "vnet" is the run's own weights, "dpo" two DPO policies, trained for it on half of
             the prompts each, about the half that they have not seen, "policy" the run's own policy,
             "first_visit" the same as it was before it learned from the pair for the first time, by the
-            records of WeightRecorder. Default: the weights where they differ, else "dpo".
+            records of WeightRecorder, "probe" a linear reward on what the untouched model's last layer holds
+            of the responses, learned from the labels of other prompts. Default: the weights where they
+            differ, else "dpo".
         output: folder to write to; default: ``audit`` inside the run's folder.
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
         top: pairs in the report.
@@ -95,6 +98,7 @@ def audit(
     # scikit-learn and matplotlib are loaded here so that pacmr --help stays quick.
     from ..analysis.last_pass import last_pass
     from ..audit.cross_fit import FOLDER, CrossFit
+    from ..audit.linear_probe import probe_log_odds
     from ..audit.own_pull import own_pull
 
     found = find_run(run, checkpoint)
@@ -123,7 +127,10 @@ def audit(
         # A pair that no update has seen has no visit, and its u is that of a policy that has not seen it.
         first = visits.drop_duplicates("id").set_index("id")["u"].reindex(pairs["id"])
         pairs["first_visit_u"] = first.astype(float).fillna(pairs.set_index("id")["u"]).to_numpy()
-    unit = own_pull(module, data, found, updates) if visits is None else None
+    if scorer == "probe":
+        differences = data.train_state_differences(module.policy)
+        pairs["probe_u"] = probe_log_odds(differences, pairs["prompt"].to_numpy())
+    unit = None if scorer in ("first_visit", "probe") else own_pull(module, data, found, updates)
     pairs["unpulled_u"] = pairs["u"] - (unit or 0) * pairs.pop("pull")
     beta = module.objective.beta
     del module  # the other policies need its memory

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from rich.console import Console
 
+from ..audit.scorers import Scorer
 from ..datamodules.chat import decode_messages
 from ..datamodules.cleaned import write_cleaned
 from ..datamodules.prompts import split_row
@@ -20,7 +21,7 @@ from .audit_options import Wanted
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from ..audit.findings import Findings, Scorer
+    from ..audit.findings import Findings
     from ..audit.listed_pairs import Texts
 
 
@@ -67,7 +68,9 @@ def conclude(
     known = [column for column in ("category", "annotator") if column in pairs]
     columns = ["rank", "id", *known, "observed", "suggested", "p_wrong", "weight", "u"]
     columns += ["unpulled_u", "delta", "a", "b", "loss", "cross_fit_u", "flipped"]
-    table = findings.pairs[[name for name in (*columns, "first_visit_u") if name in findings.pairs]]
+    table = findings.pairs[
+        [name for name in (*columns, "first_visit_u", "probe_u") if name in findings.pairs]
+    ]
     table = table if decided is None else decided.follow(table)
     drawn = random_sample(pairs["id"].tolist(), wanted.sample)
     listed = dict.fromkeys([*drawn, *table["id"][: wanted.top]])

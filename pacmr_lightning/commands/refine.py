@@ -7,6 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
+from ..audit.scorers import Scorer
 from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..runs.finished_run import Run, find_run
@@ -35,7 +36,7 @@ def refine(
     labels: Labels = "soft",
     share: float | None = None,
     beta: float | None = None,
-    scorer: Literal["policy", "first_visit", "dpo", "vnet"] = "policy",
+    scorer: Scorer = "policy",
     checkpoint: str = "last",
     micro_batch_size: int | None = None,
     easiest: float | None = None,

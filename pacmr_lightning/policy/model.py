@@ -125,6 +125,13 @@ class PolicyModel(ScoringModel):
         with self.reference():
             return self.log_probs(batch)
 
+    @torch.no_grad()
+    def reference_states(self, batch: PairBatch) -> Tensor:
+        """What the reference's last layer holds of N pairs' responses: see ``response_states``."""
+        layout = self._plan_for(batch).layout
+        with self.reference():
+            return self.response_states(rows_of(layout, batch))
+
     def log_prob_options(self, batch: PairBatch) -> dict[str, Any]:
         """What changes a log-probability beside weights and tokens; ways are tried on ``batch``."""
         plan = self._plan_for(batch)

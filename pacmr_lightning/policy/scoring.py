@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +90,21 @@ class ScoringModel(AdaptedModel):
             rows.log_probs(tokens_kl).chosen,
         )
 
+    @torch.no_grad()
+    def response_states(self, rows: Rows) -> Tensor:
+        """What the last layer holds of N pairs' responses, as the adapter is: (N, 2, 2H) in fp32.
+
+        For chosen and rejected: the mean of the states that predict the response's tokens, and the state that
+        predicts its last one, behind all the others.
+        """
+        states = self._states(rows).float()
+        count = 2 * rows.pairs
+        sums = states.new_zeros(count, states.shape[1]).index_add(0, rows.owner, states)
+        means = sums / torch.bincount(rows.owner, minlength=count)[:, None]
+        places = torch.arange(len(rows.owner), device=states.device)
+        last = torch.zeros_like(places[:count]).scatter_reduce(0, rows.owner, places, "amax")
+        return torch.cat([means, states[last]], dim=1).view(2, rows.pairs, -1).transpose(0, 1)
+
     def _pieces(self, rows: Rows) -> int:
         """How often the head is asked; as often on every rank where it is gathered each time."""
         pieces = -(-len(rows.targets) // self.logit_chunk)
@@ -97,9 +112,18 @@ class ScoringModel(AdaptedModel):
 
     def _predictions(self, rows: Rows, whole_logits: bool) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """(K, H) states that predict the response tokens, and what makes logits of them."""
-        model = self.model
-        inputs = attention_inputs(rows, model.config, model.dtype)
-        inputs |= {"input_ids": rows.input_ids, "position_ids": rows.position_ids, "use_cache": False}
         if whole_logits:
-            return model(**inputs).logits[rows.source], nn.Identity()
-        return model.base_model(**inputs).last_hidden_state[rows.source], model.get_output_embeddings()
+            return self.model(**self._inputs(rows)).logits[rows.source], nn.Identity()
+        return self._states(rows), self.model.get_output_embeddings()
+
+    def _states(self, rows: Rows) -> Tensor:
+        """(K, H) states that predict the response tokens."""
+        return self.model.base_model(**self._inputs(rows)).last_hidden_state[rows.source]
+
+    def _inputs(self, rows: Rows) -> dict[str, Any]:
+        inputs = attention_inputs(rows, self.model.config, self.model.dtype)
+        return inputs | {
+            "input_ids": rows.input_ids,
+            "position_ids": rows.position_ids,
+            "use_cache": False,
+        }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import yaml
 from jsonargparse import ArgumentError
@@ -95,6 +96,9 @@ class PreferenceData(Protocol):
 
     def fill_train_reference(self, policy: PolicyModel) -> None:
         """Gives the training pairs the reference's log-probabilities, where the run keeps them on disk."""
+
+    def train_state_differences(self, policy: PolicyModel) -> np.ndarray:
+        """(N, 2H) what the reference's last layer holds of each training pair, chosen minus rejected."""
 
     def state_dict(self) -> dict[str, Any]:
         """What decides the pairs and their order."""

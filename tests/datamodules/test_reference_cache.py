@@ -91,6 +91,24 @@ def test_a_sweep_pays_once(model, cache, monkeypatch, tmp_path):
     assert np.array_equal(found, first[20:])
 
 
+def test_states_are_kept_beside_the_log_probabilities(model, cache, monkeypatch):
+    """Chosen minus rejected, labels as trained; those of held-out pairs too."""
+    folder = model()
+    policy, data = policy_of(folder), data_of(folder, noise_rate=0.4)
+    pairs = data.train_pairs
+    log_probs = cached_log_probs(policy, pairs, **ALONE)
+    found = data.train_state_differences(policy)
+    chosen, rejected = policy.reference_states(pairs.batch(range(40))).unbind(1)
+    np.testing.assert_allclose(found, (chosen - rejected).numpy(), atol=1e-5)
+    assert 5 < sum(pairs.swapped) < 35 and np.abs(found).mean() > 0.1
+    monkeypatch.setattr(PolicyModel, "reference_states", forbid)
+    monkeypatch.setattr(PolicyModel, "reference_log_probs", forbid)
+    signs = np.where(pairs.swapped, -1, 1)[:, None]
+    held_out = data_of(folder, clean_meta=EmbeddedWorld(20))
+    assert np.array_equal(held_out.train_state_differences(policy), (signs * found)[20:])
+    assert np.array_equal(cached_log_probs(policy, pairs, **ALONE), log_probs)
+
+
 def test_the_ways_are_tried_on_the_longest_pair(model, cache, monkeypatch):
     """On few response tokens rounding would decide."""
     folder = model()
@@ -186,7 +204,7 @@ def test_values_that_are_no_numbers_are_refused(model, cache):
     with (
         pytest.warns(UserWarning, match="one sequence a row"),
         pytest.warns(UserWarning, match="whole logits"),
-        pytest.raises(UserError, match=r"log-probability of the pair .* is not a finite number"),
+        pytest.raises(UserError, match=r"says of the pair .* is not a finite number"),
     ):
         cached_log_probs(policy, pairs, **ALONE)
     assert not list(cache.rglob("*.npy"))

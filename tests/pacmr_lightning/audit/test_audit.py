@@ -16,6 +16,7 @@ from pacmr_lightning import cli
 from pacmr_lightning.analysis.last_pass import last_pass
 from pacmr_lightning.audit import cross_fit
 from pacmr_lightning.audit.cross_fit import CrossFit
+from pacmr_lightning.audit.linear_probe import probe_log_odds
 from pacmr_lightning.audit.suspect_traits import COLUMNS
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.commands.audit import audit, main
@@ -205,6 +206,20 @@ def test_first_visits(run):
     part.unlink()
     with pytest.raises(UserError, match="WeightRecorder"):
         audit(str(run), "first_visit")
+
+
+def test_linear_probe(run, monkeypatch):
+    """Judged by the untouched model's states, which are computed once."""
+    table = audit(str(run), "probe").set_index("id")
+    _, module, data, _ = loaded(run)
+    states = data.train_state_differences(module.policy)
+    truth = probe_log_odds(states, pd.factorize(pd.Series(data.train_pairs.rows["prompt"][:]))[0])
+    np.testing.assert_allclose(table.loc[data.train_pairs.rows["id"][:], "probe_u"], truth)
+    assert table["probe_u"].is_monotonic_increasing and table["probe_u"].std() > 0
+    assert pd.read_csv(run / "audit/methods.csv")["method"][0] == "linear probe"
+    assert "fitted to the labels of other prompts" in (run / "audit/report.html").read_text()
+    monkeypatch.setattr(PolicyModel, "reference_states", lambda *_: pytest.fail("the model was asked again"))
+    pd.testing.assert_frame_equal(audit(str(run), "probe").set_index("id"), table)
 
 
 def test_last_pass_goes_on(run, monkeypatch, tmp_path):

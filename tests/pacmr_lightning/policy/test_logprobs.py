@@ -90,6 +90,31 @@ def test_entropies_and_perplexities(trained_head, make_policy, make_batch):
             assert all(map(torch.equal, *gradients))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_states_of_responses(layout, make_policy, make_batch):
+    """Of transformers' own last layer, one sequence at a time: their mean, and the one behind the others."""
+    policy, batch = make_policy(double=True), make_batch()
+    truth = []
+    for tokens, segments in zip(batch.input_ids, batch.segment_ids, strict=True):
+        prompt = tokens[segments == Segment.PROMPT]
+        for segment in (Segment.CHOSEN, Segment.REJECTED):
+            sequence = torch.cat([prompt, tokens[segments == segment]])[None]
+            with torch.no_grad():
+                states = policy.model.base_model(sequence).last_hidden_state[0, len(prompt) - 1 : -1]
+            truth.append(torch.cat([states.mean(0), states[-1]]))
+    found = policy.response_states(rows_of(layout, batch))
+    assert found.dtype == torch.float32 and len(found) == len(batch)
+    torch.testing.assert_close(found, torch.stack(truth).view_as(found).float())
+
+
+def test_states_are_the_reference_s(make_policy, make_batch):
+    policy, batch = make_policy(), make_batch()
+    found = policy.reference_states(batch)
+    with policy.reference():
+        assert torch.equal(found, policy.response_states(policy.rows(batch)))
+    assert not torch.allclose(found, policy.response_states(policy.rows(batch)), atol=0.1)
+
+
 def test_gradients_equal_to_plain_forwards(make_policy, make_batch):
     policy, batch = make_policy(double=True), make_batch()
     weights = torch.linspace(-1, 1, len(batch), dtype=torch.float64)

@@ -1,0 +1,66 @@
+"""A linear reward on the untouched model's states, learned from labels and asked about pairs it has not seen.
+
+A pretrained model knows what makes responses differ long before it has been trained on these labels. Labels
+are told from each other by log-odds w^T d, where d is what its last layer holds of the chosen response minus
+what it holds of the rejected one: Bradley-Terry with a linear reward. w has few parameters and is penalised,
+so it cannot learn single labels by heart as a policy does, and each pair is judged by a w that was fitted to
+other prompts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import GroupKFold
+from tqdm import tqdm
+
+from ..errors import UserError
+
+FOLDS = 5
+"""Parts of the prompts; a part is judged by what the others have taught."""
+VARIANCES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""Of the log-odds before any label is seen, among which the labels choose."""
+
+
+def probe_log_odds(differences: np.ndarray, prompts: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Log-odds that a labeller prefers the chosen responses, by what labels of other prompts teach.
+
+    The penalty is the one under which unseen labels rank best: the only thing that a pair's own label has a
+    part in.
+
+    Args:
+        differences: (N, D) of features, chosen minus rejected.
+        prompts: (N,) numbers of the pairs' prompts; pairs of one prompt are judged together.
+        seed: of the parts.
+
+    Returns:
+        (N,) in nats.
+
+    Raises:
+        UserError: there are fewer prompts than parts.
+    """
+    if (number := len(np.unique(prompts))) < FOLDS:
+        raise UserError(
+            f"The training pairs have {number} prompts, but a linear probe learns from {FOLDS} parts of "
+            "them; use --scorer policy."
+        )
+    scale = np.sqrt(np.mean(np.square(differences), axis=0, dtype=np.float64)) * np.sqrt(differences.shape[1])
+    # Of mean square length 1, so that the penalty's inverse is the variance of the log-odds.
+    scaled = (differences / np.where(scale > 0, scale, 1)).astype(np.float32)
+    # To a likelihood without intercept a pair and its mirror image are the same, and two kinds are needed.
+    mirror = np.where(np.arange(len(scaled)) % 2, -1, 1).astype(np.float32)
+    parts = list(GroupKFold(FOLDS, shuffle=True, random_state=seed).split(scaled, groups=prompts))
+    found = np.zeros((len(VARIANCES), len(scaled)))
+    with tqdm(total=len(parts) * len(VARIANCES), desc="Linear probe", unit="fit") as bar:
+        for learned, judged in parts:
+            # From the strongest penalty on, each fit begins where the last one ended.
+            model = LogisticRegression(fit_intercept=False, warm_start=True, max_iter=1000)
+            for row, variance in zip(found, VARIANCES, strict=True):
+                model.set_params(C=variance)
+                model.fit(scaled[learned] * mirror[learned, None], mirror[learned])
+                row[judged] = scaled[judged] @ model.coef_[0]
+                bar.update()
+    sides = np.repeat([1, 0], len(scaled))
+    ranks = [roc_auc_score(sides, np.concatenate([row, -row])) for row in found]
+    return found[int(np.argmax(ranks))]
