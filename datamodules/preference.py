@@ -267,7 +267,7 @@ class PreferenceDataModule(PairLoaders, PromptData):
         self.train_pairs.reference = self._preparation.train_reference(ask)
 
     def train_state_differences(self, policy: PolicyModel) -> np.ndarray:
-        """What the reference's last layer holds of each training pair's responses, for a linear probe.
+        """What the reference's layers hold of each training pair's responses, for a linear probe.
 
         It is kept on disk for all runs, like log-probabilities.
 

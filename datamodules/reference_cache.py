@@ -74,7 +74,7 @@ def cached_log_probs(
 
 
 def cached_state_differences(policy: PolicyModel, pairs: Pairs) -> np.ndarray:
-    """What the reference's last layer holds of chosen minus rejected, kept on disk like log-probabilities.
+    """What the reference's layers hold of chosen minus rejected, kept on disk like log-probabilities.
 
     Args:
         policy: its reference is asked.
@@ -88,9 +88,7 @@ def cached_state_differences(policy: PolicyModel, pairs: Pairs) -> np.ndarray:
         UserError: as ``cached_log_probs``.
     """
     width = 2 * policy.model.get_output_embeddings().weight.shape[1]
-    return _cached(
-        _state_differences, width, policy, pairs, False, 0, 1, lambda: None, "Reference's last layer"
-    )
+    return _cached(_state_differences, width, policy, pairs, False, 0, 1, lambda: None, "Reference's states")
 
 
 def _log_probs(policy: PolicyModel, batch: PairBatch) -> torch.Tensor:

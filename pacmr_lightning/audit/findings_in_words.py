@@ -13,8 +13,8 @@ _UNSEEN: dict[Scorer, str] = {
     "it has not seen.",
     "first_visit": "u is that of the run's own policy at the pair's first visit, before it learned from it: "
     "small for the pairs that came first, when the policy knew little.",
-    "probe": "u is the log-odds of the label by a linear reward on what the untouched model's last layer "
-    "holds of the responses, fitted to the labels of other prompts.",
+    "probe": "u is the log-odds of the label by a linear reward on what the untouched model's layers hold "
+    "of the responses, fitted to the labels of other prompts.",
 }
 """Who was asked, where it has not learned the labels that it judges."""
 _LEARNED = "u is that of a policy that has learned these labels, wrong ones among them"

@@ -1,8 +1,8 @@
 """A linear reward on the untouched model's states, learned from labels and asked about pairs it has not seen.
 
 A pretrained model knows what makes responses differ long before it has been trained on these labels. Labels
-are told from each other by log-odds w^T d, where d is what its last layer holds of the chosen response minus
-what it holds of the rejected one: Bradley-Terry with a linear reward. w has few parameters and is penalised,
+are told from each other by log-odds w^T d, where d is what its layers hold of the chosen response minus what
+they hold of the rejected one: Bradley-Terry with a linear reward. w has few parameters and is penalised,
 so it cannot learn single labels by heart as a policy does, and each pair is judged by a w that was fitted to
 other prompts.
 """

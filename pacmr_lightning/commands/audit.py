@@ -57,8 +57,8 @@ def audit(
         scorer: who judges: "vnet" is the run's own weights, "dpo" two DPO policies, trained for it on half of
             the prompts each, about the half that they have not seen, "policy" the run's own policy,
             "first_visit" the same as it was before it learned from the pair for the first time, by the
-            records of WeightRecorder, "probe" a linear reward on what the untouched model's last layer holds
-            of the responses, learned from the labels of other prompts. Default: the weights where they
+            records of WeightRecorder, "probe" a linear reward on what the untouched model's layers hold of
+            the responses, learned from the labels of other prompts. Default: the weights where they
             differ, else "dpo".
         output: folder to write to; default: ``audit`` inside the run's folder.
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.

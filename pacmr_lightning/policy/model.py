@@ -127,7 +127,7 @@ class PolicyModel(ScoringModel):
 
     @torch.no_grad()
     def reference_states(self, batch: PairBatch) -> Tensor:
-        """What the reference's last layer holds of N pairs' responses: see ``response_states``."""
+        """What the reference's layers hold of N pairs' responses: see ``response_states``."""
         layout = self._plan_for(batch).layout
         with self.reference():
             return self.response_states(rows_of(layout, batch))

@@ -92,18 +92,21 @@ class ScoringModel(AdaptedModel):
 
     @torch.no_grad()
     def response_states(self, rows: Rows) -> Tensor:
-        """What the last layer holds of N pairs' responses, as the adapter is: (N, 2, 2H) in fp32.
+        """What the model's layers hold of N pairs' responses, as the adapter is: (N, 2, 2H) in fp32.
 
-        For chosen and rejected: the mean of the states that predict the response's tokens, and the state that
-        predicts its last one, behind all the others.
+        For chosen and rejected: the mean of the middle layer's states over the tokens that predict the
+        response, in which words' meanings stand, and the last layer's state at the last of them, which has
+        seen the whole response.
         """
-        states = self._states(rows).float()
+        found = self.model.base_model(**self._inputs(rows), output_hidden_states=True)
+        middle = found.hidden_states[len(found.hidden_states) // 2][rows.source].float()
         count = 2 * rows.pairs
-        sums = states.new_zeros(count, states.shape[1]).index_add(0, rows.owner, states)
+        sums = middle.new_zeros(count, middle.shape[1]).index_add(0, rows.owner, middle)
         means = sums / torch.bincount(rows.owner, minlength=count)[:, None]
-        places = torch.arange(len(rows.owner), device=states.device)
-        last = torch.zeros_like(places[:count]).scatter_reduce(0, rows.owner, places, "amax")
-        return torch.cat([means, states[last]], dim=1).view(2, rows.pairs, -1).transpose(0, 1)
+        places = torch.arange(len(rows.owner), device=middle.device)
+        ends = torch.zeros_like(places[:count]).scatter_reduce(0, rows.owner, places, "amax")
+        last = found.last_hidden_state[rows.source][ends].float()
+        return torch.cat([means, last], dim=1).view(2, rows.pairs, -1).transpose(0, 1)
 
     def _pieces(self, rows: Rows) -> int:
         """How often the head is asked; as often on every rank where it is gathered each time."""
@@ -112,18 +115,14 @@ class ScoringModel(AdaptedModel):
 
     def _predictions(self, rows: Rows, whole_logits: bool) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """(K, H) states that predict the response tokens, and what makes logits of them."""
+        inputs = self._inputs(rows)
         if whole_logits:
-            return self.model(**self._inputs(rows)).logits[rows.source], nn.Identity()
-        return self._states(rows), self.model.get_output_embeddings()
-
-    def _states(self, rows: Rows) -> Tensor:
-        """(K, H) states that predict the response tokens."""
-        return self.model.base_model(**self._inputs(rows)).last_hidden_state[rows.source]
+            return self.model(**inputs).logits[rows.source], nn.Identity()
+        return self.model.base_model(**inputs).last_hidden_state[
+            rows.source
+        ], self.model.get_output_embeddings()
 
     def _inputs(self, rows: Rows) -> dict[str, Any]:
         inputs = attention_inputs(rows, self.model.config, self.model.dtype)
-        return inputs | {
-            "input_ids": rows.input_ids,
-            "position_ids": rows.position_ids,
-            "use_cache": False,
-        }
+        inputs |= {"input_ids": rows.input_ids, "position_ids": rows.position_ids, "use_cache": False}
+        return inputs

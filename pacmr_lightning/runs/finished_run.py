@@ -98,7 +98,7 @@ class PreferenceData(Protocol):
         """Gives the training pairs the reference's log-probabilities, where the run keeps them on disk."""
 
     def train_state_differences(self, policy: PolicyModel) -> np.ndarray:
-        """(N, 2H) what the reference's last layer holds of each training pair, chosen minus rejected."""
+        """(N, 2H) what the reference's layers hold of each training pair, chosen minus rejected."""
 
     def state_dict(self) -> dict[str, Any]:
         """What decides the pairs and their order."""

@@ -92,7 +92,7 @@ def test_entropies_and_perplexities(trained_head, make_policy, make_batch):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_states_of_responses(layout, make_policy, make_batch):
-    """Of transformers' own last layer, one sequence at a time: their mean, and the one behind the others."""
+    """Of transformers' own layers, one sequence at a time: the middle's mean, and the last's at the end."""
     policy, batch = make_policy(double=True), make_batch()
     truth = []
     for tokens, segments in zip(batch.input_ids, batch.segment_ids, strict=True):
@@ -100,8 +100,9 @@ def test_states_of_responses(layout, make_policy, make_batch):
         for segment in (Segment.CHOSEN, Segment.REJECTED):
             sequence = torch.cat([prompt, tokens[segments == segment]])[None]
             with torch.no_grad():
-                states = policy.model.base_model(sequence).last_hidden_state[0, len(prompt) - 1 : -1]
-            truth.append(torch.cat([states.mean(0), states[-1]]))
+                outputs = policy.model.base_model(sequence, output_hidden_states=True)
+            middle = outputs.hidden_states[len(outputs.hidden_states) // 2][0, len(prompt) - 1 : -1]
+            truth.append(torch.cat([middle.mean(0), outputs.last_hidden_state[0, -2]]))
     found = policy.response_states(rows_of(layout, batch))
     assert found.dtype == torch.float32 and len(found) == len(batch)
     torch.testing.assert_close(found, torch.stack(truth).view_as(found).float())
