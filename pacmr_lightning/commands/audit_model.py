@@ -1,9 +1,10 @@
-"""An audit by a policy that was trained elsewhere: an adapter or a whole model, with its reference."""
+"""An audit without a run: by a policy that was trained elsewhere, or before training by a linear probe."""
 
 from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,7 @@ from ..batch import UNKNOWN
 from ..command_line.parser import run_tool
 from ..datamodules.cleaned import check_output
 from ..datamodules.pairs import Pairs
-from ..datamodules.reference_cache import cached_log_probs
+from ..datamodules.reference_cache import cached_log_probs, cached_state_differences
 from ..datamodules.sources import Source
 from ..datamodules.tokenization import summary_line, tokenize_pairs
 from ..datamodules.tokenizer import load_tokenizer
@@ -31,6 +32,7 @@ def audit_model(
     *,
     source: Source,
     output: str,
+    scorer: Literal["policy", "probe"] = "policy",
     reference: str | None = None,
     beta: float = 0.1,
     max_length: int = 1024,
@@ -45,25 +47,30 @@ def audit_model(
     label_studio: str | None = None,
     dtype: AskedDtype = "float32",
 ) -> pd.DataFrame:
-    """Audits preference pairs by a policy that was trained elsewhere, with DPO or anything like it.
+    """Audits preference pairs by a policy that was trained elsewhere, or by a model that is to be trained.
 
     The policy's u = beta log-ratio difference to its reference says which labels it is against; the files are
     those of pacmr audit. Where it was trained on these very labels it agrees with them too much, so that the
-    share of wrong ones is likely to be higher than estimated; the ranking is still of use.
+    share of wrong ones is likely to be higher than estimated; the ranking is still of use. A linear probe
+    needs no training: it learns from what the model's layers hold of the responses and from the labels of
+    other prompts, and its u is the log-odds of a label. ``AuditedWeights`` can learn from the table at once.
 
     Args:
         policy: folder or Hub id of a PEFT adapter or of a whole model.
         source: of the pairs, as in pacmr fit; all that it trains on, so that Files needs train alone.
         output: folder to write to.
+        scorer: who judges: "policy" is the policy against its reference, "probe" a linear reward on what the
+            policy's layers hold of the responses; give it the model that training is to begin with.
         reference: the model that its training began with, which also has the tokenizer; default: what an
-            adapter names as its base.
-        beta: DPO's temperature in the policy's training, which scales u; the ranking does not depend on it.
+            adapter names as its base. A probe has none.
+        beta: DPO's temperature in the policy's training, which scales u; the ranking does not depend on it,
+            nor does a probe.
         max_length: tokens of prompt + longer response; longer pairs are left out.
         top: pairs in the report.
         threshold: a label is suspect where it is wrong with a probability above this.
         share: of wrong labels, where it is known; default: estimated.
         fallback_share: of wrong labels, taken where none is told, since the estimate would be too low
-            for a policy that was trained on these labels.
+            for a policy that was trained on these labels; with a probe, where the estimate fails.
         cleaned: file to write the pairs to, in the format of the source.
         action: what is done there with suspects: "drop" them, or "flip" their label; with ``decisions`` it
             may be left out, and then only what is decided changes.
@@ -86,43 +93,49 @@ def audit_model(
         raise UserError(f"beta is {beta}, but it must be above 0 (DPO's is usually 0.1).")
     if cleaned is not None:
         check_output(source, cleaned)
-    reference = _base(policy) if reference is None else reference
-    tokenizer = load_tokenizer(reference)
+    if scorer == "probe" and reference is not None:
+        raise UserError(f"reference is {reference}, but a probe compares a model with none; leave it out.")
+    if scorer == "policy" and reference is None:
+        reference = _base(policy)
+    tokenizer = load_tokenizer(reference or policy)
     rows = source.load_all()
     tokens, counts = tokenize_pairs(rows, tokenizer, max_length)
     print(summary_line(source.name, "audited", counts))
     wanted.check_pairs(tokens["id"][:], [False] * len(tokens))
     pairs = Pairs(tokens, tokenizer.pad_token_id)
-    ours, base = (
-        _log_probs(model, dtype, pairs, name)
-        for model, name in ((policy, "Policy"), (reference, "Reference"))
+    prompts = pd.factorize(np.array(tokens["prompt"][:], dtype=object))[0]
+    u, delta = (
+        _by_probe(policy, dtype, pairs, prompts)
+        if reference is None
+        else _by_policy(policy, reference, beta, dtype, pairs)
     )
-    chosen, rejected = beta * (ours - base).astype(np.float64).T
-    u = chosen - rejected
     known = np.array(pairs.flipped)
     frame = pd.DataFrame(
         {
             "id": tokens["id"][:],
-            "prompt": pd.factorize(np.array(tokens["prompt"][:], dtype=object))[0],
+            "prompt": prompts,
             "category": tokens["category"][:],
             "observed": "chosen",
             "weight": 1.0,
             "u": u,
-            "delta": chosen + rejected,
+            "delta": delta,
             "a": np.nan,
             "b": np.nan,
             "cross_fit_u": np.nan,
             "loss": -log_expit(u),
             "flipped": pd.array(known == 1, dtype="boolean"),
             "unpulled_u": u,
+            "probe_u": u if scorer == "probe" else np.nan,
         }
     )
     frame.loc[known == UNKNOWN, "flipped"] = pd.NA
     names = dict(zip(rows["id"][:], rows["annotator"][:], strict=True))
     if any(name is not None for name in names.values()):
         frame.insert(3, "annotator", frame["id"].map(names))
-    judged = Judged(frame, "policy", varies=False, by_heart=True, noise_flips=None)
+    judged = Judged(frame, scorer, varies=False, by_heart=scorer == "policy", noise_flips=None)
     notes = [f"The policy {policy} was trained elsewhere; its reference is {reference}."]
+    if reference is None:
+        notes = [f"A linear probe has read the states of {policy}; nothing was trained but the probe."]
     return conclude(judged, rows, source, policy, Path(output), notes, wanted)
 
 
@@ -145,13 +158,38 @@ def _base(policy: str) -> str:
     return str(named)
 
 
-def _log_probs(name: str, dtype: AskedDtype, pairs: Pairs, role: str) -> np.ndarray:
-    """(N, 2) summed log-probabilities in nats of chosen and rejected responses under a model as it is."""
+def _by_policy(
+    policy: str, reference: str, beta: float, dtype: AskedDtype, pairs: Pairs
+) -> tuple[np.ndarray, np.ndarray]:
+    """(N,) implicit reward differences and sums in nats."""
+    ours, base = (
+        cached_log_probs(_model(model, dtype), pairs, rank=0, world_size=1, barrier=lambda: None, title=title)
+        for model, title in (
+            (policy, "Policy log-probabilities"),
+            (reference, "Reference log-probabilities"),
+        )
+    )
+    chosen, rejected = beta * (ours - base).astype(np.float64).T
+    return chosen - rejected, chosen + rejected
+
+
+def _by_probe(
+    model: str, dtype: AskedDtype, pairs: Pairs, prompts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(N,) log-odds of the labels in nats; their sum over both responses is not known."""
+    # scikit-learn is loaded when it is needed.
+    from ..audit.linear_probe import probe_log_odds
+
+    u = probe_log_odds(cached_state_differences(_model(model, dtype), pairs), prompts)
+    return u, np.full(len(u), np.nan)
+
+
+def _model(name: str, dtype: AskedDtype) -> PolicyModel:
+    """A model as it is, where it is to run."""
     model = PolicyModel(name, rank=1, dtype=dtype)
     model.build()
     Fabric(accelerator="auto", devices=1).to_device(model)
-    title = f"{role} log-probabilities"
-    return cached_log_probs(model, pairs, rank=0, world_size=1, barrier=lambda: None, title=title)
+    return model
 
 
 def main(arguments: list[str]) -> None:

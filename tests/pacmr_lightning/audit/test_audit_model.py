@@ -10,6 +10,7 @@ import pytest
 
 from pacmr_lightning import cli
 from pacmr_lightning.commands.audit import audit
+from pacmr_lightning.runs.folder import weight_parts
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +68,44 @@ def test_the_u_of_its_run(policy, run, finished, train_file, exported, capsys):
     assert "was trained elsewhere" in page and "so the share is likely to be higher" in page
 
 
+def test_before_any_training(finished, run, monkeypatch, tmp_path):
+    """A probe of the untouched model finds the wrong labels, and a first pass learns from that."""
+    monkeypatch.chdir(tmp_path)
+    model, path = str(finished.parent / "model"), run.parent / "train.jsonl"
+    rows = [by_one_word(i, wrong=i % 4 == 0) for i in range(240)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    cli.main(["audit-model", model, *options(run, beta=None, share="0.25", scorer="probe")])
+    table = pd.read_parquet("found/pairs.parquet").set_index("id")
+    assert table["delta"].isna().all() and (table["u"] == table["probe_u"]).all()
+    wrong = table.index.map(lambda name: int(name) % 4 == 0)
+    assert table["p_wrong"][wrong].mean() > 0.6 and table["p_wrong"][~wrong].mean() < 0.2
+    page = Path("found/report.html").read_text()
+    assert "nothing was trained but the probe" in page and "fitted to the labels of other prompts" in page
+    cli.main(
+        [
+            *("fit", "--config", str(run / "config.yaml"), "--trainer.default_root_dir", "first"),
+            *("--data.source.train", str(path), "--trainer.max_steps", "3", "--data.noise_rate", "0"),
+            *("--model.weighting", "AuditedWeights", "--model.weighting.soft_labels", "true"),
+            *("--model.weighting.audit", "found/pairs.parquet"),
+        ]
+    )
+    found = pd.concat(map(pd.read_parquet, weight_parts("first"))).set_index("id")["weight"]
+    assert len(found) == 24
+    np.testing.assert_allclose(found, 1 - table["p_wrong"][found.index], rtol=1e-5)
+
+
+def by_one_word(number: int, wrong: bool) -> dict:
+    """A pair of which one word decides."""
+    right, other = f" a golden {number % 7}", f" a hollow {number % 5}"
+    chosen, rejected = (other, right) if wrong else (right, other)
+    return {"id": str(number), "prompt": f"Number {number}:", "chosen": chosen, "rejected": rejected}
+
+
 @pytest.mark.parametrize(
     ("policy", "changed", "said"),
     [
         ("whole", {}, "policy is whole, which names no base model; give the model that its training began"),
+        ("adapter", {"scorer": "probe", "reference": "whole"}, "reference is whole, but a probe compares"),
         ("adapter", {"beta": "0"}, "beta is 0.0, but it must be above 0"),
         ("adapter", {"share": "0.7"}, "share is 0.7, but the share of wrong labels is above 0 and below"),
         ("adapter", {"action": "drop"}, "action is given without cleaned"),
