@@ -66,8 +66,8 @@ class SequenceKL(Callback):
         self.batch_size = batch_size
         self.seed = seed
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Refuses what could not be sampled before any time is spent on training."""
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Refuses what could not be sampled before any time is spent on the reference or on training."""
         texts, tokens = self._prompts(trainer)
         names = [f"sampled prompt {i}" for i in range(len(texts))]
         batch = PromptBatch.collate(names, texts, tokens, pad_id=datamodule(trainer).tokenizer.pad_token_id)

@@ -261,6 +261,7 @@ def test_kl_needs_prompts(fit, tmp_path, world):
 def test_too_long_a_response_is_refused_before_training(fit, tmp_path, world):
     module, data = world
     module.policy.model.config.max_position_embeddings = 64
+    module.on_fit_start = lambda: pytest.fail("the reference was asked about the pairs")
     with pytest.raises(UserError, match=r"max_new_tokens is 60, but .* has 64 positions"):
         fit(tmp_path, [GoldReward(max_new_tokens=60)], module, data, max_epochs=1)
     assert not module.policy.calls
