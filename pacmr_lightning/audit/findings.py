@@ -94,9 +94,11 @@ def find(
         for name, share in shares.items()
     ]
     number = int(suspects[scorer].sum())
-    methods.append(same_number("loss", pairs["loss"].to_numpy(), number))
-    if scorer != "policy":
-        methods.append(same_number("u", -pairs["u"].to_numpy(), number))
+    # Without a policy u is the probe's own.
+    if scorer != "probe" or not pairs["u"].equals(pairs["probe_u"]):
+        methods.append(same_number("loss", pairs["loss"].to_numpy(), number))
+        if scorer != "policy":
+            methods.append(same_number("u", -pairs["u"].to_numpy(), number))
     unseen = [name for name in UNSEEN if computed[name]]
     basis, named = (SCORES[unseen[0]], NAMES[unseen[0]]) if unseen else ("u", "u")
     if learned := confident_learning(f"cleanlab on {named}", pairs[basis].to_numpy(), pairs["id"].tolist()):

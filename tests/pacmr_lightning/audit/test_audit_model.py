@@ -79,6 +79,8 @@ def test_before_any_training(finished, run, monkeypatch, tmp_path):
     assert table["delta"].isna().all() and (table["u"] == table["probe_u"]).all()
     wrong = table.index.map(lambda name: int(name) % 4 == 0)
     assert table["p_wrong"][wrong].mean() > 0.6 and table["p_wrong"][~wrong].mean() < 0.2
+    methods = pd.read_csv("found/methods.csv")["method"].tolist()
+    assert methods == ["linear probe", "cleanlab on linear probe"]
     page = Path("found/report.html").read_text()
     assert "nothing was trained but the probe" in page and "fitted to the labels of other prompts" in page
     cli.main(
