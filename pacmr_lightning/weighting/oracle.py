@@ -12,6 +12,15 @@ from ..rewards import Rewards
 from ..theory import oracle_log_weights
 from .base import Weighting, Weights
 
+_NO_ETA = (
+    "OracleWeights needs eta, the probability that the chosen response is better, of every pair; add the "
+    "column eta to the rows, or train on the embedded world."
+)
+_NO_FLIPS = (
+    "DropFlipped needs to know of every pair whether its label is flipped; add the column flipped to the "
+    "rows, or inject the noise with noise_rate."
+)
+
 
 class OracleWeights(Weighting):
     """The weights of the paper's appendix D, from the known eta of every pair and the flip rate.
@@ -56,6 +65,11 @@ class OracleWeights(Weighting):
             self._check(rate)
             self.label_noise = rate
 
+    def check_pairs(self, pairs: Any) -> None:
+        """Refuses pairs whose eta is unknown before any time is spent on them."""
+        if None in pairs.rows["eta"][:]:
+            raise UserError(_NO_ETA)
+
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
         """(N,) weights; they depend on the pairs alone.
 
@@ -63,10 +77,7 @@ class OracleWeights(Weighting):
             UserError: a pair's eta is unknown.
         """
         if batch.eta is None or bool(batch.eta.isnan().any()):
-            raise UserError(
-                "OracleWeights needs eta, the probability that the chosen response is better, of every pair; "
-                "add the column eta to the rows, or train on the embedded world."
-            )
+            raise UserError(_NO_ETA)
         if self.label_noise == "auto":
             raise UserError("The label_noise of OracleWeights is auto, and no datamodule has told its rate.")
         # Probabilities that rounded to 0 or 1 have no finite logit.
@@ -94,6 +105,11 @@ class DropFlipped(Weighting):
     def __init__(self, mean_one: bool = False):
         self.mean_one = mean_one
 
+    def check_pairs(self, pairs: Any) -> None:
+        """Refuses pairs of which it is unknown whether they are flipped before any time is spent on them."""
+        if min(pairs.flipped) < 0:
+            raise UserError(_NO_FLIPS)
+
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
         """(N,) zeros and ones.
 
@@ -101,8 +117,5 @@ class DropFlipped(Weighting):
             UserError: it is unknown whether a pair is flipped.
         """
         if bool((batch.flipped < 0).any()):
-            raise UserError(
-                "DropFlipped needs to know of every pair whether its label is flipped; add the column "
-                "flipped to the rows, or inject the noise with noise_rate."
-            )
+            raise UserError(_NO_FLIPS)
         return Weights((batch.flipped == 0).to(rewards.u.dtype))

@@ -171,6 +171,17 @@ def test_noise_that_needs_columns(base, tmp_path, capsys):
     assert not list(Path().iterdir())
 
 
+@pytest.mark.parametrize(("weighting", "column"), [("OracleWeights", "eta"), ("DropFlipped", "flipped")])
+def test_the_truth_is_not_in_the_rows(weighting, column, base, tmp_path, capsys):
+    """It is said before the pairs' reference is asked for and a folder is made."""
+    rows = [row | {column: None} for row in World().preference_rows(24, 0)]
+    (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = [*base, "--data.source.init_args.train", str(tmp_path / "some.jsonl")]
+    line = fails(capsys, ["fit", *options, "--model.weighting", weighting])
+    assert f"add the column {column} to the rows" in line
+    assert not list(Path().iterdir())
+
+
 def test_a_run(base, capsys, tmp_path):
     """Fit, protect, resume, validate, predict, reload without YAML, compare: the life of a run's folder."""
     arguments = [*base, *PAC, "--model.weighting.outer.tau", "0.5", "--model.method", "pacmr"]
