@@ -70,9 +70,9 @@ def probe(
             rng = np.random.default_rng(seed)
             some = rng.permutation(len(tokens))[:n]
             flipped = rng.random(n) < share
-            labelled = differences[some] * np.where(flipped, -1, 1)[:, None]
-            score = probe_log_odds(labelled, prompts[some])
-            right = (score * np.where(flipped, -1, 1) > 0).mean()
+            signs = np.where(flipped, -1, 1)
+            score = probe_log_odds(differences[some] * signs[:, None], prompts[some])
+            right = (score * signs > 0).mean()
             rows.append((share, n, roc_auc_score(flipped, -score), right))
     table = pd.DataFrame(rows, columns=["flips", "pairs", "auroc", "accuracy"])
     means = table.groupby(["flips", "pairs"]).agg(["mean", "std"])

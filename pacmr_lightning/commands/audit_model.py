@@ -133,10 +133,12 @@ def audit_model(
     if any(name is not None for name in names.values()):
         frame.insert(3, "annotator", frame["id"].map(names))
     judged = Judged(frame, scorer, varies=False, by_heart=scorer == "policy", noise_flips=None)
-    notes = [f"The policy {policy} was trained elsewhere; its reference is {reference}."]
-    if reference is None:
-        notes = [f"A linear probe has read the states of {policy}; nothing was trained but the probe."]
-    return conclude(judged, rows, source, policy, Path(output), notes, wanted)
+    note = (
+        f"A linear probe has read the states of {policy}; nothing was trained but the probe."
+        if reference is None
+        else f"The policy {policy} was trained elsewhere; its reference is {reference}."
+    )
+    return conclude(judged, rows, source, policy, Path(output), [note], wanted)
 
 
 def _base(policy: str) -> str:

@@ -118,9 +118,8 @@ class ScoringModel(AdaptedModel):
         inputs = self._inputs(rows)
         if whole_logits:
             return self.model(**inputs).logits[rows.source], nn.Identity()
-        return self.model.base_model(**inputs).last_hidden_state[
-            rows.source
-        ], self.model.get_output_embeddings()
+        states = self.model.base_model(**inputs).last_hidden_state[rows.source]
+        return states, self.model.get_output_embeddings()
 
     def _inputs(self, rows: Rows) -> dict[str, Any]:
         inputs = attention_inputs(rows, self.model.config, self.model.dtype)
