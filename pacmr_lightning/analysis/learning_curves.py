@@ -13,7 +13,7 @@ import pandas as pd
 
 from ..errors import UserError
 from ..files import replacing
-from ..runs.folder import METRICS, read_weights
+from ..runs.folder import METRICS, read_weights, weight_parts
 from ..runs.summary import read_summary
 
 CURVES = (
@@ -26,7 +26,7 @@ LAST = 2000
 
 
 def draw(runs: list[str], path: str) -> None:
-    """Draws validation accuracy and reward margin over updates, and the last weights by label.
+    """Draws validation accuracy and reward margin over updates, and the last weights by label, if recorded.
 
     Args:
         runs: folders of finished runs.
@@ -37,7 +37,7 @@ def draw(runs: list[str], path: str) -> None:
     """
     if Path(path).suffix not in (".png", ".pdf"):
         raise UserError(f"The figure's file is {path}, but its name must end in .png or .pdf.")
-    weighted = [run for run in runs if read_summary(run)["flip_auroc"] is not None]
+    weighted = [run for run in runs if weight_parts(run) and read_summary(run)["flip_auroc"] is not None]
     figure, axes = plt.subplots(
         1, 2 + len(weighted), figsize=(3.6 * (2 + len(weighted)), 3.2), layout="constrained"
     )

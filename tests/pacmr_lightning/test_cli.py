@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -226,6 +227,10 @@ def test_a_run(base, capsys, tmp_path):
     assert "pacmr" in capsys.readouterr().out
     assert "must end in .png or .pdf" in fails(capsys, ["compare", str(run), "--figure", "runs.gif"])
     assert "does not exist" in fails(capsys, ["compare", "nowhere"])
+    assert json.loads((run / "summary.json").read_text())["flip_auroc"] is not None
+    shutil.rmtree(run / "weights")  # as of a run without a WeightRecorder
+    cli.main(["compare", str(run), "--figure", "curves.png"])
+    assert Path("curves.png").stat().st_size < Path("runs.png").stat().st_size
 
 
 @pytest.mark.parametrize(
