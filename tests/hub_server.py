@@ -75,6 +75,7 @@ class Hub:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else a body waits 40 ms for the headers to be acknowledged
 
     def do_GET(self):
         self.answer(b"")

@@ -49,7 +49,7 @@ def test_it_is_taken(words, here, monkeypatch, capsys):
     _, command, *words = words
     if command in RUNS:
         rest = ["--config", "tldr/preference"] if "..." in words else []
-        parser_of(command).parse_args([command, *rest, *(word for word in words if word != "...")])
+        parser_of(command).parse_args([*rest, *(word for word in words if word != "...")])
         return
     assert command in TOOLS
     if "..." in words:

@@ -11,7 +11,7 @@ import sys
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning.pytorch.callbacks as lightning_callbacks
 from jsonargparse import Namespace
@@ -189,14 +189,17 @@ class PacmrCLI(LightningCLI):
 
 @cache
 def parser_of(subcommand: str) -> Any:
-    """That of ``pacmr fit`` and the like, once, since making it takes longer than using it."""
+    """Of the words after ``pacmr fit`` and the like; made once, since that takes longer than using it.
+
+    LightningCLI's own goes through all options once more, to find out which subcommand they are of.
+    """
 
     class Made(Exception):
         pass
 
     class Parsing(PacmrCLI):
-        def parse_arguments(self, parser: Any, args: Any) -> None:
-            parsers.append(parser)
+        def _prepare_subcommand_parser(self, *args: Any, **kwargs: Any) -> NoReturn:
+            parsers.append(super()._prepare_subcommand_parser(*args, **kwargs))
             raise Made
 
     parsers: list[Any] = []

@@ -114,7 +114,7 @@ def check_options(found: list[Cell]) -> None:
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said):
-                parser.instantiate(parser.parse_args(cell.arguments))
+                parser.instantiate(parser.parse_args(cell.arguments[1:]))
             continue
         except SystemExit:
             reason = said.getvalue().strip().rpartition("\n")[2].removeprefix("pacmr: error: ")

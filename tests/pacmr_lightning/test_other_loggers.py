@@ -194,7 +194,7 @@ def test_a_second_pass_is_a_run_of_its_own(several, config, monkeypatch):
         monkeypatch.setattr(second_pass, "fit", lambda folder, words, own, said=said: said.extend(words))
         first = SimpleNamespace(folder="run", trainer=config["trainer"])
         second_pass.train_again(first, Path("run-refined"), {}, ())
-        asked = parser_of("fit").parse_args(["fit", *said]).fit.trainer.logger
+        asked = parser_of("fit").parse_args(said).trainer.logger
         options = (asked[0] if several else asked).init_args
         if logger is wandb:
             assert options.id == "first-run-refined" and options.project == "mine"

@@ -116,6 +116,7 @@ class FaultyServer:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else a body waits 40 ms for the headers to be acknowledged
 
     def do_POST(self):
         chat = self.server.chat
