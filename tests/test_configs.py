@@ -91,8 +91,9 @@ FEW_TOKENS = ["--model.max_new_tokens", "8"]
 
 
 def composed(base: Path, method: Path):
-    """Every method on one base and three of them on every base; all others repeat that, and are slow."""
-    quick = base.parent.name == "quickstart" or method.stem in ("dpo", "pacmr", "mwn")
+    """Every method on one base, and what uses most of a base on each; others repeat that, and are slow."""
+    quick = base.parent.name == "quickstart" or method.stem == "pacmr"
+    quick = quick or (name(base) == "preference.yaml" and method.stem in ("dpo", "mwn"))
     marks = () if quick else pytest.mark.slow
     return pytest.param(base, method, id=f"{name(base)}-{name(method)}", marks=marks)
 
