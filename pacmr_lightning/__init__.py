@@ -1,5 +1,6 @@
 """Learning from noisy human preferences: PACMR-DPO and its baselines as PyTorch Lightning modules."""
 
+import logging
 import os
 
 import torch
@@ -7,5 +8,8 @@ import torch
 if not torch.accelerator.is_available():
     # DeepSpeed, which transformers imports, else says on stdout that it found none.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+# On CPUs it misses a kernel that 4-bit bases do not use here; PEFT imports it wherever it is installed.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 import pacmr_lightning.old_names  # noqa: F401

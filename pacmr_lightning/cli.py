@@ -97,8 +97,6 @@ def _prepare_libraries() -> None:
     lightning = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     if not lightning.filters:
         lightning.addFilter(lambda record: not record.getMessage().startswith(TALK))
-    # On CPUs it misses a kernel that 4-bit bases do not use here; PEFT imports it wherever it is installed.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     if not sys.stderr.isatty():
         for name, value in NO_BARS.items():
             os.environ.setdefault(name, value)
