@@ -62,8 +62,6 @@ class SymmetricMixture:
             return f"misses the distribution by {self.distance:.2f}"
         if self.alpha < 0.5:
             return f"takes {1 - self.alpha:.0%} of the labels for wrong"
-        if self.separation <= self.alpha:
-            return "would spoil more labels than it mends"
         return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import UserError
@@ -55,13 +55,13 @@ def _path(lexicon: str) -> Path:
     if lexicon not in _SHIPPED:
         return Path(lexicon).expanduser()
     package, file = _SHIPPED[lexicon]
-    try:
-        return Path(str(files(package) / file))
-    except ModuleNotFoundError:
+    found = find_spec(package)  # nothing of it is run, only its word list read
+    if found is None or not found.submodule_search_locations:
         raise UserError(
             f"lexicon {lexicon} comes with the package {package}, which is missing; install "
             '"pacmr-lightning[sentiment]".'
-        ) from None
+        )
+    return Path(found.submodule_search_locations[0]) / file
 
 
 def _read(path: Path) -> dict[str, float]:

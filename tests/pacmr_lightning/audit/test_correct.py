@@ -232,6 +232,15 @@ def test_rounds_that_are_not_taken_say_why(corrected, capsys):
     assert "taken" in (said := capsys.readouterr().out) and said.count("takes 80%") == COUNT - 1
 
 
+def test_a_fit_that_speaks_against_itself_is_told(corrected, capsys):
+    table = pd.read_csv(corrected / "rounds.csv", keep_default_na=False)
+    _show(Console(width=200), table, PAIRS, corrected)
+    assert "goes on all the same" not in capsys.readouterr().out
+    table.loc[table["best"], ["alpha", "separation"]] = 0.89, 0.86
+    _show(Console(width=200), table, PAIRS, corrected)
+    assert "89.0% of the labels are right as they are and 86.0% once corrected" in capsys.readouterr().out
+
+
 def test_rounds_that_tell_nothing(corrected):
     noise = fit_mixture(np.random.default_rng(0).exponential(size=500))
     with pytest.raises(UserError, match=r"In no round .*the fit of round 1 misses the distribution by"):

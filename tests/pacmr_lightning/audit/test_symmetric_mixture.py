@@ -71,10 +71,10 @@ def test_the_posterior_is_that_of_bayes():
 def test_fits_that_say_nothing_are_named():
     assert "misses the distribution" in fit_mixture(np.random.default_rng(0).exponential(size=5000)).problem
     assert fit_mixture(drawn(-1.0, 0.5, 0.2)[0]).problem == "takes 80% of the labels for wrong"
-    # The two kinds overlap so far that the best threshold between their means is worse than none.
+    # The two kinds overlap so far that the best threshold between their means is worse than none by this fit,
+    # which often is wrong about that.
     close = SymmetricMixture(-0.3, 1.0, 0.8, 0.0)
-    assert close.separation < 0.8 and close.problem == "would spoil more labels than it mends"
-    assert SymmetricMixture(-1.0, 0.5, 1.0, 0.0).problem == close.problem  # no label is wrong
+    assert close.separation < 0.8 and close.problem is None
 
 
 @pytest.mark.parametrize("values", [np.zeros(50), np.array([0.1, np.nan, 0.2])])

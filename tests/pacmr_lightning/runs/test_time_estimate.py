@@ -72,8 +72,10 @@ def test_layer_by_layer(shared, gradient_checkpointing):
     first_lora = per_weight * sum(RANK * i for i, _ in queries_keys_values)
 
     found = counted(shared, gradient_checkpointing)
-    assert found.reference == base + attention + head
-    assert found.forward == base + lora + attention + head
+    # Older releases of transformers take the angles of rotary positions as a matrix product, 8 to a position.
+    angles = found.reference - (base + attention + head)
+    assert angles in (0, 2 * rows * length * WIDTH // HEADS // 2)
+    assert found.forward == base + lora + attention + head + angles
     backward = (base - first_base) + (2 * lora - first_lora) + 2 * attention + head
     if gradient_checkpointing:
         # A layer is repeated until all that backward needs is there: without its last product, LoRA's B.
