@@ -152,7 +152,7 @@ def _show(console: Console, table: pd.DataFrame, pairs: int, folder: Path) -> No
     if best["separation"] <= best["alpha"]:
         console.print(
             f"By the fit of round {best['round']} {best['alpha']:.1%} of the labels are right as they are "
-            f"and {best['separation']:.1%} once corrected. PerpCorrect goes on all the same, and fits like this "
+            f"and {best['separation']:.1%} once corrected. PerpCorrect goes on all the same, and such fits "
             "have been wrong; look at the two runs side by side.",
             highlight=False,
             soft_wrap=True,
