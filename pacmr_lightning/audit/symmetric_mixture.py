@@ -86,7 +86,7 @@ def fit_mixture(values: np.ndarray) -> SymmetricMixture:
     middles = (edges[1:] + edges[:-1]) / 2
     found = []
     for mu in _STARTS:
-        alpha = np.clip((1 + scaled.mean() / mu) / 2, 0.05, 0.95)
+        alpha = min(max((1 + float(scaled.mean()) / mu) / 2, 0.05), 0.95)
         try:
             best, _, info, *_ = curve_fit(
                 _density,

@@ -142,9 +142,10 @@ def summarize(judged: Sequence[Judged], seed: int = 42, resamples: int = 1000) -
     outcomes = np.array([OUTCOMES.index(one.outcome) for one in judged])
     _, prompts = np.unique([content_key(one.pair.prompt) for one in judged], return_inverse=True)
     lengths, unit = _lengths(judged)
-    draws = _draws(prompts.max() + 1, seed, resamples)
+    number = len(np.unique(prompts))
+    draws = _draws(number, seed, resamples)
 
-    by_prompt = np.zeros((prompts.max() + 1, len(OUTCOMES)))
+    by_prompt = np.zeros((number, len(OUTCOMES)))
     np.add.at(by_prompt, (prompts, outcomes), 1)
     counts = by_prompt.sum(0)
     resampled = draws @ by_prompt
