@@ -59,7 +59,7 @@ def fit_in_words(share: Share) -> str:
             "has learned, or flips at near ties, can give the same curve."
         )
     gaps = (share.tenths["against"] - share.tenths["fitted"]) / share.tenths["stderr"]
-    worst = share.tenths.loc[gaps.abs().fillna(0).idxmax()]
+    worst = share.tenths.iloc[int(gaps.abs().fillna(0).argmax())]
     said = (
         f"The labels contradict the curve (score test over parts by |u|, {chance}), most where |u| is about "
         f"{worst['size']:.2g}: {_percent(worst['against'])} are against the policy, by the curve "
