@@ -1,4 +1,4 @@
-"""A fixed set of training pairs, and what the current policy and weighting believe of them."""
+"""Weights of a fixed set of training pairs, asked of the current policy again and again."""
 
 from __future__ import annotations
 

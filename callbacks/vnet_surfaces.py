@@ -47,8 +47,8 @@ class VNetSurfaces(VisitFigures):
         steps: policy updates after which it draws, beside the end.
         points: of the grid along either axis, at least 2.
         window: visits that the grid has to cover, over all ranks, in whole steps; see ``LastVisits``.
-        features: of VNet's features the two that the axes show; None means delta and u where it has both,
-            else its first two.
+        features: of VNet's features the two that the axes show, except that Delta always comes before u;
+            None means these where it has both, else its first two.
 
     Raises:
         UserError: an option is out of range; or, at setup, VNet has no such features; or, at the first step,
@@ -69,7 +69,8 @@ class VNetSurfaces(VisitFigures):
         if points < 2:
             raise UserError(f"points is {points}, but a grid needs at least 2 along either axis.")
         self.points = points
-        self.features = None if features is None else (features[0], features[1])
+        chosen = None if features is None else (features[0], features[1])
+        self.features = PAPER if chosen and set(chosen) == set(PAPER) else chosen
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Looks whether VNet has the features. See ``VisitFigures``."""

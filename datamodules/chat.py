@@ -6,6 +6,7 @@ A conversation is a list of ``{"role": ..., "content": ...}``. Rows keep it as J
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -15,7 +16,7 @@ from pacmr_lightning.errors import UserError
 Messages = list[dict[str, str]]
 
 
-def encode_messages(messages: list) -> str:
+def encode_messages(messages: list[Any]) -> str:
     """JSON of a conversation.
 
     Raises:

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from datasets import Features, Value
 
@@ -55,19 +56,20 @@ class Columns:
     """Columns that every row has; texts, or all of them lists of chat messages."""
     required: tuple[str, ...]
     """Further columns that rows of texts have; messages may hold the prompt themselves."""
-    optional: dict[str, Callable]
+    optional: dict[str, Callable[[object], str | float]]
     hashed: tuple[str, ...]
     """Columns that a missing id is made of."""
 
     @property
     def features(self) -> Features:
         """The columns of a dataset of such rows: ``chat`` says that the row holds chat messages as JSON."""
+        kinds: dict[Callable[[object], str | float], Value]
         kinds = {_flag: Value("bool"), _probability: Value("float64")}
         texts = {name: Value("string") for name in ("id", *self.responses)}
         others = {name: kinds.get(check, Value("string")) for name, check in self.optional.items()}
         return Features(texts | others | {"chat": Value("bool")})
 
-    def check(self, row: dict, place: str) -> dict:
+    def check(self, row: dict[str, Any], place: str) -> dict[str, Any]:
         """The row's values for ``features``, an id of None where it has none.
 
         Raises:
@@ -129,7 +131,9 @@ SFT = Columns(
 )
 
 
-def checked(numbered: Iterable[tuple[str, dict]], columns: Columns, source: str) -> Iterator[dict]:
+def checked(
+    numbered: Iterable[tuple[str, dict[str, Any]]], columns: Columns, source: str
+) -> Iterator[dict[str, Any]]:
     """Rows with checked values and unique ids.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 from datasets import Dataset
 
@@ -119,10 +120,10 @@ def is_single_turn(prompt: str) -> bool:
     return prompt.count(HUMAN) == 1 and prompt.count(ASSISTANT) == 1
 
 
-def _pair(part: str, row: dict) -> dict:
+def _pair(part: str, row: dict[str, Any]) -> dict[str, Any]:
     return {"chosen": row.get("chosen"), "rejected": row.get("rejected"), "category": part}
 
 
-def _demonstration(part: str, row: dict) -> dict:
+def _demonstration(part: str, row: dict[str, Any]) -> dict[str, Any]:
     split = split_prompt(row["chosen"], row["rejected"])
     return {"id": row["id"], "prompt": split.prompt, "completion": split.chosen}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError
@@ -55,7 +56,7 @@ def _first_line(error: BaseException | None) -> str:
 def convert(
     parts: Iterable[tuple[str, Dataset]],
     columns: Columns,
-    row: Callable[[str, dict], dict],
+    row: Callable[[str, dict[str, Any]], dict[str, Any]],
     name: str,
     key: str,
 ) -> Dataset:
@@ -74,7 +75,7 @@ def convert(
     parts = list(parts)
     states = [_LAYOUT, columns.kind, key, *(dataset._fingerprint for _, dataset in parts)]
 
-    def rows() -> Iterator[dict]:
+    def rows() -> Iterator[dict[str, Any]]:
         numbered = (
             (f"{part}, row {number}", row(part, values))
             for part, dataset in parts
@@ -124,7 +125,7 @@ class _Renamed:
                 )
         names = {name: name for name in self.known if name in found.column_names} | self.names
 
-        def row(part: str, values: dict) -> dict:
+        def row(part: str, values: dict[str, Any]) -> dict[str, Any]:
             return {ours: values[theirs] for ours, theirs in names.items()} or values
 
         needed = found.select_columns(sorted(set(names.values()))) if names else found

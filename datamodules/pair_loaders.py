@@ -9,6 +9,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
+from pacmr_lightning.batch import PairBatch, PairedBatch
 from pacmr_lightning.errors import UserError
 
 from .pairs import Pairs
@@ -47,7 +48,7 @@ class PairLoaders:
     def _global_step(self) -> int:
         return 0 if self.trainer is None else self.trainer.global_step
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self) -> DataLoader[PairedBatch]:
         """``PairedBatch`` of this rank, beginning at the trainer's global step."""
         assert self.train_pairs is not None, "The training pairs are there after setup."
         batches = PairedBatches(
@@ -62,17 +63,17 @@ class PairLoaders:
         )
         return self._loader(batches, RankSteps(len(batches), self._global_step))
 
-    def val_dataloader(self) -> DataLoader:
+    def val_dataloader(self) -> DataLoader[PairBatch]:
         """``PairBatch`` of this rank, validation pairs in their own order."""
         assert self.validation_pairs is not None, "The validation pairs are there after setup."
         batches = PairBatches(self.validation_pairs, self.validation_batch_size, **self._ranks)
         return self._loader(batches, RankSteps(len(batches), lambda: 0))
 
-    def test_dataloader(self) -> DataLoader:
+    def test_dataloader(self) -> DataLoader[PairBatch]:
         """The same batches as for validation."""
         return self.val_dataloader()
 
-    def _loader(self, batches: PairedBatches | PairBatches, steps: RankSteps) -> DataLoader:
+    def _loader(self, batches: PairedBatches | PairBatches, steps: RankSteps) -> DataLoader[Any]:
         return StepLoader(
             batches,
             batch_size=None,

@@ -88,7 +88,7 @@ def prompt_loader(
     batch_size: int,
     world_size: int,
     longest_first: bool,
-) -> DataLoader:
+) -> DataLoader[tuple[str, str, list[int], str | Messages, int]]:
     """``PromptBatch`` after ``PromptBatch``, each prompt once; Lightning shares them between the ranks.
 
     Args:
@@ -154,7 +154,7 @@ class PromptData(LightningDataModule):
         """Whether prompts are all that the trainer wants."""
         return self.trainer is not None and self.trainer.state.fn == TrainerFn.PREDICTING
 
-    def predict_dataloader(self) -> DataLoader:
+    def predict_dataloader(self) -> DataLoader[tuple[str, str, list[int], str | Messages, int]]:
         """``PromptBatch`` of the drawn prompts; the longest first where the trainer predicts."""
         world_size = 1 if self.trainer is None else self.trainer.world_size
         return prompt_loader(

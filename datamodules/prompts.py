@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .chat import Messages, decode_messages, encode_messages
 
@@ -63,13 +64,13 @@ def split_completion(prompt: str | None, completion: str, chat: bool = False) ->
     return Demonstration(encode_messages(messages[:-1]), messages[-1]["content"])
 
 
-def pair_prompts(columns: Mapping[str, list]) -> list[str]:
+def pair_prompts(columns: Mapping[str, list[Any]]) -> list[str]:
     """The prompts of rows given by column; unusable ones, which are dropped later, have the empty prompt."""
     names = ("prompt", "chosen", "rejected", "chat")
     return [split_row(*row).prompt for row in zip(*(columns[name] for name in names), strict=True)]
 
 
-def completion_prompts(columns: Mapping[str, list]) -> list[str]:
+def completion_prompts(columns: Mapping[str, list[Any]]) -> list[str]:
     """The same for demonstrations."""
     names = ("prompt", "completion", "chat")
     return [split_completion(*row).prompt for row in zip(*(columns[name] for name in names), strict=True)]

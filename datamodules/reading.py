@@ -12,6 +12,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -54,13 +55,13 @@ def read_sft(path: str | Path) -> Dataset:
     return _read(path, SFT)
 
 
-def rows_to_dataset(rows: Iterable[dict], columns: Columns, name: str) -> Dataset:
+def rows_to_dataset(rows: Iterable[dict[str, Any]], columns: Columns, name: str) -> Dataset:
     """The same checks and features for rows of a program; errors say ``name`` for the file."""
     numbered = ((f"{name}, row {number}", row) for number, row in enumerate(rows, 1))
     return Dataset.from_list(list(checked(numbered, columns, name)), features=columns.features)
 
 
-def numbered_rows(path: str | Path) -> Iterator[tuple[str, dict]]:
+def numbered_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a file as they are, each with the place it stands at, which errors begin with.
 
     Raises:
@@ -102,12 +103,12 @@ def _read(path: str | Path, columns: Columns) -> Dataset:
         raise
 
 
-def _file_rows(path: str, kind: str) -> Iterator[dict]:
+def _file_rows(path: str, kind: str) -> Iterator[dict[str, Any]]:
     columns = {c.kind: c for c in (PREFERENCES, SFT)}[kind]
     yield from checked(numbered_rows(path), columns, path)
 
 
-def _json_rows(path: Path) -> Iterator[tuple[str, dict]]:
+def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Objects of a JSON Lines file, each with the place it stands at; blank lines are passed over."""
     place = f"{path}, line 1"
     try:
@@ -136,7 +137,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, dict]]:
         ) from None
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[str, dict]]:
+def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         with pq.ParquetFile(path) as file:
             number = 0

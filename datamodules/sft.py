@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from typing import Any
 
 import torch
 from datasets import Dataset, Features, List, Value
@@ -131,18 +132,18 @@ class SFTDataModule(LightningDataModule):
                 rows, self._tokenizer, self.max_length
             )
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self) -> DataLoader[dict[str, list[int]]]:
         """Shuffled batches of this rank; the order depends on ``seed`` and the epoch alone."""
         return self._loader("train", shuffle=True)
 
-    def val_dataloader(self) -> DataLoader:
+    def val_dataloader(self) -> DataLoader[dict[str, list[int]]]:
         """Batches of this rank in the rows' own order.
 
         No row comes twice; with several ranks, the last few rows that not every rank would get are left out.
         """
         return self._loader("validation", shuffle=False)
 
-    def _loader(self, split: str, shuffle: bool) -> DataLoader:
+    def _loader(self, split: str, shuffle: bool) -> DataLoader[dict[str, list[int]]]:
         assert self.trainer is not None
         rows = self._rows[split]
         # False repeats a few rows instead, which matters in validation only.
@@ -221,8 +222,8 @@ def tokenize_completions(
 
 
 def _tokenize_batch(
-    rows: dict[str, list], tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> dict[str, list]:
+    rows: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> dict[str, list[list[int]] | list[str | None]]:
     """What ``Dataset.map`` calls: columns in, columns out."""
     names = ("prompt", "completion", "chat")
     splits = [split_completion(*row) for row in zip(*(rows[name] for name in names), strict=True)]

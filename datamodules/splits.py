@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from datasets import Dataset, Features, Value
@@ -51,7 +51,9 @@ class Splits:
         """What holds the split's rows, perhaps among others."""
         return self.validation if split == "validation" and self.validation is not None else self.train
 
-    def select(self, rows: Dataset, prompts: Callable[[dict[str, list]], list[str]], split: Split) -> Dataset:
+    def select(
+        self, rows: Dataset, prompts: Callable[[dict[str, list[Any]]], list[str]], split: Split
+    ) -> Dataset:
         """The split's rows among those of ``place``.
 
         Args:
@@ -86,7 +88,7 @@ class Splits:
 
 
 def _places(
-    rows: dict[str, list], prompts: Callable[[dict[str, list]], list[str]], seed: int
+    rows: dict[str, list[Any]], prompts: Callable[[dict[str, list[Any]]], list[str]], seed: int
 ) -> dict[str, list[float]]:
     """What ``Dataset.map`` calls: each row's place in [0, 1)."""
     return {"place": [unit_hash(prompt, seed) for prompt in prompts(rows)]}

@@ -36,7 +36,7 @@ def _block(count: int, size: int, seed: int, kind: str, number: int) -> list[int
     return _permutation(count, seed, kind, permutation)[place * size : (place + 1) * size]
 
 
-class PairedBatches(TorchDataset):
+class PairedBatches(TorchDataset[PairedBatch]):
     """Train batches, and meta batches when they are due, by global step.
 
     ``batches[step]`` is this rank's share of optimizer step ``step``, for any step from 0 on: the rows are
@@ -142,7 +142,7 @@ def check_shares(option: str, size: int, world_size: int) -> None:
         )
 
 
-class PairBatches(TorchDataset):
+class PairBatches(TorchDataset[PairBatch]):
     """Consecutive batches of pairs for evaluation: no pair twice, none left out, something for each rank.
 
     Args:
@@ -176,7 +176,7 @@ class PairBatches(TorchDataset):
         return self.pairs.batch(self._shares[number])
 
 
-class RankSteps(DistributedSampler):
+class RankSteps(DistributedSampler[int]):
     """Consecutive steps, the same on every rank: the datasets of this file know the ranks themselves.
 
     It is a DistributedSampler because Lightning then does not put one of its own around it, which would give
@@ -203,7 +203,7 @@ class RankSteps(DistributedSampler):
         return iter(range(start, start + self.length))
 
 
-class RowsLeft(DistributedSampler):
+class RowsLeft(DistributedSampler[int]):
     """The rows of an epoch that this rank has not had yet.
 
     Args:
@@ -212,7 +212,7 @@ class RowsLeft(DistributedSampler):
         options: of ``DistributedSampler``.
     """
 
-    def __init__(self, dataset: TorchDataset, done: Callable[[], int], **options: Any):
+    def __init__(self, dataset: TorchDataset[Any], done: Callable[[], int], **options: Any):
         super().__init__(dataset, **options)
         self.done = done
 
@@ -220,7 +220,7 @@ class RowsLeft(DistributedSampler):
         return islice(super().__iter__(), self.done(), None)
 
 
-class StepLoader(DataLoader):
+class StepLoader(DataLoader[Any]):
     """A DataLoader that can go on in mid-epoch, as its ``state_dict`` tells Lightning."""
 
     def state_dict(self) -> dict[str, Any]:

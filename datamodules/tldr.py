@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from datasets import Dataset
 
@@ -69,7 +70,7 @@ class TLDRCompletions(Completions):
         return convert([(f"{self.path} {upstream}", found)], SFT, _demonstration, self.path, "tldr 1")
 
 
-def _pair(part: str, row: dict) -> dict:
+def _pair(part: str, row: dict[str, Any]) -> dict[str, Any]:
     prompt = _frame(row.get("prompt"))
     return {
         "prompt": prompt,
@@ -79,7 +80,7 @@ def _pair(part: str, row: dict) -> dict:
     }
 
 
-def _demonstration(part: str, row: dict) -> dict:
+def _demonstration(part: str, row: dict[str, Any]) -> dict[str, Any]:
     return {"prompt": _frame(row.get("prompt")), "completion": _summary(row.get("label"))}
 
 

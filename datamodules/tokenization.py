@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from typing import Any
 
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
@@ -107,11 +108,11 @@ def tokenize_pairs(
 
 
 def _tokenize_batch(
-    rows: dict[str, list],
+    rows: dict[str, list[Any]],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
     augmentations: dict[str, str] | None,
-) -> dict[str, list]:
+) -> dict[str, list[Any]]:
     """What ``Dataset.map`` calls: columns in, columns out."""
     names = ("prompt", "chosen", "rejected", "chat")
     splits = [split_row(*row) for row in zip(*(rows[name] for name in names), strict=True)]

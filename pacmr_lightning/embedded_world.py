@@ -127,7 +127,7 @@ class World:
         attributes = {_INDEX[word] for word in response.split()[:RESPONSE_WORDS] if word in _INDEX}
         return self._score(topic, mood, attributes)
 
-    def preference_rows(self, n: int, seed: int) -> Iterator[dict]:
+    def preference_rows(self, n: int, seed: int) -> Iterator[dict[str, str | float]]:
         """Pairs of two different random responses with a clean label, drawn from the gold reward.
 
         Args:
@@ -162,7 +162,7 @@ class World:
                 "eta": eta,
             }
 
-    def sft_rows(self, n: int, seed: int, best_of: int = 4) -> Iterator[dict]:
+    def sft_rows(self, n: int, seed: int, best_of: int = 4) -> Iterator[dict[str, str]]:
         """Demonstrations: the best of some random responses by gold reward.
 
         Args:

@@ -1,4 +1,4 @@
-"""How a model's values are rounded: by what this machine has, and what else changes them."""
+"""The dtype of a base model, and other settings of a machine that change the last bits of its values."""
 
 from __future__ import annotations
 

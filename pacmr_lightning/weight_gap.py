@@ -1,4 +1,4 @@
-"""What a belief in labels says of flipped ones: means, gap and ranking of the weights (torchmetrics)."""
+"""How far apart the weights of right and of wrong labels are, and how well they rank them (torchmetrics)."""
 
 from __future__ import annotations
 

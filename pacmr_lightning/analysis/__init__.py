@@ -1,1 +1,1 @@
-"""Looking at finished runs: whether second wordings of prompts keep a policy's judgement."""
+"""Looking at finished runs: VNet's surfaces, curves, second wordings, and the paper's theory beside them."""

@@ -14,7 +14,7 @@ from ..batch import UNKNOWN, LogProbs
 from ..modules import PreferenceModule
 from ..rewards import Rewards
 from ..weighting import Weights
-from .pair_log_probs import four, pair_log_probs, with_entropies
+from .pair_log_probs import pair_log_probs, policy_and_reference, with_entropies
 
 _PART = 1000
 """Pairs that are read at a time."""
@@ -57,7 +57,7 @@ def last_pass(
         indices,
         answers,
         name=name,
-        ask=with_entropies if module.weighting.needs_entropies else four,
+        ask=with_entropies if module.weighting.needs_entropies else policy_and_reference,
         micro_batch_size=micro_batch_size,
     ).squeeze(1)
     parts = []

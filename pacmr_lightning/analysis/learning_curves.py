@@ -11,18 +11,20 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
+from ..batch import UNKNOWN
 from ..errors import UserError
 from ..files import replacing
 from ..runs.folder import METRICS, read_weights, weight_parts
 from ..runs.summary import read_summary
+from .distribution_figure import draw_on
 
 CURVES = (
-    ("val/rewards/accuracies", "accuracy on validation pairs"),
-    ("val/rewards/margins", "reward margin u on validation pairs"),
+    ("val/rewards/accuracies", "Accuracy on validation pairs"),
+    ("val/rewards/margins", "Reward margin $u$ on validation pairs"),
 )
 """Columns of a run's metrics that are drawn, and what their axes say."""
 LAST = 2000
-"""Visits at the end of a run whose weights are drawn."""
+"""Visits at the end of a run whose weights are drawn, in whole steps."""
 
 
 def draw(runs: list[str], path: str) -> None:
@@ -46,20 +48,16 @@ def draw(runs: list[str], path: str) -> None:
             metrics = _metrics(run)
             points = metrics.dropna(subset=[column])
             axis.plot(points["step"] + 1, points[column], marker="o", ms=3, label=read_summary(run)["method"])
-        axis.set(xlabel="policy updates", ylabel=label)
+        axis.set(xlabel="Policy updates", ylabel=label)
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.3)
     axes[0].legend(frameon=False)  # the same colors in both
     for axis, run in zip(axes[2:], weighted, strict=True):
         summary = read_summary(run)
-        rows = read_weights(run).tail(LAST)
-        bins = np.linspace(0, 1, 26)
-        for flipped, label, color in ((False, "unflipped", "tab:blue"), (True, "flipped", "tab:red")):
-            part = rows.loc[rows["flipped"].eq(flipped).fillna(False), "weight"]
-            axis.hist(part, bins, density=True, alpha=0.55, color=color, label=f"{label} ({len(part):,})")
-        axis.set(xlabel="weight g", ylabel="density", xlim=(0, 1))
+        rows = read_weights(run, last=LAST)
+        flipped = rows["flipped"].astype("Int8").fillna(UNKNOWN).to_numpy(np.int8)
+        draw_on(axis, rows["weight"].to_numpy(), flipped)
         axis.set_title(f"{summary['method']}: last {len(rows):,} pairs", fontsize=10)
-        axis.set_ylim(top=1.25 * axis.get_ylim()[1])  # room for the legend
-        axis.legend(frameon=False, loc="upper center", ncols=2, fontsize=9)
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=150, format=Path(path).suffix[1:])
     plt.close(figure)

@@ -23,14 +23,14 @@ _PART = 1000
 """Rows that are read at a time."""
 
 
-def four(policy: PolicyModel, batch: PairBatch) -> Tensor:
+def policy_and_reference(policy: PolicyModel, batch: PairBatch) -> Tensor:
     """(n, 4) the policy's log-probabilities of chosen and rejected, then the reference's."""
     now, reference = policy.log_probs(batch), policy.reference_log_probs(batch)
     return torch.stack([now.chosen, now.rejected, reference.chosen, reference.rejected], dim=1)
 
 
 def with_entropies(policy: PolicyModel, batch: PairBatch) -> Tensor:
-    """(n, 6) those of ``four``, then the entropies of ``LogProbs``."""
+    """(n, 6) those of ``policy_and_reference``, then the entropies of ``LogProbs``."""
     now, reference = policy.log_probs(batch, entropies=True), policy.reference_log_probs(batch)
     assert now.entropies is not None
     more = (now.entropies.chosen, now.entropies.rejected)
@@ -47,7 +47,7 @@ def pair_log_probs(
     name: str,
     augmented: bool = False,
     micro_batch_size: int | None = None,
-    ask: Callable[[PolicyModel, PairBatch], Tensor] = four,
+    ask: Callable[[PolicyModel, PairBatch], Tensor] = policy_and_reference,
 ) -> Tensor:
     """Asks policy and reference about N pairs as labelled; what is on disk is not asked again.
 
@@ -78,7 +78,7 @@ def pair_log_probs(
     first = move_data_to_device(pairs.batch([indices[order[0]]]), device)
     judge = content_key(
         *(policy.reference_digest(), policy.log_prob_options(first), policy.lora, _digest(policy)),
-        *([] if ask is four else [ask.__name__]),
+        *([] if ask is policy_and_reference else [ask.__name__]),
     )
     keys = [content_key(judge, pair) for pair in tokens]
     with AnswerStore(answers) as store:

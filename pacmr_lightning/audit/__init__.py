@@ -1,1 +1,1 @@
-"""Which labels of a finished run's training pairs are wrong, as far as its policy can tell."""
+"""Which labels of training pairs look wrong, to the policy of a run or to another judge, and how many are."""

@@ -1,4 +1,4 @@
-"""How far training on a label has moved its own pair's u: less would show in a policy that has not seen it.
+"""How much of a pair's u comes from training on its own label, which hides wrong labels from an audit.
 
 A policy that has learned from a label agrees with it more often than one that has not, so too few labels look
 wrong. To first order an AdamW step at rate lr on a batch of B pairs moves the pairs' u by

@@ -1,4 +1,4 @@
-"""Who may judge the pairs of a run, and what their scores are called."""
+"""The choices of ``pacmr audit --scorer``: who judges the labels, and what the scores are called."""
 
 from __future__ import annotations
 

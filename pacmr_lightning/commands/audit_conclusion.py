@@ -1,4 +1,4 @@
-"""What an audit writes and shows, whoever has judged the pairs."""
+"""The end of ``pacmr audit`` and ``audit-model``: tables, report and terminal, from all pairs' scores."""
 
 from __future__ import annotations
 

@@ -61,8 +61,9 @@ def correct(
         micro_batch_size: pairs in one forward pass that scores; default: that of training.
 
     Raises:
-        UserError: there are no clean pairs, or fewer than a batch; an option is out of range; the run's files
-            are missing; the folder holds something else; or no round tells right labels from wrong ones.
+        UserError: there are no clean pairs, or fewer than a batch; an option is out of range, or rounds add
+            no pair; the run's files are missing; the folder holds something else; or no round tells right
+            labels from wrong ones.
     """
     first = find_run(run, "last")
     data = _data(first, clean, rounds)
@@ -117,6 +118,11 @@ def _data(first: Run, clean: Source | None, rounds: Rounds) -> PreferenceData:
         raise UserError(
             f"{data.clean_meta.name} has {len(data.clean_pairs)} clean pairs, fewer than rounds.batch_size "
             f"{rounds.batch_size}; give more clean pairs, or lower it."
+        )
+    if not round(rounds.share * (number := len(data.train_pairs))):
+        raise UserError(
+            f"rounds.share is {rounds.share}, which is none of {number} training pairs, so that all rounds "
+            f"would be alike; make it {1 / number:.2g} or more."
         )
     return data
 

@@ -105,7 +105,7 @@ class Endpoint(ChatServer):
 class _Progress:
     """The progress bar, and the watch for a server that answers nobody."""
 
-    bar: tqdm
+    bar: tqdm[Any]
     endpoint: Endpoint
     pending: int
     stored: int

@@ -1,4 +1,4 @@
-"""The look at each step's losses and gradient before an update spreads what is no number."""
+"""Ends a run with a sentence where a loss or a gradient is NaN or infinite, before the update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading of checkpoints that hold what is trained, and not the frozen base."""
+"""Checkpoints that hold the adapter and what else is trained, and not the frozen base model."""
 
 from __future__ import annotations
 

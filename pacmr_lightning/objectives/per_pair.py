@@ -31,6 +31,9 @@ class HolderDPO(Objective):
     wrong label pulls no more than one that it has learned ("redescending"). A pair pulls hardest at
     p = g / (2 + g), u = 0 with the paper's g; the loss lies between -1 and 0.
 
+    Where the first response is preferred with probability q, it is smallest at u = logit(q) / (2 - g). From
+    g = 2 on nothing holds u at a finite value: the majority's side is all that counts.
+
     Args:
         beta: see ``Objective``; the paper has 0.1.
         gamma: g, above 0; larger trusts labels less. The paper has 2.

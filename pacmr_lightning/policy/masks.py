@@ -1,4 +1,4 @@
-"""What a transformer is told of a layout's rows: masks, block masks, or the lengths of sequences."""
+"""Attention masks: which tokens see which where two responses share their prompt, and for other layouts."""
 
 from __future__ import annotations
 

@@ -58,11 +58,13 @@ def weight_parts(run_folder: str | Path) -> list[Path]:
     return sorted((Path(run_folder) / WEIGHTS).glob("part-*.parquet"))
 
 
-def read_weights(run_folder: str | Path) -> pd.DataFrame:
+def read_weights(run_folder: str | Path, last: int | None = None) -> pd.DataFrame:
     """What a run believed of every pair at every visit.
 
     Args:
         run_folder: a run's folder, with ``weights/part-*.parquet`` inside.
+        last: so many visits at the end, and the others of the earliest one's step (which rank they were on
+            decides their order); None for all.
 
     Returns:
         One row a pair and a visit, by step: ``id``, ``step`` (policy updates before the visit), ``u`` and
@@ -87,4 +89,5 @@ def read_weights(run_folder: str | Path) -> pd.DataFrame:
                 f"{part} is not a readable Parquet file; train again, or delete it to do without."
             ) from None
     frame = pa.concat_tables(tables).to_pandas(types_mapper={pa.bool_(): pd.BooleanDtype()}.get)
-    return frame.sort_values("step", kind="stable", ignore_index=True)
+    frame = frame.sort_values("step", kind="stable", ignore_index=True)
+    return frame if last is None else frame[frame["step"] >= frame["step"].tail(last).min()]

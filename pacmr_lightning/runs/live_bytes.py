@@ -26,7 +26,7 @@ class LiveBytes(TorchDispatchMode):
         self._known: dict[int, Any] = {t.untyped_storage()._cdata: t for t in kept}
 
     def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Runs the operation and looks at what it returns."""
         found = function(*args, **(kwargs or {}))

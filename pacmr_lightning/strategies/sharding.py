@@ -1,4 +1,4 @@
-"""Parameters that DeepSpeed's ZeRO-3 keeps in parts, one on each rank."""
+"""Reading and writing parameters that DeepSpeed's ZeRO-3 keeps in parts, one on each rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def is_sharded(parameter: nn.Parameter) -> TypeGuard[Any]:
     return hasattr(parameter, "ds_id")
 
 
-def whole(parameters: Iterable[nn.Parameter], change: bool = False) -> AbstractContextManager:
+def whole(parameters: Iterable[nn.Parameter], change: bool = False) -> AbstractContextManager[None]:
     """Inside, the parameters are whole; all ranks enter together. Does nothing without ZeRO-3.
 
     Args:

@@ -70,7 +70,9 @@ def cells(sweep: Sweep) -> list[Cell]:
     return found
 
 
-def _cell(sweep: Sweep, name: str, method: Method, noise: float, seed: int, variation: dict) -> Cell:
+def _cell(
+    sweep: Sweep, name: str, method: Method, noise: float, seed: int, variation: dict[str, Any]
+) -> Cell:
     after = _folder(sweep, method.after, noise, seed, {}) if method.after else None
     folder = _folder(sweep, name, noise, seed, variation)
 

@@ -63,18 +63,18 @@ def frontier_report(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, folde
     return folder / "tables.md"
 
 
-def _columns(table: pd.DataFrame, keys: Sequence[str]) -> list[tuple]:
+def _columns(table: pd.DataFrame, keys: Sequence[str]) -> list[tuple[float, ...]]:
     return sorted(table[["noise", *keys]].drop_duplicates().itertuples(index=False, name=None))
 
 
-def _headings(columns: Sequence[tuple]) -> list[tuple[str, str]]:
+def _headings(columns: Sequence[tuple[float, ...]]) -> list[tuple[str, str]]:
     return [
         (f"{noise:.0%} flipped" if key else "", f"{key[0]:g} nats" if key else f"{noise:.0%} flipped")
         for noise, *key in columns
     ]
 
 
-def _at(table: pd.DataFrame, method: str, keys: Sequence[str], column: tuple) -> pd.DataFrame:
+def _at(table: pd.DataFrame, method: str, keys: Sequence[str], column: tuple[float, ...]) -> pd.DataFrame:
     same = table["method"].eq(method)
     for key, value in zip(["noise", *keys], column, strict=True):
         same &= table[key].eq(value)

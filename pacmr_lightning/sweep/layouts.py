@@ -13,7 +13,7 @@ from .spec import Sweep
 from .tables import Entry, Table, Value
 
 WIN = ("win_rate", "win_score")
-SUMMARY = ("gold_reward", "win_rate", "win_score", "val_accuracy", "weight_gap")
+HEADLINE = ("gold_reward", "win_rate", "win_score", "val_accuracy", "weight_gap")
 """Measures of the tables that list noise rates in rows."""
 
 
@@ -96,7 +96,7 @@ def _by_noise(
     part: pd.DataFrame,
     numbers: pd.DataFrame,
     keys: Sequence[str],
-    measures: Sequence[str] = SUMMARY,
+    measures: Sequence[str] = HEADLINE,
 ) -> Table:
     """Noise rates in rows, within each of them the rows of the frame, named by some of its columns."""
     numbers = numbers[numbers["row"].isin(part["row"])]

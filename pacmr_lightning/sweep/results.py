@@ -66,6 +66,7 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
         ``NUMBERS`` (NaN where unknown).
     """
     rows = []
+    rewards: dict[tuple[str | None, float, int, str], np.ndarray | None]
     rewards = {_key(cell): _sampled_rewards(cell) for cell in done}
     for cell in done:
         summary = read_summary(cell.folder)
@@ -98,11 +99,11 @@ def row_label(sweep: Sweep, cell: Cell) -> str:
     return ", ".join([method.label or cell.method, *words])
 
 
-def _key(cell: Cell) -> tuple:
+def _key(cell: Cell) -> tuple[str, float, int, str]:
     return cell.method, cell.noise, cell.seed, json.dumps(cell.variation)
 
 
-def _anchor(sweep: Sweep, cell: Cell) -> tuple:
+def _anchor(sweep: Sweep, cell: Cell) -> tuple[str | None, float, int, str]:
     """The anchor's cell of the same noise rate and seed, and the same values of what it varies itself."""
     varied = sweep.methods[sweep.anchor].vary if sweep.anchor else {}
     shared = {option: cell.variation.get(option) for option in varied}

@@ -75,7 +75,7 @@ class Table:
 
     def csv(self) -> str:
         """Numbers in full, each column of them followed by one of standard errors."""
-        columns: dict[str, list] = {}
+        columns: dict[str, list[float | None] | list[Entry]] = {}
         for i, heading in enumerate(self._flat_headings()):
             entries = [row[i] for row in self.rows]
             if self._is_number(i):

@@ -141,7 +141,7 @@ class Weighting(ABC):
 
         The module calls it where ``every`` is set, by position and on every rank, before it asks for the
         weights of the same policy update. What is learned must stay the same on all ranks: values and
-        gradients that were found from this rank's pairs go through ``gradient.sum_over_ranks`` first.
+        gradients that were found from this rank's pairs go through ``ranks.sum_over_ranks`` first.
 
         Args:
             pairs: this rank's N train pairs at omega, with the policy, which must be left as it is, and the

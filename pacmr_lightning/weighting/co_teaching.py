@@ -180,6 +180,15 @@ class CoTeaching(PeerWeights):
         if self.rate == "auto":
             self.rate = rate
 
+    def check_plan(self, updates: int, updates_per_epoch: int) -> None:
+        """Refuses a rate of 0, with which both adapters learn from all pairs. See ``Weighting``."""
+        if self.rate == 0:
+            raise UserError(
+                "The rate of CoTeaching is 0, with which two adapters learn from all pairs, each for itself; "
+                "give the share of wrong labels, such as --model.weighting.rate 0.2 (auto is the share that "
+                "noise flips, and none is flipped here)."
+            )
+
     def keep_rate(self) -> float:
         """R(t), the share that the current update keeps.
 

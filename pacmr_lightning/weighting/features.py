@@ -90,7 +90,7 @@ class PairFeatures:
     def check_pairs(self, pairs: Any) -> None:
         """Reads the history of the datamodule's ``train_pairs``, where one is given."""
         if self.history is not None:
-            self._history.read(self.history, pairs.rows["id"][:])
+            self._history.read(self.history, dict(zip(pairs.rows["id"][:], pairs.flipped, strict=True)))
 
     def check_plan(self, updates: int, updates_per_epoch: int) -> None:
         """Looks whether pairs are visited more than once in a run, or were in an earlier one.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
+from ..batch import UNKNOWN
 from ..errors import UserError
 from ..ranks import on_all_ranks
 
@@ -48,20 +49,20 @@ class PairHistory:
         for name, value in on_all_ranks(list(zip(ids, u.tolist(), strict=True))):
             self._visits[name] = self._next(name, value)
 
-    def read(self, folder: str, ids: Collection[str]) -> None:
+    def read(self, folder: str, labels: Mapping[str, int]) -> None:
         """Begins with the visits of an earlier run, in their order.
 
         Args:
             folder: ``weights`` of that run, which ``WeightRecorder`` wrote.
-            ids: of the pairs that are going to be visited.
+            labels: by id of the pairs that are going to be visited, 1 flipped, 0 not, -1 unknown.
 
         Raises:
-            UserError: the folder cannot be read, or knows no visit of some pair.
+            UserError: the folder cannot be read, knows no visit or no u of some pair, or saw other labels.
         """
         import pandas as pd  # takes a while, and most runs do without
 
         try:
-            table = pd.read_parquet(folder, columns=["id", "step", "u"])
+            table = pd.read_parquet(folder, columns=["id", "step", "u", "flipped"])
         except (OSError, ValueError) as error:
             reason = str(error).strip().partition("\n")[0].rstrip(".")
             raise UserError(
@@ -71,11 +72,23 @@ class PairHistory:
         self._visits = {}
         for name, u in table.sort_values("step", kind="stable")[["id", "u"]].itertuples(index=False):
             self._visits[name] = self._next(name, u)
-        self._visits = {name: self._visits[name] for name in ids if name in self._visits}
-        if missing := [name for name in ids if name not in self._visits]:
+        self._visits = {name: self._visits[name] for name in labels if name in self._visits}
+        if missing := [name for name in labels if name not in self._visits]:
             raise UserError(
-                f"The visits in {folder} are not of {len(missing)} of {len(ids)} training pairs "
+                f"The visits in {folder} are not of {len(missing)} of {len(labels)} training pairs "
                 f"({missing[0]} for one); name those of a run on the same data."
+            )
+        if odd := [name for name, (_, mean, _) in self._visits.items() if not math.isfinite(mean)]:
+            raise UserError(
+                f"The visits in {folder} are not finite of {len(odd)} pairs ({odd[0]} for one); "
+                "name those of a run that did not diverge."
+            )
+        seen = dict(table.loc[table["flipped"].notna(), ["id", "flipped"]].itertuples(index=False))
+        known = [name for name, flag in labels.items() if flag != UNKNOWN and name in seen]
+        if other := [name for name in known if bool(seen[name]) != bool(labels[name])]:
+            raise UserError(
+                f"The visits in {folder} are of {len(other)} of {len(labels)} training pairs with the other "
+                "label; name those of a run with the same noise_rate and noise_seed."
             )
 
     def _next(self, name: str, u: float) -> tuple[float, float, float]:

@@ -172,6 +172,17 @@ def test_holder_dpo_redescends(gamma):
         assert loss.item() == (-1 if far > 0 else 0) and slope.item() == 0
 
 
+@pytest.mark.parametrize("q", [0.3, 0.6, 0.9])
+def test_where_holder_dpo_ends(q):
+    """By search: at logit(q) / (2 - gamma), and beyond any u from gamma = 2 on."""
+    u = torch.linspace(-12, 12, 24_001, dtype=torch.float64)
+    for gamma in (0.5, 1.0, 1.5, 2.0, 3.0):
+        objective = HolderDPO(1.0, gamma)
+        risk = q * objective(rewards_of(u)) + (1 - q) * objective(rewards_of(-u))
+        end = math.copysign(12, q - 0.5) if gamma >= 2 else math.log(q / (1 - q)) / (2 - gamma)
+        assert u[risk.argmin()].item() == pytest.approx(end, abs=1e-3)
+
+
 @pytest.mark.parametrize("lam", [0.05, 0.5, 0.75, 0.95])
 def test_r3m_is_the_minimum_over_outliers(lam):
     """min over d in [0, 20] of -ls(u + d) + lam d on a grid of step 1e-4; also where d = 0 is the minimum."""

@@ -195,8 +195,8 @@ def test_bit_for_bit_after_a_resume(fit, tmp_path):
         assert all(torch.equal(value, b["optimizer"]["state"][i][key]) for key, value in state.items())
 
 
-def test_a_rate_of_0_is_dpo(fit):
-    together, _ = fit(CoTeaching(0.0), micro=4)
+def test_before_a_pair_is_left_out_it_is_dpo(fit):
+    together, _ = fit(CoTeaching(0.3, warmup=10**9), micro=4)
     alone, _ = fit(Unweighted(), micro=4)
     for name, value in together.policy.adapter().items():
         torch.testing.assert_close(value, alone.policy.adapter()[name], atol=1e-4, rtol=1e-4)
@@ -248,6 +248,10 @@ def test_bad_input(make_policy, make_batch):
             CoTeaching(rate)
     with pytest.raises(UserError, match="warmup is -1"):
         CoTeaching(0.2, warmup=-1)
+    natural = CoTeaching()
+    natural.set_label_noise(0.0)
+    with pytest.raises(UserError, match=r"rate of CoTeaching is 0, .*--model\.weighting\.rate 0\.2"):
+        natural.check_plan(10, 5)
     with pytest.raises(UserError, match=r"CoTeaching trains a second adapter.*zero2\.yaml"):
         CoTeaching().check_sharded()
     policy, batch = make_policy(), make_batch(4)

@@ -141,11 +141,20 @@ def test_history_is_the_recursion_over_visits(whole):
         assert kept[name] == pytest.approx(numbers, rel=1e-9)
 
 
-def test_a_history_may_be_given(whole, fit, files, tmp_path):
-    """One epoch more after three: what was remembered then, and one visit."""
+def test_a_history_may_be_given(whole, fit, files, monkeypatch, tmp_path):
+    """One epoch more after three: what was remembered then, and one visit; and a surface over both."""
+    monkeypatch.setattr(vnet_surfaces, "publish", lambda *arguments: None)
     kept = whole[0].weighting.state_dict()["history"]
     features = ("margin_evolution", "margin_fluctuation")
-    module, _, _, steps = fit("given", features, epochs=1, history=str(files / "whole" / "weights"))
+    options = {"epochs": 1, "history": str(files / "whole" / "weights")}
+    module, _, _, steps = fit("given", features, callbacks=[VNetSurfaces(points=5, window=16)], **options)
+    surface = load(files / "given")
+    assert surface.axes == features
+    with torch.no_grad():
+        g, _, _ = module.vnet.double()(
+            *(torch.tensor([float(axis[1])]).double() for axis in (surface.delta, surface.u))
+        )
+    assert surface.g[1, 1] == pytest.approx(g.item(), rel=1e-6)
     now = module.weighting.state_dict()["history"]
     assert now.keys() == kept.keys()
     for record in steps.values():
@@ -158,9 +167,17 @@ def test_a_history_may_be_given(whole, fit, files, tmp_path):
         VNetWeighting(features=TRIPLE, history="runs/first/weights")
     with pytest.raises(UserError, match="cannot be read as visits"):
         fit("missing", features, history=str(tmp_path / "none"))
-    pd.DataFrame({"id": ["x"], "step": [0], "u": [1.0]}).to_parquet(tmp_path / "part-0.parquet")
-    with pytest.raises(UserError, match="are not of 16 of 16 training pairs"):
-        fit("others", features, history=str(tmp_path))
+    file, found = tmp_path / "part-0.parquet", read_weights(files / "whole")
+    for change, message in (
+        ({"id": "x"}, "are not of 16 of 16 training pairs"),
+        ({"u": math.nan}, "are not finite of 16 pairs"),
+        ({"flipped": ~found["flipped"]}, "are of 16 of 16 training pairs with the other label"),
+    ):
+        found.assign(**change).to_parquet(file)
+        with pytest.raises(UserError, match=message):
+            fit("others", features, history=str(tmp_path))
+    found.assign(flipped=pd.NA).to_parquet(file)  # labels that nobody knows cannot be compared
+    fit("unknown", features, epochs=1, history=str(tmp_path))
 
 
 def test_weights_are_vnets_of_the_steps_before(whole):
@@ -253,8 +270,12 @@ def test_surfaces_of_two_features(fit, files, monkeypatch, tmp_path):
 
     surfaces_page([str(files / "triple")], str(tmp_path / "one.png"))
     assert (tmp_path / "one.png").read_bytes()[:4] == b"\x89PNG"
-    fit("default", ("delta", "u"), callbacks=[VNetSurfaces(points=5, window=16)], epochs=1)
-    assert load(files / "default").axes == ("delta", "u") and load(files / "default").held == ""
+    callbacks = [VNetSurfaces(points=5, window=16, features=("u", "delta"))]  # Delta comes first all the same
+    *_, steps = fit("default", ("delta", "u"), callbacks=callbacks, epochs=1)
+    surface = load(files / "default")
+    assert surface.axes == ("delta", "u") and surface.held == ""
+    delta = torch.cat([steps[0].delta, steps[1].delta]).double()
+    np.testing.assert_allclose(surface.delta[[0, -1]], np.quantile(delta, [0.005, 0.995]), rtol=1e-5)
     with pytest.raises(UserError, match="are over perplexity_difference and entropy, those of"):
         surfaces_page([str(files / "triple"), str(files / "default")], str(tmp_path / "two.png"))
 

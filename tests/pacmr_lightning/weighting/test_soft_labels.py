@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pacmr_lightning.batch import LogProbs
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.objectives import CDPO, DPO, IPO, R3M, RDPO, RPOEM
+from pacmr_lightning.objectives import CDPO, DPO, IPO, R3M, RDPO, ROPO, RPOEM, HolderDPO
 from pacmr_lightning.objectives.soft_labels import SoftLabelDifference
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
@@ -112,10 +112,10 @@ S = torch.linspace(-2.5, 2.5, 11, dtype=torch.float64)
 """logit(eta) of the first of two outcomes."""
 
 
-def two_outcomes(u, q, first, second):
+def two_outcomes(u, q, first, second, objective=None):
     """The paper's section 3: the first outcome is observed with probability q, its label has probability
     ``first``; the second with 1 - q, its own has ``second``. The loss over both, with soft labels."""
-    difference = SoftLabelDifference(DPO(1.0))
+    difference = SoftLabelDifference(objective or DPO(1.0))
     both = (q, rewards_of(u), first), (1 - q, rewards_of(-u), second)
     return sum(share * (difference.rest(r) + p * difference(r)) for share, r, p in both)
 
@@ -132,6 +132,18 @@ def test_the_posterior_recovers_the_clean_preference(rate):
     torch.testing.assert_close(
         minimum(lambda u: two_outcomes(u, q, ones, ones)), q.logit(), rtol=0, atol=1e-6
     )
+
+
+@pytest.mark.parametrize(
+    "objective", [IPO(1.0), R3M(1.0), ROPO(1.0), HolderDPO(1.0)], ids=lambda o: type(o).__name__
+)
+def test_the_posterior_has_the_risk_of_clean_labels(objective):
+    """Whatever the objective, and at any u."""
+    rate, eta, u = 0.3, S.sigmoid(), torch.linspace(-4, 4, 11, dtype=torch.float64)
+    q = (1 - rate) * eta + rate * (1 - eta)
+    p = (1 - rate) * eta / q, (1 - rate) * (1 - eta) / (1 - q)
+    clean = eta * objective(rewards_of(u)) + (1 - eta) * objective(rewards_of(-u))
+    torch.testing.assert_close(two_outcomes(u, q, *p, objective), clean, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("told", [0.2, 0.45])
