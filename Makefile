@@ -38,8 +38,9 @@ types: $(INSTALLED)
 	ln -s $(addprefix ../../../,$(wildcard pacmr_lightning/*) datamodules callbacks) $(PACKAGE)
 	$(BIN)/python -m mypy -p pacmr_lightning
 
-# Kills, groups of processes and whole tools: another half hour.
+# Kills, groups of processes, whole tools and the notebook, which needs what the docs need: another half hour.
 test-slow: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(TESTS)
 
 # A broken link, or a docstring that is no reStructuredText, ends it.

@@ -4,6 +4,7 @@ from .checkpoint import RunCheckpoint
 from .generations import GenerationWriter
 from .gold_reward import GoldReward
 from .health import Health
+from .log_progress import LogProgress
 from .noise_mask import NoiseMask
 from .samples import SampleResponses
 from .sequence_kl import SequenceKL
@@ -19,6 +20,7 @@ __all__ = [
     "GenerationWriter",
     "GoldReward",
     "Health",
+    "LogProgress",
     "NoiseMask",
     "RunCheckpoint",
     "RunSummary",

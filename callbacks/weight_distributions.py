@@ -37,6 +37,8 @@ class WeightDistributions(VisitFigures):
         self, trainer: Trainer, pl_module: LightningModule, visits: Visits, a: Tensor, b: Tensor
     ) -> None:
         """See ``VisitFigures``."""
+        if (visits.weight == 1).all():  # nothing is weighed
+            return
         if visits.weight.min() == visits.weight.max():
             rank_zero_info(
                 f"WeightDistributions draws nothing at step {trainer.global_step}: all weights are "

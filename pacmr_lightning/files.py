@@ -7,6 +7,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from .errors import UserError
+
+
+def check_folder(option: str, given: str, folder: Path) -> None:
+    """Looks, before any work is done, whether a folder is there to be written to, or could be made.
+
+    Args:
+        option: by which it was asked for.
+        given: what was asked for.
+        folder: the folder, or that of the file.
+
+    Raises:
+        UserError: it is below a file, or may not be written to.
+    """
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise UserError(f"{option} is {given}, but {nearest} is a file and no folder; name another place.")
+    if not os.access(nearest, os.W_OK):
+        raise UserError(f"{option} is {given}, but {nearest} may not be written to; name another place.")
+
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
@@ -15,9 +35,17 @@ def replacing(path: str | Path) -> Iterator[Path]:
     Readers see the old file or the new one, never a part of it; an exception leaves the old one in place.
     The folder is made where it does not exist. Two processes may write the same file at once: the later
     one's stays.
+
+    Raises:
+        UserError: the folder cannot be made.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"The folder {path.parent} cannot be made ({error.strerror}); name another one for {path.name}."
+        ) from None
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield temporary

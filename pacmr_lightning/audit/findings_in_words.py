@@ -23,7 +23,7 @@ _LEARNED = "u is that of a policy that has learned these labels, wrong ones amon
 def share_in_words(share: Share) -> str:
     """The expected share of wrong labels with its uncertainty, or why there is none."""
     if share.identified and share.known:
-        return f"{_percent(share.rate)}, as given"
+        return f"{_percent(share.rate)}, {_source(share)}"
     if share.identified:
         return (
             f"{_percent(share.rate)} ± {_percent(share.stderr)} (95% interval {_percent(share.low)} to "
@@ -78,13 +78,17 @@ def fit_in_words(share: Share) -> str:
     )
 
 
+def _source(share: Share) -> str:
+    return "assumed" if share.assumed else "as given"
+
+
 def sentences(findings: Findings) -> list[str]:
     """How the scorer's threshold and expected share came about, and how far to trust them."""
     share, scorer = findings.share, findings.scorer
     top = share.tenths.iloc[-1]
     told = [_UNSEEN[scorer] if scorer in _UNSEEN else _learned(findings)]
     fit = (
-        f"With eps = {share.rate:.3f}, as given, the fit has k = {share.slope:.3g} per nat."
+        f"With eps = {share.rate:.3f}, {_source(share)}, the fit has k = {share.slope:.3g} per nat."
         if share.known
         else f"The fit has eps = {share.rate:.3f} and k = {share.slope:.3g} per nat; without wrong labels "
         f"(eps = 0) its BIC is {abs(share.gain):.1f} {'worse' if share.gain > 0 else 'better'}. "

@@ -31,10 +31,9 @@ from ..modules.schedule import warmup_cosine
 from ..objectives import DPO
 from ..runs.finished_run import PreferenceData, Run
 from ..runs.folder import METRICS
+from ..runs.time_estimate import own_pull_sample
 from ..weighting.pair_gradients import MixedRowsError, each_gradient
 
-SAMPLE = 512
-"""Pairs on which K is measured."""
 WIDTH = 65536
 """Numbers that a pair's gradient is sketched by where it has more: K is then within about 1 / sqrt(WIDTH)."""
 EPS = 1e-8
@@ -64,7 +63,7 @@ def own_pull(
     if moments is None:
         return None
     pairs = data.train_pairs
-    sample = np.random.default_rng(seed).permutation(len(pairs))[:SAMPLE].tolist()
+    sample = np.random.default_rng(seed).permutation(len(pairs))[: own_pull_sample(len(pairs))].tolist()
     try:
         u, gradients = _gradients(module, data, sample, moments)
     except MixedRowsError:

@@ -74,6 +74,8 @@ class Share:
     """(R, 2) eps and k of the resamples."""
     known: bool = False
     """Whether the rate was given, and not estimated."""
+    assumed: bool = False
+    """Whether a known rate was given for the case alone that none can be estimated."""
 
     @property
     def identified(self) -> bool:

@@ -92,7 +92,7 @@ def audit(
     """
     upload = Upload(push_cleaned, private, _command(locals()))
     by_hand = (sample, decisions, label_studio)
-    wanted = Wanted(top, threshold, share, fallback_share, cleaned, action, *by_hand, upload)
+    wanted = Wanted(top, threshold, share, fallback_share, cleaned, action, *by_hand, upload, output)
     if micro_batch_size is not None and micro_batch_size < 1:
         raise UserError(f"micro_batch_size is {micro_batch_size}, but it must be at least 1.")
     # scikit-learn and matplotlib are loaded here so that pacmr --help stays quick.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,17 +126,22 @@ def _findings(judged: Judged, wanted: Wanted, notes: list[str]) -> tuple[Finding
         sample = read.table(findings.share)
         if share is not None:
             findings = find(*asked, share)
-    if share is None and fallback_share is not None and (judged.by_heart or not findings.share.identified):
-        share = fallback_share if judged.by_heart else min(fallback_share, findings.share.at_most)
+    needed = share is None and (judged.by_heart or not findings.share.identified)
+    assumed = fallback_share if needed else None
+    if assumed is not None:
+        share = assumed if judged.by_heart else min(assumed, findings.share.at_most)
         findings = find(*asked, share)
-        why = f", the most that the surest tenth of the pairs leaves ({fallback_share:g} was to be taken)"
+        why = f", the most that the surest tenth of the pairs leaves ({assumed:g} was to be taken)"
         notes.append(
             f"The share of wrong labels cannot be told from these scores; it is taken for {share:.3g}"
-            f"{why if share < fallback_share else ''}."
+            f"{why if share < assumed else ''}."
         )
     if share is not None and not judged.by_heart and not findings.share.identified:
         pairs["unpulled_u"] = pairs["u"]  # what the labels have added is all there is
         findings = find(*asked, share)
+    if assumed is not None:
+        taken = {name: replace(by_name, assumed=True) for name, by_name in findings.shares.items()}
+        findings = replace(findings, shares=taken)
     return findings, sample
 
 

@@ -88,7 +88,8 @@ def audit_model(
     Raises:
         UserError: an option is out of range, or a model or the pairs cannot be read.
     """
-    wanted = Wanted(top, threshold, share, fallback_share, cleaned, action, sample, decisions, label_studio)
+    by_hand = (sample, decisions, label_studio)
+    wanted = Wanted(top, threshold, share, fallback_share, cleaned, action, *by_hand, output=output)
     if not beta > 0:
         raise UserError(f"beta is {beta}, but it must be above 0 (DPO's is usually 0.1).")
     if cleaned is not None:
@@ -189,7 +190,7 @@ def _by_probe(
 def _model(name: str, dtype: AskedDtype) -> PolicyModel:
     """A model as it is, where it is to run."""
     model = PolicyModel(name, rank=1, dtype=dtype)
-    model.build()
+    model.build(announce=False)  # it is neither trained nor, maybe, a reference
     Fabric(accelerator="auto", devices=1).to_device(model)
     return model
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import UserError
+from ..files import check_folder
 from .audit_upload import Upload
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ class Wanted:
     """What is asked of an audit, whoever judges; see ``audit``.
 
     Raises:
-        UserError: an option is out of range.
+        UserError: an option is out of range, or a place cannot be written to.
     """
 
     top: int
@@ -34,6 +36,7 @@ class Wanted:
     decisions: str | None = None
     label_studio: str | None = None
     upload: Upload = field(default_factory=Upload)
+    output: str | None = None
 
     def __post_init__(self) -> None:
         if self.top < 0:
@@ -55,6 +58,11 @@ class Wanted:
             given, other = ("cleaned", "action") if self.action is None else ("action", "cleaned")
             fix = "drop or flip" if self.action is None else "the file to write"
             raise UserError(f"{given} is given without {other}; say with --{other} {fix}.")
+        if self.output is not None:
+            check_folder("output", self.output, Path(self.output))
+        for name in ("cleaned", "label_studio"):
+            if (file := getattr(self, name)) is not None:
+                check_folder(name, file, Path(file).expanduser().parent)
         self.upload.check(self.cleaned)
         _ = self.decided  # a file that cannot be read is told of before anything is done
 

@@ -48,7 +48,6 @@ def copy(name: str, file: str) -> None:
         raise UserError(f"file is {file}, but a config ends in .yaml.")
     if path.exists():
         raise UserError(f"{file} is there already; name another file, or remove it.")
-    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_bytes((FOLDER / f"{name}.yaml").read_bytes())
     print(f"{file} is a copy of {name}; use it with --config {file}.")

@@ -22,7 +22,7 @@ from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 
 # Importing the packages is what makes the short names of their classes work in YAML.
-from ..callbacks import GenerationWriter, NoiseMask, RunCheckpoint
+from ..callbacks import GenerationWriter, LogProgress, NoiseMask, RunCheckpoint
 from ..command_line.parser import OneSentence
 from ..datamodules import PreferenceDataModule, SFTDataModule  # noqa: F401
 from ..errors import UserError
@@ -170,6 +170,8 @@ class PacmrCLI(LightningCLI):
         callbacks = _listed(settings.callbacks)
         if settings.enable_progress_bar is not False:
             callbacks.append(lightning_callbacks.RichProgressBar(leave=True))
+            if not sys.stdout.isatty():
+                callbacks.append(LogProgress())
         if self.subcommand == "fit":
             callbacks.append(NoiseMask())
         default = settings.logger is None or settings.logger is True

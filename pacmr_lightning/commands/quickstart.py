@@ -35,8 +35,10 @@ def quickstart(
     dpo, pacmr, refined = (str(folder / name) for name in ("dpo", "pacmr", "dpo-refined"))
     common = ["fit", "--config", "quickstart/preference", "--model.policy.model", str(folder / "sft/model")]
     common += ["--data.source.pairs", str(pairs), "--trainer.callbacks.samples", str(samples)]
+    _say(1, "an SFT model, from scratch, in a small world where the truth is known")
     _run("fit", "--config", "quickstart/sft", "--data.source.rows", str(sft_rows), root=str(folder / "sft"))
     log = folder / "dpo.log"
+    _say(2, f"PACMR-DPO on {pairs:,} pairs, 30% of them with the wrong label; DPO beside it (log: {log})")
     with open(log, "wb") as file:
         words = _command(*common, "--config", "methods/dpo", "--model.objective.beta", "0.5", root=dpo)
         beside = subprocess.Popen(words, stdout=file, stderr=file, env=_one_thread())
@@ -48,9 +50,16 @@ def quickstart(
             sys.exit(status)
     finally:
         beside.terminate()
+    _say(3, "an audit of the DPO run's labels, and a second pass that learns from what it says")
     _run("refine", dpo, "--beta", "1")
+    _say(4, "all three side by side")
     _run("compare", dpo, pacmr, refined, "--figure", str(folder / "comparison.png"))
     print(f"Which labels look wrong: {refined}/audit/report.html    Curves: tensorboard --logdir {folder}")
+
+
+def _say(step: int, what: str) -> None:
+    """In the order of what the parts print themselves."""
+    print(f"\n[{step} of 4] {what[0].upper()}{what[1:]}", flush=True)
 
 
 def _command(*words: str, root: str | None = None) -> list[str]:

@@ -56,8 +56,11 @@ class AdaptedModel(nn.Module):
         self.quantization = quantization
         self._digest: str | None = None
 
-    def build(self) -> None:
+    def build(self, announce: bool = True) -> None:
         """Loads the base and adds the adapter. Does nothing the second time.
+
+        Args:
+            announce: say which model is the reference, and what of the policy is trained.
 
         Raises:
             UserError: the model cannot be loaded, or the LoRA options are not plain LoRA.
@@ -82,6 +85,8 @@ class AdaptedModel(nn.Module):
         if self.compiles:
             compile_layers(self.model)
         self.train()
+        if not announce:
+            return
         trained = sum(parameter.numel() for parameter in self.adapter().values())
         # A 4-bit layer's weight has half as many bytes as parameters, which transformers knows.
         total = base.num_parameters()

@@ -47,7 +47,7 @@ def load_base(
         options |= quantization_options(dtype)
     try:
         if is_adapter:
-            rank_zero_info(f"Merging the adapter {name} into its base to get the reference.")
+            rank_zero_info(f"Merging the adapter {name} into its base.")
             model = AutoPeftModelForCausalLM.from_pretrained(name, **options).merge_and_unload()
         else:
             model = AutoModelForCausalLM.from_pretrained(name, **options)

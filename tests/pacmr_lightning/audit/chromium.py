@@ -1,4 +1,7 @@
-"""A real Chromium that tests drive by its remote debugging pipe, without any further package."""
+"""A real Chromium that tests drive by its remote debugging pipe, without any further package.
+
+Where there is none these tests are skipped, or cannot be collected if PACMR_REQUIRE_BROWSER is 1.
+"""
 
 import base64
 import json
@@ -10,6 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+assert BROWSER or os.environ.get("PACMR_REQUIRE_BROWSER") != "1", (
+    "no Chromium or Chrome (PACMR_REQUIRE_BROWSER is 1)"
+)
 
 
 class Tab:

@@ -439,6 +439,8 @@ def test_as_trained_keeps_clean_pairs_out(run):
     [
         (["--threshold", "1.5"], "threshold is 1.5"),
         (["--top", "-1"], "top is -1"),
+        (["--output", "/dev/null/x"], "output is /dev/null/x, but /dev/null is a file and no folder"),
+        (["--label_studio", "/dev/null/x.json"], "label_studio is /dev/null/x.json, but /dev/null is a file"),
         (["--share", "0.5"], "share is 0.5"),
         (["--cleaned", "a.jsonl"], "cleaned is given without action"),
         (["--action", "drop"], "action is given without cleaned"),

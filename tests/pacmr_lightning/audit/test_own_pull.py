@@ -105,6 +105,7 @@ def test_labels_that_were_learned_by_heart(run, loaded):
     assert (table["unpulled_u"] == table["u"]).all() and table["p_wrong"].notna().all()
     page = (run / "audit/report.html").read_text()
     assert "it is taken for 0.45" in page and "so the share is likely to be higher" in page
+    assert "45.0%, assumed" in page and "45.0%, as given" not in page
 
 
 def test_the_surest_pairs_bound_the_fallback(run, monkeypatch):

@@ -83,6 +83,7 @@ def test_copy(capsys):
             "No config metods/dpo comes with the package; the nearest is methods/",
         ),
         (["methods/dpo", "there.yaml"], "there.yaml is there already; name another file, or remove it."),
+        (["methods/dpo", "there.yaml/x.yaml"], "The folder there.yaml cannot be made (File exists); name"),
         (["methods/dpo", "x.txt"], "file is x.txt, but a config ends in .yaml."),
         (["methods/dpo"], "file: missing; give it"),
     ],

@@ -1,0 +1,55 @@
+"""A line now and then on how far a training is, for output that goes to a file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from pacmr_lightning.modules.schedule import planned_updates
+
+
+class LogProgress(Callback):
+    """Says every half minute how many updates are done, of how many, how long still, and the last loss.
+
+    A progress bar draws nothing between two epochs where there is no terminal, and most runs have one epoch.
+
+    Args:
+        seconds: between two lines.
+    """
+
+    def __init__(self, seconds: float = 30.0):
+        super().__init__()
+        self.seconds = seconds
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts the clock."""
+        self._planned = planned_updates(trainer)
+        self._first = trainer.global_step
+        self._began = self._said = time.monotonic()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Says it, on rank 0, where it is time to."""
+        now = time.monotonic()
+        if (
+            not trainer.is_global_zero
+            or now - self._said < self.seconds
+            or trainer.global_step == self._first
+        ):
+            return
+        self._said = now
+        left = (
+            (self._planned - trainer.global_step) * (now - self._began) / (trainer.global_step - self._first)
+        )
+        loss = trainer.callback_metrics.get("train/loss")
+        print(
+            f"Update {trainer.global_step:,} of {self._planned:,}, {timedelta(seconds=round(left))} left"
+            + ("" if loss is None else f", loss {loss:.4f}"),
+            file=sys.stderr,
+            flush=True,
+        )
