@@ -1,5 +1,6 @@
 """Every pacmr command in README and docs is one that its parser takes; benchmarks have the options named."""
 
+import json
 import re
 import shlex
 from importlib import import_module
@@ -13,22 +14,39 @@ from pacmr_lightning.commands.fit import parser_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-LOOPS = {"$method": "dpo", "$seed": "1", "$RUN": "runs/mine", "$LAST": ""}
-"""Variables of the shell, and a value that they have."""
+NOTEBOOK = ROOT / "examples/noisy_labels.ipynb"
+VALUES = {"$method": "dpo", "$seed": "1", "$HOST": "node1"}
+VALUES |= {"{MODEL}": "path/to/model", "{FILE}": "pairs.jsonl", "{LEARNING_RATE}": "1e-3"}
+"""Variables of the shell and of the notebook that no line of theirs sets, and a value that they have."""
+LAUNCHERS = r"^(srun |torchrun .* -m (?=pacmr_lightning )|!)(pacmr)(_lightning)?"
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Names of pages, and the commands that they show: blocks of bash, and the notebook's cells."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        found += [(page.name, block) for block in re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)]
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    return found + [(NOTEBOOK.name, "".join(c["source"])) for c in cells if c["cell_type"] == "code"]
 
 
 def commands(start: str) -> list:
-    """Words of the commands that begin so, in pages' blocks of bash."""
+    """Words of the commands that begin so, with ``pacmr`` also those that a launcher starts."""
     found = []
-    for page in PAGES:
-        for block in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
-            for line in block.replace("\\\n", " ").splitlines():
-                for name, value in LOOPS.items():
-                    line = line.replace(name, value)
-                if line.strip().startswith(start):
-                    words = shlex.split(line, comments=True)
-                    words = words[: words.index(";")] if ";" in words else words
-                    found.append(pytest.param(words, id=f"{page.name}: {' '.join(words)[:80]}"))
+    for page, block in blocks():
+        own = {
+            f"${name}": value
+            for name, value in re.findall(r'^([A-Z]+)="?(.*?)"?$', block, flags=re.MULTILINE)
+        }
+        for line in block.replace("\\\n", " ").splitlines():
+            for name, value in (VALUES | own).items():
+                line = line.replace(name, value)
+            line = re.sub(LAUNCHERS, r"\2", line.strip())
+            if line.startswith(start):
+                words = shlex.split(line, comments=True)
+                words = words[: words.index(";")] if ";" in words else words
+                found.append(pytest.param(words, id=f"{page}: {' '.join(words)[:80]}"))
     return found
 
 

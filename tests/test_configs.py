@@ -90,6 +90,12 @@ SHORT += ["--trainer.log_every_n_steps", "1", "--trainer.limit_val_batches", "1"
 FEW_TOKENS = ["--model.max_new_tokens", "8"]
 
 
+def write_no_figures(monkeypatch):
+    """Draws what a run draws, but does not write it, which takes most of the time."""
+    for callback in (vnet_surfaces, weight_distributions):
+        monkeypatch.setattr(callback, "publish", lambda *arguments: None)
+
+
 def composed(base: Path, method: Path):
     """Every method on one base, and what uses most of a base on each; others repeat that, and are slow."""
     quick = base.parent.name == "quickstart" or method.stem == "pacmr"
@@ -103,9 +109,8 @@ def composed(base: Path, method: Path):
 )
 def test_preference(base, method, tiny, monkeypatch):
     arguments = ["--model.policy.model", tiny["model"], *FEW_TOKENS]
-    if method.stem != "pacmr":  # with which the same figures are written on every base
-        for callback in (vnet_surfaces, weight_distributions):
-            monkeypatch.setattr(callback, "publish", lambda *arguments: None)
+    if (base.parent.name, method.stem) != ("quickstart", "pacmr"):  # which writes them once for all
+        write_no_figures(monkeypatch)
     source = source_of(base)
     if source == "EmbeddedWorld":
         arguments += ["--data.source.pairs", "128", "--data.source.validation_pairs", "32"]
@@ -168,8 +173,9 @@ def test_every_key_has_a_comment(path):
     yaml.safe_load(path.read_text())
 
 
-def test_own_pairs_with_the_paper_s_settings(tiny):
+def test_own_pairs_with_the_paper_s_settings(tiny, monkeypatch):
     """Another source in the place of the config's."""
+    write_no_figures(monkeypatch)
     base, method = ROOT / "configs/tldr/preference.yaml", ROOT / "configs/methods/pacmr.yaml"
     own = ["--data.source", "Files", "--data.source.train", tiny["pairs"], "--data.task", "mine"]
     files = ["--config", str(base), "--config", str(method)]
@@ -182,8 +188,15 @@ def test_own_pairs_with_the_paper_s_settings(tiny):
 STRATEGIES = sorted((ROOT / "configs" / "strategies").glob("*.yaml"))
 
 
-@pytest.mark.parametrize("base", PREFERENCE, ids=name)
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=name)
+def under(strategy: Path, base: Path):
+    """Every strategy under one base, and every base under one strategy; others repeat that, and are slow."""
+    marks = () if "ddp" in strategy.stem or base.parent.name == "quickstart" else pytest.mark.slow
+    return pytest.param(strategy, base, id=f"{name(strategy)}-{name(base)}", marks=marks)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "base"), list(itertools.starmap(under, itertools.product(STRATEGIES, PREFERENCE)))
+)
 def test_strategies_compose(strategy, base, capsys):
     """Parsed only: a strategy says where things lie, and leaves the run as it is."""
     method = ROOT / "configs/methods/pacmr.yaml"

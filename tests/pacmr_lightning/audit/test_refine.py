@@ -55,7 +55,7 @@ def config_of(folder):
 def test_the_second_pass(refined, learned):
     """Everything of the first run's configuration, and the audit's probabilities as soft labels."""
     audited = pd.read_parquet(refined / "audit" / "pairs.parquet").set_index("id")
-    assert "45.0%, as given" in (refined / "audit" / "report.html").read_text()
+    assert "45.0%, assumed" in (refined / "audit" / "report.html").read_text()
     recorded = read_weights(refined)
     assert len(recorded) == 3 * PAIRS
     expected = 1 - audited["p_wrong"][recorded["id"]].to_numpy()
