@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
-from pacmr_lightning.modules.data import datamodule
+from pacmr_lightning.modules.datamodule import datamodule
 
 
 def first_prompts(trainer: Trainer, count: int, asker: str) -> PromptBatch:

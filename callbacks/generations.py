@@ -21,7 +21,7 @@ from pacmr_lightning.evaluation.generation_file import (
     write_generations,
 )
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch, Response
-from pacmr_lightning.modules.data import datamodule
+from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.ranks import on_all_ranks
 
 GENERATIONS = "generations.jsonl"

@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.reward import Reward
 from pacmr_lightning.files import replacing
-from pacmr_lightning.modules.data import datamodule
+from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.runs.folder import SAMPLES
 
 from .sequence_kl import SequenceKL, Tokens, mean_and_error

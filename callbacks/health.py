@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.modules.data import datamodule
+from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.ranks import sum_over_ranks
 from pacmr_lightning.runs.folder import CHECKPOINTS
 

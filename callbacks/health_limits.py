@@ -1,4 +1,4 @@
-"""Limits beyond which a run learns little: of few pairs, of pairs that it knows, or VNet of nothing."""
+"""Limits at which Health warns: few pairs carry the weight, pairs are known already, or VNet stands still."""
 
 from __future__ import annotations
 

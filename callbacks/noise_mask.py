@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from pacmr_lightning.files import replacing
-from pacmr_lightning.modules.data import datamodule
+from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.runs.folder import NOISE_MASK
 
 

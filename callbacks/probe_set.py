@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN, PairBatch
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.modules.data import datamodule
+from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.rewards import Rewards
 
 from .records import gathered

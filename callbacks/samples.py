@@ -14,7 +14,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.files import replacing
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.modules.data import datamodule
+from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.runs.folder import RESPONSES
 
 from .first_prompts import first_prompts

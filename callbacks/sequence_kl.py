@@ -16,7 +16,7 @@ from pacmr_lightning.evaluation.generation import check_room, end_tokens
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.evaluation.repetition import distinct_bigrams, repeated_bigrams
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.modules.data import datamodule
+from pacmr_lightning.modules.datamodule import datamodule
 
 from .first_prompts import first_prompts
 

@@ -13,6 +13,8 @@ from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
+from pacmr_lightning.ranks import several_ranks
+
 
 class StopSignals:
     """Remembers SIGTERM, Ctrl-C and the signal on which SLURM wants a job back, until the ranks ask.
@@ -42,7 +44,7 @@ class StopSignals:
     def agreed(self, trainer: Trainer) -> signal.Signals | None:
         """The signal that any rank has received; all ranks ask, and get the same answer."""
         number = self.received
-        if trainer.world_size > 1:  # where there is nobody to ask, a step need not wait for its device
+        if several_ranks():  # where there is nobody to ask, a step need not wait for its device
             received = torch.tensor(number, device=trainer.strategy.root_device)
             number = int(trainer.strategy.reduce(received, reduce_op="max"))
         return signal.Signals(number) if number else None

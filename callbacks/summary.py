@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.files import replacing
-from pacmr_lightning.modules.data import datamodule
+from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.objectives import Objective
 from pacmr_lightning.runs.folder import SUMMARY
 from pacmr_lightning.weight_gap import weight_gap

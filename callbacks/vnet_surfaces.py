@@ -20,7 +20,7 @@ from pacmr_lightning.analysis.surface import (
     slope_and_offset,
 )
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.modules.data import datamodule
+from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.weighting.features import PAPER, Feature
 
 from .visit_figures import VisitFigures, publish

@@ -13,7 +13,7 @@ from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.modules.data import datamodule
+from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.runs.folder import ANALYSIS
 from pacmr_lightning.weight_gap import NUMBERS, weight_gap
 

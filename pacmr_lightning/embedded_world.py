@@ -1,4 +1,4 @@
-"""The embedded world: preferences in text whose true probabilities are known; nothing is downloaded.
+"""A synthetic preference dataset in text, whose true probabilities are known: the embedded world.
 
 A prompt names a topic and a mood, a response is four attribute words, and a gold reward says how well the
 attributes fit topic and mood. Every topic and every mood has two wordings, so a prompt has an exact

@@ -1,4 +1,4 @@
-"""What a weighting g = sigmoid(a u + b) believes over a grid of Delta and u, or of two other features."""
+"""The weight that a trained VNet gives over a grid of Delta and u, or of two other features."""
 
 from __future__ import annotations
 

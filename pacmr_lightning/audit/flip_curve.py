@@ -1,4 +1,4 @@
-"""How often labels are against a policy of some sureness, if flips are independent of the pair.
+"""The expected share of labels that disagree with the policy, by how sure it is, under random flips.
 
     P(against | |u| = m) = eps + (1 - 2 eps) sigmoid(-k m)
 

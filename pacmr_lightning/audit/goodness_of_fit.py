@@ -1,4 +1,4 @@
-"""Whether labels are against the policy as often as flips that are independent of the pair would have it."""
+"""Tests whether one flip rate for all pairs explains how often labels disagree with the policy."""
 
 from __future__ import annotations
 

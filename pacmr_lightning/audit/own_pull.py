@@ -1,4 +1,4 @@
-"""How much of a pair's u comes from training on its own label, which hides wrong labels from an audit.
+"""Estimates how far training on a pair's own label has moved u towards it, which hides wrong labels.
 
 A policy that has learned from a label agrees with it more often than one that has not, so too few labels look
 wrong. To first order an AdamW step at rate lr on a batch of B pairs moves the pairs' u by

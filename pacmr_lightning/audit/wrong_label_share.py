@@ -1,4 +1,4 @@
-"""The share of wrong labels, and each label's probability of being wrong, from u alone.
+"""The share of wrong labels, and P(wrong) of each, from a policy's implicit reward differences u.
 
 u changes sign when a pair's responses change places. A policy that has not seen a label cannot know whether
 it was flipped, so under flips at a rate eps the wrong labels' u mirrors that of the right ones. Of the pairs

@@ -1,4 +1,4 @@
-"""What a sentence about bad input says of what would be right: options, classes and types by their names."""
+"""Proposes the option, class or type that was probably meant where one is mistyped."""
 
 from __future__ import annotations
 

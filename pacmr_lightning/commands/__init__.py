@@ -1,1 +1,1 @@
-"""The commands of ``pacmr``, one a file; here alone datamodules and callbacks are known to the method."""
+"""The commands of ``pacmr``, one a file, and what some share; only they know both the method and its data."""

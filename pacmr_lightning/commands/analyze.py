@@ -1,4 +1,4 @@
-"""Whether other wordings of the prompts change what a policy believes, and which side it takes."""
+"""Compares what a policy prefers under each prompt and under its rewording, and counts confident mistakes."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from ..policy.lora import lora_linears
 from ..policy.quantized import AskedQuantization
 from ..runs.memory_estimate import FP32, Held, activation_bytes, build, four_bit_base, held
 from ..runs.time_estimate import Plan, pair_flops
+from ..runs.training_cost import Speed, check, times
 from ..weighting.kept_gradients import affordable, kept_inputs
-from .memory_times import Speed, check, times
 
 GIB = 2**30
 STRATEGIES: dict[str, dict[str, Any]] = {

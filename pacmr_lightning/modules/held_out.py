@@ -9,7 +9,7 @@ from ..metrics import REWARDS, Means, gold_accuracy, reward_values
 from ..objectives import Objective
 from ..policy import PolicyModel
 from ..rewards import Rewards
-from .data import datamodule
+from .datamodule import datamodule
 from .trained_only import TrainedOnly
 
 

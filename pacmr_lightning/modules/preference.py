@@ -23,7 +23,7 @@ from ..weighting.base import check_soft_labels, check_update
 from ..weighting.inner_gradient import inner_step
 from ..weighting.kept_gradients import train_pairs
 from ..weighting.train_pairs import TrainPairs
-from .data import datamodule
+from .datamodule import datamodule
 from .finite import check_finite
 from .preference_checkpoint import PreferenceCheckpoint
 from .schedule import check_schedule, planned_updates, warmup_cosine

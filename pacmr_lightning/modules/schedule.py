@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from transformers import get_cosine_with_min_lr_schedule_with_warmup
 
 from ..errors import UserError
-from .data import datamodule
+from .datamodule import datamodule
 
 
 def check_schedule(learning_rate: float, warmup_ratio: float, min_lr_ratio: float) -> None:

@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..numerics import AskedDtype, base_dtype, recomputes
 from ..policy.base_model import recompute_activations
 from ..policy.logprobs import upcast
-from .data import datamodule
+from .datamodule import datamodule
 from .schedule import check_schedule, planned_updates, warmup_cosine
 from .sft_model import OWN_KEYS, add_lora, check_keys, load_pretrained, new_llama, save_model
 from .trained_only import TrainedOnly

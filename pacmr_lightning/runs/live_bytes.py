@@ -1,4 +1,4 @@
-"""Bytes of the storages that operations make, real or fake, counted while they live."""
+"""The peak memory of torch operations, measured on real or on fake tensors."""
 
 from __future__ import annotations
 

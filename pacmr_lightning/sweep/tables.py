@@ -1,4 +1,8 @@
-"""A table of means with their standard errors as Markdown, LaTeX and CSV."""
+"""A table of means with their standard errors as Markdown, LaTeX and CSV.
+
+pandas' ``to_latex`` draws no rules under groups of columns, as the paper's tables have them, and its
+``to_markdown`` asks for a further package to save the four lines here.
+"""
 
 from __future__ import annotations
 

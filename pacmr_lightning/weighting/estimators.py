@@ -97,7 +97,7 @@ class CentralDifference(Estimator):
         for sign in (1, -1):
             with shifted(pairs.policy, direction, sign * step):
                 parts = [
-                    pair_losses(pairs.policy, pairs.objective, part)[1] for part in pairs.micro_batches()
+                    pair_losses(pairs.policy, pairs.objective, part, rows)[1] for part, rows in pairs.laid_out
                 ]
             sides.append(torch.cat(parts))
         return (sides[0] - sides[1]) / (2 * step)
@@ -122,9 +122,9 @@ class ExactCoefficients(Estimator):
         policy = pairs.policy
         parameters = list(policy.adapter().values())
         parts = []
-        for part in pairs.micro_batches():
+        for part, rows in pairs.laid_out:
             with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-                _, losses = pair_losses(policy, pairs.objective, part)
+                _, losses = pair_losses(policy, pairs.objective, part, rows)
                 if policy.attention not in PLAIN:
                     raise UserError(
                         f"ExactCoefficients differentiates twice, which {policy.attention} attention cannot; "

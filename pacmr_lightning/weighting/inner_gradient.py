@@ -1,4 +1,4 @@
-"""The gradient of a step's weighted loss: the bilevel problem's inner one, for virtual and real updates."""
+"""The gradient of the weighted training loss, for the virtual step and for the real one."""
 
 from __future__ import annotations
 

@@ -46,11 +46,11 @@ class KeptGradients(TrainPairs):
         """Under soft labels the gradient of the sum of the losses that no weight multiplies."""
         self.parts: list[Direction] = []
         """For each micro-batch of n pairs the gradients of their losses, (n, *shape) by parameter."""
-        for part in self.micro_batches():
+        for part, rows in self.laid_out:
             kept: Direction = {}
             rest = None if self.soft is None else add
             found, loss = each_gradient(
-                self.policy, self.objective, part, partial(keep, kept), rest, self.entropies
+                self.policy, self.objective, part, partial(keep, kept), rest, self.entropies, rows
             )
             rewards.append(found)
             losses.append(loss)

@@ -63,12 +63,13 @@ def each_gradient(
     take: Take,
     take_rest: Take | None = None,
     entropies: bool = False,
+    rows: Rows | None = None,
 ) -> tuple[Rewards, Tensor]:
     """One forward and one backward pass, which shows ``take`` every parameter's gradient by pair.
 
     A layer that is used several times shows as many parts of its gradient. With ``take_rest``, which pairs
-    with soft labels need, a second backward pass shows it the gradients of ``rest_losses``. ``entropies`` are
-    those of ``PolicyModel.log_probs``.
+    with soft labels need, a second backward pass shows it the gradients of ``rest_losses``. ``entropies`` and
+    ``rows`` are those of ``PolicyModel.log_probs``.
 
     Returns:
         Rewards and (n,) losses of the pairs, detached.
@@ -79,7 +80,7 @@ def each_gradient(
     # Everything that depends on LoRA depends on it, so that backward reaches all layers and yet computes no
     # weight gradient of its own.
     anchor = torch.zeros((), device=batch.input_ids.device, requires_grad=True)
-    rows = policy.rows(batch)
+    rows = policy.rows(batch) if rows is None else rows
     taking = take
 
     def take_now(name: str, gradients: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Runs the policy as if its LoRA parameters omega were omega + c D; hooks do it, nothing is written."""
+"""Runs the policy as if its LoRA parameters were moved along a direction, without writing to them."""
 
 from __future__ import annotations
 

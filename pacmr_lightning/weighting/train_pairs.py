@@ -1,4 +1,4 @@
-"""The train pairs of an optimizer step at omega: their rewards and losses, and sums of their gradients.
+"""A step's training pairs at the policy's current parameters: rewards, losses, and sums of gradients.
 
 A VNet update and the policy update that follows it need the same pairs at the same omega for three things:
 the virtual step, the coefficients c_i, and the policy's own gradient. Where memory allows, each pair's
@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from ..gradient import Direction, accumulated_gradient
 from ..objectives import Objective
 from ..objectives.soft_labels import SoftLabelDifference
 from ..policy import PolicyModel
+from ..policy.rows import Rows
 from ..rewards import Rewards
 from .pair_gradients import each_gradient, pair_losses, rest_losses
 
@@ -95,7 +96,13 @@ class TrainPairs(ABC):
 
     def micro_batches(self) -> list[PairBatch]:
         """The pairs in the parts that one forward pass holds."""
-        return list(self.batch.micro_batches(self.micro_batch_size))
+        return [part for part, _ in self.laid_out]
+
+    @cached_property
+    def laid_out(self) -> list[tuple[PairBatch, Rows]]:
+        """``micro_batches`` and the rows of each, which every pass over it shares."""
+        parts = self.batch.micro_batches(self.micro_batch_size)
+        return [(part, self.policy.rows(part)) for part in parts]
 
 
 class RecomputedPairs(TrainPairs):
@@ -122,8 +129,8 @@ class RecomputedPairs(TrainPairs):
     def _passes(self) -> Iterator[tuple[SeenPairs, Tensor, Rewards]]:
         """For each micro-batch what is seen of it, and its losses and rewards with their graph."""
         done = 0
-        for part in self.micro_batches():
-            rewards, losses = pair_losses(self.policy, self.objective, part, entropies=self.entropies)
+        for part, rows in self.laid_out:
+            rewards, losses = pair_losses(self.policy, self.objective, part, rows, self.entropies)
             place = slice(done, done + len(part))
             done = place.stop
             yield SeenPairs(part, rewards.detach(), losses.detach(), place), losses, rewards
@@ -155,8 +162,8 @@ class RecomputedPairs(TrainPairs):
             dots.append(gradients.flatten(1) @ direction[name].flatten())
 
         parts = []
-        for part in self.micro_batches():
+        for part, rows in self.laid_out:
             dots: list[Tensor] = []
-            each_gradient(self.policy, self.objective, part, partial(dot, dots))
+            each_gradient(self.policy, self.objective, part, partial(dot, dots), rows=rows)
             parts.append(torch.stack(dots).sum(0))
         return torch.cat(parts)

@@ -271,6 +271,9 @@ def test_outer_objective_and_estimator(inside):
     # It goes on with what the objective has seen.
     cli.main([*words, "8", "--ckpt_path", "last"])
     assert checkpoint("brier")["objective"]["updates"] == 8
+    cli.main(["export", "brier", "exported-brier"])
+    assert "SmallLoss" in Path("exported-brier", "README.md").read_text()
+    assert Path("exported-brier", "adapter_config.json").exists()
 
 
 def test_grouped_objective(inside):

@@ -1,4 +1,4 @@
-"""What ``pacmr memory`` says of time: operations by method, and hours at a speed that the person gives."""
+"""Tables of what a training costs: operations by method, and hours at a speed that the person gives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..errors import UserError
-from ..runs.time_estimate import Estimator, PairFlops, Plan, audit_flops, run_flops, update_flops
+from .time_estimate import Estimator, PairFlops, Plan, audit_flops, run_flops, update_flops
 
 EXAMPLES = (0.2, 0.5)
 """Utilizations whose hours are shown where none is given."""
