@@ -97,7 +97,8 @@ class CentralDifference(Estimator):
         for sign in (1, -1):
             with shifted(pairs.policy, direction, sign * step):
                 parts = [
-                    pair_losses(pairs.policy, pairs.objective, part, rows)[1] for part, rows in pairs.laid_out
+                    pair_losses(pairs.policy, pairs.objective, part, rows)[1]
+                    for part, rows in pairs.with_rows()
                 ]
             sides.append(torch.cat(parts))
         return (sides[0] - sides[1]) / (2 * step)
@@ -122,7 +123,7 @@ class ExactCoefficients(Estimator):
         policy = pairs.policy
         parameters = list(policy.adapter().values())
         parts = []
-        for part, rows in pairs.laid_out:
+        for part, rows in pairs.with_rows():
             with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
                 _, losses = pair_losses(policy, pairs.objective, part, rows)
                 if policy.attention not in PLAIN:

@@ -46,7 +46,7 @@ class KeptGradients(TrainPairs):
         """Under soft labels the gradient of the sum of the losses that no weight multiplies."""
         self.parts: list[Direction] = []
         """For each micro-batch of n pairs the gradients of their losses, (n, *shape) by parameter."""
-        for part, rows in self.laid_out:
+        for part, rows in self.with_rows():
             kept: Direction = {}
             rest = None if self.soft is None else add
             found, loss = each_gradient(

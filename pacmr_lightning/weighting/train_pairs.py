@@ -96,13 +96,16 @@ class TrainPairs(ABC):
 
     def micro_batches(self) -> list[PairBatch]:
         """The pairs in the parts that one forward pass holds."""
-        return [part for part, _ in self.laid_out]
+        return list(self.batch.micro_batches(self.micro_batch_size))
+
+    def with_rows(self) -> Iterator[tuple[PairBatch, Rows]]:
+        """``micro_batches`` and the rows of each, which all passes over the pairs share."""
+        return zip(self.micro_batches(), self._rows, strict=True)
 
     @cached_property
-    def laid_out(self) -> list[tuple[PairBatch, Rows]]:
-        """``micro_batches`` and the rows of each, which every pass over it shares."""
-        parts = self.batch.micro_batches(self.micro_batch_size)
-        return [(part, self.policy.rows(part)) for part in parts]
+    def _rows(self) -> list[Rows]:
+        # Tokens stay what they are; the batch may get other weights (``co_teaching``).
+        return [self.policy.rows(part) for part in self.micro_batches()]
 
 
 class RecomputedPairs(TrainPairs):
@@ -129,7 +132,7 @@ class RecomputedPairs(TrainPairs):
     def _passes(self) -> Iterator[tuple[SeenPairs, Tensor, Rewards]]:
         """For each micro-batch what is seen of it, and its losses and rewards with their graph."""
         done = 0
-        for part, rows in self.laid_out:
+        for part, rows in self.with_rows():
             rewards, losses = pair_losses(self.policy, self.objective, part, rows, self.entropies)
             place = slice(done, done + len(part))
             done = place.stop
@@ -162,7 +165,7 @@ class RecomputedPairs(TrainPairs):
             dots.append(gradients.flatten(1) @ direction[name].flatten())
 
         parts = []
-        for part, rows in self.laid_out:
+        for part, rows in self.with_rows():
             dots: list[Tensor] = []
             each_gradient(self.policy, self.objective, part, partial(dot, dots), rows=rows)
             parts.append(torch.stack(dots).sum(0))

@@ -396,7 +396,7 @@ def test_wrong_options(inspect, pair_rows, tmp_path):
         with pytest.raises(UserError, match=message):
             inspect(rows, rows, *options)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"):
+    with pytest.raises(UserError, match="file cannot be made"):
         inspect(rows, rows, "--output", str(tmp_path / "file" / "numbers.json"))
 
 
