@@ -4,6 +4,7 @@ The table in docs/methods.md is what this finds; PACMR_WRITE_DOCS=1 writes it an
 """
 
 import copy
+import inspect
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
+from pacmr_lightning import objectives, weighting
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.gradient import norm
 from pacmr_lightning.modules import PreferenceModule
@@ -81,6 +83,16 @@ WEIGHTINGS = {
     "CoTeaching": lambda: CoTeaching(0.3, warmup=0),
     "PeerPrior": PeerPrior,
 }
+
+
+@pytest.mark.parametrize(
+    ("package", "base", "listed"),
+    [(objectives, objectives.Objective, OBJECTIVES), (weighting, weighting.Weighting, WEIGHTINGS)],
+)
+def test_every_class_is_in_the_table(package, base, listed):
+    classes = [found for found in map(vars(package).get, package.__all__) if issubclass(found, base)]
+    ready = {found.__name__ for found in classes if not inspect.isabstract(found)}
+    assert ready == {name for name in listed if name in package.__all__}
 
 
 @pytest.fixture
