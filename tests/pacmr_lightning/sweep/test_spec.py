@@ -18,7 +18,7 @@ SIZES = {
     "world_long": 24,
     "world_noise": 515,
     "told_share": 510,
-    "frontier": 7200,
+    "frontier": 7245,
     "sentiment": 88,
     "sentiment_small": 4,
     "hh_small": 4,
