@@ -37,13 +37,12 @@ class WeightDistributions(VisitFigures):
         self, trainer: Trainer, pl_module: LightningModule, visits: Visits, a: Tensor, b: Tensor
     ) -> None:
         """See ``VisitFigures``."""
-        if (visits.weight == 1).all():  # nothing is weighed
-            return
         if visits.weight.min() == visits.weight.max():
-            rank_zero_info(
-                f"WeightDistributions draws nothing at step {trainer.global_step}: all weights are "
-                f"{visits.weight[0]:g}."
-            )
+            if visits.weight[0] != 1:  # of pairs that all count alike nobody expects a figure
+                rank_zero_info(
+                    f"WeightDistributions draws nothing at step {trainer.global_step}: all weights are "
+                    f"{visits.weight[0]:g}."
+                )
             return
         # Here, so that a command that draws nothing does not wait for matplotlib.
         from pacmr_lightning.analysis.distribution_figure import draw, split

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,21 @@ from pathlib import Path
 from .errors import UserError
 
 
-def check_folder(option: str, given: str, folder: Path) -> None:
+def obstacle(folder: Path) -> tuple[Path, OSError] | None:
+    """Where and why nothing could be written to a folder, which need not be there yet; None where it could.
+
+    Returns:
+        The nearest folder that is there (or a file in its place), and the system's error.
+    """
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            return None
+    except OSError as error:
+        return nearest, error
+
+
+def check_writable(option: str, given: str, folder: Path) -> None:
     """Looks, before any work is done, whether a folder is there to be written to, or could be made.
 
     Args:
@@ -21,11 +36,9 @@ def check_folder(option: str, given: str, folder: Path) -> None:
     Raises:
         UserError: it is below a file, or may not be written to.
     """
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not nearest.is_dir():
-        raise UserError(f"{option} is {given}, but {nearest} is a file and no folder; name another place.")
-    if not os.access(nearest, os.W_OK):
-        raise UserError(f"{option} is {given}, but {nearest} may not be written to; name another place.")
+    if found := obstacle(folder):
+        why = "may not be written to" if found[0].is_dir() else "is a file and no folder"
+        raise UserError(f"{option} is {given}, but {found[0]} {why}; name another place.")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import UserError
-from ..files import check_folder
+from ..files import check_writable
 from .audit_upload import Upload
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ class Wanted:
             fix = "drop or flip" if self.action is None else "the file to write"
             raise UserError(f"{given} is given without {other}; say with --{other} {fix}.")
         if self.output is not None:
-            check_folder("output", self.output, Path(self.output))
+            check_writable("output", self.output, Path(self.output))
         for name in ("cleaned", "label_studio"):
             if (file := getattr(self, name)) is not None:
-                check_folder(name, file, Path(file).expanduser().parent)
+                check_writable(name, file, Path(file).expanduser().parent)
         self.upload.check(self.cleaned)
         _ = self.decided  # a file that cannot be read is told of before anything is done
 

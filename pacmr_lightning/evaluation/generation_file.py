@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import replacing
+from ..files import obstacle, replacing
 from .conversation import Messages
 from .prompt_batch import Response
 
@@ -23,14 +22,11 @@ def output_path(output: str | Path) -> Path:
     path = Path(output).expanduser()
     if path.suffix != ".jsonl" or path.is_dir():
         raise UserError(f"output is {output}, but it must be a file ending in .jsonl.")
-    there = next(folder for folder in path.absolute().parents if folder.exists())
-    try:
-        with tempfile.TemporaryFile(dir=there):
-            pass
-    except OSError as error:
+    if found := obstacle(path.absolute().parent):
+        there, error = found
         raise UserError(
             f"output is {path}, but nothing can be written to {there} ({error.strerror}); name another file."
-        ) from None
+        )
     return path
 
 

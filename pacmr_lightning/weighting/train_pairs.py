@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -60,6 +60,8 @@ class TrainPairs(ABC):
     batch: PairBatch
     micro_batch_size: int | None
     entropies: bool = False
+    _rows: list[Rows] | None = field(default=None, init=False, repr=False)
+    """Kept without the batch, which may get other weights (``co_teaching``) but no other tokens."""
 
     @property
     def soft(self) -> SoftLabelDifference | None:
@@ -100,12 +102,10 @@ class TrainPairs(ABC):
 
     def with_rows(self) -> Iterator[tuple[PairBatch, Rows]]:
         """``micro_batches`` and the rows of each, which all passes over the pairs share."""
-        return zip(self.micro_batches(), self._rows, strict=True)
-
-    @cached_property
-    def _rows(self) -> list[Rows]:
-        # Tokens stay what they are; the batch may get other weights (``co_teaching``).
-        return [self.policy.rows(part) for part in self.micro_batches()]
+        parts = self.micro_batches()
+        if self._rows is None:
+            self._rows = [self.policy.rows(part) for part in parts]
+        return zip(parts, self._rows, strict=True)
 
 
 class RecomputedPairs(TrainPairs):
