@@ -1,6 +1,3 @@
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import datasets
@@ -120,15 +117,16 @@ from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 tokenizer = load_tokenizer(sys.argv[2])
 tokenizer(["used", "before"], padding=True)
+assert hash("prompt") != int(sys.argv[3])
 kept, counts = tokenize_pairs(read_preferences(sys.argv[1]), tokenizer, 100)
 print(counts["kept"])
 """
 
 
 def test_second_process_reads_the_cache(
-    write_rows, pair_rows, tokenizer, tiny_tokenizer_folder, tmp_path, monkeypatch
+    write_rows, pair_rows, tokenizer, tiny_tokenizer_folder, tmp_path, monkeypatch, forked
 ):
-    """Another process, with another hash seed, writes no file; another max_length does."""
+    """Another process, whose strings have other hashes, writes no file; another max_length does."""
     path, cache = write_rows(pair_rows(20)), tmp_path / "cache"
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
 
@@ -141,11 +139,9 @@ def test_second_process_reads_the_cache(
 
     first = run(100)
     assert len(first) == 2
-    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
-    environment = os.environ | {"HF_DATASETS_CACHE": str(cache), "PYTHONHASHSEED": seed}
-    command = [sys.executable, "-c", SECOND_PROCESS, path, tiny_tokenizer_folder]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "20" and files() == first
+    words = (path, tiny_tokenizer_folder, hash("prompt"))
+    output, errors = forked(SECOND_PROCESS, *words, HF_DATASETS_CACHE=str(cache)).communicate()
+    assert output.strip() == "20" and files() == first, errors
     assert len(run(99)) == 3
 
 

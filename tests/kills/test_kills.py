@@ -94,9 +94,9 @@ def kill_and_resume(runs, run, strategy, kills, seed):
     return hits
 
 
-def test_three_kills(runs):
+def test_two_kills(runs):
     run = runs.folder / "killed"
-    hits = kill_and_resume(runs, run, "single", kills=3, seed=1)
+    hits = kill_and_resume(runs, run, "single", kills=2, seed=1)
     assert "writing a checkpoint" in hits
     runs.assert_as_straight(run, "single")
 

@@ -19,7 +19,7 @@ import torch
 from filelock import FileLock
 from transformers import MarianConfig, MarianMTModel, MarianTokenizer
 
-from pacmr_lightning.embedded_world import MOODS, TOPICS
+from pacmr_lightning.embedded_world import MOODS, TOPICS, World
 
 _OTHERS = (
     "Describe the in a mood : . ? , What/Which is/was I my best/finest book/novel lost/misplaced friend/pal"
@@ -113,29 +113,39 @@ def _train(
     tokenizer: MarianTokenizer,
     source: Callable[[list[str]], str],
     target: Callable[[list[str]], str],
-    steps: int,
 ) -> None:
+    """Trains on random sentences, until no prompt of the world is translated wrongly."""
     rng = random.Random(1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=steps, pct_start=0.15)
-    for _ in range(steps):
-        batch = [random_words(rng) for _ in range(32)]
-        inputs = tokenizer(
+    prompts = [re.findall(r"\w+|[:.?,]", prompt) for prompt in World().prompts()]
+
+    def inputs(batch: list[list[str]]) -> dict[str, torch.Tensor]:
+        found = tokenizer(
             [source(words) for words in batch],
             text_target=[target(words) for words in batch],
             padding=True,
             return_tensors="pt",
         )
-        inputs["labels"][inputs["labels"] == tokenizer.pad_token_id] = -100
-        model(**inputs).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
+        found["labels"][found["labels"] == tokenizer.pad_token_id] = -100
+        return found
+
+    for steps in (280, 120, 120, 120, 120):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=steps, pct_start=0.15)
+        for _ in range(steps):
+            model(**inputs([random_words(rng) for _ in range(32)])).loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        asked = inputs(prompts)
+        with torch.no_grad():
+            found = model(**asked).logits.argmax(-1)
+        if (found == asked["labels"])[asked["labels"] != -100].all():
+            break
     model.eval()
 
 
-def train_translators(folder: Path, steps: int = 400) -> None:
+def train_translators(folder: Path) -> None:
     """Writes the models ``en-zh`` and ``zh-en`` into a folder (seconds on one core)."""
     rng = random.Random(0)
     sample = [random_words(rng) for _ in range(2000)]
@@ -145,8 +155,8 @@ def train_translators(folder: Path, steps: int = 400) -> None:
     forward = _tokenizer(folder, english, chinese, [">>cmn_Hans<<", ">>cmn_Hant<<"])
     backward = _tokenizer(folder, chinese, english, [])
     there, back = model_for(forward, 0), model_for(backward, 0)
-    _train(there, forward, lambda words: ">>cmn_Hans<< " + sentence(words), _chinese, steps)
-    _train(back, backward, _chinese, lambda words: back_and_forth(sentence(words)), steps)
+    _train(there, forward, lambda words: ">>cmn_Hans<< " + sentence(words), _chinese)
+    _train(back, backward, _chinese, lambda words: back_and_forth(sentence(words)))
     for model, tokenizer, name in ((there, forward, "en-zh"), (back, backward, "zh-en")):
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
