@@ -11,12 +11,14 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+from ..analysis.second_pass_doubts import doubts
 from ..errors import UserError
 from ..files import replacing
 from ..runs.checkpoints import LAST
 from ..runs.finished_run import Run
 from ..runs.folder import CHECKPOINTS, CONFIG
 from ..runs.loggers import loggers_of_another
+from ..runs.summary import read_summary
 from .compare import compare
 
 AUDIT = "audit"
@@ -101,11 +103,13 @@ def fit(folder: Path, words: list[str], own: Iterable[str] = ()) -> None:
 
 
 def compare_passes(first: str, folder: Path) -> None:
-    """Prints the two runs side by side, and draws them where both were validated."""
+    """Prints the two runs side by side and what speaks against the second, and draws validated ones."""
     from ..analysis.learning_curves import validated
 
     runs = [first, str(folder)]
     compare(runs, figure=str(folder / "comparison.png") if all(map(validated, runs)) else None)
+    for doubt in doubts(*map(read_summary, runs)):
+        print(doubt, file=sys.stderr)
 
 
 def _clear(folder: Path, own: Iterable[str]) -> None:
