@@ -15,7 +15,8 @@ from pacmr_lightning.modules.schedule import planned_updates
 class LogProgress(Callback):
     """Says every half minute how many updates are done, of how many, how long still, and the last loss.
 
-    A progress bar draws nothing between two epochs where there is no terminal, and most runs have one epoch.
+    At the end it says what a progress bar would show, with whole names. A bar draws nothing between two
+    epochs where there is no terminal, and most runs have one epoch.
 
     Args:
         seconds: between two lines.
@@ -53,3 +54,9 @@ class LogProgress(Callback):
             file=sys.stderr,
             flush=True,
         )
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Says the last metrics, on rank 0."""
+        if trainer.is_global_zero:
+            found = ", ".join(f"{name} {value:.4g}" for name, value in trainer.progress_bar_metrics.items())
+            print(f"{trainer.global_step:,} updates done" + (f": {found}" if found else ""), file=sys.stderr)

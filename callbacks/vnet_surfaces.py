@@ -88,9 +88,7 @@ class VNetSurfaces(VisitFigures):
         """See ``VisitFigures``."""
         vnet = getattr(pl_module, "vnet", None)
         known = self._names or PAPER
-        if bool(a.isnan().any()) and not self._names:
-            if (visits.weight != 1).any():  # of pairs that all count alike nobody expects a surface
-                rank_zero_info("VNetSurfaces draws nothing, because the weighting has no slope and offset.")
+        if bool(a.isnan().any()) and not self._names:  # the weighting has no slope and offset
             return
         if len(known) < 2:
             rank_zero_info(f"VNetSurfaces draws nothing, because VNet looks at {known[0]} alone.")

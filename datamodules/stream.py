@@ -138,7 +138,8 @@ def check_shares(option: str, size: int, world_size: int) -> None:
     """Raises UserError unless ``size`` pairs can be shared evenly, on which averages over ranks rely."""
     if size % world_size:
         raise UserError(
-            f"{option} is {size}, but {world_size} processes share it evenly; use a multiple of {world_size}."
+            f"{option} is {size}, which {world_size} processes cannot share evenly; use a multiple of "
+            f"{world_size}, or other trainer.devices."
         )
 
 

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.metadata import version
 
 from .command_line.exceptions import (
     full_disk,
@@ -23,6 +24,7 @@ from .command_line.exceptions import (
     no_compiler,
     of_logger,
     other_model,
+    out_of_memory,
     stop,
     user_error,
 )
@@ -150,6 +152,9 @@ def main(arguments: list[str] | None = None) -> None:
     if words in (["--help"], ["-h"]):
         print(_help())
         sys.exit(0)
+    if words == ["--version"]:
+        print(f"pacmr-lightning {version('pacmr-lightning')}")
+        sys.exit(0)
     if words and not words[0].startswith("-") and words[0] not in (*RUNS, *TOOLS):
         stop(f"There is no command {words[0]}; choose one of {', '.join((*RUNS, *TOOLS))}.")
     tool = words[0].replace("-", "_") if words and words[0] in TOOLS else None
@@ -167,7 +172,10 @@ def main(arguments: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except Exception as error:
-        known = (user_error, misconfigured, of_logger, full_disk, other_model, no_compiler, lost_process)
+        known = (
+            *(user_error, misconfigured, of_logger, full_disk),
+            *(out_of_memory, other_model, no_compiler, lost_process),
+        )
         cause = next(filter(None, (look(error) for look in known)), None)
         if cause is None:
             raise

@@ -1,4 +1,6 @@
-"""Every pacmr command in README and docs is one that its parser takes; benchmarks have the options named."""
+"""Every pacmr command in README and docs is one that its parser takes; so is every part of a config;
+benchmarks have the options named.
+"""
 
 import json
 import re
@@ -7,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pacmr_lightning.cli import RUNS, TOOLS
 from pacmr_lightning.command_line.parser import ToolParser
@@ -43,6 +46,7 @@ def commands(start: str) -> list:
             for name, value in (VALUES | own).items():
                 line = line.replace(name, value)
             line = re.sub(LAUNCHERS, r"\2", line.strip())
+            line = f"pacmr fit --config tldr/preference {line}" if line.startswith("--") else line
             if line.startswith(start):
                 words = shlex.split(line, comments=True)
                 words = words[: words.index(";")] if ";" in words else words
@@ -85,6 +89,24 @@ def test_it_is_taken(words, here, monkeypatch, capsys):
     assert len(taken) == 1
 
 
+def configs() -> list:
+    """Blocks of YAML that are a part of a run's config."""
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
+            keys = list(yaml.safe_load(block))
+            if "my_preferences" in block or {"methods", "frontier", "prepare"} & set(keys):
+                continue  # tests/extension trains these, and tests/pacmr_lightning/sweep reads whole sweeps
+            found.append(pytest.param(block, id=f"{page.name}: {', '.join(keys)}"))
+    return found
+
+
+@pytest.mark.parametrize("block", configs())
+def test_a_config_is_taken(block, here):
+    Path("block.yaml").write_text(block)
+    parser_of("fit").parse_args(["--config", "configs/tldr/preference.yaml", "--config", "block.yaml"])
+
+
 @pytest.mark.parametrize("words", commands("python "))
 def test_a_benchmark_has_the_options(words):
     scripts = (ROOT / words[1]).read_text() + (ROOT / "benchmarks/timed_runs.py").read_text()
@@ -93,4 +115,4 @@ def test_a_benchmark_has_the_options(words):
 
 
 def test_pages_have_commands():
-    assert len(commands("pacmr ")) > 50 and len(commands("python ")) > 5
+    assert len(commands("pacmr ")) > 50 and len(commands("python ")) > 5 and len(configs()) > 1

@@ -29,6 +29,7 @@ def dataset_card(
     *,
     name: str,
     file: str,
+    origin: str,
     columns: Sequence[str],
     rows: int,
     changed: str,
@@ -40,6 +41,7 @@ def dataset_card(
         findings: of the audit.
         name: of the dataset.
         file: name of the file of its rows.
+        origin: name of what they come from.
         columns: of the file.
         rows: how many the file has.
         changed: a sentence on which labels were changed.
@@ -51,8 +53,8 @@ def dataset_card(
     sections = [
         f"---\n{front}\n---",
         f"# {name}",
-        "Preference pairs whose labels were audited by pacmr-lightning. The licence is that of the data that "
-        "they come from: name it as `license` above.",
+        f"Preference pairs of {origin}, whose labels were audited by pacmr-lightning. The licence is that of "
+        "the data that they come from: name it as `license` above.",
         f"## Columns\n\n{listed}",
         "## What the audit did",
         f"{changed} The file has {rows:,} rows. Of {len(findings.pairs):,} audited pairs "

@@ -14,7 +14,7 @@ from ..errors import UserError
 from .listed_pairs import Texts
 
 CONTROL = "decision"
-"""Name of the control in the labelling config, which docs/callbacks.md shows."""
+"""Name of the control in the labelling config, which docs/audit.md shows."""
 
 
 def tasks(pairs: Iterable[tuple[str, str, bool, Texts]]) -> list[dict[str, Any]]:

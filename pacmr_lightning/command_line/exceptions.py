@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import sys
+from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn, TypeVar
 
@@ -28,17 +29,24 @@ def user_error(error: BaseException | None) -> UserError | None:
 
 
 def _among(error: BaseException | None, kind: type[E]) -> E | None:
-    """The first of a kind among an exception and its causes.
+    """The first of a kind among an exception and its causes."""
+    return next((one for one in _all(error) if isinstance(one, kind)), None)
+
+
+def _all(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and its causes.
 
     Of what the types of a union have raised, jsonargparse makes the first the cause, and the others stay in
     its frame.
     """
-    if error is None or isinstance(error, kind):
-        return error
+    if error is None:
+        return
+    yield error
     frame, causes = _frame(error), [error.__cause__]
     if frame is not None and frame.f_code.co_name == "raise_union_unexpected_value":
         causes = frame.f_locals["exceptions"]
-    return next(filter(None, (_among(cause, kind) for cause in causes)), None)
+    for cause in causes:
+        yield from _all(cause)
 
 
 def _frame(error: BaseException) -> FrameType | None:
@@ -72,11 +80,25 @@ def of_logger(error: BaseException) -> UserError | None:
     if missing is not None and _place(missing).startswith("lightning.pytorch.loggers"):
         said = " ".join(str(missing).split()).rstrip(".")
         return UserError(f'{said}; or install "pacmr-lightning[loggers]".')
-    # By name, since hardly anybody has imported them.
-    if (package := type(error).__module__.partition(".")[0]) in ("mlflow", "wandb"):
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return UserError(f"{package} of trainer.logger says: {said}")
+    for one in _all(error):
+        # By name, since hardly anybody has imported them.
+        if (package := type(one).__module__.partition(".")[0]) in ("mlflow", "wandb"):
+            said = (str(one).strip() or type(one).__name__).splitlines()[0]
+            return UserError(f"{package} of trainer.logger says: {said}")
     return None
+
+
+def out_of_memory(error: BaseException) -> UserError | None:
+    """What to try where a device, or the machine, has too little memory for a step."""
+    of_machine = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    if not of_machine and not isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return None
+    wanted = re.search(r"[Tt]ried to allocate ([\d.,]+ \w+)", str(error))
+    return UserError(
+        f"Out of memory{f' ({wanted[1]} more were wanted)' if wanted else ''}; lower model.micro_batch_size, "
+        "data.max_length or data.validation_batch_size, set model.policy.gradient_checkpointing to true or "
+        "model.policy.quantization to 4bit, and ask pacmr memory what a step needs."
+    )
 
 
 def full_disk(error: BaseException | None) -> UserError | None:

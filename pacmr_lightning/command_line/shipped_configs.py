@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +22,18 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda name: ("/" in name, name)))
 
 
+def shipped_name(path: str) -> str | None:
+    """The config of ``names`` that a name or a path under ``configs/`` means."""
+    name = path.removeprefix("configs/").removesuffix(".yaml")
+    return name if name in names() else None
+
+
+def nearest(path: str) -> str:
+    """`` the nearest is NAME,`` for a sentence on a name of nothing; empty where none is near."""
+    close = get_close_matches(path.removeprefix("configs/").removesuffix(".yaml"), names(), n=1, cutoff=0.4)
+    return f" the nearest is {close[0]}," if close else ""
+
+
 def resolved(path: str) -> str:
     """The file that a path or a name means.
 
@@ -29,8 +42,8 @@ def resolved(path: str) -> str:
     """
     if Path(path).is_file():
         return path
-    name = path.removeprefix("configs/").removesuffix(".yaml")
-    return str(FOLDER / f"{name}.yaml") if name in names() else path
+    name = shipped_name(path)
+    return path if name is None else str(FOLDER / f"{name}.yaml")
 
 
 def with_files(words: list[str]) -> list[str]:
@@ -46,7 +59,7 @@ def with_files(words: list[str]) -> list[str]:
         value = value if equals else words[place + 1]
         file = resolved(value)
         if file == value and re.fullmatch(r"[\w./-]+", value) and not os.path.exists(value):
-            stop(f"config: there is no file {value}, and none of pacmr configs has that name.")
+            stop(f"config: there is no file {value};{nearest(value)} pacmr configs lists those by name.")
         if file != value:
             found[place : place + (1 if equals else 2)] = [f"{flag}={file}"] if equals else [flag, file]
             if os.environ.get("LOCAL_RANK", "0") == "0":

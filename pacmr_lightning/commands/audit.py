@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-import shlex
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,11 +16,10 @@ from ..modules import PreferenceModule
 from ..objectives import AnnotatorRPOEM
 from ..runs.finished_run import PreferenceData, find_run, load
 from ..runs.folder import read_weights
-from ..runs.model_card import public
 from ..weighting import AuditedWeights, CoTeaching, DropFlipped, OracleWeights
 from .audit_conclusion import Judged, conclude
 from .audit_options import Action, Wanted
-from .audit_upload import Upload
+from .audit_upload import Upload, words_of
 
 
 def audit(
@@ -90,7 +86,7 @@ def audit(
         UserError: an option is out of range, the run's files are missing or do not fit, or the run has no
             scorer of the kind; or the Hub refuses the upload.
     """
-    upload = Upload(push_cleaned, private, _command(locals()))
+    upload = Upload(push_cleaned, private, words_of(audit, locals()))
     by_hand = (sample, decisions, label_studio)
     wanted = Wanted(top, threshold, share, fallback_share, cleaned, action, *by_hand, upload, output)
     if micro_batch_size is not None and micro_batch_size < 1:
@@ -144,15 +140,6 @@ def audit(
     return conclude(
         judged, data.source.load("train"), data.source, run, folder, _notes(found.noise, data), wanted
     )
-
-
-def _command(asked: dict[str, Any]) -> str:
-    """What was asked for, as a card may show it."""
-    words = ["pacmr", "audit", public(asked["run"])]
-    for name, option in inspect.signature(audit).parameters.items():
-        if name not in ("run", "push_cleaned", "private") and asked[name] != option.default:
-            words += [f"--{name}", str(public(asked[name]))]
-    return shlex.join(words)
 
 
 def _varies(module: PreferenceModule, pairs: pd.DataFrame) -> bool:

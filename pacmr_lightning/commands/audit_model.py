@@ -25,6 +25,7 @@ from ..numerics import AskedDtype
 from ..policy import PolicyModel
 from .audit_conclusion import Judged, conclude
 from .audit_options import Action, Wanted
+from .audit_upload import Upload, words_of
 
 
 def audit_model(
@@ -46,6 +47,8 @@ def audit_model(
     decisions: str | None = None,
     label_studio: str | None = None,
     dtype: AskedDtype = "float32",
+    push_cleaned: str | None = None,
+    private: bool = False,
 ) -> pd.DataFrame:
     """Audits preference pairs by a policy that was trained elsewhere, or by a model that is to be trained.
 
@@ -81,15 +84,20 @@ def audit_model(
             random sample tell the share of wrong labels where ``share`` does not.
         label_studio: file to write the listed pairs to, as tasks of Label Studio (.json).
         dtype: of both models; an adapter is added to its base, where bfloat16 rounds small changes away.
+        push_cleaned: repository at the Hugging Face Hub, OWNER/NAME, to upload ``cleaned`` to as a dataset,
+            with a card; made where it does not exist. The token is that of HF_TOKEN, or of hf auth login.
+        private: make a private repository.
 
     Returns:
         The rows of ``pairs.parquet``.
 
     Raises:
-        UserError: an option is out of range, or a model or the pairs cannot be read.
+        UserError: an option is out of range, or a model or the pairs cannot be read; or the Hub refuses the
+            upload.
     """
+    upload = Upload(push_cleaned, private, words_of(audit_model, locals()))
     by_hand = (sample, decisions, label_studio)
-    wanted = Wanted(top, threshold, share, fallback_share, cleaned, action, *by_hand, output=output)
+    wanted = Wanted(top, threshold, share, fallback_share, cleaned, action, *by_hand, upload, output)
     if not beta > 0:
         raise UserError(f"beta is {beta}, but it must be above 0 (DPO's is usually 0.1).")
     if cleaned is not None:

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import inspect
+import shlex
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..datamodules.reading import numbered_rows
 from ..errors import UserError
 from ..runs.hub import check_repository, push
+from ..runs.model_card import public
 
 if TYPE_CHECKING:
     from ..audit.findings import Findings
+
+
+def words_of(tool: Callable[..., Any], asked: dict[str, Any]) -> str:
+    """What was asked of an audit, as a card may show it: its name, its first argument, and options."""
+    (first, *options) = inspect.signature(tool).parameters.items()
+    words = ["pacmr", tool.__name__.replace("_", "-"), str(public(asked[first[0]]))]
+    for name, option in options:
+        if name == "source":
+            words += ["--source", type(asked[name]).__name__]
+        elif name not in ("push_cleaned", "private") and asked[name] != option.default:
+            words += [f"--{name}", str(public(asked[name]))]
+    return shlex.join(words)
 
 
 @dataclass(frozen=True)
@@ -37,12 +53,15 @@ class Upload:
         elif self.private:
             raise UserError("private is given without push_cleaned; name the repository, or leave it out.")
 
-    def run(self, findings: Findings, file: Path, dropped: int, exchanged: int, noise: bool) -> None:
+    def run(
+        self, findings: Findings, file: Path, origin: str, dropped: int, exchanged: int, noise: bool
+    ) -> None:
         """Uploads the file with a card; where that fails, the file stays.
 
         Args:
             findings: of the audit.
             file: of the cleaned pairs.
+            origin: name of the source that they come from.
             dropped: pairs that were left out of it.
             exchanged: pairs whose label it changes.
             noise: whether the run had injected noise into the labels.
@@ -64,6 +83,7 @@ class Upload:
             findings,
             name=self.repository.rpartition("/")[2],
             file=file.name,
+            origin=origin,
             columns=list(columns),
             rows=rows,
             changed=f"{dropped:,} pairs were left out, and of {exchanged:,} chosen and rejected have changed "

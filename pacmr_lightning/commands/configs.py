@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from ..command_line.parser import run_tool
-from ..command_line.shipped_configs import FOLDER, names, told
+from ..command_line.shipped_configs import FOLDER, names, nearest, shipped_name, told
 from ..errors import UserError
 from ..files import replacing
 
@@ -20,11 +19,16 @@ def configs() -> None:
     A name of the list is what --config takes, in any folder: pacmr fit --config tldr/preference --config
     methods/pacmr. To start one of your own: pacmr configs copy NAME FILE.
     """
-    table = Table.grid(padding=(0, 2))
-    for name in names():
-        table.add_row(name, told(name))
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    console.print(table)
+    if console.is_terminal:
+        table = Table.grid(padding=(0, 2))
+        for name in names():
+            table.add_row(name, told(name))
+        console.print(table)
+    else:  # a line each, for grep
+        width = max(map(len, names()))
+        for name in names():
+            console.print(f"{name:<{width}}  {told(name)}")
     console.print(f"\n(in {FOLDER})")
 
 
@@ -38,19 +42,16 @@ def copy(name: str, file: str) -> None:
     Raises:
         UserError: there is no such config, or the file is there already or has another ending.
     """
-    known = names()
-    if name not in known:
-        close = get_close_matches(name, known, n=1, cutoff=0.4)
-        nearest = f" the nearest is {close[0]}," if close else ""
-        raise UserError(f"No config {name} comes with the package;{nearest} pacmr configs lists all.")
+    if (shipped := shipped_name(name)) is None:
+        raise UserError(f"No config {name} comes with the package;{nearest(name)} pacmr configs lists all.")
     path = Path(file)
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"file is {file}, but a config ends in .yaml.")
     if path.exists():
         raise UserError(f"{file} is there already; name another file, or remove it.")
     with replacing(path) as temporary:
-        temporary.write_bytes((FOLDER / f"{name}.yaml").read_bytes())
-    print(f"{file} is a copy of {name}; use it with --config {file}.")
+        temporary.write_bytes((FOLDER / f"{shipped}.yaml").read_bytes())
+    print(f"{file} is a copy of {shipped}; use it with --config {file}.")
 
 
 def main(arguments: list[str]) -> None:
@@ -58,4 +59,4 @@ def main(arguments: list[str]) -> None:
     if arguments[:1] == ["copy"]:
         run_tool("configs copy", copy, arguments[1:], positional=True)
     else:
-        run_tool("configs", configs, arguments)
+        run_tool("configs", configs, arguments[1:] if arguments[:1] == ["list"] else arguments)

@@ -18,6 +18,7 @@ from peft.tuners.lora import LoraLayer
 from rich.console import Console
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
+from transformers.utils import find_adapter_config_file
 
 from ..command_line.exceptions import full_disk
 from ..command_line.parser import run_tool
@@ -195,7 +196,7 @@ def merge(policy: PolicyModel, bottom: str, dtype: torch.dtype) -> PreTrainedMod
 
 def _bottom(base: str) -> str:
     """The plain model under a base: itself, or what it is an adapter for."""
-    if not (Path(base) / "adapter_config.json").is_file():
+    if find_adapter_config_file(base) is None:
         return base
     return PeftConfig.from_pretrained(base).base_model_name_or_path
 

@@ -169,9 +169,11 @@ class PacmrCLI(LightningCLI):
         kwargs["plugins"] = plugins
         callbacks = _listed(settings.callbacks)
         if settings.enable_progress_bar is not False:
-            callbacks.append(lightning_callbacks.RichProgressBar(leave=True))
-            if not sys.stdout.isatty():
+            if self.subcommand == "fit" and not sys.stdout.isatty():
+                kwargs["enable_progress_bar"] = False
                 callbacks.append(LogProgress())
+            else:
+                callbacks.append(lightning_callbacks.RichProgressBar(leave=True))
         if self.subcommand == "fit":
             callbacks.append(NoiseMask())
         default = settings.logger is None or settings.logger is True

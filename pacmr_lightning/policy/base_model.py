@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from peft import AutoPeftModelForCausalLM
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import find_adapter_config_file
 
 from ..errors import UserError
 from ..strategies.sharding import whole
@@ -20,7 +21,7 @@ from .quantized import AskedQuantization, prepare_quantized, quantization_option
 def load_base(
     name: str, dtype: torch.dtype, attention: str | None, quantization: AskedQuantization | None = None
 ) -> PreTrainedModel:
-    """Loads a model without dropout; a PEFT adapter folder is merged into its base.
+    """Loads a model without dropout; a PEFT adapter is merged into its base.
 
     Args:
         name: folder or Hub id.
@@ -36,9 +37,12 @@ def load_base(
     if looks_local and not folder.is_dir():
         raise UserError(f"The model folder {name} does not exist; run SFT first or name another.")
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
-    is_adapter = (folder / "adapter_config.json").exists()
+    try:
+        adapter = find_adapter_config_file(name) is not None
+    except OSError as error:
+        raise _cannot_be_loaded(name, error) from None
     if quantization is not None:
-        if is_adapter:
+        if adapter:
             raise UserError(
                 f"The model {name} is an adapter, which would be rounded where it is merged into 4 bits; "
                 "merge it first (pacmr export RUN OUT --merged, or PEFT's merge_and_unload) and name the "
@@ -46,9 +50,9 @@ def load_base(
             )
         options |= quantization_options(dtype)
     try:
-        if is_adapter:
+        if adapter:
             rank_zero_info(f"Merging the adapter {name} into its base.")
-            model = AutoPeftModelForCausalLM.from_pretrained(name, **options).merge_and_unload()
+            model = _merged(name, **options)
         else:
             model = AutoModelForCausalLM.from_pretrained(name, **options)
     except (OSError, ImportError, ValueError) as error:
@@ -56,10 +60,12 @@ def load_base(
         about_attention = isinstance(error, ImportError) or "attention" in first_line.lower()
         if attention not in (None, "sdpa") and about_attention:
             sentence = first_line.split(". ")[0].rstrip(".")
-            first_line = f"{sentence}; or set attn_implementation to sdpa or auto."
-        elif isinstance(error, ValueError) and quantization is None:
+            raise _cannot_be_loaded(
+                name, f"{sentence}; or set attn_implementation to sdpa or auto."
+            ) from None
+        if isinstance(error, ValueError) and quantization is None:
             raise
-        raise UserError(f"The model {name} cannot be loaded: {first_line}") from None
+        raise _cannot_be_loaded(name, error) from None
     if quantization is not None:
         prepare_quantized(model, dtype)
     elif getattr(model, "is_loaded_in_4bit", False):
@@ -69,6 +75,32 @@ def load_base(
         )
     _switch_off_dropout(model)
     return model
+
+
+def _cannot_be_loaded(name: str, reason: object) -> UserError:
+    return UserError(f"The model {name} cannot be loaded: {str(reason).strip().splitlines()[0]}")
+
+
+def _merged(name: str, **options: Any) -> PreTrainedModel:
+    """An adapter's base with the adapter inside of its weights.
+
+    Raises:
+        UserError: this kind of adapter is no change of weights, or the base is stored in 4 bits.
+    """
+    model = AutoPeftModelForCausalLM.from_pretrained(name, **options)
+    kind = model.peft_config["default"]
+    if not hasattr(model, "merge_and_unload"):
+        raise UserError(
+            f"The adapter {name} is of PEFT's kind {kind.peft_type.value}, which cannot be merged into the "
+            "model that it was trained on; name a LoRA adapter, or a whole model."
+        )
+    if getattr(model.get_base_model(), "is_loaded_in_4bit", False):
+        raise UserError(
+            f"The adapter {name} was trained on {kind.base_model_name_or_path}, which is stored in 4 bits, "
+            "where it would be rounded away; load that model in full, put the adapter on it (PEFT's "
+            "PeftModel.from_pretrained and merge_and_unload), save it, and name its folder."
+        )
+    return cast("PreTrainedModel", model.merge_and_unload())
 
 
 def _switch_off_dropout(model: PreTrainedModel) -> None:

@@ -8,11 +8,13 @@ from pacmr_lightning.callbacks import LogProgress
 def test_a_line_each_time(fit, tmp_path, capsys, make_module):
     class Logging(make_module):
         def training_step(self, batch, batch_idx):
-            self.log("train/loss", 0.5 + self.global_step)
+            self.log("train/loss", 0.5 + self.global_step, prog_bar=True)
             return super().training_step(batch, batch_idx)
 
     fit(tmp_path, [LogProgress(seconds=0)], Logging())
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Update")]
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == "12 updates done: train/loss 11.5"
+    lines = [line for line in said if line.startswith("Update")]
     found = [re.fullmatch(r"Update (\d+) of 12, 0:00:\d\d left, loss (\d+\.5000)", line) for line in lines]
     assert all(found) and [int(line[1]) for line in found] == list(range(1, 13))
     assert [float(line[2]) for line in found] == [0.5 + step for step in range(12)]
@@ -21,4 +23,4 @@ def test_a_line_each_time(fit, tmp_path, capsys, make_module):
 
 def test_seldom(fit, tmp_path, capsys):
     fit(tmp_path, [LogProgress(seconds=60)])
-    assert "Update" not in capsys.readouterr().err
+    assert capsys.readouterr().err.splitlines()[-1] == "12 updates done"

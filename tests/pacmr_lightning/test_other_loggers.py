@@ -76,10 +76,13 @@ def curves():
 @needs_mlflow
 # Of MLflow's store, to SQLAlchemy and to itself.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_mlflow_beside_tensorboard(config, capsys):
+@pytest.mark.parametrize("store", ["files", pytest.param("sqlite", marks=pytest.mark.slow)])
+def test_mlflow_beside_tensorboard(store, config, capsys, monkeypatch):
     from mlflow.tracking import MlflowClient
 
-    options = {"tracking_uri": "sqlite:///mlflow.db", "artifact_location": Path("files").absolute().as_uri()}
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = "sqlite:///mlflow.db" if store == "sqlite" else Path("mlruns").absolute().as_uri()
+    options = {"tracking_uri": uri, "artifact_location": Path("files").absolute().as_uri()}
     mlflow = {"class_path": "MLFlowLogger", "init_args": {"experiment_name": "mine", **options}}
     board = {"class_path": "TensorBoardLogger", "init_args": {"save_dir": "boards"}}
     config["trainer"]["logger"] = [mlflow, board]
@@ -120,6 +123,16 @@ def test_mlflow_beside_tensorboard(config, capsys):
         fit(config, "--ckpt_path", "last")
     said = capsys.readouterr().err
     assert stop.value.code == 2 and "mlflow of trainer.logger says: " in said and "gone" in said
+
+
+@needs_mlflow
+def test_mlflow_without_a_store(config, capsys):
+    """Lightning's default is a folder, which MLflow refuses where the logger is made."""
+    with pytest.raises(SystemExit) as stop:
+        fit(config, "--trainer.logger", "MLFlowLogger")
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.startswith("pacmr: error: mlflow of trainer.logger says: ")
+    assert len(said.splitlines()) == 1
 
 
 @needs_wandb

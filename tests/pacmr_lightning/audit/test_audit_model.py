@@ -96,6 +96,16 @@ def test_before_any_training(finished, run, monkeypatch, tmp_path):
     np.testing.assert_allclose(found, 1 - table["p_wrong"][found.index], rtol=1e-5)
 
 
+def test_cleaned_pairs_go_to_the_hub(run, train_file, exported, hub):
+    words = options(run, cleaned="cleaned.jsonl", action="drop", push_cleaned="me/pairs")
+    cli.main(["audit-model", "adapter", *words])
+    found = hub.files["dataset", "me/pairs"]
+    assert found["cleaned.jsonl"] == Path("cleaned.jsonl").read_bytes()
+    card = " ".join(found["README.md"].decode().split())
+    assert "Preference pairs of train.jsonl, whose labels were audited" in card
+    assert "pacmr audit-model adapter --source Files --output found --beta 1.0 --share 0.3 --cleaned" in card
+
+
 def by_one_word(number: int, wrong: bool) -> dict:
     """A pair of which one word decides."""
     right, other = f" a golden {number % 7}", f" a hollow {number % 5}"

@@ -189,7 +189,7 @@ def test_label_studio_and_back(tmp_path):
 
 def test_the_labelling_config_of_the_docs():
     """Shows what tasks have, and gives the words that decisions are."""
-    page = (Path(__file__).parents[3] / "docs/callbacks.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs/audit.md").read_text(encoding="utf-8")
     view = ElementTree.fromstring(re.search(r"```xml\n(.*?)```", page, re.DOTALL)[1])
     shown = {text.get("value")[1:] for text in view.iter("Text")}
     assert shown == {"prompt", "chosen", "rejected"}

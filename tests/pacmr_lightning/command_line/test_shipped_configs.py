@@ -50,8 +50,8 @@ def test_a_name_of_nothing(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["fit", "--config", "methods/pacrm"])
     assert stop.value.code == 2
-    said = "pacmr: error: config: there is no file methods/pacrm, and none of pacmr configs has that name.\n"
-    assert capsys.readouterr().err == said
+    said = "there is no file methods/pacrm; the nearest is methods/pacmr, pacmr configs lists those by name."
+    assert capsys.readouterr().err == f"pacmr: error: config: {said}\n"
 
 
 def test_a_sweep_and_what_it_names(capsys):
@@ -61,17 +61,22 @@ def test_a_sweep_and_what_it_names(capsys):
     assert f"--config {FOLDER / 'methods/ropo.yaml'}" in out
 
 
-def test_list(capsys):
-    cli.main(["configs"])
+@pytest.mark.parametrize("words", [[], ["list"]])
+def test_list(words, capsys):
+    """A line each where it goes into a file."""
+    cli.main(["configs", *words])
     out = capsys.readouterr().out
     assert out.startswith("preference ")
+    lines = [line.partition(" ") for line in out.splitlines()]
     for name in names():
-        assert f"\n{name} " in f"\n{out}" and told(name).endswith((".", "?")), name
-    assert "Plain DPO: every pair counts the same. " in out and str(FOLDER) in out
+        assert any(first == name and rest.endswith(told(name)) for first, _, rest in lines)
+        assert told(name).endswith((".", "?")), name
+    assert "Plain DPO: every pair counts the same.\n" in out and str(FOLDER) in out
 
 
-def test_copy(capsys):
-    cli.main(["configs", "copy", "methods/dpo", "mine/dpo.yaml"])
+@pytest.mark.parametrize("name", ["methods/dpo", "configs/methods/dpo.yaml"])
+def test_copy(name, capsys):
+    cli.main(["configs", "copy", name, "mine/dpo.yaml"])
     assert Path("mine/dpo.yaml").read_bytes() == (FOLDER / "methods/dpo.yaml").read_bytes()
 
 

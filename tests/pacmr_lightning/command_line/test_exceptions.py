@@ -1,0 +1,51 @@
+"""What is said of errors of torch's, for which there is no sentence of ours where they come from."""
+
+import sys
+from importlib.metadata import version
+from types import ModuleType
+
+import pytest
+import torch
+
+from pacmr_lightning import cli
+from pacmr_lightning.command_line.exceptions import out_of_memory
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0"),
+            "(2.50 GiB more were",
+        ),
+        (MemoryError(), "Out of memory; lower model.micro_batch_size"),
+    ],
+)
+def test_out_of_memory(error, said, capsys, monkeypatch):
+    tool = ModuleType("hungry")
+
+    def main(words):
+        raise error
+
+    tool.main = main
+    monkeypatch.setitem(cli.TOOLS, "hungry", "")
+    monkeypatch.setitem(sys.modules, "pacmr_lightning.commands.hungry", tool)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["hungry"])
+    line = capsys.readouterr().err
+    assert stop.value.code == 2 and said in line and len(line.splitlines()) == 1
+
+
+def test_the_machine_s_memory():
+    """What torch really raises there; no other RuntimeError is taken for it."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert "bytes more were wanted" in str(out_of_memory(caught.value))
+    assert out_of_memory(RuntimeError("The size of tensor a must match")) is None
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"pacmr-lightning {version('pacmr-lightning')}\n"
