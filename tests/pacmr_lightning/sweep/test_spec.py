@@ -25,6 +25,7 @@ SIZES = {
     "pacmr_variants": 160,
     "tldr_clean_meta": 9,
     "tldr": 21,
+    "tldr_small": 30,
     "hh": 21,
     "tldr_tau": 12,
 }
