@@ -38,6 +38,7 @@ def probe(
     *,
     source: Source,
     max_length: int = 192,
+    min_length: int = 0,
     dtype: AskedDtype = "float32",
     numbers: tuple[int, ...] = (150, 300, 600),
     shares: tuple[float, ...] = (0.2, 0.3, 0.4),
@@ -50,6 +51,7 @@ def probe(
         model: folder or Hub id of the untouched model.
         source: of the pairs.
         max_length: tokens of prompt + longer response; longer pairs are left out.
+        min_length: pairs of fewer tokens are left out, too.
         dtype: of the model.
         numbers: of pairs, beside all of them.
         shares: of flips.
@@ -57,8 +59,13 @@ def probe(
         figure: file to draw to.
     """
     tokenizer = load_tokenizer(model)
-    tokens, counts = tokenize_pairs(source.load_all(), tokenizer, max_length)
+    rows = source.load_all()
+    tokens, counts = tokenize_pairs(rows, tokenizer, max_length)
     print(summary_line(source.name, "measured", counts))
+    if min_length:
+        shorter = set(tokenize_pairs(rows, tokenizer, min_length - 1)[0]["id"][:])
+        tokens = tokens.filter(lambda pair: pair not in shorter, input_columns="id")
+        print(f"{len(tokens):,} of them have {min_length} tokens or more.")
     policy = PolicyModel(model, rank=1, dtype=dtype)
     policy.build()
     differences = cached_state_differences(policy, Pairs(tokens, tokenizer.pad_token_id))

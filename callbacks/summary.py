@@ -33,8 +33,8 @@ class RunSummary(Callback):
     Keys; null stands wherever a number is unknown or not finite:
 
     - ``method, task, noise_rate, seed, steps`` (policy updates), ``counts`` (the datamodule's), ``versions``;
-    - ``val_accuracy, val_margin``, and ``metrics`` with every ``val/...`` metric that a module or a callback
-      has logged last;
+    - ``val_accuracy, val_margin``, of ``val_pairs`` pairs, and ``metrics`` with every ``val/...`` metric that
+      a module or a callback has logged last;
     - over the last ``window`` visits on all ranks, in whole steps (all visits of the earliest step count, see
       ``LastVisits``), those of them whose flip is known (``window_pairs``): ``weight_mean_unflipped,
       weight_mean_flipped``, their difference ``weight_gap``, and how well a low weight (``flip_auroc``) or a
@@ -151,6 +151,7 @@ class RunSummary(Callback):
             "seed": None if seed is None else int(seed),
             "val_accuracy": metrics.get("val/rewards/accuracies"),
             "val_margin": metrics.get("val/rewards/margins"),
+            "val_pairs": _validated(trainer),
             **self._statistics,
             "metrics": metrics,
             **({"learned": learned} if learned else {}),
@@ -181,6 +182,15 @@ class RunSummary(Callback):
     def _all_pairs(self, device: torch.device) -> int:
         """Visits on all ranks since the first step."""
         return int(sum(gathered(torch.tensor(self._pairs), device)))
+
+
+def _validated(trainer: Trainer) -> int | None:
+    """Pairs of a validation, as ``limit_val_batches`` leaves them; None where that is not known."""
+    data = datamodule(trainer)
+    kept = ((getattr(data, "counts", None) or {}).get("validation") or {}).get("kept")
+    if kept is None or trainer.limit_val_batches == 1.0:
+        return kept
+    return min(kept, sum(map(int, trainer.num_val_batches)) * int(data.validation_batch_size))
 
 
 def _statistics(rows: Tensor) -> dict[str, float | int | None]:

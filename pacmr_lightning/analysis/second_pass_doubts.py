@@ -29,7 +29,7 @@ def doubts(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
         other = "" if kls[0] is None else f" (the first run's: {kls[0]:.1f})"
         found.append(f"Its responses are {kls[1]:.1f} nats from the reference{other}, which is far")
     before, after = (summary["val_accuracy"] for summary in (first, second))
-    pairs = second["counts"].get("validation", {}).get("kept", 0)
+    pairs = second.get("val_pairs")
     if pairs and before is not None and after is not None:
         error = math.sqrt((before * (1 - before) + after * (1 - after)) / pairs)
         if before - after > 2 * error:

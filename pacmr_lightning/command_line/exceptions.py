@@ -89,16 +89,17 @@ def of_logger(error: BaseException) -> UserError | None:
 
 
 def out_of_memory(error: BaseException) -> UserError | None:
-    """What to try where a device, or the machine, has too little memory for a step."""
-    of_machine = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    if not of_machine and not isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return None
-    wanted = re.search(r"[Tt]ried to allocate ([\d.,]+ \w+)", str(error))
-    return UserError(
-        f"Out of memory{f' ({wanted[1]} more were wanted)' if wanted else ''}; lower model.micro_batch_size, "
-        "data.max_length or data.validation_batch_size, set model.policy.gradient_checkpointing to true or "
-        "model.policy.quantization to 4bit, and ask pacmr memory what a step needs."
-    )
+    """What to try where a device, or the machine, has too little memory."""
+    for one in _all(error):
+        of_torch = isinstance(one, RuntimeError) and re.search(r"DefaultCPUAllocator|out of memory", str(one))
+        if of_torch or isinstance(one, MemoryError):  # torch.OutOfMemoryError is a RuntimeError
+            wanted = re.search(r"[Tt]ried to allocate ([\d.,]+ \w+)", str(one))
+            return UserError(
+                f"Out of memory{f' ({wanted[1]} more were wanted)' if wanted else ''}; take fewer pairs at a "
+                "time (model.micro_batch_size, or data.batch_size in SFT), shorter ones (max_length), or "
+                "recompute activations (gradient_checkpointing); docs/memory.md has what each option saves."
+            )
+    return None
 
 
 def full_disk(error: BaseException | None) -> UserError | None:

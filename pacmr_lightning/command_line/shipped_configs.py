@@ -28,10 +28,10 @@ def shipped_name(path: str) -> str | None:
     return name if name in names() else None
 
 
-def nearest(path: str) -> str:
-    """`` the nearest is NAME,`` for a sentence on a name of nothing; empty where none is near."""
-    close = get_close_matches(path.removeprefix("configs/").removesuffix(".yaml"), names(), n=1, cutoff=0.4)
-    return f" the nearest is {close[0]}," if close else ""
+def did_you_mean(path: str) -> str:
+    """`` (did you mean NAME?)`` for a sentence on a name of nothing; empty where none is near."""
+    close = get_close_matches(path.removeprefix("configs/").removesuffix(".yaml"), names(), n=1, cutoff=0.7)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def resolved(path: str) -> str:
@@ -59,7 +59,7 @@ def with_files(words: list[str]) -> list[str]:
         value = value if equals else words[place + 1]
         file = resolved(value)
         if file == value and re.fullmatch(r"[\w./-]+", value) and not os.path.exists(value):
-            stop(f"config: there is no file {value};{nearest(value)} pacmr configs lists those by name.")
+            stop(f"config: there is no file {value}{did_you_mean(value)}; pacmr configs lists those by name.")
         if file != value:
             found[place : place + (1 if equals else 2)] = [f"{flag}={file}"] if equals else [flag, file]
             if os.environ.get("LOCAL_RANK", "0") == "0":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +22,7 @@ from ..datamodules.tokenizer import load_tokenizer
 from ..errors import UserError
 from ..numerics import AskedDtype
 from ..policy import PolicyModel
+from ..policy.base_model import is_adapter
 from .audit_conclusion import Judged, conclude
 from .audit_options import Action, Wanted
 from .audit_upload import Upload, words_of
@@ -154,13 +154,9 @@ def _base(policy: str) -> str:
     """What an adapter was trained on.
 
     Raises:
-        UserError: the policy is no adapter, or its base is not named.
+        UserError: the policy is not there or no adapter, or its base is not named.
     """
-    named = None
-    # Of a folder without it PEFT would ask the Hub.
-    if not Path(policy).is_dir() or Path(policy, "adapter_config.json").exists():
-        with contextlib.suppress(ValueError, OSError):
-            named = PeftConfig.from_pretrained(policy).base_model_name_or_path
+    named = PeftConfig.from_pretrained(policy).base_model_name_or_path if is_adapter(policy) else None
     if not named:
         raise UserError(
             f"policy is {policy}, which names no base model; give the model that its training began with, by "

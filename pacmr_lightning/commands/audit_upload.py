@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def words_of(tool: Callable[..., Any], asked: dict[str, Any]) -> str:
-    """What was asked of an audit, as a card may show it: its name, its first argument, and options."""
+    """What was asked of an audit, as a card may show it: where a source's files lie is left out."""
     (first, *options) = inspect.signature(tool).parameters.items()
     words = ["pacmr", tool.__name__.replace("_", "-"), str(public(asked[first[0]]))]
     for name, option in options:
         if name == "source":
-            words += ["--source", type(asked[name]).__name__]
+            words += ["--source", type(asked[name]).__name__, "..."]
         elif name not in ("push_cleaned", "private") and asked[name] != option.default:
             words += [f"--{name}", str(public(asked[name]))]
     return shlex.join(words)

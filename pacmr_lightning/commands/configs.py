@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..command_line.parser import run_tool
-from ..command_line.shipped_configs import FOLDER, names, nearest, shipped_name, told
+from ..command_line.shipped_configs import FOLDER, did_you_mean, names, shipped_name, told
 from ..errors import UserError
 from ..files import replacing
 
@@ -43,7 +43,9 @@ def copy(name: str, file: str) -> None:
         UserError: there is no such config, or the file is there already or has another ending.
     """
     if (shipped := shipped_name(name)) is None:
-        raise UserError(f"No config {name} comes with the package;{nearest(name)} pacmr configs lists all.")
+        raise UserError(
+            f"No config {name} comes with the package{did_you_mean(name)}; pacmr configs lists all."
+        )
     path = Path(file)
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"file is {file}, but a config ends in .yaml.")

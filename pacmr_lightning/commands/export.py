@@ -18,13 +18,13 @@ from peft.tuners.lora import LoraLayer
 from rich.console import Console
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
-from transformers.utils import find_adapter_config_file
 
 from ..command_line.exceptions import full_disk
 from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..modules import PreferenceModule
 from ..policy import PolicyModel
+from ..policy.base_model import is_adapter
 from ..policy.lora import ADAPTER
 from ..runs.finished_run import Run, find_run, load
 from ..runs.folder import CONFIG, SUMMARY
@@ -196,7 +196,7 @@ def merge(policy: PolicyModel, bottom: str, dtype: torch.dtype) -> PreTrainedMod
 
 def _bottom(base: str) -> str:
     """The plain model under a base: itself, or what it is an adapter for."""
-    if find_adapter_config_file(base) is None:
+    if not is_adapter(base):
         return base
     return PeftConfig.from_pretrained(base).base_model_name_or_path
 

@@ -168,7 +168,8 @@ class PacmrCLI(LightningCLI):
             plugins.append(CheckpointFiles())
         kwargs["plugins"] = plugins
         callbacks = _listed(settings.callbacks)
-        if settings.enable_progress_bar is not False:
+        own = (lightning_callbacks.ProgressBar, LogProgress)
+        if settings.enable_progress_bar is not False and not any(isinstance(c, own) for c in callbacks):
             if self.subcommand == "fit" and not sys.stdout.isatty():
                 kwargs["enable_progress_bar"] = False
                 callbacks.append(LogProgress())

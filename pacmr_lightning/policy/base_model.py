@@ -32,15 +32,8 @@ def load_base(
     Raises:
         UserError: the model cannot be loaded, or does not support the attention or the quantization.
     """
-    folder = Path(name)
-    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
-    if looks_local and not folder.is_dir():
-        raise UserError(f"The model folder {name} does not exist; run SFT first or name another.")
+    adapter = is_adapter(name)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
-    try:
-        adapter = find_adapter_config_file(name) is not None
-    except OSError as error:
-        raise _cannot_be_loaded(name, error) from None
     if quantization is not None:
         if adapter:
             raise UserError(
@@ -75,6 +68,21 @@ def load_base(
         )
     _switch_off_dropout(model)
     return model
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a folder or Hub id is a PEFT adapter and no model of its own.
+
+    Raises:
+        UserError: there is no such folder, or the Hub has nothing of that name.
+    """
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
+    if looks_local and not Path(name).is_dir():
+        raise UserError(f"The model folder {name} does not exist; run SFT first or name another.")
+    try:
+        return find_adapter_config_file(name) is not None
+    except OSError as error:
+        raise _cannot_be_loaded(name, error) from None
 
 
 def _cannot_be_loaded(name: str, reason: object) -> UserError:

@@ -12,6 +12,7 @@ from pacmr_lightning.runs.folder import read_weights
 
 PROMISED = [
     *("method", "task", "noise_rate", "seed", "steps", "val_accuracy", "val_margin", "metrics", "counts"),
+    "val_pairs",
     *("weight_mean_unflipped", "weight_mean_flipped", "weight_gap", "flip_auroc", "flip_auroc_u"),
     *("window_pairs", "seconds", "pairs_per_second", "versions"),
 ]
@@ -78,6 +79,7 @@ def test_unknown_is_null(fit, tmp_path, make_module, make_data, monkeypatch):
     nulls = {key for key, value in summary.items() if value is None}
     assert nulls == {
         *("noise_rate", "seed", "val_accuracy", "val_margin", "flip_auroc", "flip_auroc_u"),
+        "val_pairs",
         *("weight_mean_unflipped", "weight_mean_flipped", "weight_gap"),
     }
     assert summary["window_pairs"] == 0

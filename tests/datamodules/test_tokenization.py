@@ -111,13 +111,13 @@ def test_what_is_known_of_labels_is_kept(tokenizer, pair_rows):
 
 
 SECOND_PROCESS = """
-import sys
+import os, sys
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 tokenizer = load_tokenizer(sys.argv[2])
 tokenizer(["used", "before"], padding=True)
-assert hash("prompt") != int(sys.argv[3])
+assert os.environ.get("PYTHONHASHSEED", "random") != "random" or hash("prompt") != int(sys.argv[3])
 kept, counts = tokenize_pairs(read_preferences(sys.argv[1]), tokenizer, 100)
 print(counts["kept"])
 """

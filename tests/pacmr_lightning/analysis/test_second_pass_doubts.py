@@ -10,7 +10,7 @@ from pacmr_lightning.commands.second_pass import compare_passes
 
 FIRST = {
     **{"method": "dpo", "noise_rate": 0.3, "seed": 1, "val_accuracy": 0.594, "weight_gap": None},
-    **{"seconds": 1.0, "metrics": {"val/sequence_kl": 9.4}, "counts": {"validation": {"kept": 143}}},
+    **{"seconds": 1.0, "metrics": {"val/sequence_kl": 9.4}, "val_pairs": 143},
 }
 
 
@@ -25,7 +25,7 @@ def test_nothing_to_say():
     """As good, or better, or as far as chance makes them differ, or not known."""
     for second in (FIRST, changed(kl=FURTHEST), changed(val_accuracy=0.7), changed(val_accuracy=0.5)):
         assert doubts(FIRST, second) == []
-    none = changed(val_accuracy=None, metrics={}, counts={})
+    none = changed(val_accuracy=None, metrics={}, val_pairs=None)
     assert doubts(none, none) == doubts(FIRST, none) == doubts(none, FIRST) == []
 
 
@@ -41,8 +41,7 @@ def test_too_far():
 @pytest.mark.parametrize(("after", "pairs", "said"), [(0.469, 143, 1), (0.5, 143, 0), (0.5, 1000, 1)])
 def test_fewer_labels(after, pairs, said):
     """Beyond two standard errors of the difference of two shares: 0.115 with 143 pairs, 0.044 with 1,000."""
-    counts = {"validation": {"kept": pairs}}
-    found = doubts(changed(counts=counts), changed(val_accuracy=after, counts=counts))
+    found = doubts(changed(val_pairs=pairs), changed(val_accuracy=after, val_pairs=pairs))
     assert len(found) == said
     assert not said or f"{after:.3f} of {pairs:,} and not 0.594, beyond chance: read some of its" in found[0]
 

@@ -103,7 +103,9 @@ def test_cleaned_pairs_go_to_the_hub(run, train_file, exported, hub):
     assert found["cleaned.jsonl"] == Path("cleaned.jsonl").read_bytes()
     card = " ".join(found["README.md"].decode().split())
     assert "Preference pairs of train.jsonl, whose labels were audited" in card
-    assert "pacmr audit-model adapter --source Files --output found --beta 1.0 --share 0.3 --cleaned" in card
+    assert (
+        "pacmr audit-model adapter --source Files ... --output found --beta 1.0 --share 0.3 --cleaned" in card
+    )
 
 
 def by_one_word(number: int, wrong: bool) -> dict:

@@ -18,7 +18,7 @@ from pacmr_lightning.command_line.exceptions import out_of_memory
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0"),
             "(2.50 GiB more were",
         ),
-        (MemoryError(), "Out of memory; lower model.micro_batch_size"),
+        (MemoryError(), "Out of memory; take fewer pairs at a time"),
     ],
 )
 def test_out_of_memory(error, said, capsys, monkeypatch):
@@ -41,6 +41,9 @@ def test_the_machine_s_memory():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     assert "bytes more were wanted" in str(out_of_memory(caught.value))
+    wrapped = ValueError("a hook failed")
+    wrapped.__cause__ = RuntimeError("CUDA error: out of memory")
+    assert "Out of memory; take fewer" in str(out_of_memory(wrapped))
     assert out_of_memory(RuntimeError("The size of tensor a must match")) is None
 
 

@@ -50,8 +50,15 @@ def test_a_name_of_nothing(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["fit", "--config", "methods/pacrm"])
     assert stop.value.code == 2
-    said = "there is no file methods/pacrm; the nearest is methods/pacmr, pacmr configs lists those by name."
+    said = "there is no file methods/pacrm (did you mean methods/pacmr?); pacmr configs lists those by name."
     assert capsys.readouterr().err == f"pacmr: error: config: {said}\n"
+
+
+def test_a_file_that_is_not_there(capsys):
+    """Its name is like no config's."""
+    with pytest.raises(SystemExit):
+        cli.main(["fit", "--config", "runs/mine/config.yaml"])
+    assert "there is no file runs/mine/config.yaml; pacmr" in capsys.readouterr().err
 
 
 def test_a_sweep_and_what_it_names(capsys):
@@ -85,7 +92,7 @@ def test_copy(name, capsys):
     [
         (
             ["metods/dpo", "x.yaml"],
-            "No config metods/dpo comes with the package; the nearest is methods/",
+            "No config metods/dpo comes with the package (did you mean methods/dpo?); pacmr configs lists",
         ),
         (["methods/dpo", "there.yaml"], "there.yaml is there already; name another file, or remove it."),
         (["methods/dpo", "there.yaml/x.yaml"], "The folder there.yaml cannot be made (File exists); name"),

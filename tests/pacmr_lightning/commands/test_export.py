@@ -412,8 +412,9 @@ def test_bad_input(run, trained, tmp_path, capsys):
     assert "cannot be written (Not a directory)" in refused([run, run / "config.yaml" / "out"], capsys)
     assert "cannot be written (File name too long)" in refused([run, tmp_path / ("x" * 300)], capsys)
     config = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(config.replace(str(trained("pacmr").parent / "model"), "./gone"))
-    assert "./gone" in refused([run, out / "deeper"], capsys)
+    for name in ("./gone", "runs/gone/model"):
+        (run / "config.yaml").write_text(config.replace(str(trained("pacmr").parent / "model"), name))
+        assert f"The model folder {name} does not exist" in refused([run, out / "deeper"], capsys)
     (run / "config.yaml").write_text("- 1")
     assert "is not the configuration of a run" in refused([run, out], capsys)
     (run / "config.yaml").write_text(config)

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from pacmr_lightning import cli
+from pacmr_lightning.commands.fit import parser_of
 from pacmr_lightning.sweep.cells import cells
 from pacmr_lightning.sweep.spec import read_sweep
 
@@ -127,6 +128,18 @@ def shipped(path: Path, whole: bool) -> object:
     return pytest.param(
         path, whole, id=f"{path.stem}{'-whole' * whole}", marks=[pytest.mark.slow] if slow else []
     )
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_shipped_sweeps_measure_what_they_train(path, monkeypatch):
+    """A run validates before it ends, and does nothing twice."""
+    monkeypatch.chdir(ROOT)
+    cell = cells(read_sweep(str(path)))[0]
+    trainer = parser_of("fit").parse_args(cell.arguments[1:]).trainer
+    names = [callback.class_path for callback in trainer.callbacks]
+    assert len(names) == len(set(names))
+    if (steps := trainer.max_steps) > 0:
+        assert isinstance(trainer.val_check_interval, int) and trainer.val_check_interval <= steps
 
 
 @pytest.mark.parametrize(
