@@ -1,0 +1,100 @@
+"""Means that docs/results.md prints are those of the runs in docs/numbers, where their runs are kept."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+METHODS = {"DPO": "dpo", "PACMR-DPO": "pacmr", "rDPO, told the rate": "rdpo"}
+METHODS |= {"DPO, two epochs": "dpo_two_epochs", "Refined": "estimated"}
+KINDS = {
+    **{"symmetric": "", "annotators, more and less reliable": "_annotators"},
+    **{"categories, known more and less": "_categories", "near ties": "_ties"},
+    **{"drawn at another temperature": "_temperature", "no flips": "_clean"},
+    **{'15%, follow the word "golden"': "_golden", "follow the longer response": "_length"},
+}
+
+
+def table(first_line: str) -> dict[str, list[str]]:
+    """Cells of the table that begins with this line, by the first of each row."""
+    rest = (DOCS / "results.md").read_text(encoding="utf-8").split(first_line)[1]
+    lines = [line.strip() for line in rest.splitlines()[1:]]  # after the line of dashes
+    lines = lines[: next(i for i, line in enumerate(lines) if not line.startswith("|"))]
+    rows = [[cell.strip().replace("*", "") for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0]: row[1:] for row in rows}
+
+
+def runs(name: str, method: str, beta: float | None = None, **columns: float) -> pd.DataFrame:
+    """The runs of a method, by seed."""
+    frame = pd.read_csv(DOCS / "numbers" / f"{name}.csv")
+    frame = frame[frame["method"] == method]
+    for column, value in (columns if beta is None else columns | {"beta": beta}).items():
+        frame = frame[np.isclose(frame[column], value)]
+    return frame.set_index("seed")
+
+
+def first_number(cell: str) -> float:
+    return float(re.match(r"[+-]?\d+\.\d+", cell)[0])
+
+
+def test_betas_that_validation_accuracy_chooses():
+    found = table("\n  | method | 20% flipped | 30% flipped | 40% flipped |\n")
+    assert found.keys() == METHODS.keys()
+    for label, cells in found.items():
+        for noise, cell in zip((0.2, 0.3, 0.4), cells, strict=True):
+            reward, beta, kl, accuracy = map(
+                float, re.fullmatch(r"([\d.]+) ± [\d.]+ \(([\d.]+); ([\d.]+); ([\d.]+)\)", cell).groups()
+            )
+            reported = runs("validation-choice-report", METHODS[label], beta, noise=noise)
+            assert sorted(reported.index) == list(range(10))
+            means = reported[["gold_reward", "sequence_kl", "gold_accuracy"]].mean()
+            gaps = (means - [reward, kl, accuracy]).abs().to_numpy()
+            assert (gaps < (0.0051, 0.051, 0.00051)).all(), (label, noise, means)
+            tuning = runs("validation-choice-tuning", METHODS[label], noise=noise)
+            assert tuning.groupby("beta")["val_accuracy"].mean().idxmax() == beta, "chosen on other seeds"
+
+
+@pytest.mark.parametrize(
+    ("label", "method"),
+    [("DPO, first pass", "first"), ("Refined", "estimated"), ("PerpCorrect", "perp_rounds")],
+)
+def test_best_betas(label, method):
+    """The rows of the large table whose runs are kept."""
+    (cells,) = re.findall(rf"^\|[^|]*\| {label} \|(.*)\|$", (DOCS / "results.md").read_text(), re.MULTILINE)
+    for noise, cell in zip((0.2, 0.3, 0.4), cells.replace("*", "").split("|"), strict=True):
+        reward, kl, accuracy = map(
+            float, re.fullmatch(r" ([\d.]+) ± [\d.]+ \(([\d.]+); ([\d.]+)\) ", cell).groups()
+        )
+        reported = runs("perpcorrect-report", method, noise=noise)
+        assert sorted(reported.index) == list(range(10))
+        means = reported[["gold_reward", "sequence_kl", "gold_accuracy"]].mean()
+        assert ((means - [reward, kl, accuracy]).abs().to_numpy() < (0.0051, 0.051, 0.00051)).all(), means
+
+
+def test_refined_over_betas():
+    found = table("| beta of the second pass | 20% flipped | 30% | 40% |\n")
+    for beta, cells in found.items():
+        for noise, cell in zip((0.2, 0.3, 0.4), cells, strict=True):
+            tuning = runs("validation-choice-tuning", "estimated", float(beta), noise=noise)
+            assert tuning["gold_reward"].mean() == pytest.approx(first_number(cell), abs=0.0051)
+
+
+def test_kinds_of_noise():
+    found = table(
+        "| labels | first pass (DPO, beta 1) | PACMR-DPO, beta 2 | two epochs, best beta | refined "
+        "| refined - first pass | refined - two epochs |\n"
+    )
+    assert found.keys() == KINDS.keys()
+    for label, cells in found.items():
+        kind = KINDS[label]
+        beta = float(re.search(r"; ([\d.]+)\)", cells[2])[1])
+        asked = (("first", None), ("pacmr", None), ("dpo_two_epochs", beta), ("estimated", None))
+        first, pacmr, twice, refined = (
+            runs("noise-kinds-report", name + kind, beta)["gold_reward"] for name, beta in asked
+        )
+        assert all(len(part) == 10 for part in (first, pacmr, twice, refined))
+        means = [part.mean() for part in (first, pacmr, twice, refined, refined - first, refined - twice)]
+        np.testing.assert_allclose(means, [first_number(cell) for cell in cells], atol=0.0051, rtol=0)
