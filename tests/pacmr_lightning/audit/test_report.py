@@ -3,9 +3,7 @@
 import base64
 import hashlib
 import json
-import os
 import struct
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from pacmr_lightning.audit.report import report
 from pacmr_lightning.audit.report_tables import as_text
 from pacmr_lightning.audit.suspect_traits import COLUMNS, suspect_traits
 
-from .chromium import BROWSER
+from .chromium import BROWSER, chromium
 from .conftest import HOSTILE
 from .test_detection_quality import frame
 
@@ -142,31 +140,17 @@ def test_what_it_says():
 def test_in_a_browser(page, tmp_path):
     path, picture = tmp_path / "report.html", tmp_path / "report.png"
     path.write_text(page, encoding="utf-8")
-
-    def browse(*options):
-        command = [
-            BROWSER,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            f"--user-data-dir={tmp_path / 'p'}",
-        ]
-        done = subprocess.run(
-            [*command, *options, path.as_uri()],
-            capture_output=True,
-            timeout=1200,
-            env={**os.environ, "HOME": str(tmp_path)},
-        )
-        assert done.returncode == 0, done.stderr.decode()
-        return done.stdout.decode()
-
-    dom = browse("--dump-dom")
+    with chromium(tmp_path) as tab:
+        tab.open(path.as_uri())
+        dom = tab.value("document.documentElement.outerHTML")
+        tab.picture(picture, 1200, 1600)
+        asked = [url for url in tab.requests if not url.startswith("data:")]
+        assert asked == [path.as_uri()], "pictures are in the page, and nothing comes from elsewhere"
     assert "<title>Label audit of" in dom, "no script of a row has changed it"
     seen = Page(dom)
     assert seen.scripts == [SCRIPT] and seen.tags.count("img") == 2
     assert not [a for a in seen.attributes if a[1].startswith("on")]
     assert VISIBLE in seen.texts and VISIBLE + "x" * 100_000 in seen.texts
-    browse(f"--screenshot={picture}", "--window-size=1200,1600")
     data = picture.read_bytes()
     assert data.startswith(b"\x89PNG") and struct.unpack(">II", data[16:24]) == (1200, 1600)
     assert len(data) > 20_000, "an empty page is smaller"
