@@ -188,7 +188,8 @@ def _validated(trainer: Trainer) -> int | None:
     """Pairs of a validation, as ``limit_val_batches`` leaves them; None where that is not known."""
     data = datamodule(trainer)
     kept = ((getattr(data, "counts", None) or {}).get("validation") or {}).get("kept")
-    if kept is None or trainer.limit_val_batches == 1.0:
+    limit = trainer.limit_val_batches
+    if kept is None or (isinstance(limit, float) and limit == 1):  # an integer is a number of batches
         return kept
     return min(kept, sum(map(int, trainer.num_val_batches)) * int(data.validation_batch_size))
 

@@ -38,6 +38,8 @@ VALUES = {
     "seed_everything": "7",
     "data.seed": "8",
     "trainer.logger": "false",
+    "data.validation_batch_size": "16",
+    "ckpt_path": "last",
 }
 
 

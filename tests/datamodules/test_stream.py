@@ -135,9 +135,9 @@ def test_steps_begin_where_they_are_told():
 
 def test_what_cannot_be_shared_or_filled(make_pairs):
     pairs = make_pairs(6, plain=4)
-    with pytest.raises(UserError, match="global_batch_size is 5, but 2 processes"):
+    with pytest.raises(UserError, match="global_batch_size is 5, which 2 processes cannot share"):
         PairedBatches(pairs, 5, seed=0, world_size=2)
-    with pytest.raises(UserError, match="meta_batch_size is 3, but 2 processes"):
+    with pytest.raises(UserError, match="meta_batch_size is 3, which 2 processes cannot share"):
         PairedBatches(pairs, 4, seed=0, meta_every=1, meta_batch_size=3, world_size=2)
     with pytest.raises(UserError, match=r"Only 10 training pairs are left.*global_batch_size, which is 11"):
         PairedBatches(pairs, 11, seed=0)
