@@ -225,6 +225,7 @@ def test_a_model_of_several_languages_needs_a_prefix(translators, tmp_path):  # 
     assert rewriter.settings["backward"]["prefix"] == ">>cmn_Hans<< "
 
 
+@pytest.mark.slow
 def test_without_sentencepiece(translators):  # noqa: F811
     script = (
         "import sys; sys.modules['sentencepiece'] = None;"

@@ -124,7 +124,7 @@ def first_values(path: Path) -> str:
 
 def shipped(path: Path, whole: bool) -> object:
     """Parsing takes a third of a second a method: all values, and the many methods of one file, are slow."""
-    slow = whole or path.stem == "world_noise"
+    slow = whole or path.stem in ("world_noise", "frontier")
     return pytest.param(
         path, whole, id=f"{path.stem}{'-whole' * whole}", marks=[pytest.mark.slow] if slow else []
     )
