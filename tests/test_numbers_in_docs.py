@@ -40,6 +40,13 @@ def first_number(cell: str) -> float:
     return float(re.match(r"[+-]?\d+\.\d+", cell)[0])
 
 
+def assert_means(reported: pd.DataFrame, reward: float, kl: float, accuracy: float) -> None:
+    """Of ten seeds, as they are rounded in a table."""
+    assert sorted(reported.index) == list(range(10))
+    means = reported[["gold_reward", "sequence_kl", "gold_accuracy"]].mean()
+    assert ((means - [reward, kl, accuracy]).abs().to_numpy() < (0.0051, 0.051, 0.00051)).all(), means
+
+
 def test_betas_that_validation_accuracy_chooses():
     found = table("\n  | method | 20% flipped | 30% flipped | 40% flipped |\n")
     assert found.keys() == METHODS.keys()
@@ -49,10 +56,7 @@ def test_betas_that_validation_accuracy_chooses():
                 float, re.fullmatch(r"([\d.]+) ± [\d.]+ \(([\d.]+); ([\d.]+); ([\d.]+)\)", cell).groups()
             )
             reported = runs("validation-choice-report", METHODS[label], beta, noise=noise)
-            assert sorted(reported.index) == list(range(10))
-            means = reported[["gold_reward", "sequence_kl", "gold_accuracy"]].mean()
-            gaps = (means - [reward, kl, accuracy]).abs().to_numpy()
-            assert (gaps < (0.0051, 0.051, 0.00051)).all(), (label, noise, means)
+            assert_means(reported, reward, kl, accuracy)
             tuning = runs("validation-choice-tuning", METHODS[label], noise=noise)
             assert tuning.groupby("beta")["val_accuracy"].mean().idxmax() == beta, "chosen on other seeds"
 
@@ -68,10 +72,7 @@ def test_best_betas(label, method):
         reward, kl, accuracy = map(
             float, re.fullmatch(r" ([\d.]+) ± [\d.]+ \(([\d.]+); ([\d.]+)\) ", cell).groups()
         )
-        reported = runs("perpcorrect-report", method, noise=noise)
-        assert sorted(reported.index) == list(range(10))
-        means = reported[["gold_reward", "sequence_kl", "gold_accuracy"]].mean()
-        assert ((means - [reward, kl, accuracy]).abs().to_numpy() < (0.0051, 0.051, 0.00051)).all(), means
+        assert_means(runs("perpcorrect-report", method, noise=noise), reward, kl, accuracy)
 
 
 def test_refined_over_betas():

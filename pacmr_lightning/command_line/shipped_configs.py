@@ -24,14 +24,18 @@ def names() -> tuple[str, ...]:
 
 def shipped_name(path: str) -> str | None:
     """The config of ``names`` that a name or a path under ``configs/`` means."""
-    name = path.removeprefix("configs/").removesuffix(".yaml")
-    return name if name in names() else None
+    return name if (name := _bare(path)) in names() else None
 
 
 def did_you_mean(path: str) -> str:
     """`` (did you mean NAME?)`` for a sentence on a name of nothing; empty where none is near."""
-    close = get_close_matches(path.removeprefix("configs/").removesuffix(".yaml"), names(), n=1, cutoff=0.7)
+    close = get_close_matches(_bare(path), names(), n=1, cutoff=0.7)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _bare(path: str) -> str:
+    """The name of a config, from its name or its path."""
+    return path.removeprefix("configs/").removesuffix(".yaml")
 
 
 def resolved(path: str) -> str:

@@ -99,8 +99,8 @@ def conclude(
         write_corrected(console, judged.noise_flips, source, wanted.cleaned, drop, exchange)
         if wanted.upload.repository is not None:
             noise = judged.noise_flips is not None
-            file, changed = Path(wanted.cleaned).expanduser(), (len(drop), len(exchange))
-            wanted.upload.run(findings, file, source.name, *changed, noise)
+            file = Path(wanted.cleaned).expanduser()
+            wanted.upload.run(findings, file, source.name, len(drop), len(exchange), noise)
             console.print(f"Uploaded to {wanted.upload.repository}.", highlight=False, soft_wrap=True)
     return table
 
