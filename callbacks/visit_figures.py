@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pacmr_lightning.analysis.surface import Visits
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.files import replacing
+from pacmr_lightning.files import save_figure
 from pacmr_lightning.runs.folder import ANALYSIS
 from pacmr_lightning.weighting.features import PAPER
 
@@ -131,8 +131,6 @@ class VisitFigures(Callback):
 
 def publish(trainer: Trainer, figure: Figure, name: str, tag: str) -> None:
     """Writes ``analysis/NAME-step-NNNNN.png`` and .pdf, and gives the figure to the loggers; on rank 0."""
-    for ending in ("png", "pdf"):
-        path = Path(trainer.default_root_dir) / ANALYSIS / f"{name}-step-{trainer.global_step:05d}.{ending}"
-        with replacing(path) as temporary:
-            figure.savefig(temporary, dpi=200, format=ending)
+    path = Path(trainer.default_root_dir) / ANALYSIS / f"{name}-step-{trainer.global_step:05d}"
+    save_figure(figure, path)
     log_figure(trainer, tag, figure)

@@ -106,6 +106,8 @@ def _prepare_libraries() -> None:
 
 def _let_rank_0_speak() -> None:
     """Waits on other ranks: what all of them find wrong is said by rank 0, whose end is that of all."""
+    if "lightning.pytorch" not in sys.modules:  # no run has begun, and importing it takes seconds
+        return
     from lightning.pytorch.utilities import rank_zero_only
 
     if rank_zero_only.rank:  # type: ignore[attr-defined]  # Lightning sets it on the function

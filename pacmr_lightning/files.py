@@ -7,8 +7,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def obstacle(folder: Path) -> tuple[Path, OSError] | None:
@@ -65,3 +69,15 @@ def replacing(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Writes a figure as PATH.png and PATH.pdf; ``path`` has no ending.
+
+    The figure is laid out once: both files, and loggers that draw it after that, show the same layout.
+    """
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for ending in ("png", "pdf"):
+        with replacing(f"{path}.{ending}") as temporary:
+            figure.savefig(temporary, dpi=200, format=ending)

@@ -36,7 +36,7 @@ SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 FORKED = (
     *("test_strategies", "test_kills", "test_data_road", "test_extension", "test_reference_cache"),
     *("test_answer_store", "test_clean_meta", "test_judge", "test_generate", "test_augment"),
-    "test_tokenization",
+    *("test_tokenization", "test_runner"),
 )
 """Files whose tests fork processes: in one process of pytest, so that what they fork from imports once."""
 LONG = (*FORKED, "test_configs", "test_translation", "test_refine", "test_health")
@@ -49,6 +49,8 @@ gc.disable()
 
 def pytest_collection_finish():
     gc.freeze()
+    # What libraries import later is as much again; to look through all of it took one part in forty of the time.
+    gc.set_threshold(*gc.get_threshold()[:2], 100)
     gc.enable()
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from ..files import replacing
+from ..files import save_figure
 
 LEAST = 30
 """Retained pairs under which a curve ends: shares of fewer, and their standard errors, mean little."""
@@ -22,13 +22,13 @@ PANELS = {"clean_accuracy": "Clean accuracy (%)", "direction_agreement": "Direct
 MARKERS = "osD^vP*X"
 
 
-def draw(curves: dict[str, pd.DataFrame], taus: Sequence[float], paths: Sequence[Path]) -> None:
+def draw(curves: dict[str, pd.DataFrame], taus: Sequence[float], path: Path) -> None:
     """Draws accuracy and agreement over coverage as the confidence threshold rises, from right to left.
 
     Args:
         curves: rows of ``analyze.measure`` over rising thresholds, by the run's label.
         taus: thresholds to mark, among those of the curves.
-        paths: files to write, ending in .png or .pdf.
+        path: of the files to write, without .png and .pdf.
     """
     figure, axes = plt.subplots(1, len(PANELS), figsize=(7.2, 3.4), layout="constrained")
     marked = dict(zip(taus, cycle(MARKERS), strict=False))
@@ -54,7 +54,5 @@ def draw(curves: dict[str, pd.DataFrame], taus: Sequence[float], paths: Sequence
     band = Patch(color="0.35", alpha=0.2, linewidth=0, label="± 1 standard error")
     figure.legend(handles=runs, loc="outside upper center", ncols=min(len(runs), 3), frameon=False)
     figure.legend(handles=[*marks, band], loc="outside lower center", ncols=5, frameon=False)
-    for path in paths:
-        with replacing(path) as temporary:
-            figure.savefig(temporary, dpi=200, format=path.suffix[1:])
+    save_figure(figure, path)
     plt.close(figure)

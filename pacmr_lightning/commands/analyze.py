@@ -211,7 +211,7 @@ def _write(
         temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
     taus = sorted(set(table["tau"]))
     curves = {label: measure(frame, sorted({*CURVE, *taus})) for label, frame in judged.items()}
-    draw(curves, taus, [folder / f"{name}.png", folder / f"{name}.pdf"])
+    draw(curves, taus, folder / name)
 
 
 def _show(folder: Path, table: pd.DataFrame, notes: list[str]) -> None:

@@ -21,7 +21,7 @@ from ..evaluation.judging import EndpointJudge, Opinion, PairJudge
 from ..evaluation.response_pairs import pair_rows, read_rows
 from ..evaluation.reward_model import RewardModelJudge
 from ..evaluation.win_rate import Estimate, Judged, WinRate, judge_pairs, summarize
-from ..files import replacing
+from ..files import replacing, save_figure
 
 # The judges are imported for their short names on the command line.
 __all__ = ["EndpointJudge", "GoldJudge", "RewardModelJudge", "judge_files", "main"]
@@ -146,10 +146,7 @@ def _row(one: Judged) -> dict[str, Any]:
 def _draw(folder: Path, result: WinRate, files: tuple[str, str], judge: str) -> None:
     from ..evaluation.win_rate_figure import draw
 
-    figure = draw(result, files, judge)
-    for ending in ("png", "pdf"):
-        with replacing(folder / f"{FIGURE}.{ending}") as temporary:
-            figure.savefig(temporary, dpi=200, format=ending)
+    save_figure(draw(result, files, judge), folder / FIGURE)
 
 
 def _show(

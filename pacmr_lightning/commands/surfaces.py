@@ -17,9 +17,8 @@ from scipy.interpolate import RegularGridInterpolator
 from ..analysis.surface import Surface, load
 from ..command_line.parser import run_tool
 from ..errors import UserError
-from ..files import replacing
+from ..files import replacing, save_figure
 
-ENDINGS = (".png", ".pdf")
 NOTES = (
     "mean, max: of |g - g'| where the grids of both runs reach",
     "r: Pearson correlation of g and g' there",
@@ -123,7 +122,7 @@ def surfaces_page(runs: Sequence[str], output: str, step: int | None = None) -> 
         UserError: the file has another ending, a run has no such surfaces, or they are over other features.
     """
     path = Path(output)
-    if path.suffix not in ENDINGS:
+    if path.suffix not in (".png", ".pdf"):
         raise UserError(f"output is {output}, but the figure's name must end in .png or .pdf.")
     named = list(dict.fromkeys(runs))
     found = sorted(
@@ -142,10 +141,7 @@ def surfaces_page(runs: Sequence[str], output: str, step: int | None = None) -> 
     names = headings(surfaces, folders)
     from ..analysis.surface_figure import draw_page
 
-    figure = draw_page(surfaces, names)
-    for ending in ENDINGS:
-        with replacing(path.with_suffix(ending)) as temporary:
-            figure.savefig(temporary, dpi=200, format=ending[1:])
+    save_figure(draw_page(surfaces, names), path.with_suffix(""))
     if len(surfaces) == 1:
         return None
     table = distances(surfaces, names)

@@ -24,7 +24,7 @@ from ..analysis.theory_measures import (
 )
 from ..command_line.parser import run_tool
 from ..errors import UserError
-from ..files import replacing
+from ..files import replacing, save_figure
 from ..runs.finished_run import Run, find_run, load
 
 RATIOS, CALIBRATION, RELIABILITY, PAIRS = "weight-ratios", "calibration", "reliability", "pairs.parquet"
@@ -161,9 +161,7 @@ def _write(folder: Path, pairs: dict[str, pd.DataFrame], ratios: pd.DataFrame, e
         with replacing(folder / f"{name}.csv") as temporary:
             table.to_csv(temporary, index=False)
     for name, figure in figures.items():
-        for ending in ("png", "pdf"):
-            with replacing(folder / f"{name}.{ending}") as temporary:
-                figure.savefig(temporary, dpi=200, format=ending)
+        save_figure(figure, folder / name)
 
 
 def _show(folder: Path, ratios: pd.DataFrame, errors: pd.DataFrame, notes: Sequence[str]) -> None:

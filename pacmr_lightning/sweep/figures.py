@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..files import replacing
+from ..files import save_figure
 from .cells import short_name
 from .rate_figure import LEAST, draw_rates
 from .results import GREEK, MEASURES, means
@@ -171,8 +171,6 @@ def _legend(figure: Figure, axis: Axes, title: str) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure as .png and .pdf; ``path`` has no ending."""
-    for ending in (".png", ".pdf"):
-        with replacing(path.with_name(path.name + ending)) as temporary:
-            figure.savefig(temporary, dpi=200, format=ending[1:])
+    """Writes a figure as .png and .pdf, and forgets it; ``path`` has no ending."""
+    save_figure(figure, path)
     plt.close(figure)

@@ -335,7 +335,7 @@ def test_curves_end_where_few_pairs_are_left(tmp_path):
         u = rng.normal(size=count)
         frame = pd.DataFrame({"u": u, "augmented_u": u + 0.3 * rng.normal(size=count)})
         curves[name] = measure(frame.assign(clean=(u > 0).astype(int), prompt=np.arange(count)), taus)
-    draw(curves, taus, [tmp_path / "figure.png"])
+    draw(curves, taus, tmp_path / "figure")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 

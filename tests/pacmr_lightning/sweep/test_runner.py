@@ -164,18 +164,16 @@ def test_devices(write_sweep, tmp_path, capsys):
     assert f"1 jobs with {wanted} GPUs each need {wanted}, but there are" in capsys.readouterr().err
     assert not Path("out").exists()
     # It lives, and is no longer its parent's copy, as long as it waits for what is written into the pipe.
-    config = tmp_path / "config.yaml"
-    os.mkfifo(config)
-    process = worker.start([["fit", "--config", str(config), "--nonsense"]], tmp_path / "log.txt", "3,5")
-    writing = wait_for(lambda: writer_of(config) if process.is_alive() else "it has ended")
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    process = worker.start([["sweep", str(pipe)]], tmp_path / "log.txt", "3,5")
+    writing = wait_for(lambda: writer_of(pipe) if process.is_alive() else "it has ended")
     with open(writing, "w") as file:
-        file.write("seed_everything: 1\n")
+        file.write("nonsense: 1\n")
         (child,) = psutil.Process(process.pid).children()
         assert child.environ()["CUDA_VISIBLE_DEVICES"] == "3,5"
     process.join()
-    assert (
-        process.exitcode == 2 and "--nonsense: there is no such option" in (tmp_path / "log.txt").read_text()
-    )
+    assert process.exitcode == 2 and "there is no key nonsense" in (tmp_path / "log.txt").read_text()
 
 
 @pytest.mark.slow
