@@ -49,6 +49,13 @@ def _all(error: BaseException | None) -> Iterator[BaseException]:
         yield from _all(cause)
 
 
+def _came_of(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and those that were handled when it was raised, named as its cause or not."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 def _frame(error: BaseException) -> FrameType | None:
     """In which it was raised."""
     last = error.__traceback__
@@ -102,37 +109,35 @@ def out_of_memory(error: BaseException) -> UserError | None:
     return None
 
 
-def full_disk(error: BaseException | None) -> UserError | None:
+def full_disk(error: BaseException) -> UserError | None:
     """What to say where an exception comes from a disk, or a quota, that is full."""
-    while error is not None:
+    for one in _came_of(error):
         # The Rust in safetensors and tokenizers raises no OSError.
-        of_rust = re.search(r"\(os error (\d+)\)", str(error))
-        number = int(of_rust[1]) if of_rust else getattr(error, "errno", None)
+        of_rust = re.search(r"\(os error (\d+)\)", str(one))
+        number = int(of_rust[1]) if of_rust else getattr(one, "errno", None)
         if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            file = getattr(error, "filename", None)
+            file = getattr(one, "filename", None)
             place = f" at {file}" if file else ""
             return UserError(
                 f"The disk is full{place} ({os.strerror(number)}); free some space and run it again: what "
                 "was finished is kept."
             )
-        error = error.__cause__ or error.__context__
     return None
 
 
-def lost_process(error: BaseException | None) -> UserError | None:
+def lost_process(error: BaseException) -> UserError | None:
     """What to say where processes that train together cannot reach each other any more."""
-    while error is not None:
-        text = str(error)
+    for one in _came_of(error):
+        text = str(one)
         # gloo raises plain RuntimeErrors, NCCL and the store, through which they meet, torch's DistErrors.
-        of_gloo = isinstance(error, RuntimeError) and re.search(r"\bgloo\b|by peer|Timed out waiting", text)
-        if of_gloo or isinstance(error, torch.distributed.DistError):
+        of_gloo = isinstance(one, RuntimeError) and re.search(r"\bgloo\b|by peer|Timed out waiting", text)
+        if of_gloo or isinstance(one, torch.distributed.DistError):
             said = re.search(r"[^:]*by peer|Timed out waiting[^.,]*", text)
-            reason = f" ({said[0].strip()})" if said else f" ({type(error).__name__})"
+            reason = f" ({said[0].strip()})" if said else f" ({type(one).__name__})"
             return UserError(
                 f"Another process of this run ended, or did not answer in time{reason}; see what it said, or "
                 "whether memory ran out, and go on with the same command and --ckpt_path last."
             )
-        error = error.__cause__ or error.__context__
     return None
 
 
