@@ -25,6 +25,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from ..callbacks import GenerationWriter, LogProgress, NoiseMask, RunCheckpoint
 from ..command_line.parser import OneSentence
 from ..datamodules import PreferenceDataModule, SFTDataModule  # noqa: F401
+from ..datamodules.stream import check_shares
 from ..errors import UserError
 from ..modules import PreferenceModule, SFTModule  # noqa: F401
 from ..runs.checkpoints import CheckpointFiles, to_resume_from
@@ -189,6 +190,10 @@ class PacmrCLI(LightningCLI):
         trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         if isinstance(self.model, PreferenceModule):
             check_strategy(trainer.strategy, self.model.policy.quantization)
+        if self.subcommand == "fit" and isinstance(self.datamodule, PreferenceDataModule):
+            # The loader would say so, too, when all the processes have started.
+            size, processes = self.datamodule.global_batch_size, trainer.num_devices * trainer.num_nodes
+            check_shares("global_batch_size", size, processes)
         return trainer
 
 

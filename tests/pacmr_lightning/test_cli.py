@@ -139,6 +139,7 @@ CENTRAL = [*VNET, "--model.weighting.estimator", "CentralDifference"]
         (["--trainer.accelerator", "nothing"], "invalid accelerator name"),
         (["--trainer.strategy", "nothing"], "invalid strategy name"),
         (["--trainer.devices", "0"], "devices"),
+        (["--trainer.devices", "99"], "global_batch_size is 8, which 99 processes cannot share evenly"),
     ],
 )
 def test_bad_options(arguments, message, base, capsys):
