@@ -8,6 +8,10 @@ from types import SimpleNamespace
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pacmr_lightning import cli
+from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
+from pacmr_lightning.embedded_world import MOODS, TOPICS, World
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -93,3 +97,44 @@ def test_too_little_memory(fetch):
     status, said = fetch.call("model", "model", NEEDED=2**50)
     assert status == 2 and "GiB of memory are free, but making the model takes 1048576" in said
     assert not list(Path().iterdir())
+
+
+def test_several_wordings(tmp_path, monkeypatch, tiny_llama):
+    """All other prompts that mean the same, token by token, and a run with them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    from several_wordings import SeveralWordings
+
+    tokenizer = train_tokenizer([row["prompt"] for row in World().preference_rows(200, 0)], vocab_size=400)
+    tiny_llama("model", tokenizer, vocab_size=len(tokenizer))
+    outer = SeveralWordings("model")
+    for prompt in World().prompts():
+        (topic,), (mood,) = (
+            [pair for pair in known if any(w in prompt for w in pair)] for known in (TOPICS, MOODS)
+        )
+        meant = {f"Describe the {t} in a {m} mood:" for t in topic for m in mood}
+        ids = tokenizer(prompt)["input_ids"]
+        others = outer._others(ids)
+        assert {tokenizer.decode(other, skip_special_tokens=True) for other in others} == meant - {prompt}
+        assert all(tokenizer(tokenizer.decode(o, skip_special_tokens=True))["input_ids"] == o for o in others)
+
+    short = ["--trainer.max_steps", "2", "--trainer.default_root_dir", "run", "--data.meta_batch_size", "4"]
+    world = [
+        "--data.source.pairs",
+        "64",
+        "--data.source.validation_pairs",
+        "8",
+        "--trainer.callbacks.samples",
+        "4",
+    ]
+    words = [
+        "--config",
+        "quickstart/preference",
+        "--config",
+        "methods/pacmr",
+        "--model.policy.model",
+        "model",
+    ]
+    words += ["--model.weighting.every", "1", "--model.weighting.outer", "several_wordings.SeveralWordings"]
+    cli.main(["fit", *words, "--model.weighting.outer.tokenizer", "model", *world, *short])
+    assert json.loads(Path("run/summary.json").read_text())["steps"] == 2

@@ -1,0 +1,65 @@
+"""Consistency over all other wordings of a prompt of the embedded world, and not one: does it help VNet?
+
+    PYTHONPATH=examples pacmr fit --config quickstart/preference --config methods/pacmr \\
+      --model.weighting.outer several_wordings.SeveralWordings --model.weighting.outer.tokenizer MODEL
+
+An outer objective of one's own (docs/extending.md); docs/results.md has what came of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pacmr_lightning.batch import PairBatch, Segment
+from pacmr_lightning.datamodules.tokenizer import load_tokenizer
+from pacmr_lightning.embedded_world import World
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.weighting.outer_objectives import OuterGradient, PromptAugmentationConsistency
+
+
+class SeveralWordings(PromptAugmentationConsistency):
+    """The paper's outer objective, with each meta pair under three other wordings of its prompt.
+
+    Args:
+        tokenizer: the policy's, a folder.
+        tau: see ``PromptAugmentationConsistency``.
+    """
+
+    def __init__(self, tokenizer: str, tau: float = 0.6):
+        super().__init__(tau)
+        self.tokenizer = load_tokenizer(tokenizer)
+
+    def gradient(
+        self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
+    ) -> OuterGradient:
+        """Of 3 M pairs: the original views three times, beside one other wording each."""
+        rows = list(zip(meta.input_ids, meta.segment_ids, strict=True))
+        prompts, chosen, rejected = (
+            [ids[segments == part].tolist() for ids, segments in rows]
+            for part in (Segment.PROMPT, Segment.CHOSEN, Segment.REJECTED)
+        )
+        others = zip(*map(self._others, prompts), strict=True)
+
+        def collate(rows: list[list[int]]) -> PairBatch:
+            batch = PairBatch.collate(meta.ids * 3, rows, chosen * 3, rejected * 3)
+            return replace(batch, flipped=meta.flipped.repeat(3))
+
+        pairs = collate(prompts * 3)
+        pairs.augmented = collate([ids for wording in others for ids in wording])
+        return super().gradient(policy, beta, pairs, micro_batch_size)
+
+    def _others(self, prompt: list[int]) -> list[list[int]]:
+        """Token ids with another word for the topic, for the mood, and for both."""
+        text = self.tokenizer.decode(prompt, skip_special_tokens=True)
+        words, both = text.split(), World().reword(text).split()
+        topic, mood = (i for i, (word, other) in enumerate(zip(words, both, strict=True)) if word != other)
+
+        def encode(text: str) -> list[int]:
+            return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+        start = prompt[: len(prompt) - len(encode(text))]  # BOS, where there is one
+        found = []
+        for changed in ((topic,), (mood,), (topic, mood)):
+            other = " ".join(both[i] if i in changed else word for i, word in enumerate(words))
+            found.append(start + encode(text.replace(text.strip(), other)))
+        return found
