@@ -75,6 +75,18 @@ def test_best_betas(label, method):
         assert_means(runs("perpcorrect-report", method, noise=noise), reward, kl, accuracy)
 
 
+def test_judges_that_have_not_seen_the_pairs():
+    """And what refined has more, whose runs are PerpCorrect's first ones."""
+    text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
+    found = re.search(r"--scorer dpo`\), the second pass has ([^:]*) less than refined", text)[1]
+    numbers = [float(number) for number in re.findall(r"\d\.\d\d", re.sub(r"\[[^]]*\]", "", found))]
+    for noise, mean, less in zip((0.2, 0.3, 0.4), numbers[:3], numbers[3:], strict=True):
+        halves = runs("halves-report", "halves", noise=noise)["gold_reward"]
+        refined = runs("perpcorrect-report", "estimated", noise=noise)["gold_reward"]
+        assert sorted(halves.index) == list(range(10))
+        assert [halves.mean(), (refined - halves).mean()] == pytest.approx([mean, less], abs=0.0051)
+
+
 def test_refined_over_betas():
     found = table("| beta of the second pass | 20% flipped | 30% | 40% |\n")
     for beta, cells in found.items():
