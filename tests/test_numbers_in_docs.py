@@ -6,10 +6,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
-DOCS = Path(__file__).parents[1] / "docs"
+from pacmr_lightning.sweep.frontier import at_best, at_kls, compared
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 METHODS = {"DPO": "dpo", "PACMR-DPO": "pacmr", "rDPO, told the rate": "rdpo"}
 METHODS |= {"DPO, two epochs": "dpo_two_epochs", "Refined": "estimated"}
+RESULTS = (DOCS / "results.md").read_text(encoding="utf-8")
 KINDS = {
     **{"symmetric": "", "annotators, more and less reliable": "_annotators"},
     **{"categories, known more and less": "_categories", "near ties": "_ties"},
@@ -20,7 +25,7 @@ KINDS = {
 
 def table(first_line: str) -> dict[str, list[str]]:
     """Cells of the table that begins with this line, by the first of each row."""
-    rest = (DOCS / "results.md").read_text(encoding="utf-8").split(first_line)[1]
+    rest = RESULTS.split(first_line)[1]
     lines = [line.strip() for line in rest.splitlines()[1:]]  # after the line of dashes
     lines = lines[: next(i for i, line in enumerate(lines) if not line.startswith("|"))]
     rows = [[cell.strip().replace("*", "") for cell in line.strip("|").split("|")] for line in lines]
@@ -47,6 +52,12 @@ def assert_means(reported: pd.DataFrame, reward: float, kl: float, accuracy: flo
     assert ((means - [reward, kl, accuracy]).abs().to_numpy() < (0.0051, 0.051, 0.00051)).all(), means
 
 
+def betas_of(method: str) -> list[float]:
+    """Those that the frontier has of it."""
+    sweep = yaml.safe_load((ROOT / "configs" / "sweeps" / "frontier.yaml").read_text())
+    return sweep["methods"][method]["vary"]["model.objective.beta"]
+
+
 def test_betas_that_validation_accuracy_chooses():
     found = table("\n  | method | 20% flipped | 30% flipped | 40% flipped |\n")
     assert found.keys() == METHODS.keys()
@@ -57,7 +68,8 @@ def test_betas_that_validation_accuracy_chooses():
             )
             reported = runs("validation-choice-report", METHODS[label], beta, noise=noise)
             assert_means(reported, reward, kl, accuracy)
-            tuning = runs("validation-choice-tuning", METHODS[label], noise=noise)
+            tuning = runs("frontier-tuning", METHODS[label], noise=noise)
+            tuning = tuning[tuning["beta"].isin(betas_of(METHODS[label]))]
             assert tuning.groupby("beta")["val_accuracy"].mean().idxmax() == beta, "chosen on other seeds"
 
 
@@ -67,7 +79,7 @@ def test_betas_that_validation_accuracy_chooses():
 )
 def test_best_betas(label, method):
     """The rows of the large table whose runs are kept."""
-    (cells,) = re.findall(rf"^\|[^|]*\| {label} \|(.*)\|$", (DOCS / "results.md").read_text(), re.MULTILINE)
+    cells = re.search(rf"^\|[^|]*\| {label} \|(.*)\|$", RESULTS, re.MULTILINE)[1]
     for noise, cell in zip((0.2, 0.3, 0.4), cells.replace("*", "").split("|"), strict=True):
         reward, kl, accuracy = map(
             float, re.fullmatch(r" ([\d.]+) ± [\d.]+ \(([\d.]+); ([\d.]+)\) ", cell).groups()
@@ -75,9 +87,51 @@ def test_best_betas(label, method):
         assert_means(runs("perpcorrect-report", method, noise=noise), reward, kl, accuracy)
 
 
+AT_ONE_KL = {
+    **{"DPO": "dpo", "PACMR-DPO": "pacmr", "rDPO": "rdpo", "DPO, two epochs": "dpo_two_epochs"},
+    **{"Refined": "estimated", "Refined, told 45%": "refined", "Audited soft labels": "soft"},
+    **{"Audited weights": "weights", "PerpCorrect": "perp_correct", "Oracle weights": "oracle"},
+}
+
+
+def test_at_one_kl():
+    first = "told | method | 20%, 1 nat | refined minus it | 30%, 1 nat | refined minus it | 40%, 0.5 nats"
+    (rest,) = re.findall(rf"^\| {re.escape(first)}.*\n.*\n((?:\|.*\n)+)", RESULTS, re.MULTILINE)
+    rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in rest.splitlines()]
+    kept = {label: cells for label, *cells in rows if "not kept" not in label}
+    assert kept.keys() == AT_ONE_KL.keys()
+    frame = pd.read_csv(DOCS / "numbers" / "frontier-tuning.csv")
+    asked = ((0.2, 1), (0.3, 1), (0.4, 0.5))
+    matched = pd.concat([at_kls(frame[np.isclose(frame["noise"], rate)], [kl]) for rate, kl in asked])
+    gaps = compared(matched, "estimated", ["kl"]).query("measure == 'gold_reward'")
+    for label, cells in kept.items():
+        for rate, mean, gap in zip((0.2, 0.3, 0.4), cells[::2], cells[1::2], strict=True):
+            part = matched[matched["method"].eq(AT_ONE_KL[label]) & np.isclose(matched["noise"], rate)]
+            reward, accuracy, seeds = re.fullmatch(r"([\d.]+) \(([\d.]+)(?:; (\d))?\)", mean).groups()
+            assert len(part) == int(seeds or 5)
+            assert part["gold_reward"].mean() == pytest.approx(float(reward), abs=0.0051)
+            assert part["gold_accuracy"].mean() == pytest.approx(float(accuracy), abs=0.00051)
+            if gap:
+                chosen = gaps[gaps["method"].eq(AT_ONE_KL[label]) & np.isclose(gaps["noise"], rate)]
+                (row,) = chosen.to_dict("records")
+                printed = [float(number) for number in re.findall(r"[+-]\d\.\d\d", gap)]
+                assert [row["mean"], row["low"], row["high"]] == pytest.approx(printed, abs=0.0051)
+
+
+@pytest.mark.parametrize("method", ["pacmr", "pacmr_soft_labels", "pacmr_offset"])
+def test_changes_to_pacmr(method):
+    """Each method at its best beta, minus DPO at its own."""
+    frame = pd.read_csv(DOCS / "numbers" / "frontier-tuning.csv")
+    frame = at_best(frame[frame["method"].isin(["dpo", method])].assign(row=frame["beta"]), [], "gold_reward")
+    gaps = compared(frame, method, []).query("measure == 'gold_reward'")
+    for rate in (0.3, 0.4):
+        (gap,) = gaps[np.isclose(gaps["noise"], rate)].to_dict("records")
+        assert f"{gap['mean']:+.2f} [{gap['low']:+.2f}, {gap['high']:+.2f}]" in " ".join(RESULTS.split())
+
+
 def test_judges_that_have_not_seen_the_pairs():
     """And what refined has more, whose runs are PerpCorrect's first ones."""
-    text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
+    text = " ".join(RESULTS.split())
     found = re.search(r"--scorer dpo`\), the second pass has ([^:]*) less than refined", text)[1]
     numbers = [float(number) for number in re.findall(r"\d\.\d\d", re.sub(r"\[[^]]*\]", "", found))]
     for noise, mean, less in zip((0.2, 0.3, 0.4), numbers[:3], numbers[3:], strict=True):
@@ -91,7 +145,7 @@ def test_refined_over_betas():
     found = table("| beta of the second pass | 20% flipped | 30% | 40% |\n")
     for beta, cells in found.items():
         for noise, cell in zip((0.2, 0.3, 0.4), cells, strict=True):
-            tuning = runs("validation-choice-tuning", "estimated", float(beta), noise=noise)
+            tuning = runs("frontier-tuning", "estimated", float(beta), noise=noise)
             assert tuning["gold_reward"].mean() == pytest.approx(first_number(cell), abs=0.0051)
 
 

@@ -23,7 +23,7 @@ SIZES = {
     "sentiment": 88,
     "sentiment_small": 4,
     "hh_small": 4,
-    "pacmr_variants": 160,
+    "pacmr_variants": 430,
     "tldr_clean_meta": 9,
     "tldr": 21,
     "tldr_small": 30,
