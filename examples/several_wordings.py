@@ -1,6 +1,8 @@
 """Consistency over all other wordings of a prompt of the embedded world, and not one: does it help VNet?
 
     PYTHONPATH=examples pacmr fit --config quickstart/preference --config methods/pacmr \\
+      --model.policy.model MODEL \\
+      --model.weighting.estimator GhostDotProduct --model.objective.beta 2 \\
       --model.weighting.outer several_wordings.SeveralWordings --model.weighting.outer.tokenizer MODEL
 
 An outer objective of one's own (docs/extending.md); docs/results.md has what came of it.
@@ -9,6 +11,8 @@ An outer objective of one's own (docs/extending.md); docs/results.md has what ca
 from __future__ import annotations
 
 from dataclasses import replace
+
+from lightning.fabric.utilities import move_data_to_device
 
 from pacmr_lightning.batch import PairBatch, Segment
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
@@ -33,6 +37,8 @@ class SeveralWordings(PromptAugmentationConsistency):
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
     ) -> OuterGradient:
         """Of 3 M pairs: the original views three times, beside one other wording each."""
+        if meta.augmented is None:  # clean pairs, which the parent refuses
+            return super().gradient(policy, beta, meta, micro_batch_size)
         rows = list(zip(meta.input_ids, meta.segment_ids, strict=True))
         prompts, chosen, rejected = (
             [ids[segments == part].tolist() for ids, segments in rows]
@@ -42,6 +48,7 @@ class SeveralWordings(PromptAugmentationConsistency):
 
         def collate(rows: list[list[int]]) -> PairBatch:
             batch = PairBatch.collate(meta.ids * 3, rows, chosen * 3, rejected * 3)
+            batch = move_data_to_device(batch, meta.input_ids.device)
             return replace(batch, flipped=meta.flipped.repeat(3))
 
         pairs = collate(prompts * 3)

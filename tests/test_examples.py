@@ -5,12 +5,15 @@ import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pacmr_lightning import cli
+from pacmr_lightning.batch import Segment
 from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
 from pacmr_lightning.embedded_world import MOODS, TOPICS, World
+from pacmr_lightning.weighting.outer_objectives import PromptAugmentationConsistency
 
 ROOT = Path(__file__).parents[1]
 
@@ -106,35 +109,39 @@ def test_several_wordings(tmp_path, monkeypatch, tiny_llama):
     from several_wordings import SeveralWordings
 
     tokenizer = train_tokenizer([row["prompt"] for row in World().preference_rows(200, 0)], vocab_size=400)
-    tiny_llama("model", tokenizer, vocab_size=len(tokenizer))
+    tiny_llama("model", tokenizer, vocab_size=len(tokenizer), initializer_range=0.3)
     outer = SeveralWordings("model")
     for prompt in World().prompts():
-        (topic,), (mood,) = (
-            [pair for pair in known if any(w in prompt for w in pair)] for known in (TOPICS, MOODS)
-        )
+        words = set(prompt.split())
+        (topic,), (mood,) = ([pair for pair in known if words & set(pair)] for known in (TOPICS, MOODS))
         meant = {f"Describe the {t} in a {m} mood:" for t in topic for m in mood}
-        ids = tokenizer(prompt)["input_ids"]
-        others = outer._others(ids)
+        others = outer._others(tokenizer(prompt)["input_ids"])
         assert {tokenizer.decode(other, skip_special_tokens=True) for other in others} == meant - {prompt}
         assert all(tokenizer(tokenizer.decode(o, skip_special_tokens=True))["input_ids"] == o for o in others)
 
-    short = ["--trainer.max_steps", "2", "--trainer.default_root_dir", "run", "--data.meta_batch_size", "4"]
-    world = [
-        "--data.source.pairs",
-        "64",
-        "--data.source.validation_pairs",
-        "8",
-        "--trainer.callbacks.samples",
-        "4",
-    ]
-    words = [
-        "--config",
-        "quickstart/preference",
-        "--config",
-        "methods/pacmr",
-        "--model.policy.model",
-        "model",
-    ]
-    words += ["--model.weighting.every", "1", "--model.weighting.outer", "several_wordings.SeveralWordings"]
-    cli.main(["fit", *words, "--model.weighting.outer.tokenizer", "model", *world, *short])
-    assert json.loads(Path("run/summary.json").read_text())["steps"] == 2
+    arguments = ["--config", "quickstart/preference", "--config", "methods/pacmr"]
+    arguments += ["--model.weighting.outer", "several_wordings.SeveralWordings"]
+    arguments += ["--model.policy.model", "model", "--model.weighting.outer.tokenizer", "model"]
+    arguments += ["--model.weighting.outer.tau", "0.5"]  # a random model is sure of nothing
+    arguments += ["--model.weighting.every", "1", "--trainer.max_steps", "2", "--data.meta_batch_size", "4"]
+    arguments += ["--data.source.pairs", "64", "--data.source.validation_pairs", "8"]
+    arguments += ["--trainer.callbacks.samples", "4", "--trainer.default_root_dir", "run"]
+    arguments += ["--trainer.log_every_n_steps", "1"]
+    asked, gradient = [], PromptAugmentationConsistency.gradient
+
+    def watched(self, policy, beta, meta, micro_batch_size):
+        asked.append(meta)
+        return gradient(self, policy, beta, meta, micro_batch_size)
+
+    monkeypatch.setattr(PromptAugmentationConsistency, "gradient", watched)
+    cli.main(["fit", *arguments])
+    assert len(asked) == 2 and all(len(meta) == len(meta.augmented) == 12 for meta in asked)
+    for meta in asked:
+        for row in range(12):
+            (prompt, *responses), (other, *same) = (
+                [part.input_ids[row][part.segment_ids[row] == kind].tolist() for kind in list(Segment)[1:]]
+                for part in (meta, meta.augmented)
+            )
+            assert other in outer._others(prompt) and responses == same
+    metrics = pd.read_csv("run/metrics.csv")
+    assert (metrics["train/meta/coverage"].dropna() == 1).all()

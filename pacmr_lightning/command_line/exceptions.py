@@ -50,7 +50,7 @@ def _all(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _came_of(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and those that were handled when it was raised, named as its cause or not."""
+    """An exception, its cause or else what was handled when it was raised, and so on."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -192,8 +192,10 @@ class PacmrCLI(LightningCLI):
             check_strategy(trainer.strategy, self.model.policy.quantization)
         if self.subcommand == "fit" and isinstance(self.datamodule, PreferenceDataModule):
             # The loader would say so, too, when all the processes have started.
-            size, processes = self.datamodule.global_batch_size, trainer.num_devices * trainer.num_nodes
-            check_shares("global_batch_size", size, processes)
+            processes, data = trainer.num_devices * trainer.num_nodes, self.datamodule
+            check_shares("global_batch_size", data.global_batch_size, processes)
+            if data.meta_every is not None:
+                check_shares("meta_batch_size", data.meta_batch_size, processes)
         return trainer
 
 

@@ -62,13 +62,15 @@ def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, path: P
                 zorder=3 if is_subject else 2,
                 label=f"{method.label or name} ({method.told})",
             )
-        axis.set(title=f"{rate:.0%} flipped", xscale="log", xlabel="KL to the reference (nats)")
+        axis.set(title=f"{rate:.0%} flipped", xscale="log", xlabel="sequence KL (nats)")
         axis.grid(alpha=0.3)
-    means = frame.groupby(["method", "noise", "row"])[["sequence_kl", "gold_reward"]].mean()
+    varied = frame[frame["method"].isin([name for name in known if sweep.methods[name].vary])]
+    means = varied.groupby(["method", "noise", "row"])[["sequence_kl", "gold_reward"]].mean()
     drawn = means[means["sequence_kl"] <= HIGHEST]
-    low, high = drawn["gold_reward"].min(), drawn["gold_reward"].max()
-    axes[0, 0].set_ylim(low - 0.1, high + 0.35 * (high - low))
-    axes[0, 0].set_xlim(max(0.02, 0.8 * drawn["sequence_kl"].min()), 1.2 * HIGHEST)
+    if len(drawn):
+        low, high = drawn["gold_reward"].min(), drawn["gold_reward"].max()
+        axes[0, 0].set_ylim(low - 0.1, high + 0.35 * (high - low) + 0.1)
+        axes[0, 0].set_xlim(max(0.02, 0.8 * drawn["sequence_kl"].min()), 1.2 * HIGHEST)
     for axis in axes[0, 1:]:
         axis.set_xlim(axes[0, 0].get_xlim())
     axes[0, 0].set_ylabel("gold reward of sampled responses")
