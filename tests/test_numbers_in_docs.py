@@ -154,6 +154,29 @@ def test_wordings_of_the_meta_pairs():
     assert sum(less[1].abs() < 1e-5) == 3, "three of five"
 
 
+def test_sentiment():
+    """Of the three seeds at the lower learning rate: reward, KL, perplexity and accuracy."""
+    frame = pd.read_csv(DOCS / "numbers" / "sentiment.csv")
+    frame = frame[np.isclose(frame["learning_rate"], 5e-4)].set_index(["method", "seed"])
+    text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("**With half of that rate")[1]
+    rows = re.findall(r"^  \| (\d) \| (.*) \|$", text.split("**Knowing")[0], re.MULTILINE)
+    printed = {}
+    for seed, cells in rows:
+        for method, cell in zip(("dpo", "dpo_further", "refined", "pacmr"), cells.split(" | "), strict=True):
+            if cell != "not run":
+                printed[method, int(seed)] = [float(n) for n in re.findall(r"[\d.]+", cell)]
+    assert printed.keys() == set(frame.index) and len(printed) == 11
+    columns = ["reward", "reward_stderr", "sequence_kl", "perplexity", "accuracy_drawn"]
+    for run, numbers in printed.items():
+        found = frame.loc[run, columns].to_numpy(float)
+        assert (np.abs(found - numbers) < [0.0051, 0.0051, 0.051, 0.51, 0.00051]).all(), run
+    for method, more in (("refined", "0.77 [-0.38, 1.91]"), ("pacmr", "0.56 [0.01, 1.10]")):
+        gap = frame.loc[method]["reward"] - frame.loc["dpo"]["reward"]
+        half = t.ppf(0.975, 2) * gap.sem()
+        assert f"{gap.mean():.2f} [{gap.mean() - half:.2f}, {gap.mean() + half:.2f}]" == more
+        assert more in text
+
+
 def test_judges_that_have_not_seen_the_pairs():
     """And what refined has more, whose runs are PerpCorrect's first ones."""
     text = " ".join(RESULTS.split())
