@@ -10,8 +10,6 @@ An outer objective of one's own (docs/extending.md); docs/results.md has what ca
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from lightning.fabric.utilities import move_data_to_device
 
 from pacmr_lightning.batch import PairBatch, Segment
@@ -47,9 +45,9 @@ class SeveralWordings(PromptAugmentationConsistency):
         others = zip(*map(self._others, prompts), strict=True)
 
         def collate(rows: list[list[int]]) -> PairBatch:
-            batch = PairBatch.collate(meta.ids * 3, rows, chosen * 3, rejected * 3)
-            batch = move_data_to_device(batch, meta.input_ids.device)
-            return replace(batch, flipped=meta.flipped.repeat(3))
+            known = meta.flipped.tolist() * 3
+            batch = PairBatch.collate(meta.ids * 3, rows, chosen * 3, rejected * 3, flipped=known)
+            return move_data_to_device(batch, meta.input_ids.device)
 
         pairs = collate(prompts * 3)
         pairs.augmented = collate([ids for wording in others for ids in wording])

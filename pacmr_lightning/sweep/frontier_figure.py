@@ -37,6 +37,7 @@ def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, path: P
     )
     known = [name for name in sweep.methods if frame["method"].eq(name).any()]
     blocks = list(dict.fromkeys(sweep.methods[name].told for name in known))
+    lines = []
     for axis, rate in zip(axes[0], rates, strict=True):
         if frontier.ceiling:
             _draw_ceiling(axis, _ceilings(frontier.ceiling, frame["seed"].unique()))
@@ -47,6 +48,7 @@ def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, path: P
             groups = part.groupby("row")[["sequence_kl", "gold_reward"]]
             line = groups.mean().join(groups.sem().add_suffix("_stderr")).sort_values("sequence_kl")
             line = line[line["sequence_kl"] <= HIGHEST]
+            lines.append(line)
             method, is_subject = sweep.methods[name], name == frontier.subject
             block = [other for other in known if sweep.methods[other].told == method.told]
             axis.errorbar(
@@ -64,9 +66,7 @@ def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, path: P
             )
         axis.set(title=f"{rate:.0%} flipped", xscale="log", xlabel="sequence KL (nats)")
         axis.grid(alpha=0.3)
-    varied = frame[frame["method"].isin([name for name in known if sweep.methods[name].vary])]
-    means = varied.groupby(["method", "noise", "row"])[["sequence_kl", "gold_reward"]].mean()
-    drawn = means[means["sequence_kl"] <= HIGHEST]
+    drawn = pd.concat(lines) if lines else frame[:0]
     if len(drawn):
         low, high = drawn["gold_reward"].min(), drawn["gold_reward"].max()
         axes[0, 0].set_ylim(low - 0.1, high + 0.35 * (high - low) + 0.1)
