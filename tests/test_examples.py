@@ -5,15 +5,8 @@ import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
-from pacmr_lightning import cli
-from pacmr_lightning.batch import Segment
-from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
-from pacmr_lightning.embedded_world import MOODS, TOPICS, World
-from pacmr_lightning.weighting.outer_objectives import PromptAugmentationConsistency
 
 ROOT = Path(__file__).parents[1]
 
@@ -100,48 +93,3 @@ def test_too_little_memory(fetch):
     status, said = fetch.call("model", "model", NEEDED=2**50)
     assert status == 2 and "GiB of memory are free, but making the model takes 1048576" in said
     assert not list(Path().iterdir())
-
-
-def test_several_wordings(tmp_path, monkeypatch, tiny_llama):
-    """All other prompts that mean the same, token by token, and a run with them."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    from several_wordings import SeveralWordings
-
-    tokenizer = train_tokenizer([row["prompt"] for row in World().preference_rows(200, 0)], vocab_size=400)
-    tiny_llama("model", tokenizer, vocab_size=len(tokenizer), initializer_range=0.3)
-    outer = SeveralWordings("model")
-    for prompt in World().prompts():
-        words = set(prompt.split())
-        (topic,), (mood,) = ([pair for pair in known if words & set(pair)] for known in (TOPICS, MOODS))
-        meant = {f"Describe the {t} in a {m} mood:" for t in topic for m in mood}
-        others = outer._others(tokenizer(prompt)["input_ids"])
-        assert {tokenizer.decode(other, skip_special_tokens=True) for other in others} == meant - {prompt}
-        assert all(tokenizer(tokenizer.decode(o, skip_special_tokens=True))["input_ids"] == o for o in others)
-
-    arguments = ["--config", "quickstart/preference", "--config", "methods/pacmr"]
-    arguments += ["--model.weighting.outer", "several_wordings.SeveralWordings"]
-    arguments += ["--model.policy.model", "model", "--model.weighting.outer.tokenizer", "model"]
-    arguments += ["--model.weighting.outer.tau", "0.5"]  # a random model is sure of nothing
-    arguments += ["--model.weighting.every", "1", "--trainer.max_steps", "2", "--data.meta_batch_size", "4"]
-    arguments += ["--data.source.pairs", "64", "--data.source.validation_pairs", "8"]
-    arguments += ["--trainer.callbacks.samples", "4", "--trainer.default_root_dir", "run"]
-    arguments += ["--trainer.log_every_n_steps", "1"]
-    asked, gradient = [], PromptAugmentationConsistency.gradient
-
-    def watched(self, policy, beta, meta, micro_batch_size):
-        asked.append(meta)
-        return gradient(self, policy, beta, meta, micro_batch_size)
-
-    monkeypatch.setattr(PromptAugmentationConsistency, "gradient", watched)
-    cli.main(["fit", *arguments])
-    assert len(asked) == 2 and all(len(meta) == len(meta.augmented) == 12 for meta in asked)
-    for meta in asked:
-        for row in range(12):
-            (prompt, *responses), (other, *same) = (
-                [part.input_ids[row][part.segment_ids[row] == kind].tolist() for kind in list(Segment)[1:]]
-                for part in (meta, meta.augmented)
-            )
-            assert other in outer._others(prompt) and responses == same
-    metrics = pd.read_csv("run/metrics.csv")
-    assert (metrics["train/meta/coverage"].dropna() == 1).all()

@@ -1,0 +1,70 @@
+"""PACMR-DPO's VNet learned from held-out pairs that are as noisy as the training pairs: does it weigh better?
+
+    PYTHONPATH=examples pacmr fit --config quickstart/preference --config methods/pacmr \\
+      --model.policy.model MODEL --model.objective.beta 2 \\
+      --data.clean_meta Files --data.clean_meta.train held_out.jsonl \\
+      --model.weighting.outer held_out_pairs.HeldOutPreference --model.weighting.outer.label_noise 0.3
+
+The pairs come in the place of clean ones (``clean_meta``), and their loss is rDPO's, which has the clean
+loss's expectation under flips at that rate. An outer objective of one's own (docs/extending.md);
+docs/results.md has what came of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.gradient import accumulated_gradient
+from pacmr_lightning.objectives import RDPO
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.ranks import sum_over_ranks
+from pacmr_lightning.rewards import Rewards
+from pacmr_lightning.weighting import OuterGradient, OuterObjective
+
+
+class HeldOutPreference(OuterObjective):
+    """rDPO's loss on held-out pairs (arXiv 2403.00409).
+
+    Args:
+        label_noise: share of their labels that is flipped, in [0, 0.5).
+
+    Raises:
+        UserError: it is out of that range.
+    """
+
+    def __init__(self, label_noise: float):
+        self.label_noise = RDPO(label_noise=label_noise).rate
+
+    def gradient(
+        self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
+    ) -> OuterGradient:
+        """See ``OuterObjective``.
+
+        Raises:
+            UserError: the meta pairs are training pairs.
+        """
+        if meta.augmented is not None:
+            raise UserError(
+                "HeldOutPreference learns from pairs that are not trained on; give the datamodule a source "
+                "of them as clean_meta."
+            )
+        loss = RDPO(beta, self.label_noise)
+        counts = torch.tensor([len(meta), 0.0], device=meta.input_ids.device)
+        total = counts[0].clone()
+        sum_over_ranks([total])
+
+        def losses() -> Iterator[Tensor]:
+            for part in meta.longest_first().micro_batches(micro_batch_size):
+                rewards = Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta)
+                value = loss(rewards).sum()
+                counts[1] += value.detach()
+                yield value / total
+
+        direction = accumulated_gradient(policy.adapter(), losses())
+        sum_over_ranks([counts])
+        return OuterGradient(direction, int(total), {"meta/loss": counts[1] / total})

@@ -1,0 +1,176 @@
+"""Changes to PACMR-DPO that are examples of weightings and outer objectives of one's own."""
+
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from pacmr_lightning import cli
+from pacmr_lightning.batch import PairBatch, Segment
+from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
+from pacmr_lightning.embedded_world import MOODS, TOPICS, World
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.objectives import DPO
+from pacmr_lightning.rewards import Rewards
+from pacmr_lightning.weighting import CleanPreference, PromptAugmentationConsistency, VNetWeighting
+from pacmr_lightning.weighting.train_pairs import RecomputedPairs
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+BETA, LEARNING_RATE = 2.0, 1e-2
+
+
+@pytest.fixture
+def examples(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+
+
+def moved(policy, seed):
+    """Its adapter elsewhere."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.adapter().values():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+
+
+def rewards(policy, batch):
+    with torch.no_grad():
+        return Rewards(policy.log_probs(batch), policy.reference_log_probs(batch), BETA)
+
+
+def steps(policy, weighting, make_batch, positions=(1, 2, 3)):
+    """Updates of a weighting while the adapter moves; the last step's pairs and meta pairs."""
+    start = {name: value.detach().clone() for name, value in policy.adapter().items()}
+    for position in positions:
+        moved(policy, position)
+        batch = make_batch(5, seed=position)
+        batch = batch.with_reference(policy.reference_log_probs(batch))
+        pairs = RecomputedPairs(policy, DPO(BETA), batch, 2)
+        meta = make_batch(4, seed=10 + position, augmented=True)
+        metrics = weighting.update(pairs, meta, LEARNING_RATE)
+        assert bool(metrics) == ((position - 1) % getattr(weighting, "learn_every", 1) == 0)
+    with torch.no_grad():
+        for name, value in policy.adapter().items():
+            value.copy_(start[name])
+    return pairs, meta
+
+
+def test_an_average_of_one_adapter_is_the_paper(examples, make_policy, make_batch):
+    """With decay 0 VNet and weights are those of VNetWeighting."""
+    example = import_module("averaged_adapter")
+    policy = make_policy(double=True)
+    paper = VNetWeighting(PromptAugmentationConsistency(0.5), every=1, learning_rate=0.01)
+    average = example.AveragedAdapter(
+        decay=0, learn_every=1, outer=example.AveragedPseudoLabels(0.5), learning_rate=0.01
+    )
+    average.vnet.load_state_dict(paper.vnet.state_dict())
+    before = [parameter.clone() for parameter in paper.vnet.parameters()]
+    steps(policy, paper, make_batch)
+    pairs, _ = steps(policy, average, make_batch)
+    assert paper.updates == average.updates == 3
+    for was, one, other in zip(before, paper.vnet.parameters(), average.vnet.parameters(), strict=True):
+        assert not torch.equal(was, one)
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(average.weights(None, pairs.batch).g, pairs.batch.weight)
+
+
+def test_an_averaged_adapter(examples, make_policy, make_batch):
+    """Weights and pseudo-labels are those of a policy whose parameters were averaged by hand."""
+    example = import_module("averaged_adapter")
+    policy, by_hand = make_policy(double=True), make_policy(double=True)
+    outer = example.AveragedPseudoLabels(0.5)
+    weighting = example.AveragedAdapter(decay=0.75, learn_every=2, outer=outer, learning_rate=0.01)
+    pairs, meta = steps(policy, weighting, make_batch)
+    mean = None
+    for position in (1, 2, 3):
+        moved(by_hand, position)
+        now = {name: value.detach().clone() for name, value in by_hand.adapter().items()}
+        mean = now if mean is None else {name: 0.75 * mean[name] + 0.25 * now[name] for name in now}
+    with torch.no_grad():
+        for name, value in by_hand.adapter().items():
+            value.copy_(mean[name])
+    believed = rewards(by_hand, pairs.batch)
+    torch.testing.assert_close(outer.believed, rewards(by_hand, meta.longest_first()).u)
+    expected = VNetWeighting.weights(weighting, believed, replace(pairs.batch, weight=None)).g
+    torch.testing.assert_close(pairs.batch.weight, expected)
+    own = VNetWeighting.weights(weighting, pairs.rewards, pairs.batch).g
+    assert (own - expected).abs().max() > 1e-3
+
+    again = example.AveragedAdapter(decay=0.75, learn_every=2)
+    again.load_state_dict(weighting.state_dict())
+    assert again.state_dict()["done"] == 3 and again.updates == weighting.updates == 2
+    for name, value in again.state_dict()["mean"].items():
+        torch.testing.assert_close(value, mean[name])
+    with pytest.raises(UserError, match="decay is 1 and learn_every 10"):
+        example.AveragedAdapter(decay=1)
+
+
+def test_held_out_pairs(examples, make_policy, make_batch):
+    """Over flips at the rate, the expected gradient is that of clean pairs; a rate of 0 is the clean loss."""
+    example = import_module("held_out_pairs")
+    policy, clean = make_policy(double=True), make_batch(5, seed=3)
+    prompts, chosen, rejected = (
+        [ids[kinds == kind].tolist() for ids, kinds in zip(clean.input_ids, clean.segment_ids, strict=True)]
+        for kind in (Segment.PROMPT, Segment.CHOSEN, Segment.REJECTED)
+    )
+    flipped = PairBatch.collate(clean.ids, prompts, rejected, chosen)
+    wanted = CleanPreference().gradient(policy, BETA, clean, None)
+    for rate in (0.0, 0.3):
+        outer = example.HeldOutPreference(rate)
+        right, wrong = (outer.gradient(policy, BETA, pairs, 2) for pairs in (clean, flipped))
+        assert right.retained == 5
+        for name, value in wanted.direction.items():
+            expected = (1 - rate) * right.direction[name] + rate * wrong.direction[name]
+            torch.testing.assert_close(expected, value)
+        loss = (1 - rate) * right.metrics["meta/loss"] + rate * wrong.metrics["meta/loss"]
+        torch.testing.assert_close(loss, wanted.metrics["meta/loss"], check_dtype=False)
+    with pytest.raises(UserError, match="pairs that are not trained on"):
+        outer.gradient(policy, BETA, make_batch(3, augmented=True), None)
+    with pytest.raises(UserError, match=r"label_noise is 0\.5"):
+        example.HeldOutPreference(0.5)
+
+
+def test_several_wordings(examples, tmp_path, monkeypatch, tiny_llama):
+    """All other prompts that mean the same, token by token, and a run with them."""
+    monkeypatch.chdir(tmp_path)
+    SeveralWordings = import_module("several_wordings").SeveralWordings
+
+    tokenizer = train_tokenizer([row["prompt"] for row in World().preference_rows(200, 0)], vocab_size=400)
+    tiny_llama("model", tokenizer, vocab_size=len(tokenizer), initializer_range=0.3)
+    outer = SeveralWordings("model")
+    for prompt in World().prompts():
+        words = set(prompt.split())
+        (topic,), (mood,) = ([pair for pair in known if words & set(pair)] for known in (TOPICS, MOODS))
+        meant = {f"Describe the {t} in a {m} mood:" for t in topic for m in mood}
+        others = outer._others(tokenizer(prompt)["input_ids"])
+        assert {tokenizer.decode(other, skip_special_tokens=True) for other in others} == meant - {prompt}
+        assert all(tokenizer(tokenizer.decode(o, skip_special_tokens=True))["input_ids"] == o for o in others)
+
+    arguments = ["--config", "quickstart/preference", "--config", "methods/pacmr"]
+    arguments += ["--model.weighting.outer", "several_wordings.SeveralWordings"]
+    arguments += ["--model.policy.model", "model", "--model.weighting.outer.tokenizer", "model"]
+    arguments += ["--model.weighting.outer.tau", "0.5"]  # a random model is sure of nothing
+    arguments += ["--model.weighting.every", "1", "--trainer.max_steps", "2", "--data.meta_batch_size", "4"]
+    arguments += ["--data.source.pairs", "64", "--data.source.validation_pairs", "8"]
+    arguments += ["--trainer.callbacks.samples", "4", "--trainer.default_root_dir", "run"]
+    arguments += ["--trainer.log_every_n_steps", "1"]
+    asked, gradient = [], PromptAugmentationConsistency.gradient
+
+    def watched(self, policy, beta, meta, micro_batch_size):
+        asked.append(meta)
+        return gradient(self, policy, beta, meta, micro_batch_size)
+
+    monkeypatch.setattr(PromptAugmentationConsistency, "gradient", watched)
+    cli.main(["fit", *arguments])
+    assert len(asked) == 2 and all(len(meta) == len(meta.augmented) == 12 for meta in asked)
+    for meta in asked:
+        for row in range(12):
+            (prompt, *responses), (other, *same) = (
+                [part.input_ids[row][part.segment_ids[row] == kind].tolist() for kind in list(Segment)[1:]]
+                for part in (meta, meta.augmented)
+            )
+            assert other in outer._others(prompt) and responses == same
+    metrics = pd.read_csv("run/metrics.csv")
+    assert (metrics["train/meta/coverage"].dropna() == 1).all()
