@@ -101,16 +101,10 @@ class RewardModelJudge(PairJudge):
 
     def _tokens(self, prompt: str | Messages, response: str) -> tuple[list[int], str | None]:
         """Token ids of prompt and response, or what is wrong with them."""
-        if self._tokenizer.chat_template is None:
-            text = prompt if isinstance(prompt, str) else f"{as_text(prompt)}\n\nAssistant: "
-            ids = self._tokenizer(text + response, verbose=False)["input_ids"]
-        else:
-            messages = [*as_messages(prompt), {"role": "assistant", "content": response.strip()}]
-            try:
-                chat = self._tokenizer.apply_chat_template(messages, tokenize=False)
-            except TemplateError as error:
-                return [], f"the chat template refuses the conversation ({error})"
-            ids = self._tokenizer(chat, add_special_tokens=False, verbose=False)["input_ids"]
+        try:
+            ids = judged_tokens(self._tokenizer, prompt, response)
+        except TemplateError as error:
+            return [], f"the chat template refuses the conversation ({error})"
         if len(ids) > self.max_length:
             return [], f"prompt and response are longer than max_length {self.max_length} tokens"
         return ids, None
@@ -183,6 +177,22 @@ class RewardModelJudge(PairJudge):
                 f"The reward model {self.name} does not exist; check the folder's path or give a Hub id."
             )
         return str(path) if path.is_dir() else self.name
+
+
+def judged_tokens(
+    tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, response: str
+) -> list[int]:
+    """Token ids of prompt and response as a reward model reads them: see ``RewardModelJudge``.
+
+    Raises:
+        jinja2.TemplateError: the chat template refuses the conversation.
+    """
+    if tokenizer.chat_template is None:
+        text = prompt if isinstance(prompt, str) else f"{as_text(prompt)}\n\nAssistant: "
+        return tokenizer(text + response, verbose=False)["input_ids"]
+    messages = [*as_messages(prompt), {"role": "assistant", "content": response.strip()}]
+    chat = tokenizer.apply_chat_template(messages, tokenize=False)
+    return tokenizer(chat, add_special_tokens=False, verbose=False)["input_ids"]
 
 
 @dataclass(frozen=True)

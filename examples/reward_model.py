@@ -1,0 +1,170 @@
+"""A reward model to judge with: a linear head on a pretrained model, learned from pairs with trusted labels.
+
+    python examples/reward_model.py runs/examples/model --source AnthropicHH \\
+      --source.subsets '[harmless-base]' --min_length 193 --max_length 512 --dtype bfloat16 \\
+      --output runs/examples/judge
+    pacmr judge A.jsonl B.jsonl --judge RewardModelJudge --judge.model runs/examples/judge
+
+Bradley-Terry with a reward that is linear in the state of a text's last token. Nothing else of the model is
+trained, so some hundred pairs and minutes of a CPU do. Take pairs that no policy learns from: here those
+that the runs of configs/hh/small_preference.yaml leave out as too long. docs/real_text.md has how well it
+judges.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pandas as pd
+import torch
+from datasets import Dataset
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, GroupKFold
+from torch import nn
+from tqdm import tqdm
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from pacmr_lightning.audit.linear_probe import FOLDS, VARIANCES
+from pacmr_lightning.command_line.parser import run_tool
+from pacmr_lightning.datamodules.chat import decode_messages
+from pacmr_lightning.datamodules.prompts import split_row
+from pacmr_lightning.datamodules.sources import Source
+from pacmr_lightning.datamodules.tokenization import summary_line, tokenize_pairs
+from pacmr_lightning.datamodules.tokenizer import load_tokenizer
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.reward_model import judged_tokens
+from pacmr_lightning.numerics import AskedDtype, base_dtype
+
+
+def reward_model(
+    model: str,
+    *,
+    source: Source,
+    output: str,
+    min_length: int = 0,
+    max_length: int = 1024,
+    dtype: AskedDtype = "float32",
+    batch_size: int = 8,
+) -> None:
+    """Learns a reward model from pairs with trusted labels, and says how often it agrees with unseen ones.
+
+    Args:
+        model: folder or Hub id of a causal language model.
+        source: of the pairs, as in pacmr fit; all that it trains on.
+        output: folder to write a sequence classifier to, in float32.
+        min_length: tokens of prompt + longer response; shorter pairs are left out.
+        max_length: longer pairs are left out.
+        dtype: of the model while it reads the pairs.
+        batch_size: texts at a time.
+    """
+    folder = Path(output)
+    if folder.exists():
+        raise UserError(f"{output} exists already; remove it, or name another folder.")
+    rows = source.load_all()
+    pairs, counts = tokenize_pairs(rows, load_tokenizer(model), max_length)
+    print(summary_line(source.name, "read", counts))
+    shorter = set(tokenize_pairs(rows, load_tokenizer(model), min_length - 1)[0]["id"]) if min_length else ()
+    wanted = [identity for identity in pairs["id"] if identity not in shorter]
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    prompts, texts = _texts(rows, set(wanted), tokenizer)
+    if len(set(prompts)) < FOLDS:
+        raise UserError(
+            f"{len(set(prompts))} prompts have pairs of {min_length} to {max_length} tokens, but a reward "
+            f"model is checked on {FOLDS} parts of them; widen the lengths."
+        )
+    net = _classifier(model, tokenizer, base_dtype(dtype))
+    net.score = nn.Identity()  # its "logits" are then the states that a head would see
+    states = _states(net, texts, batch_size)
+    head, accuracy = fit_head(states[0::2] - states[1::2], pd.factorize(np.array(prompts, dtype=object))[0])
+
+    net = _classifier(model, tokenizer, torch.float32)
+    with torch.no_grad():
+        net.score.weight.copy_(torch.from_numpy(head)[None])
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent) as temporary:
+        net.save_pretrained(Path(temporary) / "made")
+        tokenizer.save_pretrained(Path(temporary) / "made")
+        (Path(temporary) / "made").rename(folder)
+    agrees = f"on prompts it has not seen it agrees with {accuracy:.1%} of the labels"
+    print(f"{output}: learned from {len(prompts):,} pairs; {agrees}.")
+
+
+def fit_head(differences: np.ndarray, prompts: np.ndarray) -> tuple[np.ndarray, float]:
+    """The linear reward under which the chosen responses win most plausibly.
+
+    Args:
+        differences: (N, D) states of the chosen texts minus those of the rejected ones.
+        prompts: (N,) numbers of the pairs' prompts.
+
+    Returns:
+        (D,) reward per unit of state, and the share of pairs of prompts left out that it has right.
+    """
+    scale = np.sqrt(np.mean(np.square(differences), axis=0)) * np.sqrt(differences.shape[1])
+    scale = np.where(scale > 0, scale, 1)
+    # To a likelihood without intercept a pair and its mirror image are the same, and two kinds are needed.
+    mirror = np.where(np.arange(len(differences)) % 2, -1, 1)
+    search = GridSearchCV(
+        LogisticRegression(fit_intercept=False, max_iter=1000),
+        {"C": VARIANCES},
+        scoring=["neg_log_loss", "accuracy"],
+        refit="neg_log_loss",
+        cv=GroupKFold(FOLDS, shuffle=True, random_state=0),
+    )
+    search.fit(differences / scale * mirror[:, None], mirror, groups=prompts)
+    accuracy = search.cv_results_["mean_test_accuracy"][search.best_index_]
+    return search.best_estimator_.coef_[0] / scale, float(accuracy)
+
+
+def _texts(
+    rows: Dataset, wanted: set[str], tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[str], list[list[int]]]:
+    """N prompts, and token ids of 2 N texts, chosen and rejected by turns, as the judge reads them."""
+    prompts, texts = [], []
+    for row in rows:
+        if row["id"] in wanted:
+            found = split_row(row["prompt"], row["chosen"], row["rejected"], row["chat"])
+            prompt = decode_messages(found.prompt) if row["chat"] else found.prompt
+            prompts.append(found.prompt)
+            texts += [judged_tokens(tokenizer, prompt, text) for text in (found.chosen, found.rejected)]
+    return prompts, texts
+
+
+def _classifier(model: str, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype) -> PreTrainedModel:
+    net = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, dtype=dtype)
+    if not isinstance(getattr(net, "score", None), nn.Linear):
+        raise UserError(f"{type(net).__name__} has no linear head named score; take a decoder such as Llama.")
+    pad = tokenizer.pad_token_id
+    net.config.pad_token_id = tokenizer.eos_token_id if pad is None else pad
+    return net.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+@torch.inference_mode()
+def _states(net: PreTrainedModel, texts: list[list[int]], batch_size: int) -> np.ndarray:
+    """(2 N, D) states of the last tokens."""
+    states = np.zeros((len(texts), net.config.hidden_size), dtype=np.float32)
+    longest_first = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
+    for start in tqdm(range(0, len(texts), batch_size), desc="Reading", unit="batch"):
+        rows = longest_first[start : start + batch_size]
+        ids = [torch.tensor(texts[row]) for row in rows]
+        padded = nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=net.config.pad_token_id)
+        mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
+        found = net(input_ids=padded.to(net.device), attention_mask=mask.to(net.device)).logits
+        states[rows] = found.float().cpu().numpy()
+    return states
+
+
+if __name__ == "__main__":
+    try:
+        run_tool("reward_model", reward_model, sys.argv[1:], positional=True)
+    except UserError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(2)
