@@ -30,6 +30,7 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    logging,
 )
 
 from pacmr_lightning.audit.linear_probe import FOLDS, VARIANCES
@@ -163,6 +164,7 @@ def _states(net: PreTrainedModel, texts: list[list[int]], batch_size: int) -> np
 
 
 if __name__ == "__main__":
+    logging.set_verbosity_error()  # the head is missing, as it should be
     try:
         run_tool("reward_model", reward_model, sys.argv[1:], positional=True)
     except UserError as error:

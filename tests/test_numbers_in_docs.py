@@ -89,6 +89,8 @@ AT_ONE_KL = {
     **{"DPO": "dpo", "PACMR-DPO": "pacmr", "rDPO": "rdpo", "DPO, two epochs": "dpo_two_epochs"},
     **{"Refined": "estimated", "Refined, told 45%": "refined", "Audited soft labels": "soft"},
     **{"Audited weights": "weights", "PerpCorrect": "perp_correct", "Oracle weights": "oracle"},
+    **{"IPO": "ipo", "Dr.DPO": "drdpo", "ROPO": "ropo", "RPO-EM": "rpo_em", "Fixed σ(u)": "fixed"},
+    **{"cDPO": "cdpo", "Suspects dropped": "dropped", "Suspects flipped": "flipped", "MWN-DPO": "mwn"},
 }
 
 
@@ -161,7 +163,7 @@ def test_sentiment():
         for method, cell in zip(("dpo", "dpo_further", "refined", "pacmr"), cells.split(" | "), strict=True):
             if cell != "not run":
                 printed[method, int(seed)] = [float(n) for n in re.findall(r"[\d.]+", cell)]
-    assert printed.keys() == set(frame.index) and len(printed) == 11
+    assert printed.keys() == set(frame.index) and len(printed) == 12
     columns = ["reward", "reward_stderr", "sequence_kl", "perplexity", "accuracy_drawn"]
     for run, numbers in printed.items():
         found = frame.loc[run, columns].to_numpy(float)
