@@ -5,7 +5,8 @@
       --model.weighting averaged_adapter.AveragedAdapter \\
       --model.weighting.outer averaged_adapter.AveragedPseudoLabels
 
-A weighting and an outer objective of one's own (docs/extending.md); docs/results.md has what came of it.
+A weighting and an outer objective of one's own (docs/extending.md); docs/results.md has what came of it in
+the worlds of configs/sweeps/pacmr_variants.yaml.
 """
 
 from __future__ import annotations
@@ -21,28 +22,35 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.gradient import Direction
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import PromptAugmentationConsistency, TrainPairs, VNetWeighting, Weights
+from pacmr_lightning.weighting.features import PAPER
 from pacmr_lightning.weighting.shifted_parameters import shifted
 
 
 class AveragedPseudoLabels(PromptAugmentationConsistency):
-    """The paper's outer objective with pseudo-labels of the averaged adapter, for ``AveragedAdapter``."""
+    """The paper's outer objective with pseudo-labels of the averaged adapter, for ``AveragedAdapter``.
+
+    Where the paper takes them after the virtual step, the average gives them before it, and lags anyway.
+    """
 
     believed: Tensor | None = None
     """(M,) u of the meta pairs, in the order in which they are run."""
 
     def targets(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Confident pairs and their labels."""
-        assert self.believed is not None, "AveragedAdapter sets it"
+        if self.believed is None:
+            raise UserError("AveragedPseudoLabels needs the weighting AveragedAdapter, which averages.")
         return super().targets(self.believed)
 
 
 class AveragedAdapter(VNetWeighting):
     """Weights sigmoid(a u + b) with u, and the sum Delta, of an exponential moving average of the adapters.
 
+    Pairs of no step (``WeightGap``'s probe set, an audit) have the weight that the policy's own rewards tell.
+
     Args:
         decay: what the average keeps at each policy update, in [0, 1).
         learn_every: policy updates between two VNet updates.
-        options: of ``VNetWeighting``.
+        options: of ``VNetWeighting``; features are the paper's.
 
     Raises:
         UserError: an argument is out of its range.
@@ -56,38 +64,53 @@ class AveragedAdapter(VNetWeighting):
                 f"decay is {decay} and learn_every {learn_every}, but they are in [0, 1), and 1 or more."
             )
         super().__init__(every=1, **options)
+        if self.vnet.features != PAPER:
+            raise UserError("AveragedAdapter weighs by delta and u alone; leave features out.")
         self.decay = decay
         self.learn_every = learn_every
         self._mean: Direction = {}
         self._done = 0
-        self._believed: Rewards | None = None
+        self._believed: tuple[list[str], Rewards] | None = None
+        self._logged: dict[str, Tensor] = {}
+
+    def check_sharded(self) -> None:
+        """Refuses ZeRO-3, whose parameters are in parts."""
+        raise UserError(
+            "AveragedAdapter averages whole parameters; use configs/strategies/zero2.yaml or ddp.yaml."
+        )
 
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
-        """Those that a step's pairs bring; pairs of no step have the weight that their rewards tell VNet."""
-        return super().weights(rewards, batch) if batch.weight is None else Weights(batch.weight)
+        """By what the average believes of a step's pairs; see above for pairs of no step."""
+        if batch.weight is None:
+            return super().weights(rewards, batch)
+        assert self._believed is not None
+        ids, believed = self._believed
+        rows = torch.tensor([ids.index(name) for name in batch.ids])
+        return super().weights(Rewards(believed.policy[rows], believed.reference[rows], believed.beta), batch)
 
     def update(self, pairs: TrainPairs, meta: PairBatch, learning_rate: float) -> dict[str, Tensor]:
         """Averages, asks the average about the pairs, and learns where it is due."""
-        self._believed = replace(pairs.rewards, policy=self._ask(pairs, meta))
-        batch, metrics = pairs.batch, {}
-        if self._done % self.learn_every == 0:
-            pairs.batch = replace(batch, weight=super().weights(self._believed, batch).g)
-            metrics = super().update(pairs, meta, learning_rate)
-        # The step's weights travel with its pairs, however they are cut.
-        pairs.batch = replace(batch, weight=super().weights(self._believed, batch).g)
+        due = self._done % self.learn_every == 0
+        believed = replace(pairs.rewards, policy=self._ask(pairs, meta if due else None))
+        self._believed = pairs.batch.ids, believed
+        # A mark that travels with the step's pairs, however they are cut.
+        pairs.batch = replace(pairs.batch, weight=torch.ones_like(believed.u))
+        if due:
+            self._logged = super().update(pairs, meta, learning_rate)
         self._done += 1
-        return metrics
+        return self._logged
 
     @torch.no_grad()
-    def _ask(self, pairs: TrainPairs, meta: PairBatch) -> LogProbs:
+    def _ask(self, pairs: TrainPairs, meta: PairBatch | None) -> LogProbs:
         """Moves the average; its log-probabilities of the train pairs, and its u of the meta pairs."""
         policy = pairs.policy
         now = {name: parameter.detach() for name, parameter in policy.adapter().items()}
-        self._mean = self._mean or {name: value.clone() for name, value in now.items()}
-        for name, mean in self._mean.items():
-            mean.lerp_(now[name], 1 - self.decay)
+        self._mean = {
+            name: self._mean.get(name, value).to(value).lerp(value, 1 - self.decay)
+            for name, value in now.items()
+        }
         with shifted(policy, {name: mean - now[name] for name, mean in self._mean.items()}, 1.0):
-            if isinstance(self.outer, AveragedPseudoLabels):
+            if meta is not None and isinstance(self.outer, AveragedPseudoLabels):
                 size = pairs.micro_batch_size or len(pairs.batch)
                 parts = meta.longest_first().micro_batches(size)  # as they will be run
                 asked = [(policy.log_probs(part), policy.reference_log_probs(part)) for part in parts]
@@ -97,7 +120,8 @@ class AveragedAdapter(VNetWeighting):
     def _step(self, inner: Any, features: list[Tensor], coefficients: Tensor) -> dict[str, Tensor]:
         """With what the average believes; c is the policy's own."""
         assert self._believed is not None
-        return super()._step(inner, [self._believed.delta, self._believed.u], coefficients)
+        _, believed = self._believed
+        return super()._step(inner, [believed.delta, believed.u], coefficients)
 
     def state_dict(self) -> dict[str, Any]:
         """With the average."""

@@ -21,7 +21,9 @@ import numpy as np
 import pandas as pd
 import torch
 from datasets import Dataset
+from jinja2 import TemplateError
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, GroupKFold
 from torch import nn
 from tqdm import tqdm
@@ -69,14 +71,20 @@ def reward_model(
     folder = Path(output)
     if folder.exists():
         raise UserError(f"{output} exists already; remove it, or name another folder.")
+    if batch_size < 1:
+        raise UserError(f"batch_size is {batch_size}, but it must be at least 1.")
     rows = source.load_all()
     pairs, counts = tokenize_pairs(rows, load_tokenizer(model), max_length)
     print(summary_line(source.name, "read", counts))
-    shorter = set(tokenize_pairs(rows, load_tokenizer(model), min_length - 1)[0]["id"]) if min_length else ()
-    wanted = [identity for identity in pairs["id"] if identity not in shorter]
+    parts = (pairs[name] for name in ("id", "prompt_ids", "chosen_ids", "rejected_ids"))
+    wanted = {
+        name
+        for name, prompt, chosen, rejected in zip(*parts, strict=True)
+        if len(prompt) + max(len(chosen), len(rejected)) >= min_length
+    }
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    prompts, texts = _texts(rows, set(wanted), tokenizer)
+    prompts, texts = _texts(rows, wanted, tokenizer)
     if len(set(prompts)) < FOLDS:
         raise UserError(
             f"{len(set(prompts))} prompts have pairs of {min_length} to {max_length} tokens, but a reward "
@@ -107,7 +115,8 @@ def fit_head(differences: np.ndarray, prompts: np.ndarray) -> tuple[np.ndarray, 
         prompts: (N,) numbers of the pairs' prompts.
 
     Returns:
-        (D,) reward per unit of state, and the share of pairs of prompts left out that it has right.
+        (D,) reward per unit of state, and the share of pairs that rewards of other prompts' pairs have right,
+        a mean over parts of the prompts.
     """
     scale = np.sqrt(np.mean(np.square(differences), axis=0)) * np.sqrt(differences.shape[1])
     scale = np.where(scale > 0, scale, 1)
@@ -116,13 +125,18 @@ def fit_head(differences: np.ndarray, prompts: np.ndarray) -> tuple[np.ndarray, 
     search = GridSearchCV(
         LogisticRegression(fit_intercept=False, max_iter=1000),
         {"C": VARIANCES},
-        scoring=["neg_log_loss", "accuracy"],
-        refit="neg_log_loss",
+        scoring={"likelihood": _likelihood, "accuracy": "accuracy"},
+        refit="likelihood",
         cv=GroupKFold(FOLDS, shuffle=True, random_state=0),
     )
     search.fit(differences / scale * mirror[:, None], mirror, groups=prompts)
     accuracy = search.cv_results_["mean_test_accuracy"][search.best_index_]
     return search.best_estimator_.coef_[0] / scale, float(accuracy)
+
+
+def _likelihood(model: LogisticRegression, differences: np.ndarray, labels: np.ndarray) -> float:
+    """Of one kind of label alone, too, which a small part may have."""
+    return -log_loss(labels, model.predict_proba(differences), labels=[-1, 1])
 
 
 def _texts(
@@ -135,12 +149,24 @@ def _texts(
             found = split_row(row["prompt"], row["chosen"], row["rejected"], row["chat"])
             prompt = decode_messages(found.prompt) if row["chat"] else found.prompt
             prompts.append(found.prompt)
-            texts += [judged_tokens(tokenizer, prompt, text) for text in (found.chosen, found.rejected)]
+            try:
+                texts += [judged_tokens(tokenizer, prompt, text) for text in (found.chosen, found.rejected)]
+            except TemplateError as error:
+                raise UserError(
+                    f"The chat template refuses pair {row['id']} ({error}); take it out, as the judge could "
+                    "not read it either."
+                ) from None
     return prompts, texts
 
 
 def _classifier(model: str, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype) -> PreTrainedModel:
-    net = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, dtype=dtype)
+    try:
+        net = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, dtype=dtype)
+    except (OSError, ValueError) as error:
+        why = str(error).splitlines()[0]
+        raise UserError(
+            f"{model} cannot be loaded as a sequence classifier ({why}); name another model."
+        ) from None
     if not isinstance(getattr(net, "score", None), nn.Linear):
         raise UserError(f"{type(net).__name__} has no linear head named score; take a decoder such as Llama.")
     pad = tokenizer.pad_token_id

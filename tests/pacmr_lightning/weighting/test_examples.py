@@ -1,5 +1,6 @@
 """Changes to PACMR-DPO that are examples of weightings and outer objectives of one's own."""
 
+from copy import deepcopy
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import CleanPreference, PromptAugmentationConsistency, VNetWeighting
+from pacmr_lightning.weighting.shifted_parameters import shifted
 from pacmr_lightning.weighting.train_pairs import RecomputedPairs
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -40,71 +42,111 @@ def rewards(policy, batch):
         return Rewards(policy.log_probs(batch), policy.reference_log_probs(batch), BETA)
 
 
+def adapters_at(policy, positions):
+    """The adapters on a walk."""
+    found = []
+    for position in positions:
+        moved(policy, position)
+        found.append({name: value.detach().clone() for name, value in policy.adapter().items()})
+    return found
+
+
 def steps(policy, weighting, make_batch, positions=(1, 2, 3)):
     """Updates of a weighting while the adapter moves; the last step's pairs and meta pairs."""
-    start = {name: value.detach().clone() for name, value in policy.adapter().items()}
     for position in positions:
         moved(policy, position)
         batch = make_batch(5, seed=position)
         batch = batch.with_reference(policy.reference_log_probs(batch))
         pairs = RecomputedPairs(policy, DPO(BETA), batch, 2)
         meta = make_batch(4, seed=10 + position, augmented=True)
-        metrics = weighting.update(pairs, meta, LEARNING_RATE)
-        assert bool(metrics) == ((position - 1) % getattr(weighting, "learn_every", 1) == 0)
-    with torch.no_grad():
-        for name, value in policy.adapter().items():
-            value.copy_(start[name])
+        assert weighting.update(pairs, meta, LEARNING_RATE)
     return pairs, meta
 
 
+def by_hand(policy, adapters, decay):
+    """The policy with the average of adapters in the place of its own."""
+    mean = adapters[0]
+    for now in adapters[1:]:
+        mean = {name: decay * mean[name] + (1 - decay) * now[name] for name in now}
+    with torch.no_grad():
+        for name, value in policy.adapter().items():
+            value.copy_(mean[name])
+    return mean
+
+
 def test_an_average_of_one_adapter_is_the_paper(examples, make_policy, make_batch):
-    """With decay 0 VNet and weights are those of VNetWeighting."""
+    """With decay 0, and no virtual step before the labels, VNet and weights are those of VNetWeighting."""
     example = import_module("averaged_adapter")
-    policy = make_policy(double=True)
-    paper = VNetWeighting(PromptAugmentationConsistency(0.5), every=1, learning_rate=0.01)
+    options = {"learning_rate": 0.01, "virtual_lr": 0.0}
+    paper = VNetWeighting(PromptAugmentationConsistency(0.5), every=1, **options)
     average = example.AveragedAdapter(
-        decay=0, learn_every=1, outer=example.AveragedPseudoLabels(0.5), learning_rate=0.01
+        decay=0, learn_every=1, outer=example.AveragedPseudoLabels(0.5), **options
     )
     average.vnet.load_state_dict(paper.vnet.state_dict())
     before = [parameter.clone() for parameter in paper.vnet.parameters()]
-    steps(policy, paper, make_batch)
-    pairs, _ = steps(policy, average, make_batch)
+    steps(make_policy(double=True), paper, make_batch)
+    pairs, _ = steps(make_policy(double=True), average, make_batch)
     assert paper.updates == average.updates == 3
     for was, one, other in zip(before, paper.vnet.parameters(), average.vnet.parameters(), strict=True):
         assert not torch.equal(was, one)
         torch.testing.assert_close(one, other)
-    torch.testing.assert_close(average.weights(None, pairs.batch).g, pairs.batch.weight)
+    found, wanted = average.weights(None, pairs.batch), paper.weights(pairs.rewards, pairs.batch)
+    for name in ("g", "a", "b"):
+        torch.testing.assert_close(getattr(found, name), getattr(wanted, name))
+    part = average.weights(None, pairs.batch[torch.tensor([3, 1])]).g
+    torch.testing.assert_close(part, wanted.g[[3, 1]])
 
 
 def test_an_averaged_adapter(examples, make_policy, make_batch):
-    """Weights and pseudo-labels are those of a policy whose parameters were averaged by hand."""
+    """One VNet update from what a policy believes whose parameters were averaged by hand."""
     example = import_module("averaged_adapter")
-    policy, by_hand = make_policy(double=True), make_policy(double=True)
-    outer = example.AveragedPseudoLabels(0.5)
-    weighting = example.AveragedAdapter(decay=0.75, learn_every=2, outer=outer, learning_rate=0.01)
-    pairs, meta = steps(policy, weighting, make_batch)
-    mean = None
-    for position in (1, 2, 3):
-        moved(by_hand, position)
-        now = {name: value.detach().clone() for name, value in by_hand.adapter().items()}
-        mean = now if mean is None else {name: 0.75 * mean[name] + 0.25 * now[name] for name in now}
-    with torch.no_grad():
-        for name, value in by_hand.adapter().items():
-            value.copy_(mean[name])
-    believed = rewards(by_hand, pairs.batch)
-    torch.testing.assert_close(outer.believed, rewards(by_hand, meta.longest_first()).u)
-    expected = VNetWeighting.weights(weighting, believed, replace(pairs.batch, weight=None)).g
-    torch.testing.assert_close(pairs.batch.weight, expected)
-    own = VNetWeighting.weights(weighting, pairs.rewards, pairs.batch).g
-    assert (own - expected).abs().max() > 1e-3
+    policy, other = make_policy(double=True), make_policy(double=True)
+    outer, rate = example.AveragedPseudoLabels(0.5), 0.01
+    weighting = example.AveragedAdapter(decay=0.75, learn_every=2, outer=outer, learning_rate=rate)
+    vnet = deepcopy(weighting.vnet)
+    steps(policy, weighting, make_batch, positions=(1,))
+    weighting.vnet.load_state_dict(vnet.state_dict())  # what the first step taught does not matter here
+    weighting.vnet_optimizer = torch.optim.SGD(weighting.vnet.parameters(), lr=rate)
+    pairs, meta = steps(policy, weighting, make_batch, positions=(2, 3))
+    mean = by_hand(other, adapters_at(other, (1, 2, 3)), 0.75)
+    believed = rewards(other, pairs.batch)
+    wanted = rewards(other, meta.longest_first()).u
+    torch.testing.assert_close(outer.believed, wanted)
+    kept, labels = outer.targets(torch.zeros(4))
+    assert kept.tolist() == wanted.abs().ge(0).nonzero()[:, 0].tolist()
+    assert labels.tolist() == (wanted > 0).double().tolist()
+
+    # c of the policy's own adapter, along the gradient of the average's labels after the virtual step.
+    g, _, _ = vnet(believed.delta, believed.u)
+    pairs.batch = replace(pairs.batch, weight=None)
+    size = len(pairs.batch)
+    step = pairs.weighted(lambda seen: g.detach()[seen.place] / size)
+    with shifted(policy, step, -LEARNING_RATE):
+        direction = outer.gradient(policy, BETA, meta, 2).direction
+    c = pairs.along(direction).clamp(-10, 10)  # the estimator's default
+    gradients = torch.autograd.grad(-(c * g).sum() / size, list(vnet.parameters()))
+    for was, gradient, now in zip(vnet.parameters(), gradients, weighting.vnet.parameters(), strict=True):
+        torch.testing.assert_close(now, was - rate * gradient, rtol=1e-5, atol=1e-8)
+    assert max(float(gradient.abs().max()) for gradient in gradients) > 1e-3
 
     again = example.AveragedAdapter(decay=0.75, learn_every=2)
     again.load_state_dict(weighting.state_dict())
     assert again.state_dict()["done"] == 3 and again.updates == weighting.updates == 2
     for name, value in again.state_dict()["mean"].items():
         torch.testing.assert_close(value, mean[name])
+
+
+def test_what_the_averaged_adapter_refuses(examples, make_policy, make_batch):
+    example = import_module("averaged_adapter")
     with pytest.raises(UserError, match="decay is 1 and learn_every 10"):
         example.AveragedAdapter(decay=1)
+    with pytest.raises(UserError, match="leave features out"):
+        example.AveragedAdapter(features=["delta", "dpo_loss"])
+    with pytest.raises(UserError, match="zero2"):
+        example.AveragedAdapter().check_sharded()
+    alone = VNetWeighting(example.AveragedPseudoLabels(), every=1)
+    with pytest.raises(UserError, match="needs the weighting AveragedAdapter"):
+        steps(make_policy(), alone, make_batch)
 
 
 def test_held_out_pairs(examples, make_policy, make_batch):
