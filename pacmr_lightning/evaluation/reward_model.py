@@ -179,9 +179,7 @@ class RewardModelJudge(PairJudge):
         return str(path) if path.is_dir() else self.name
 
 
-def judged_tokens(
-    tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, response: str
-) -> list[int]:
+def judged_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, response: str) -> list[int]:
     """Token ids of prompt and response as a reward model reads them: see ``RewardModelJudge``.
 
     Raises:
