@@ -27,7 +27,7 @@ from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.datamodules.pairs import Pairs
 from pacmr_lightning.datamodules.reference_cache import cached_state_differences
 from pacmr_lightning.datamodules.sources import Source
-from pacmr_lightning.datamodules.tokenization import summary_line, tokenize_pairs
+from pacmr_lightning.datamodules.tokenization import of_min_length, summary_line, tokenize_pairs
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.numerics import AskedDtype
 from pacmr_lightning.policy import PolicyModel
@@ -63,8 +63,7 @@ def probe(
     tokens, counts = tokenize_pairs(rows, tokenizer, max_length)
     print(summary_line(source.name, "measured", counts))
     if min_length:
-        shorter = set(tokenize_pairs(rows, tokenizer, min_length - 1)[0]["id"][:])
-        tokens = tokens.filter(lambda pair: pair not in shorter, input_columns="id")
+        tokens = of_min_length(tokens, min_length)
         print(f"{len(tokens):,} of them have {min_length} tokens or more.")
     policy = PolicyModel(model, rank=1, dtype=dtype)
     policy.build()

@@ -107,6 +107,15 @@ def tokenize_pairs(
     return tokenized, counts
 
 
+def of_min_length(pairs: Dataset, min_length: int) -> Dataset:
+    """Pairs of ``tokenize_pairs`` whose prompt and longer response have ``min_length`` tokens or more."""
+
+    def enough(prompt: list[int], chosen: list[int], rejected: list[int]) -> bool:
+        return len(prompt) + max(len(chosen), len(rejected)) >= min_length
+
+    return pairs.filter(enough, input_columns=["prompt_ids", "chosen_ids", "rejected_ids"])
+
+
 def _tokenize_batch(
     rows: dict[str, list[Any]],
     tokenizer: PreTrainedTokenizerBase,

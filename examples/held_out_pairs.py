@@ -13,22 +13,17 @@ of configs/sweeps/pacmr_variants.yaml, with 1,024 held-out pairs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import torch
 from torch import Tensor
 
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.gradient import accumulated_gradient
 from pacmr_lightning.objectives import RDPO
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.ranks import sum_over_ranks
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.weighting import OuterGradient, OuterObjective
+from pacmr_lightning.weighting import CleanPreference, OuterGradient
 
 
-class HeldOutPreference(OuterObjective):
+class HeldOutPreference(CleanPreference):
     """rDPO's loss on held-out pairs (arXiv 2403.00409).
 
     Args:
@@ -40,6 +35,10 @@ class HeldOutPreference(OuterObjective):
 
     def __init__(self, label_noise: float):
         self.label_noise = RDPO(label_noise=label_noise).rate
+
+    def loss(self, rewards: Rewards) -> Tensor:
+        """(N,) losses of N meta pairs."""
+        return RDPO(rewards.beta, self.label_noise)(rewards)
 
     def gradient(
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
@@ -54,18 +53,4 @@ class HeldOutPreference(OuterObjective):
                 "HeldOutPreference learns from pairs that are not trained on; give the datamodule a source "
                 "of them as clean_meta."
             )
-        loss = RDPO(beta, self.label_noise)
-        counts = torch.tensor([len(meta), 0.0], device=meta.input_ids.device)
-        total = counts[0].clone()
-        sum_over_ranks([total])
-
-        def losses() -> Iterator[Tensor]:
-            for part in meta.longest_first().micro_batches(micro_batch_size):
-                rewards = Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta)
-                value = loss(rewards).sum()
-                counts[1] += value.detach()
-                yield value / total
-
-        direction = accumulated_gradient(policy.adapter(), losses())
-        sum_over_ranks([counts])
-        return OuterGradient(direction, int(total), {"meta/loss": counts[1] / total})
+        return super().gradient(policy, beta, meta, micro_batch_size)

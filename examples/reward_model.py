@@ -29,21 +29,20 @@ from torch import nn
 from tqdm import tqdm
 from transformers import (
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     logging,
 )
 
-from pacmr_lightning.audit.linear_probe import FOLDS, VARIANCES
+from pacmr_lightning.audit.linear_probe import FOLDS, VARIANCES, feature_scale, mirror_signs
 from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.datamodules.chat import decode_messages
 from pacmr_lightning.datamodules.prompts import split_row
 from pacmr_lightning.datamodules.sources import Source
-from pacmr_lightning.datamodules.tokenization import summary_line, tokenize_pairs
+from pacmr_lightning.datamodules.tokenization import of_min_length, summary_line, tokenize_pairs
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.reward_model import judged_tokens
+from pacmr_lightning.evaluation.reward_model import classified, judged_tokens
 from pacmr_lightning.numerics import AskedDtype, base_dtype
 
 
@@ -74,17 +73,10 @@ def reward_model(
     if batch_size < 1:
         raise UserError(f"batch_size is {batch_size}, but it must be at least 1.")
     rows = source.load_all()
-    pairs, counts = tokenize_pairs(rows, load_tokenizer(model), max_length)
+    tokenizer = load_tokenizer(model)
+    pairs, counts = tokenize_pairs(rows, tokenizer, max_length)
     print(summary_line(source.name, "read", counts))
-    parts = (pairs[name] for name in ("id", "prompt_ids", "chosen_ids", "rejected_ids"))
-    wanted = {
-        name
-        for name, prompt, chosen, rejected in zip(*parts, strict=True)
-        if len(prompt) + max(len(chosen), len(rejected)) >= min_length
-    }
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    prompts, texts = _texts(rows, wanted, tokenizer)
+    prompts, texts = _texts(rows, set(of_min_length(pairs, min_length)["id"]), tokenizer)
     if len(set(prompts)) < FOLDS:
         raise UserError(
             f"{len(set(prompts))} prompts have pairs of {min_length} to {max_length} tokens, but a reward "
@@ -95,7 +87,7 @@ def reward_model(
     states = _states(net, texts, batch_size)
     head, accuracy = fit_head(states[0::2] - states[1::2], pd.factorize(np.array(prompts, dtype=object))[0])
 
-    net = _classifier(model, tokenizer, torch.float32)
+    net = _classifier(model, tokenizer, torch.float32)  # anew: bfloat16 has rounded the weights
     with torch.no_grad():
         net.score.weight.copy_(torch.from_numpy(head)[None])
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -118,10 +110,7 @@ def fit_head(differences: np.ndarray, prompts: np.ndarray) -> tuple[np.ndarray, 
         (D,) reward per unit of state, and the share of pairs that rewards of other prompts' pairs have right,
         a mean over parts of the prompts.
     """
-    scale = np.sqrt(np.mean(np.square(differences), axis=0)) * np.sqrt(differences.shape[1])
-    scale = np.where(scale > 0, scale, 1)
-    # To a likelihood without intercept a pair and its mirror image are the same, and two kinds are needed.
-    mirror = np.where(np.arange(len(differences)) % 2, -1, 1)
+    scale, mirror = feature_scale(differences), mirror_signs(len(differences))
     search = GridSearchCV(
         LogisticRegression(fit_intercept=False, max_iter=1000),
         {"C": VARIANCES},
@@ -169,8 +158,7 @@ def _classifier(model: str, tokenizer: PreTrainedTokenizerBase, dtype: torch.dty
         ) from None
     if not isinstance(getattr(net, "score", None), nn.Linear):
         raise UserError(f"{type(net).__name__} has no linear head named score; take a decoder such as Llama.")
-    pad = tokenizer.pad_token_id
-    net.config.pad_token_id = tokenizer.eos_token_id if pad is None else pad
+    net.config.pad_token_id = tokenizer.pad_token_id
     return net.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
@@ -181,10 +169,7 @@ def _states(net: PreTrainedModel, texts: list[list[int]], batch_size: int) -> np
     longest_first = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
     for start in tqdm(range(0, len(texts), batch_size), desc="Reading", unit="batch"):
         rows = longest_first[start : start + batch_size]
-        ids = [torch.tensor(texts[row]) for row in rows]
-        padded = nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=net.config.pad_token_id)
-        mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
-        found = net(input_ids=padded.to(net.device), attention_mask=mask.to(net.device)).logits
+        found = classified(net, [texts[row] for row in rows], net.config.pad_token_id)
         states[rows] = found.float().cpu().numpy()
     return states
 

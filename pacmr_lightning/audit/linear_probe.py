@@ -45,11 +45,8 @@ def probe_log_odds(differences: np.ndarray, prompts: np.ndarray, seed: int = 0) 
             f"The training pairs have {number} prompts, but a linear probe learns from {FOLDS} parts of "
             "them; use --scorer policy."
         )
-    scale = np.sqrt(np.mean(np.square(differences), axis=0, dtype=np.float64)) * np.sqrt(differences.shape[1])
-    # Of mean square length 1, so that the penalty's inverse is the variance of the log-odds.
-    scaled = (differences / np.where(scale > 0, scale, 1)).astype(np.float32)
-    # To a likelihood without intercept a pair and its mirror image are the same, and two kinds are needed.
-    mirror = np.where(np.arange(len(scaled)) % 2, -1, 1).astype(np.float32)
+    scaled = (differences / feature_scale(differences)).astype(np.float32)
+    mirror = mirror_signs(len(scaled)).astype(np.float32)
     parts = list(GroupKFold(FOLDS, shuffle=True, random_state=seed).split(scaled, groups=prompts))
     found = np.zeros((len(VARIANCES), len(scaled)))
     with tqdm(total=len(parts) * len(VARIANCES), desc="Linear probe", unit="fit") as bar:
@@ -66,3 +63,20 @@ def probe_log_odds(differences: np.ndarray, prompts: np.ndarray, seed: int = 0) 
     # Of Wilcoxon's signed ranks, of which this is the share on the right side.
     error = 1 / np.sqrt(3 * len(scaled))
     return found[int(np.argmax(ranks >= ranks.max() - error))]
+
+
+def feature_scale(differences: np.ndarray) -> np.ndarray:
+    """(D,) by which (N, D) features are divided to have mean square length 1; 1 for those that are always 0.
+
+    The inverse of a logistic regression's penalty is then the variance of the log-odds.
+    """
+    scale = np.sqrt(np.mean(np.square(differences), axis=0, dtype=np.float64)) * np.sqrt(differences.shape[1])
+    return np.where(scale > 0, scale, 1)
+
+
+def mirror_signs(pairs: int) -> np.ndarray:
+    """(N,) 1 and -1 by turns, for pairs and labels alike.
+
+    To a likelihood without intercept a pair and its mirror image are the same, and two kinds are needed.
+    """
+    return np.where(np.arange(pairs) % 2, -1, 1)

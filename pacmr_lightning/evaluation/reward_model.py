@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jinja2 import TemplateError
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
@@ -112,10 +113,7 @@ class RewardModelJudge(PairJudge):
     @torch.inference_mode()
     def _forward(self, tokens: list[list[int]]) -> list[float]:
         """Scores of some responses, by their token ids."""
-        rows = [torch.tensor(ids, device=self.device) for ids in tokens]
-        ids = pad_sequence(rows, batch_first=True, padding_value=self._pad_id or 0)
-        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-        return self._model(input_ids=ids, attention_mask=mask).logits[:, 0].float().tolist()
+        return classified(self._model, tokens, self._pad_id or 0)[:, 0].float().tolist()
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
@@ -191,6 +189,14 @@ def judged_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, re
     messages = [*as_messages(prompt), {"role": "assistant", "content": response.strip()}]
     chat = tokenizer.apply_chat_template(messages, tokenize=False)
     return tokenizer(chat, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def classified(model: PreTrainedModel, tokens: list[list[int]], pad_id: int) -> Tensor:
+    """(N, L) logits of N texts, by their token ids, from a sequence classifier with L labels."""
+    rows = [torch.tensor(ids, device=model.device) for ids in tokens]
+    ids = pad_sequence(rows, batch_first=True, padding_value=pad_id)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    return model(input_ids=ids, attention_mask=mask).logits
 
 
 @dataclass(frozen=True)

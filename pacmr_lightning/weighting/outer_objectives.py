@@ -182,6 +182,10 @@ class SoftPromptConsistency(PromptConsistency):
 class CleanPreference(OuterObjective):
     """DPO's loss on pairs with clean labels: MWN-DPO (paper, appendix G, Algorithm 2)."""
 
+    def loss(self, rewards: Rewards) -> Tensor:
+        """(N,) losses of N meta pairs."""
+        return -F.logsigmoid(rewards.u)
+
     def gradient(
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
     ) -> OuterGradient:
@@ -203,10 +207,10 @@ class CleanPreference(OuterObjective):
 
         def losses() -> Iterator[Tensor]:
             for part in meta.micro_batches(_even(len(meta), micro_batch_size)):
-                u = Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta).u
-                loss = -F.logsigmoid(u)
+                rewards = Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta)
+                loss = self.loss(rewards)
                 counts[1] += loss.detach().sum()
-                counts[2] += (u > 0).sum()
+                counts[2] += (rewards.u > 0).sum()
                 yield loss.sum() / total
 
         direction = accumulated_gradient(policy.adapter(), losses())
