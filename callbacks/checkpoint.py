@@ -40,6 +40,8 @@ class RunCheckpoint(ModelCheckpoint):
     ) -> None:
         """Saves what the last update has led to, where that is due or the run is asked to stop."""
         super().on_train_batch_end(trainer, pl_module, None, batch, batch_idx - 1)
+        if batch_idx % trainer.accumulate_grad_batches:
+            return  # no checkpoint holds the gradient of a part of an update
         received = self._signals.agreed(trainer)
         if received is None:
             return

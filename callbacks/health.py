@@ -14,6 +14,7 @@ from torch import Tensor
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.datamodule import datamodule
+from pacmr_lightning.numerics import wide
 from pacmr_lightning.ranks import sum_over_ranks
 from pacmr_lightning.runs.folder import CHECKPOINTS
 
@@ -137,15 +138,16 @@ class Health(Callback):
     ) -> None:
         """Adds up the step's pairs on the device; checks where the step is logged."""
         record = record_of(outputs)
-        g, u = record.weight.detach().double(), record.u.detach()
-        a = torch.zeros_like(g) if record.a is None else record.a.detach().double()
+        g, u = wide(record.weight.detach()), record.u.detach()
+        a = torch.zeros_like(g) if record.a is None else wide(record.a.detach())
         columns = (torch.ones_like(g), g, g**2, a, u > SATURATED_U)
-        self._sums = self._sums.to(g.device) + torch.stack([column.double().sum() for column in columns])
+        self._sums = self._sums.to(g) + torch.stack([column.to(g).sum() for column in columns])
         every = pl_module.weighting.every
         if every and (trainer.global_step - 1) % every == 0:
             self._updates.append(outer_values(trainer, pl_module))
         # Lightning sets the attribute without declaring it.
-        if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+        log_every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if log_every and trainer.global_step % log_every == 0:
             self._check(trainer, pl_module)
         if trainer.global_step == self.lora_after:
             self._look_at_lora(trainer, pl_module)

@@ -122,7 +122,7 @@ class SequenceKL(Callback):
             {
                 **mean_and_error("sequence_kl", torch.cat(kl)),
                 "response_tokens": torch.tensor(tokens / len(responses)),
-                "response_perplexity": torch.exp(-torch.cat(reference).double().sum() / tokens),
+                "response_perplexity": torch.exp(-torch.cat(reference).cpu().double().sum() / tokens),
                 "response_distinct_2": torch.tensor(distinct_bigrams(responses)),
                 "response_repetition": torch.tensor(repeated_bigrams(responses)),
             },
@@ -145,7 +145,7 @@ class SequenceKL(Callback):
 
 def mean_and_error(name: str, values: Tensor) -> dict[str, Tensor]:
     """0-dim mean of (N,) values, and its standard error as ``{name}_stderr``."""
-    values = values.double()
+    values = values.cpu().double()
     return {name: values.mean(), f"{name}_stderr": values.std() / len(values) ** 0.5}
 
 

@@ -10,7 +10,7 @@ AskedDtype = Literal["auto", "float32", "bfloat16"]
 
 
 def base_dtype(asked: AskedDtype, gpu: bool | None = None) -> torch.dtype:
-    """The dtype of a frozen base; "auto" is bfloat16 on a GPU, and float32 on a CPU.
+    """The dtype of a frozen base; "auto" is bfloat16 on a GPU that multiplies it, and else float32.
 
     Few CPUs multiply bfloat16 (/proc/cpuinfo: ``avx512_bf16`` or ``amx_bf16``), and these are faster with it;
     all others are much slower.
@@ -20,7 +20,9 @@ def base_dtype(asked: AskedDtype, gpu: bool | None = None) -> torch.dtype:
         gpu: whether the run uses one; None: whether there is one.
     """
     if asked == "auto":
-        return torch.bfloat16 if _gpu(gpu) else torch.float32
+        # Before Ampere (T4, V100) torch only emulates it, and slowly.
+        slow = gpu is None and _gpu(gpu) and not torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if _gpu(gpu) and not slow else torch.float32
     return getattr(torch, asked)
 
 
@@ -32,6 +34,11 @@ def recomputes(asked: bool | Literal["auto"], gpu: bool | None = None) -> bool:
         gpu: as above.
     """
     return _gpu(gpu) if asked == "auto" else asked
+
+
+def wide(values: torch.Tensor) -> torch.Tensor:
+    """Values for sums that must not round: in float64, which MPS does not have."""
+    return values if values.device.type == "mps" else values.double()
 
 
 def _gpu(known: bool | None) -> bool:

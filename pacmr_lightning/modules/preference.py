@@ -128,8 +128,8 @@ class PreferenceModule(PreferenceCheckpoint):
         """Moves metrics and what the weighting learns to the device, before a restore; tells the noise rate.
 
         Raises:
-            UserError: ``micro_batch_size`` does not divide a device's share of the global batch, or the
-                strategy cannot train an adapter.
+            UserError: ``micro_batch_size`` does not divide a device's share of the global batch, the strategy
+                cannot train an adapter, or there is no datamodule to fit.
         """
         check_strategy(self.trainer.strategy, self.policy.quantization)
         device = self.trainer.strategy.root_device
@@ -139,8 +139,12 @@ class PreferenceModule(PreferenceCheckpoint):
         for metrics in (self.train_means, self.weight_statistics, self.held_out_means):
             metrics.to(device)
         data = datamodule(self.trainer)
-        if stage != "fit" or data is None:
+        if stage != "fit":
             return
+        if data is None:
+            raise UserError(
+                "PreferenceModule needs a datamodule that pairs its batches; give fit a PreferenceDataModule."
+            )
         self.weighting.set_label_noise(data.noise_rate, data.uniform_noise)
         for part in (self.weighting, self.objective):
             part.check_pairs(data.train_pairs)
@@ -193,7 +197,7 @@ class PreferenceModule(PreferenceCheckpoint):
         train = train.with_reference(self._reference(train))
         # Lightning sets it without declaring it.
         log_every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        log_now = (self.global_step + 1) % log_every == 0
+        log_now = bool(log_every) and (self.global_step + 1) % log_every == 0
         every = self.weighting.every
         learns = bool(every and self.global_step % every == 0)
         pairs = train_pairs(

@@ -46,13 +46,37 @@ def planned_updates(trainer: Trainer) -> int:
     Raises:
         UserError: neither max_steps nor max_epochs bounds the fit.
     """
-    batches = len(datamodule(trainer).train_dataloader())
-    limit = trainer.limit_train_batches
+    updates = updates_within(
+        len(datamodule(trainer).train_dataloader()),
+        trainer.limit_train_batches,
+        trainer.max_steps,
+        trainer.max_epochs,
+        trainer.accumulate_grad_batches,
+    )
+    if updates is None:
+        raise UserError("The run has no end; set trainer.max_epochs or trainer.max_steps.")
+    return updates
+
+
+def updates_within(
+    batches: int,
+    limit: float | None,
+    max_steps: int | None,
+    max_epochs: int | None,
+    accumulate: int = 1,
+) -> int | None:
+    """Updates to which the trainer's options bound a fit, at least 1; None where they do not.
+
+    Args:
+        batches: of an epoch.
+        limit: how many of them are taken, or where it is a float which share.
+        max_steps: of the fit; None and -1 are no bound.
+        max_epochs: of the fit; None and -1 are no bound.
+        accumulate: batches of an update.
+    """
     if limit is not None:
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-    bounds = [trainer.max_steps] if trainer.max_steps > 0 else []
-    if trainer.max_epochs is not None and trainer.max_epochs > 0:
-        bounds.append(trainer.max_epochs * math.ceil(batches / trainer.accumulate_grad_batches))
-    if not bounds:
-        raise UserError("The run has no end; set trainer.max_epochs or trainer.max_steps.")
-    return max(1, min(bounds))
+    bounds = [max_steps] if max_steps is not None and max_steps > 0 else []
+    if max_epochs is not None and max_epochs > 0:
+        bounds.append(max_epochs * math.ceil(batches / accumulate))
+    return max(1, min(bounds)) if bounds else None

@@ -39,10 +39,10 @@ class Perplexity(MeanMetric):
 class SFTModule(TrainedOnly):
     """Trains a causal language model on completions and saves it as a Hugging Face folder.
 
-    The loss is the mean cross-entropy in nats over the response tokens (labels other than -100) of a step,
-    all ranks together. Batches are dicts of (N, L) int64 tensors ``input_ids``, ``attention_mask`` and
-    ``labels`` (not shifted); the tokenizer is the datamodule's. Logs ``train/loss``, ``val/loss`` and
-    ``val/perplexity``.
+    The loss is the mean cross-entropy in nats over the response tokens (labels other than -100) of an
+    update, all ranks and accumulated batches together. Batches are dicts of (N, L) int64 tensors
+    ``input_ids``, ``attention_mask`` and ``labels`` (not shifted), as ``SFTDataModule`` makes them. Logs
+    ``train/loss``, ``val/loss`` and ``val/perplexity``.
 
     When fitting ends, the weights of the last step are saved with the tokenizer, LoRA merged into the base:
     one plain model, which is the reference of preference training. (With ``fast_dev_run`` nothing is saved.)
@@ -180,12 +180,13 @@ class SFTModule(TrainedOnly):
         return cross_entropy(upcast(logits[:, :-1][is_response]), targets[is_response], reduction="none")
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """The loss of a step: mean over the response tokens of all ranks once gradients are averaged."""
+        """A batch's part of the mean over the response tokens of the whole update."""
         losses = self.token_losses(batch)
-        tokens = torch.tensor(float(len(losses)), device=losses.device)
         self.train_loss(losses.detach())
         self.log("train/loss", self.train_loss, on_step=True, on_epoch=False, prog_bar=True)
-        return losses.sum() / self.trainer.strategy.reduce(tokens, reduce_op="mean")
+        # Lightning takes means over ranks and over the batches of a full update, also in a short one.
+        parts = self.trainer.world_size * self.trainer.accumulate_grad_batches
+        return losses.sum() * (parts / datamodule(self.trainer).update_tokens(batch_idx))
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """Collects the token losses of the validation rows."""

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..batch import LogProbs, PairBatch, Segment
+from ..numerics import wide
 
 Layout = Literal["shared", "separate", "packed", "plain"]
 """How tokens are laid out; "plain" is "separate" with the model's own, whole logits."""
@@ -55,9 +56,9 @@ class Rows:
 
     def log_probs(self, tokens: Tensor) -> LogProbs:
         """Sums (K,) values of the response tokens, such as log-probabilities, to one a response."""
-        # Added up one by one in fp32, 50 tokens lose more than the model's own rounding. MPS has no float64.
-        wide = tokens if tokens.device.type == "mps" else tokens.double()
-        sums = wide.new_zeros(2 * self.pairs).index_add(0, self.owner, wide).to(tokens.dtype)
+        # Added up one by one in fp32, 50 tokens lose more than the model's own rounding.
+        values = wide(tokens)
+        sums = values.new_zeros(2 * self.pairs).index_add(0, self.owner, values).to(tokens.dtype)
         return LogProbs(sums[: self.pairs], sums[self.pairs :])
 
 

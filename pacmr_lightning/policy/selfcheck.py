@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..batch import PairBatch, Segment
 from ..errors import UserError
+from ..numerics import wide
 from ..ranks import max_over_ranks
 from .attention import PLAIN, AttentionPlan, attention_plans, plain_attention, use_attention
 from .rows import Layout
@@ -148,6 +149,6 @@ def _computed(policy: ScoringModel, layout: Layout, pair: PairBatch) -> tuple[Te
     # Tokens of a prompt occur once or twice by layout, and padding has no gradient.
     known = pair.input_ids.unique()
     place = torch.searchsorted(known, tokens.flatten()).clamp(max=len(known) - 1)
-    rows = gradient.flatten(0, 1).double()
+    rows = wide(gradient.flatten(0, 1))
     sums = rows.new_zeros(len(known), rows.shape[1]).index_add(0, place, rows)
     return torch.cat([found.chosen, found.rejected]).detach(), sums

@@ -61,7 +61,8 @@ def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple
     """The checkpoint that ``--ckpt_path`` means, and its step.
 
     Args:
-        ckpt_path: a file, or "last" for the newest good one in ``folder``, or None.
+        ckpt_path: a file, or "last" for ``last.ckpt`` in ``folder``, and where that is missing or damaged the
+            good one there with the most updates; or None.
         folder: of the run's checkpoints.
         training: it is for going on with training, not for looking at the policy.
 
@@ -107,15 +108,15 @@ class _Damaged(Exception):
 
 
 def _newest(paths: list[Path], training: bool) -> tuple[Path | None, int]:
-    """The file with the most updates that is whole, and these; a warning names those that are not."""
+    """last.ckpt or else the file with the most updates, and these; a warning names those that are damaged."""
     steps = {}
     for path in paths:
         try:
             steps[path] = _step(path, training)
         except _Damaged as error:
             _warn(path, error)
-    # Of equals last.ckpt, since Lightning never deletes the other kinds once a run goes on from them.
-    for path in sorted(steps, key=lambda path: (steps[path], path.name == LAST), reverse=True):
+    # A run that went back to an earlier checkpoint has left files with more updates, which are not its own.
+    for path in sorted(steps, key=lambda path: (path.name == LAST, steps[path]), reverse=True):
         try:
             _check_sums(path)
         except _Damaged as error:

@@ -24,9 +24,16 @@ def check_strategy(strategy: Strategy, quantization: str | None = None) -> None:
         quantization: the policy's.
 
     Raises:
-        UserError: the strategy cuts parameters into pieces that only it knows, or casts the adapter; or it
-            cannot hold a quantised base.
+        UserError: the strategy cuts parameters into pieces that only it knows, or casts the adapter; its
+            precision is not one; or it cannot hold a quantised base.
     """
+    if (precision := strategy.precision_plugin.precision) not in ("32-true", "64-true"):
+        # Autocast would be at work in some passes of an update and not in others: hooks take products of
+        # gradients outside of it, and the reference on disk is computed before it begins.
+        raise UserError(
+            f"trainer.precision is {precision}, under which an adapter is not trained as it should be; leave "
+            "it at 32-true, and for half precision set the policy's dtype, the base's, to bfloat16."
+        )
     own = not isinstance(strategy, DeepSpeedStrategy) or isinstance(strategy, LoraDeepSpeedStrategy)
     if isinstance(strategy, (SingleDeviceStrategy, DDPStrategy)) and own:
         if quantization and isinstance(strategy, LoraDeepSpeedStrategy):

@@ -80,10 +80,11 @@ class OracleWeights(Weighting):
             raise UserError(_NO_ETA)
         if self.label_noise == "auto":
             raise UserError("The label_noise of OracleWeights is auto, and no datamodule has told its rate.")
-        # Probabilities that rounded to 0 or 1 have no finite logit.
-        s = torch.logit(batch.eta.double(), eps=1e-12)
+        # Probabilities that rounded to 0 or 1 have no finite logit. On the CPU, since a device may lack the
+        # float64 in which 1 - 1e-12 is not 1.
+        s = torch.logit(batch.eta.cpu().double(), eps=1e-12)
         log_g, _ = oracle_log_weights(s, self.label_noise, self.label_noise, self.rho0)
-        return Weights(log_g.exp().to(rewards.u.dtype))
+        return Weights(log_g.exp().to(rewards.u))
 
     def state_dict(self) -> dict[str, Any]:
         """The rate, which "auto" may have set."""

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
 from pacmr_lightning.callbacks import RunSummary, Throughput, WeightRecorder
@@ -87,7 +88,7 @@ def make_run(tmp_path, save_model, tiny_tokenizer_folder, world_files):
             max_epochs=1,
             limit_train_batches=steps,
             val_check_interval=3,
-            log_every_n_steps=2,
+            log_every_n_steps=options.pop("log_every_n_steps", 2),
             enable_progress_bar=False,
             enable_model_summary=False,
             logger=[TensorBoardLogger(root, "tensorboard", ""), ContinuedCSVLogger(root, "", "")],
@@ -244,6 +245,24 @@ def test_a_vnet_step_needs_meta_pairs(make_run):
 def test_a_micro_batch_must_divide(make_run):
     with pytest.raises(UserError, match="micro_batch_size 3 does not divide the 8 pairs"):
         make_run("dpo", module={"micro_batch_size": 3})
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_other_precisions_of_the_trainer_are_refused(precision, make_run):
+    with pytest.raises(UserError, match=f"precision is {precision}, .* leave it at 32-true"):
+        make_run("pacmr", precision=precision)
+
+
+def test_loaders_without_a_datamodule(make_policy):
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    with pytest.raises(UserError, match=r"needs a datamodule .* give fit a PreferenceDataModule"):
+        trainer.fit(PreferenceModule(make_policy()), DataLoader([1, 2]))
+
+
+def test_nothing_is_logged(make_run):
+    """With Lightning's word for that, 0."""
+    trainer, _ = make_run("pacmr", log_every_n_steps=0)
+    assert trainer.global_step == 6 and "train/loss" not in trainer.callback_metrics
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -299,26 +301,65 @@ def test_a_run_that_is_resumed_in_mid_epoch(base, tmp_path, accumulate):
     assert_equal(parameters(tmp_path / "whole" / "model"), parameters(tmp_path / "resumed" / "model"))
 
 
+def uneven(path, rows):
+    """Completions of one to seven words."""
+    found = [
+        {"prompt": f"Describe the sea {i}:", "completion": " deep" * (1 + i % 7) + " cold"}
+        for i in range(rows)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in found))
+    return CompletionFiles(str(path), str(path))
+
+
+def test_accumulated_batches_are_one(base, tmp_path):
+    """Every token counts the same, in whichever batch it is; an epoch's last update has two of four."""
+    source = uneven(tmp_path / "rows.jsonl", 44)
+    for name, size, accumulate in (("whole", 8, 1), ("parts", 2, 4)):
+        data = SFTDataModule(source, tokenizer=base, batch_size=size)
+        options = {"accumulate_grad_batches": accumulate, "max_epochs": 2}
+        trainer = fit(tmp_path / name, SFTModule(model=base, learning_rate=1e-2), data, **options)
+        assert trainer.global_step == 12
+    whole, parts = (parameters(tmp_path / name / "model") for name in ("whole", "parts"))
+    for name, tensor in whole.items():
+        torch.testing.assert_close(parts[name], tensor, rtol=1e-4, atol=1e-4)
+
+
+def test_a_signal_waits_for_the_update(base, tmp_path):
+    """No checkpoint holds half an update's gradient."""
+
+    class Signal(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if batch_idx == 2:  # the second of the second update's two batches comes next
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    checkpoints = RunCheckpoint(tmp_path / "checkpoints", every_n_train_steps=100, save_last=True)
+    options = {
+        "callbacks": [Signal(), checkpoints],
+        "accumulate_grad_batches": 2,
+        "enable_checkpointing": True,
+    }
+    with pytest.raises(SystemExit):
+        fit(tmp_path / "run", SFTModule(model=base), make_data(tokenizer=base), **options)
+    assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 2
+
+
 @pytest.mark.slow
 def test_two_processes_train_the_same_model_as_one(base, tmp_path):
     """Also with completions of uneven lengths: every token counts the same, whichever rank it is on."""
-    rows = [
-        {"prompt": f"Describe the sea {i}:", "completion": " deep" * (1 + i % 7) + " cold"} for i in range(48)
-    ]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = uneven(tmp_path / "rows.jsonl", 48)
     for name, size, options in (
         ("one", 8, {"devices": 1}),
         ("two", 4, {"devices": 2, "strategy": "ddp_spawn"}),
+        ("two, in parts", 2, {"devices": 2, "strategy": "ddp_spawn", "accumulate_grad_batches": 2}),
     ):
-        source = CompletionFiles(str(path), str(path))
         data = SFTDataModule(source, tokenizer=base, batch_size=size)
         fit(
             tmp_path / name, SFTModule(model=base, learning_rate=1e-2), data, gradient_clip_val=1.0, **options
         )
-    one, two = (parameters(tmp_path / name / "model") for name in ("one", "two"))
+    one, *others = (parameters(tmp_path / name / "model") for name in ("one", "two", "two, in parts"))
     for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-4)
+        for other in others:
+            torch.testing.assert_close(other[name], tensor, rtol=1e-4, atol=1e-4)
 
 
 def test_where_the_model_is_saved(tmp_path):

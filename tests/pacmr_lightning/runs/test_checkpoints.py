@@ -82,6 +82,16 @@ def test_of_equals_the_last(tmp_path):
     assert to_resume_from("last", tmp_path, training=False) == (str(tmp_path / "last.ckpt"), 6)
 
 
+def test_a_run_that_went_back(tmp_path):
+    """What it had left with more updates is not its own any more, unless there is nothing else."""
+    files = CheckpointFiles()
+    for step, name in ((300, "alarm-300.ckpt"), (150, "step-150.ckpt"), (150, "last.ckpt")):
+        files.save_checkpoint(checkpoint(step), tmp_path / name)
+    assert to_resume_from("last", tmp_path, training=True) == (str(tmp_path / "last.ckpt"), 150)
+    (tmp_path / "last.ckpt").unlink()
+    assert to_resume_from("last", tmp_path, training=True) == (str(tmp_path / "alarm-300.ckpt"), 300)
+
+
 def test_none_at_all(tmp_path):
     assert to_resume_from(None, tmp_path, training=True) == (None, 0)
     assert to_resume_from("last", tmp_path / "nowhere", training=True) == (None, 0)

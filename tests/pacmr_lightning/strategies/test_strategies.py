@@ -233,5 +233,5 @@ def test_what_is_refused(base, tmp_path):
         default_root_dir=tmp_path,
     )
     data = PreferenceDataModule(EmbeddedWorld(pairs=64, validation_pairs=8), base, global_batch_size=8)
-    with pytest.raises(UserError, match=r"adapter's .* is torch.bfloat16.*precision"):
+    with pytest.raises(UserError, match=r"precision is bf16-true.*leave it at 32-true.*bfloat16"):
         trainer.fit(PreferenceModule(PolicyModel(base, rank=2)), data)
