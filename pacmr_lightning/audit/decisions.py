@@ -108,8 +108,11 @@ def read_decisions(path: str) -> Decisions:
                 f"{place} has observed {side!r} and sample {drawn!r}; observed is chosen or rejected, sample "
                 "true or false."
             )
-        if "observed" in row:
-            observed[name] = side
+        if "observed" in row and observed.setdefault(name, side) != side:
+            raise UserError(
+                f"{place} decides on the pair {name!r} as labelled {side}, and an earlier one as labelled "
+                f"{observed[name]}; give decisions on a run with the same noise."
+            )
         if drawn:
             sample.add(name)
     if not words:
@@ -141,7 +144,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # no JSON, a number of too many digits, or nested without end
             row = None
         # What is no object is no decision, of which the reader says so.
         yield f"{path}, line {number}", row if isinstance(row, dict) else {}

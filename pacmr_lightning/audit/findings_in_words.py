@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from math import isnan
 
+import numpy as np
+
 from .findings import Findings
 from .scorers import NAMES, Scorer
 from .wrong_label_share import Share
@@ -58,8 +60,10 @@ def fit_in_words(share: Share) -> str:
             "prove flips that are independent of the pair: a rule of thumb of the labellers that the policy "
             "has learned, or flips at near ties, can give the same curve."
         )
-    gaps = (share.tenths["against"] - share.tenths["fitted"]) / share.tenths["stderr"]
-    worst = share.tenths.iloc[int(gaps.abs().fillna(0).argmax())]
+    fitted, pairs = share.tenths["fitted"], share.tenths["pairs"]
+    # Where no label of a part is against the policy, its own error is 0 and would make any gap the largest.
+    error = np.maximum(share.tenths["stderr"].fillna(0), np.sqrt(fitted * (1 - fitted) / pairs))
+    worst = share.tenths.iloc[int(((share.tenths["against"] - fitted) / error).abs().fillna(0).argmax())]
     said = (
         f"The labels contradict the curve (score test over parts by |u|, {chance}), most where |u| is about "
         f"{worst['size']:.2g}: {_percent(worst['against'])} are against the policy, by the curve "

@@ -47,7 +47,9 @@ def exported(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     try:
         found = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of too many digits, or lists without end
+        if not isinstance(error, json.JSONDecodeError):
+            raise UserError(f"{path} is not JSON that can be read ({error}); export it again.") from None
         raise UserError(
             f"{path} is not JSON ({error.msg} in line {error.lineno}); export it again, as JSON."
         ) from None
@@ -61,7 +63,7 @@ def exported(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 for annotation in task["annotations"]
                 if not annotation.get("was_cancelled")
                 for result in annotation["result"]
-                if result["from_name"] == CONTROL
+                if result.get("from_name") == CONTROL
                 for word in result["value"]["choices"]
             ]
         except (AttributeError, KeyError, TypeError):

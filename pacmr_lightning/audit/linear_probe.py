@@ -46,16 +46,16 @@ def probe_log_odds(differences: np.ndarray, prompts: np.ndarray, seed: int = 0) 
             "them; use --scorer policy."
         )
     scaled = (differences / feature_scale(differences)).astype(np.float32)
-    mirror = mirror_signs(len(scaled)).astype(np.float32)
     parts = list(GroupKFold(FOLDS, shuffle=True, random_state=seed).split(scaled, groups=prompts))
     found = np.zeros((len(VARIANCES), len(scaled)))
     with tqdm(total=len(parts) * len(VARIANCES), desc="Linear probe", unit="fit") as bar:
         for learned, judged in parts:
+            mirror = mirror_signs(len(learned)).astype(np.float32)
             # From the strongest penalty on, each fit begins where the last one ended.
             model = LogisticRegression(fit_intercept=False, warm_start=True, max_iter=1000)
             for row, variance in zip(found, VARIANCES, strict=True):
                 model.set_params(C=variance)
-                model.fit(scaled[learned] * mirror[learned, None], mirror[learned])
+                model.fit(scaled[learned] * mirror[:, None], mirror)
                 row[judged] = scaled[judged] @ model.coef_[0]
                 bar.update()
     sides = np.repeat([1, 0], len(scaled))

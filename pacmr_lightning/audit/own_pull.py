@@ -27,7 +27,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..modules import PreferenceModule
-from ..modules.schedule import warmup_cosine
+from ..modules.schedule import updates_within, warmup_cosine
 from ..objectives import DPO
 from ..runs.finished_run import PreferenceData, Run
 from ..runs.folder import METRICS
@@ -45,7 +45,7 @@ LARGEST = 0.3
 def own_pull(
     module: PreferenceModule, data: PreferenceData, run: Run, updates: int, seed: int = 0
 ) -> float | None:
-    """Nats of u that a pull of 1 has come to by the run's end.
+    """Nats of u that a pull of 1 has come to by the checkpoint.
 
     Args:
         module: with the policy of the run's checkpoint, where it is to run.
@@ -68,7 +68,14 @@ def own_pull(
         u, gradients = _gradients(module, data, sample, moments)
     except MixedRowsError:
         return None
-    step = _clipped(module, run) * _rates(module, updates).sum() / len(pairs)
+    planned = updates_within(
+        len(pairs) // data.global_batch_size,
+        limit=run.trainer.get("limit_train_batches"),
+        max_steps=run.trainer.get("max_steps"),
+        max_epochs=run.trainer.get("max_epochs"),
+    )
+    rates = learning_rates(module, planned or updates)[:updates]
+    step = _clipped(module, run, updates) * rates.sum() / len(pairs)
     kernel = step * (gradients @ gradients.T).double().cpu().numpy()
     unit = float(remaining(kernel, u, len(pairs)).mean())
     return unit if unit * expit(-u).mean() < LARGEST * u.std() else None
@@ -146,8 +153,8 @@ def _moments(module: PreferenceModule, checkpoint: Path) -> dict[str, Tensor] | 
     return moments
 
 
-def _rates(module: PreferenceModule, updates: int) -> np.ndarray:
-    """(updates,) learning rates."""
+def learning_rates(module: PreferenceModule, updates: int) -> np.ndarray:
+    """(updates,) those of a run that was to have so many updates."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=module.learning_rate)
     schedule = warmup_cosine(optimizer, updates, module.warmup_ratio, module.min_lr_ratio)["scheduler"]
     assert isinstance(schedule, torch.optim.lr_scheduler.LRScheduler)
@@ -159,12 +166,13 @@ def _rates(module: PreferenceModule, updates: int) -> np.ndarray:
     return np.array(rates)
 
 
-def _clipped(module: PreferenceModule, run: Run) -> float:
-    """The factor by which clipping has shortened gradients, on average over the run's logged updates."""
+def _clipped(module: PreferenceModule, run: Run, updates: int) -> float:
+    """The factor by which clipping has shortened gradients, on average over those of these updates logged."""
     path = Path(run.folder) / METRICS
     if module.max_grad_norm is None or not path.is_file():
         return 1.0
     table = pd.read_csv(path)
     if "train/grad_norm" not in table:
         return 1.0
-    return float((module.max_grad_norm / table["train/grad_norm"].dropna()).clip(upper=1).mean())
+    norms = table["train/grad_norm"][table["step"] < updates].dropna()
+    return float((module.max_grad_norm / norms).clip(upper=1).mean()) if len(norms) else 1.0

@@ -135,6 +135,8 @@ def expected_share(
     rate = float(rates[0])
     _, _, clean_loss = fit_curve(middle, *counts(ones), rates=(0.0, 0.0))
     penalty = np.log(len(u))
+    # Pairs of a prompt repeat each other, so their likelihoods count as those of fewer pairs.
+    effect = design_effect(against, prompts)
     rng = np.random.default_rng(seed)
     start = [(max(rate, 0.02), slope)]  # a resample's fit is near that of the pairs
     number = int(prompts.max()) + 1
@@ -145,7 +147,7 @@ def expected_share(
         (again,), steepness, _ = fit_curve(middle, *resampled, rates=among, starts=start)
         draws.append((again, steepness / scale))
     found = [again for again, _ in draws]
-    separates = bool(2 * len(u) * np.log(2) - 2 * min(loss, clean_loss) > penalty)
+    separates = bool(2 * (len(u) * np.log(2) - min(loss, clean_loss)) / effect > penalty)
     slope /= scale
     fit = GoodnessOfFit(np.nan, 0)
     if separates:
@@ -157,7 +159,7 @@ def expected_share(
         high=float(np.quantile(found, 0.975)),
         slope=float(slope),
         separates=separates,
-        gain=float(2 * (clean_loss - loss) - penalty),
+        gain=float(2 * (clean_loss - loss) / effect - penalty),
         tenths=_tenths(size, against, prompts, rate, slope),
         fit=fit,
         mixture=_mixture(u),
@@ -165,6 +167,22 @@ def expected_share(
         draws=np.array(draws),
         known=known is not None,
     )
+
+
+def design_effect(values: np.ndarray, clusters: np.ndarray) -> float:
+    """How many times the variance of a mean is what it were if the N values of 0 and 1 were independent.
+
+    At least 1; with one cluster N, since all of them may say the same.
+
+    Args:
+        values: (N,) 0 and 1.
+        clusters: (N,) numbers of the clusters within which they may depend on each other, from 0 on.
+    """
+    alone = values.mean() * (1 - values.mean()) / max(len(values) - 1, 1)
+    together = clustered_standard_error(values, clusters) ** 2
+    if np.isnan(together):
+        return float(len(values))
+    return max(1.0, float(together / alone)) if alone > 0 else 1.0
 
 
 def _tenths(

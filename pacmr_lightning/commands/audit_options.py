@@ -62,7 +62,10 @@ class Wanted:
             check_writable("output", self.output, Path(self.output))
         for name in ("cleaned", "label_studio"):
             if (file := getattr(self, name)) is not None:
-                check_writable(name, file, Path(file).expanduser().parent)
+                path = Path(file).expanduser()
+                check_writable(name, file, path.parent)
+                if self.decisions and path.resolve() == Path(self.decisions).expanduser().resolve():
+                    raise UserError(f"{name} is {file}, which is the file of decisions; name another file.")
         self.upload.check(self.cleaned)
         _ = self.decided  # a file that cannot be read is told of before anything is done
 

@@ -23,7 +23,16 @@ from ..runs.finished_run import PreferenceData, Run, find_run, load
 from ..runs.folder import SUMMARY
 from .audit import audit
 from .audit_conclusion import write_corrected
-from .second_pass import AUDIT, check_folder, compare_passes, fit, objective, train_again, write_record
+from .second_pass import (
+    AUDIT,
+    check_beta,
+    check_folder,
+    compare_passes,
+    fit,
+    objective,
+    train_again,
+    write_record,
+)
 
 RECORD = "correct.json"
 """File of what was asked for, inside the second pass's folder."""
@@ -65,6 +74,7 @@ def correct(
             no pair; the run's files are missing; the folder holds something else; or no round tells right
             labels from wrong ones.
     """
+    check_beta(beta)
     first = find_run(run, "last")
     data = _data(first, clean, rounds)
     if cleaned is not None:

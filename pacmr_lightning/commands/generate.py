@@ -72,9 +72,9 @@ def _response(answer: Answer, endpoint: Endpoint) -> Response:
     is_cut = answer.finish_reason == "length"
     if answer.finish_reason is None:
         is_cut = limit is not None and answer.completion_tokens >= limit
-    return Response(
-        answer.text, "length" if is_cut else "stop", answer.prompt_tokens, answer.completion_tokens
-    )
+    # 0 means that the server did not count.
+    counts = (answer.prompt_tokens or None, answer.completion_tokens or None)
+    return Response(answer.text, "length" if is_cut else "stop", *counts)
 
 
 def main(arguments: list[str]) -> None:

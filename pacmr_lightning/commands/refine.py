@@ -13,7 +13,7 @@ from ..errors import UserError
 from ..runs.finished_run import Run, find_run
 from ..runs.folder import SUMMARY
 from .audit import audit
-from .second_pass import AUDIT, check_folder, compare_passes, objective, train_again, write_record
+from .second_pass import AUDIT, check_beta, check_folder, compare_passes, objective, train_again, write_record
 
 Labels = Literal["soft", "weights", "drop", "flip", "easiest"]
 
@@ -71,6 +71,7 @@ def refine(
     Raises:
         UserError: the run's files are missing, an option is out of range, or the folder holds something else.
     """
+    check_beta(beta)
     found = find_run(run, checkpoint)
     if found.data["init_args"].get("clean_meta"):
         raise UserError(
@@ -92,7 +93,7 @@ def refine(
     check_folder(folder, asked, RECORD)
     table = folder / AUDIT / "pairs.parquet"
     if not (folder / RECORD).exists():
-        audit(
+        found_labels = audit(
             run,
             scorer,
             str(folder / AUDIT),
@@ -102,6 +103,11 @@ def refine(
             micro_batch_size=micro_batch_size,
             decisions=decisions,
         )
+        if labels != "easiest" and found_labels["p_wrong"].isna().any():
+            raise UserError(
+                f"The scores of {scorer} fit labels that are coin flips as well, so there is nothing to "
+                f"learn from; take another --scorer, or a run that has learned more than {run}."
+            )
         write_record(folder / RECORD, asked)
     if not (folder / SUMMARY).exists():
         _second_pass(found, folder, _use(labels, table, easiest), beta)

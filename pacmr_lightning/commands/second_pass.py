@@ -14,6 +14,7 @@ from typing import Any
 from ..analysis.second_pass_doubts import doubts
 from ..errors import UserError
 from ..files import replacing
+from ..objectives import DPO
 from ..runs.checkpoints import LAST
 from ..runs.finished_run import Run
 from ..runs.folder import CHECKPOINTS, CONFIG
@@ -23,6 +24,16 @@ from .compare import compare
 
 AUDIT = "audit"
 """Folder of the audit of the first run, inside the second pass's folder."""
+
+
+def check_beta(beta: float | None) -> None:
+    """Checks the second pass's beta before the work that comes before it.
+
+    Raises:
+        UserError: it is not above 0, or infinite.
+    """
+    if beta is not None:
+        DPO(beta)
 
 
 def check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:

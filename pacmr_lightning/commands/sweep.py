@@ -79,7 +79,8 @@ def run_sweep(
 
 def _run(sweep: Sweep, found: list[Cell], wanted: tuple[str, ...], console: Console) -> None:
     """Runs the cells that are left: a frontier's tuning seeds first, then what these have chosen."""
-    from ..sweep.frontier import by_seeds, chosen_cells
+    from ..sweep.frontier import by_seeds, choosers, chosen_cells, left_out
+    from ..sweep.results import results
 
     def run_left(cells: list[Cell]) -> None:
         states = [state(cell) for cell in cells]
@@ -94,7 +95,10 @@ def _run(sweep: Sweep, found: list[Cell], wanted: tuple[str, ...], console: Cons
     decide, others = by_seeds(sweep.frontier, found)
     run_left(decide)
     if others and (decided := [cell for cell in decide if state(cell) == "done"]):
-        run_left(chosen_cells(sweep, decided, others))
+        frame = results(sweep, decided)
+        if note := left_out(frame, choosers(frame)):
+            console.print(note, highlight=False, markup=False)
+        run_left(chosen_cells(sweep, frame, others))
 
 
 def check_options(found: list[Cell]) -> None:

@@ -115,6 +115,13 @@ def test_what_follows_from_them(tmp_path):
             '{"id": "a", "decision": "flip"}\n',
             "has the decision 'flip'; it is one of keep, exchange, ",
         ),
+        ("[" * 100_000, "is not JSON that can be read"),
+        ('{"id": "a", "n": ' + "9" * 5000 + "}", "line 1 has no id with a decision"),
+        (
+            '{"id": "a", "decision": "keep", "observed": "chosen"}\n'
+            '{"id": "a", "decision": "keep", "observed": "rejected"}\n',
+            "line 2 decides on the pair 'a' as labelled rejected, and an earlier one as labelled chosen",
+        ),
         (
             '{"id": "a", "decision": "keep"}\n\n{"id": "a", "decision": "drop"}\n',
             "line 3 decides on the pair 'a' as drop, and an earlier one as keep; leave one of them",
@@ -166,11 +173,12 @@ def test_label_studio_and_back(tmp_path):
     made = tasks((f"p{i}", "rejected", i == 0, Texts("q", "good", "bad")) for i in range(5))
     assert set(made[0]) == {"data"} and json.dumps(made).count("p_wrong") == 0
     other = annotation("keep")["result"][0] | {"from_name": "quality", "value": {"rating": 3}}
+    relation = {"type": "relation", "from_id": "x", "to_id": "y", "direction": "right"}
     annotations = [
         [annotation("exchange")],
         [annotation("keep"), annotation("keep")],
         [annotation("keep", was_cancelled=True)],
-        [annotation(), annotation(result=[other])],
+        [annotation(), annotation(result=[other, relation])],
         [],
     ]
     export = [

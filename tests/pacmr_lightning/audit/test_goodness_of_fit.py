@@ -112,5 +112,19 @@ def test_in_words():
     assert np.isnan(nothing.fit.p) and not nothing.fit.refused and "cannot be tested" in fit_in_words(nothing)
 
 
+def test_the_part_that_is_named():
+    """Where half of the nearest pairs are flipped, not a part of sure pairs that fits the curve."""
+    rng = np.random.default_rng(0)
+    quality = rng.standard_normal(6000)
+    near = np.abs(quality) < np.quantile(np.abs(quality), 0.2)
+    u = 10 * np.abs(quality) * np.where(rng.random(6000) < expit(10 * np.abs(quality)), 1, -1)
+    u[near & (rng.random(6000) < 0.5)] *= -1
+    share = expected_share(u, np.arange(6000), resamples=5)
+    assert (share.tenths["stderr"] == 0).any()
+    named = float(fit_in_words(share).split("most where |u| is about ")[1].split(":")[0])
+    gaps = (share.tenths["against"] - share.tenths["fitted"]).abs()
+    assert named == pytest.approx(share.tenths["size"][gaps.argmax()], rel=0.05)
+
+
 def test_curve():
     np.testing.assert_allclose(share_against(0.2, 1.5, np.array([0.0, 1e9])), [0.5, 0.2])

@@ -97,6 +97,18 @@ def test_it_is_what_a_label_changes():
     assert first_order > 1.4 * moved  # which is why the answers of the others count
 
 
+def test_a_checkpoint_of_the_middle(loaded, monkeypatch):
+    """Its updates had the learning rates of the whole run's plan, not of a plan that ended with it."""
+    found, module, data, updates = loaded
+    monkeypatch.setattr(module_of_own_pull, "LARGEST", np.inf)
+    monkeypatch.setattr(module_of_own_pull, "remaining", lambda kernel, u, pairs: np.diag(kernel))
+    whole, part = (own_pull(module, data, found, done) for done in (updates, 3))
+    turns = np.arange(updates) / updates  # a cosine to a tenth, without warm-up
+    rates = 0.1 + 0.9 * (1 + np.cos(np.pi * turns)) / 2
+    assert module.warmup_ratio * updates < 0.5 and module.min_lr_ratio == 0.1
+    assert part / whole == pytest.approx(rates[:3].sum() / rates.sum(), rel=1e-6)
+
+
 def test_labels_that_were_learned_by_heart(run, loaded):
     """A first order says nothing of them, and the report says so; a fallback share is used."""
     found, module, data, updates = loaded

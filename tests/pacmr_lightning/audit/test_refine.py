@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from pacmr_lightning import cli
+from pacmr_lightning.audit.wrong_label_share import Share
 from pacmr_lightning.commands.refine import USES, refine
 from pacmr_lightning.commands.second_pass import objective
 from pacmr_lightning.errors import UserError
@@ -243,6 +244,17 @@ def test_objectives_that_make_their_own_of_wrong_labels(name, replaced, capsys):
     assert (name in capsys.readouterr().out) == replaced
 
 
+def test_scores_that_do_not_separate(first, monkeypatch):
+    """Nothing is kept that would stand in the way of another try."""
+    monkeypatch.setattr(Share, "identified", property(lambda self: False))
+    with pytest.raises(UserError, match=r"scores of policy fit labels that are coin flips .* --scorer"):
+        refine(str(first))
+    assert not (first.with_name("first-refined") / "refine.json").exists()
+    monkeypatch.undo()
+    refine(str(first), share=0.3)
+    assert (first.with_name("first-refined") / "summary.json").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -259,6 +271,7 @@ def test_objectives_that_make_their_own_of_wrong_labels(name, replaced, capsys):
             ["{run}", "--labels", "easiest", "--easiest", "1.5", "--scorer", "dpo"],
             "easiest is 1.5, but it is",
         ),
+        (["{run}", "--beta", "-1"], "beta is -1.0, but it must be above 0"),
         (["{run}", "--easiest", "0.3"], "easiest is 0.3, but labels is soft, which has no use for it"),
         (["{run}", "--scorer", "vnet"], "scorer is vnet, but the weights of Unweighted say nothing"),
     ],

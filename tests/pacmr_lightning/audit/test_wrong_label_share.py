@@ -5,7 +5,7 @@ import pytest
 from scipy.special import expit
 from scipy.stats import norm
 
-from pacmr_lightning.audit.wrong_label_share import expected_share
+from pacmr_lightning.audit.wrong_label_share import design_effect, expected_share
 
 
 def scores(n, rate, slope=1.5, spread=2.0, prompts=None, seed=0):
@@ -82,6 +82,26 @@ def test_scores_that_say_nothing():
     rng = np.random.default_rng(3)
     share = expected_share(rng.standard_normal(4000), np.arange(4000))
     assert not share.separates and not share.identified
+
+
+def test_pairs_that_share_a_response_are_no_evidence_each():
+    """Each of 250 prompts has one chosen and 16 rejected responses, whose rewards say nothing of labels."""
+    separated = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        rewards = rng.standard_normal((250, 17))
+        u = (rewards[:, :1] - rewards[:, 1:]).ravel()
+        separated += expected_share(u, np.repeat(np.arange(250), 16), known=0.3, resamples=2).separates
+    assert separated <= 1
+
+
+def test_design_effect():
+    """Repeating each value k times makes the variance k times what it seems; without clusters it is 1."""
+    values = (np.random.default_rng(0).random(500) < 0.3).astype(float)
+    repeated = design_effect(np.repeat(values, 4), np.repeat(np.arange(500), 4))
+    assert repeated == pytest.approx(4, rel=0.01)
+    assert design_effect(values, np.arange(500)) == pytest.approx(1)
+    assert design_effect(values, np.zeros(500, int)) == 500 and design_effect(np.ones(5), np.arange(5)) == 1
 
 
 def test_a_policy_that_has_learned_nothing():

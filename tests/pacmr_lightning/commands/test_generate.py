@@ -115,6 +115,16 @@ def test_reasons_and_failures(server, endpoint, write_rows, tmp_path, capsys):
     assert [row["finish_reason"] for row in rows_of(output)] == ["length"]
 
 
+def test_tokens_that_nobody_counted(server, endpoint, write_rows, tmp_path):
+    path, output = write_rows(ROWS[:2]), tmp_path / "out.jsonl"
+    server.script = ["no usage"]
+    for _ in range(2):  # the second time from the store
+        generate(Files(path, path), str(output), endpoint())
+        counts = [(row["prompt_tokens"], row["response_tokens"]) for row in rows_of(output)]
+        assert counts == [(None, None), (100, 10)]
+    assert len(server.requests) == 2
+
+
 def test_bad_input(server, endpoint, write_rows, tmp_path):
     path = write_rows(ROWS)
     source, output = Files(path, path), tmp_path / "new" / "out.jsonl"

@@ -105,7 +105,8 @@ def test_verdicts_summary_table_and_figure(files, server, tmp_path, capsys):
     assert (summary["win_score"]["value"], summary["flipped"]) == (1.0, pytest.approx(1 / 3))
     # In a third of the pairs B is named twice, in the others A and B once.
     assert summary["first_shown"] == pytest.approx(1 / 3)
-    assert summary["length_unit"] == "tokens" and summary["mean_length"] == pytest.approx([19 / 3, 6])
+    # Of "00 aaaa"; the rows' tokens are fewer.
+    assert summary["length_unit"] == "characters" and summary["mean_length"] == pytest.approx([28 / 3, 9])
     assert summary["tokens"] == {"all": {"prompt": 4800, "completion": 480}} | {
         "now": {"prompt": 4800, "completion": 480}
     }
@@ -113,6 +114,7 @@ def test_verdicts_summary_table_and_figure(files, server, tmp_path, capsys):
     text = capsys.readouterr().out
     line = next(line for line in text.splitlines() if line.startswith(" A wins"))
     assert line.split()[4:6] == ["8", "33.3%"]
+    assert "mean length of A and B: 9.3 and 9.0 characters" in text
     assert (
         "33.3% of verdicts flipped" in text and "tokens: 4,800 in, 480 out" in text and "cost: 0.01" in text
     )
