@@ -15,14 +15,24 @@ from pacmr_lightning.errors import UserError
 
 Messages = list[dict[str, str]]
 
+_CALLS = ("tool_calls", "function_call", "tool_call_id")
+"""Fields of messages that nothing here reads, and without which a message would not be the same."""
+
 
 def encode_messages(messages: list[Any]) -> str:
     """JSON of a conversation.
 
     Raises:
-        ValueError: an entry is no message with two texts.
+        ValueError: an entry is no message with two texts, or calls a tool.
     """
     for message in messages:
+        # Parquet gives every message all fields, empty where they are not its own.
+        for key in _CALLS if isinstance(message, dict) else ():
+            if message.get(key):
+                raise ValueError(
+                    f"a list with {message!r}, but of a chat message only 'role' and 'content' are read; "
+                    f"write its {key!r} into 'content' as text and remove the field, or remove the row"
+                )
         texts = [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else []
         if not texts or not all(isinstance(text, str) for text in texts):
             raise ValueError(

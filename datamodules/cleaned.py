@@ -28,14 +28,15 @@ def check_output(source: Source, output: str) -> Path:
     """The file to write the pairs of a source to.
 
     Raises:
-        UserError: it is the source's own file, or its ending is not that of the source's format.
+        UserError: it is a file of the source, or its ending is not that of the source's format.
     """
     path = Path(output).expanduser()
     endings: tuple[str, ...] = (*_JSON, ".parquet")
     if isinstance(source, Files):
-        train = Path(source.splits.train).expanduser()
-        if path.resolve() == train.resolve():
+        own = [Path(file).expanduser() for file in (source.splits.train, source.splits.validation) if file]
+        if path.resolve() in [file.resolve() for file in own]:
             raise UserError(f"cleaned is {output}, which is the run's own data; name another file.")
+        train = own[0]
         endings = (".parquet",) if train.suffix == ".parquet" else _JSON
     if not path.name.endswith(endings) or path.is_dir():
         raise UserError(

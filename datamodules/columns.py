@@ -97,12 +97,15 @@ class Columns:
                 f"{place}: {odd!r} is a text, but {sorted(lists)[0]!r} is a list of chat messages; "
                 "write both in one way."
             )
-        if not lists and isinstance(row.get("prompt"), list):
-            raise UserError(
-                f"{place}: 'prompt' is a list of chat messages, but {self.responses[0]!r} is a text; write "
-                'it as [{"role": "assistant", "content": ...}].'
-            )
         for name in ("prompt", "augmented_prompt"):
+            if name not in self.optional:
+                continue
+            if not lists and isinstance(row.get(name), list):
+                response = self.responses[0]
+                raise UserError(
+                    f"{place}: {name!r} is a list of chat messages, but {response!r} is a text; write "
+                    f'{response!r} as [{{"role": "assistant", "content": ...}}], or {name!r} as a text.'
+                )
             if lists and isinstance(row.get(name), str):
                 clean[name] = encode_messages([{"role": "user", "content": row[name]}])
         return clean

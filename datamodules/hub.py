@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from datasets import Dataset, load_dataset
+from datasets import Dataset, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
 from pacmr_lightning.command_line.exceptions import user_error
@@ -18,7 +18,7 @@ from .prompts import completion_prompts, pair_prompts
 from .sources import Source
 from .splits import DEFAULT_FRACTION, Split, Splits
 
-_LAYOUT = 2
+_LAYOUT = 3
 """Part of the cache's key; raised whenever the same dataset is read into other rows."""
 
 
@@ -114,7 +114,7 @@ class _Renamed:
         """The split's rows.
 
         Raises:
-            UserError: a named column is missing, or the dataset cannot be loaded.
+            UserError: a column is missing, or the dataset cannot be loaded.
         """
         found = load_split(self.path, split, self.subset)
         for ours, theirs in self.names.items():
@@ -124,12 +124,19 @@ class _Renamed:
                     f"{', '.join(found.column_names)}."
                 )
         names = {name: name for name in self.known if name in found.column_names} | self.names
+        responses = self.columns.responses
+        has_texts = any(isinstance(found.features[names[name]], Value) for name in responses if name in names)
+        for name in (*responses, *(self.columns.required if has_texts else ())):
+            if name not in names:
+                raise UserError(
+                    f"{self.path} has no column {name!r}, but {', '.join(found.column_names)}; say which of "
+                    f"them it is, as --source.columns '{{{name}: response_j}}' does for a column response_j."
+                )
 
         def row(part: str, values: dict[str, Any]) -> dict[str, Any]:
-            return {ours: values[theirs] for ours, theirs in names.items()} or values
+            return {ours: values[theirs] for ours, theirs in names.items()}
 
-        needed = found.select_columns(sorted(set(names.values()))) if names else found
-        parts = [(f"{self.path} {split}", needed)]
+        parts = [(f"{self.path} {split}", found.select_columns(sorted(set(names.values()))))]
         return convert(parts, self.columns, row, self.path, repr(sorted(names.items())))
 
 

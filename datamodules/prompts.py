@@ -32,7 +32,8 @@ def split_row(prompt: str | None, chosen: str, rejected: str, chat: bool = False
 
     Texts: the given prompt, else the one that both texts begin with. Chat messages: the response is the last
     message of each side, from the assistant; what comes before it, after the given prompt if that is not
-    repeated, must be the same on both sides.
+    repeated, must be the same on both sides. Where nothing says whether the prompt is repeated, the row is
+    unusable (``different prompts``).
     """
     if chat:
         return _split_messages(prompt, chosen, rejected)
@@ -53,13 +54,14 @@ def split_completion(prompt: str | None, completion: str, chat: bool = False) ->
     """Prompt and completion of a row as ``reading.read_sft`` makes it.
 
     Chat messages: the completion is the last message, from the assistant, and what comes before it belongs to
-    the prompt.
+    the prompt. Where nothing says whether the messages repeat the given prompt, the row is unusable (``no
+    completion``).
     """
     if not chat:
         assert prompt is not None  # read_sft asks for it
         return Demonstration(prompt, completion)
     messages = _joined(prompt, completion)
-    if len(messages) < 2 or messages[-1]["role"] != "assistant":
+    if messages is None or len(messages) < 2 or messages[-1]["role"] != "assistant":
         return Demonstration(reason=NO_COMPLETION)
     return Demonstration(encode_messages(messages[:-1]), messages[-1]["content"])
 
@@ -114,6 +116,8 @@ def _split_transcripts(chosen: str, rejected: str) -> Split:
 
 def _split_messages(prompt: str | None, *sides: str) -> Split:
     chosen, rejected = (_joined(prompt, side) for side in sides)
+    if chosen is None or rejected is None:
+        return Split(reason=DIFFERENT_PROMPTS)
     if min(len(chosen), len(rejected)) < 2 or not chosen[-1]["role"] == rejected[-1]["role"] == "assistant":
         return Split(reason=NO_COMMON_PROMPT)
     if chosen[:-1] != rejected[:-1]:
@@ -121,7 +125,33 @@ def _split_messages(prompt: str | None, *sides: str) -> Split:
     return Split(encode_messages(chosen[:-1]), chosen[-1]["content"], rejected[-1]["content"])
 
 
-def _joined(prompt: str | None, rest: str) -> Messages:
-    """The whole conversation, whether or not ``rest`` repeats the prompt."""
+def _joined(prompt: str | None, rest: str) -> Messages | None:
+    """The whole conversation, whether or not ``rest`` repeats the prompt; None where that cannot be told.
+
+    A repetition may lack the system message or be the only one that has it, and differ in space around
+    contents.
+    """
     head, messages = decode_messages(prompt) if prompt is not None else [], decode_messages(rest)
-    return messages if messages[: len(head)] == head else head + messages
+    if messages[: len(head)] == head:
+        return messages
+    (system, asked), (own_system, turns) = _system_and_turns(head), _system_and_turns(messages)
+    before = _stripped(turns[:-1])
+    if before[: len(asked)] == _stripped(asked):
+        if system and own_system and _stripped(system) != _stripped(own_system):
+            return None
+        return (own_system or system) + turns
+    # A system message, the prompt's last question, or any question right after it: that may be the prompt in
+    # other words, or another one.
+    question = next((turn for turn in reversed(_stripped(asked)) if turn[0] == "user"), None)
+    asks_again = [turn["role"] for turn in (asked[-1], *turns[:1])] == ["user", "user"]
+    return None if own_system or question in before or asks_again else head + messages
+
+
+def _system_and_turns(messages: Messages) -> tuple[Messages, Messages]:
+    """System messages at the beginning, and what follows them."""
+    count = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
+    return messages[:count], messages[count:]
+
+
+def _stripped(messages: Messages) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"].strip()) for message in messages]

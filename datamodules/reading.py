@@ -23,7 +23,7 @@ from pacmr_lightning.errors import UserError
 
 from .columns import PREFERENCES, SFT, Columns, checked
 
-LAYOUT = 3
+LAYOUT = 4
 """Part of the cache's key; raised whenever the same file is read into other rows."""
 
 _JSON_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
@@ -124,6 +124,12 @@ def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     raise UserError(
                         f"{place} is not JSON ({error.msg} at column {error.colno}); write one object a line."
                     ) from None
+                # A whole number of more than 4,300 digits, or lists in lists in lists.
+                except (ValueError, RecursionError) as error:
+                    raise UserError(
+                        f"{place} cannot be read ({str(error).partition(';')[0]}); write that value as a "
+                        "text, or remove it."
+                    ) from None
                 if not isinstance(row, dict):
                     raise UserError(
                         f"{place} is a JSON {type(row).__name__} and not an object; write one object a line."
@@ -138,14 +144,16 @@ def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    number = 0
     try:
         with pq.ParquetFile(path) as file:
-            number = 0
             for batch in file.iter_batches():
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}, row {number}", row
-    except pa.ArrowInvalid as error:
+    # Damage is an OSError where it breaks the compression, and no UTF-8 where it is in a text.
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
         raise UserError(
-            f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}); write it again."
+            f"{path} cannot be read as Parquet after {number} rows ({reason}); fetch or write it again."
         ) from None

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset, Features, List, Value
 from lightning.pytorch import LightningDataModule
@@ -96,6 +99,7 @@ class SFTDataModule(LightningDataModule):
         self.counts: dict[str, dict[str, int]] = {}
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._rows: dict[str, Dataset] = {}
+        self._epoch_tokens: tuple[int, np.ndarray] = (-1, np.zeros(0))
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -145,19 +149,49 @@ class SFTDataModule(LightningDataModule):
 
     def _loader(self, split: str, shuffle: bool) -> DataLoader[dict[str, list[int]]]:
         assert self.trainer is not None
-        rows = self._rows[split]
-        # False repeats a few rows instead, which matters in validation only.
-        options = {"shuffle": shuffle, "seed": self.seed, "drop_last": not shuffle}
-        ranks = {"num_replicas": self.trainer.world_size, "rank": self.trainer.global_rank}
-        sampler = RowsLeft(rows, self._rows_done if shuffle else lambda: 0, **ranks, **options)
         return StepLoader(
-            rows,
+            self._rows[split],
             batch_size=self.batch_size,
-            sampler=sampler,
+            sampler=self._sampler(
+                split, shuffle, self.trainer.global_rank, self._rows_done if shuffle else lambda: 0
+            ),
             collate_fn=self._collate,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
         )
+
+    def _sampler(self, split: str, shuffle: bool, rank: int, done: Callable[[], int]) -> RowsLeft:
+        assert self.trainer is not None
+        ranks = {"num_replicas": self.trainer.world_size, "rank": rank}
+        # False repeats a few rows instead, which matters in validation only.
+        options = {"shuffle": shuffle, "seed": self.seed, "drop_last": not shuffle}
+        return RowsLeft(self._rows[split], done, **ranks, **options)
+
+    @cached_property
+    def _response_tokens(self) -> np.ndarray:
+        """(N,) of the training rows."""
+        return np.array([len(tokens) for tokens in self._rows["train"]["completion_ids"]])
+
+    def update_tokens(self, batch: int) -> int:
+        """Response tokens of the update that a batch of the epoch is a part of, all ranks together.
+
+        Args:
+            batch: its number in the trainer's current epoch, from 0 on.
+        """
+        assert self.trainer is not None
+        epoch, every = self.trainer.current_epoch, self.trainer.accumulate_grad_batches
+        if self._epoch_tokens[0] != epoch:
+            totals = []
+            for rank in range(self.trainer.world_size):
+                sampler = self._sampler("train", True, rank, lambda: 0)
+                sampler.set_epoch(epoch)
+                own = self._response_tokens[list(sampler)]
+                totals.append(np.add.reduceat(own, np.arange(0, len(own), self.batch_size)))
+            self._epoch_tokens = (epoch, np.sum(totals, axis=0))
+        first = batch - batch % every
+        # The epoch's last update takes the batches that are left.
+        last = min(first + every, int(self.trainer.num_training_batches))
+        return int(self._epoch_tokens[1][first:last].sum())
 
     def _rows_done(self) -> int:
         """Rows that this rank has had in the epoch that goes on; above 0 after a resume only."""

@@ -22,7 +22,7 @@ from .chat import decode_messages, encode_messages, render
 from .prompts import DIFFERENT_PROMPTS, NO_COMMON_PROMPT, Split, split_row
 from .tokenizer import prompt_tokens, response_tokens, tokenizer_digest
 
-_LAYOUT = 2
+_LAYOUT = 3
 """Part of the cache's key; raised whenever the same rows are turned into other tokens."""
 
 REASONS = (

@@ -20,9 +20,10 @@ class Response:
     """Without what ended it, and without special tokens."""
     finish_reason: Literal["stop", "length"]
     """Whether the model ended it, or it was cut at the limit of tokens."""
-    prompt_tokens: int
-    response_tokens: int
-    """Generated tokens, with the one that ended the response."""
+    prompt_tokens: int | None
+    """None where nobody has counted them, as some servers do not."""
+    response_tokens: int | None
+    """Generated tokens, with the one that ended the response; likewise."""
 
 
 @dataclass

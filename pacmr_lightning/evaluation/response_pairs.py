@@ -24,8 +24,6 @@ class ResponsePair:
     prompt: str | Messages
     first: str
     second: str
-    tokens: tuple[int, int] | None
-    """Of both responses; None where a row does not say."""
 
     @property
     def comparison(self) -> Comparison:
@@ -63,6 +61,9 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         ) from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8 text; save it as UTF-8.") from None
+    # A whole number of more than 4,300 digits, or lists in lists in lists.
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}, line {number} cannot be read ({str(error).partition(';')[0]}).") from None
     return rows
 
 
@@ -78,8 +79,7 @@ def pair_rows(
     compared with the second one to it in the other.
 
     Args:
-        first: rows with ``prompt`` (a text or chat messages), ``response`` (a text), and optionally ``id``
-            and ``response_tokens`` (a count).
+        first: rows with ``prompt`` (a text or chat messages), ``response`` (a text), and optionally ``id``.
         second: rows of the other model.
         names: what errors call the two.
 
@@ -112,13 +112,9 @@ def pair_rows(
             f"{names[0]} and {names[1]} have different prompts under {len(changed)} of {len(one)} ids, such "
             f"as {changed[0]!r}; generate both from the same prompts."
         )
-    return [_pair(key, row, other[key]) for key, row in one.items()]
-
-
-def _pair(key: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> ResponsePair:
-    one, other = first.get("response_tokens"), second.get("response_tokens")
-    known = None if one is None or other is None else (one, other)
-    return ResponsePair(key, first["prompt"], first["response"], second["response"], known)
+    return [
+        ResponsePair(key, row["prompt"], row["response"], other[key]["response"]) for key, row in one.items()
+    ]
 
 
 def _keyed(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Mapping[str, Any]]:
@@ -158,9 +154,6 @@ def _check(row: Mapping[str, Any], place: str) -> None:
     name = row.get("id")
     if name is not None and (isinstance(name, bool) or not isinstance(name, (str, int))):
         raise UserError(f"{place}: 'id' is {name!r}, but it must be a text or a whole number.")
-    count = row.get("response_tokens")
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
-        raise UserError(f"{place}: 'response_tokens' is {count!r}, but it must be a count of 0 or more.")
     try:
         json.dumps([row["prompt"], row["response"]], ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -65,8 +65,8 @@ class WinRate:
     length_controlled_win_rate: Estimate | None
     """Win rate with ties as half a win, at equal length (``length_control``); None where all pairs differ in
     length by the same."""
-    length_unit: Literal["tokens", "characters"]
-    """Tokens where all rows have ``response_tokens``, else characters."""
+    length_unit: Literal["characters"]
+    """Never tokens: those of two models may be of two tokenizers, and servers also count hidden reasoning."""
     mean_length: tuple[float, float]
     empty: tuple[int, int]
     """Empty responses of each model; they are judged like others."""
@@ -141,7 +141,7 @@ def summarize(judged: Sequence[Judged], seed: int = 42, resamples: int = 1000) -
     """
     outcomes = np.array([OUTCOMES.index(one.outcome) for one in judged])
     _, prompts = np.unique([content_key(one.pair.prompt) for one in judged], return_inverse=True)
-    lengths, unit = _lengths(judged)
+    lengths = _lengths(judged)
     number = len(np.unique(prompts))
     draws = _draws(number, seed, resamples)
 
@@ -170,7 +170,7 @@ def summarize(judged: Sequence[Judged], seed: int = 42, resamples: int = 1000) -
         loss_rate=rates[2],
         win_score=_estimate(1 + shares[0] - shares[2], 1 + resampled_shares[:, 0] - resampled_shares[:, 2]),
         length_controlled_win_rate=controlled,
-        length_unit=unit,
+        length_unit="characters",
         mean_length=(float(lengths[:, 0].mean()), float(lengths[:, 1].mean())),
         empty=(
             sum(not one.pair.first.strip() for one in judged),
@@ -202,14 +202,11 @@ def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def _lengths(judged: Sequence[Judged]) -> tuple[np.ndarray, Literal["tokens", "characters"]]:
-    """(N, 2) lengths of the responses, and what they count."""
-    tokens = [one.pair.tokens for one in judged]
-    if None not in tokens:
-        return np.array(tokens, dtype=float), "tokens"
+def _lengths(judged: Sequence[Judged]) -> np.ndarray:
+    """(N, 2) characters of the responses."""
     # Without space at the ends, which judges do not see.
     texts = [(one.pair.first.strip(), one.pair.second.strip()) for one in judged]
-    return np.array([(len(a), len(b)) for a, b in texts], dtype=float), "characters"
+    return np.array([(len(a), len(b)) for a, b in texts], dtype=float)
 
 
 def _draws(n: int, seed: int, resamples: int) -> np.ndarray:

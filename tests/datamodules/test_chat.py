@@ -79,6 +79,58 @@ def test_prompt_as_text_is_what_the_user_says(chatting):
     assert decode_messages(split.prompt) == [QUESTION[1]]
 
 
+SYSTEM, USER = QUESTION
+SPACED = USER | {"content": "\n What is the sea? "}
+OTHER = {"role": "user", "content": "What is rain?"}
+EARLIER = [USER, *answer("Water."), OTHER]
+REPEATED = {
+    "system message in the conversation": ([USER], QUESTION, QUESTION),
+    "system message in the prompt": (QUESTION, [USER], QUESTION),
+    "spaces": ([SPACED], [USER], [USER]),
+    "spaces and a system message": ([SPACED], QUESTION, QUESTION),
+    "spaces in the system message": ([SYSTEM | {"content": "Be calm. "}, USER], QUESTION, QUESTION),
+    "prompt as text": ("What is the sea? ", QUESTION, QUESTION),
+    "several turns": ([*EARLIER[:2], OTHER], [SYSTEM, *EARLIER], [SYSTEM, *EARLIER]),
+    "only the first of several turns": ([SPACED], [SYSTEM, *EARLIER], [SYSTEM, *EARLIER]),
+    "system message alone": ([SYSTEM], [USER], QUESTION),
+    "not at all": (EARLIER, [], EARLIER),
+    "the conversation goes on": (EARLIER[:2], [OTHER], EARLIER),
+}
+
+
+@pytest.mark.parametrize("case", REPEATED)
+def test_a_repeated_prompt_is_there_once(case):
+    prompt, before, expected = REPEATED[case]
+    pair = {"prompt": prompt, "chosen": before + answer("Rain."), "rejected": before + answer("Books.")}
+    [row] = rows_to_dataset([pair], PREFERENCES, "test")
+    split = split_row(row["prompt"], row["chosen"], row["rejected"], chat=True)
+    assert (decode_messages(split.prompt), split.chosen, split.rejected) == (expected, "Rain.", "Books.")
+    [row] = rows_to_dataset([{"prompt": prompt, "completion": before + answer("Rain.")}], SFT, "test")
+    split = split_completion(row["prompt"], row["completion"], chat=True)
+    assert (decode_messages(split.prompt), split.completion) == (expected, "Rain.")
+
+
+UNCLEAR = {
+    "another system message": (QUESTION, [SYSTEM | {"content": "Be brief."}, USER]),
+    "system message after the question": ([USER], [SYSTEM, OTHER]),
+    "last question alone": (EARLIER, [OTHER]),
+    "question after another one": ([OTHER], EARLIER),
+    "question again": (EARLIER[:2], [USER, *answer("Salt."), OTHER]),
+    "other words": ([USER], [USER | {"content": "Q: What is the sea?"}]),
+}
+
+
+@pytest.mark.parametrize("case", UNCLEAR)
+def test_what_may_be_the_prompt_again_is_dropped(chatting, case):
+    prompt, before = UNCLEAR[case]
+    pair = {"prompt": prompt, "chosen": before + answer("Rain."), "rejected": before + answer("Books.")}
+    _, counts = tokenize_pairs(rows_to_dataset([WAYS["explicit"], pair], PREFERENCES, "test"), chatting, 512)
+    assert counts["kept"] == 1 and counts["different prompts"] == 1
+    rows = [{"prompt": p, "completion": b + answer("Rain.")} for p, b in ((QUESTION, []), (prompt, before))]
+    _, counts = tokenize_completions(rows_to_dataset(rows, SFT, "test"), chatting, 512)
+    assert counts == {"rows": 2, "kept": 1, "no completion": 1}
+
+
 def test_unusable_conversations_are_counted(chatting):
     rows = [
         WAYS["implicit"],
@@ -145,6 +197,39 @@ def test_errors(tokenizer):
         UserError, match="test, row 1: 'prompt' is a list of chat messages, but 'chosen' is a"
     ):
         rows_to_dataset([{"prompt": QUESTION, "chosen": "a", "rejected": "b"}], PREFERENCES, "test")
+    with pytest.raises(
+        UserError, match=r"'augmented_prompt' is a list of .*, or 'augmented_prompt' as a text"
+    ):
+        rows_to_dataset([{"augmented_prompt": QUESTION, "chosen": "a", "rejected": "b"}], PREFERENCES, "test")
+
+
+def test_columns_that_are_not_read_may_hold_anything():
+    for wording in ("What's the sea?", QUESTION):
+        row = {"completion": QUESTION + answer("Rain."), "augmented_prompt": wording}
+        [clean] = rows_to_dataset([row], SFT, "test")
+        assert set(clean) == {"id", "prompt", "completion", "chat"}
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "tide", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("tool_calls", {"role": "assistant", "content": "", "tool_calls": [CALL]}),
+        ("tool_calls", {"role": "assistant", "content": None, "tool_calls": [CALL]}),
+        ("function_call", {"role": "assistant", "content": "", "function_call": CALL["function"]}),
+        ("tool_call_id", {"role": "tool", "content": "High.", "tool_call_id": "1"}),
+    ],
+)
+def test_calls_of_tools_are_refused(field, message):
+    pair = {"chosen": [*QUESTION, message, *answer("High.")], "rejected": QUESTION + answer("Low.")}
+    with pytest.raises(UserError, match=f"^test, row 1: 'chosen' is .*; write its '{field}' into 'content'"):
+        rows_to_dataset([pair], PREFERENCES, "test")
+    # As Parquet has it in the messages of a file in which others call.
+    row = {"completion": [m | {"tool_calls": None, "tool_call_id": None} for m in QUESTION + answer("High.")]}
+    [clean] = rows_to_dataset([row], SFT, "test")
+    assert decode_messages(clean["completion"]) == QUESTION + answer("High.")
 
 
 def test_messages_survive_as_text():

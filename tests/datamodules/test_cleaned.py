@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, HubPreferences
-from pacmr_lightning.datamodules.cleaned import write_cleaned
+from pacmr_lightning.datamodules.cleaned import check_output, write_cleaned
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.errors import UserError
 
@@ -130,6 +130,8 @@ def test_bad_input(write_rows, tmp_path):
     path = write_rows(ROWS[1:])
     with pytest.raises(UserError, match=r"own data; name another"):
         write_cleaned(Files(path), path, set(), set())
+    with pytest.raises(UserError, match=r"own data; name another"):
+        check_output(Files(path, validation=str(tmp_path / "held.jsonl")), str(tmp_path / "held.jsonl"))
     with pytest.raises(UserError, match=r"ending in .jsonl or"):
         write_cleaned(Files(path), str(tmp_path / "out.parquet"), set(), set())
     with pytest.raises(UserError, match=r"no row 'gone' any more \(1 of 1"):

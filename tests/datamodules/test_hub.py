@@ -183,9 +183,19 @@ def test_errors(tldr, hh, tmp_path):
         HubPreferences(tldr, columns={"winner": "chosen"})
     with pytest.raises(UserError, match=r"chosen is 'winner', but .* has the columns info, choice"):
         HubPreferences(tldr, columns={"chosen": "winner"}).load("train")
-    with pytest.raises(UserError, match=r"train, row 1 has no 'chosen' \(columns found: 'question'\)"):
-        write_parquet(tmp_path / "wrong", "train", [{"question": "a"}])
-        HubPreferences(str(tmp_path / "wrong")).load("train")
+    wrong = [{"prompt": "a", "response_j": "b", "response_k": "c"}]
+    write_parquet(tmp_path / "wrong", "train", wrong)
+    wrong = str(tmp_path / "wrong")
+    found = "but prompt, response_j, response_k; say which of them it is, as --source.columns "
+    with pytest.raises(UserError, match=f"wrong has no column 'chosen', {found}'{{chosen: response_j}}'"):
+        HubPreferences(wrong).load("train")
+    with pytest.raises(UserError, match=f"no column 'rejected', {found}"):
+        HubPreferences(wrong, columns={"chosen": "response_j"}).load("train")
+    with pytest.raises(UserError, match=f"no column 'completion', {found}"):
+        HubCompletions(wrong).load("train")
+    write_parquet(tmp_path / "no prompt", "train", [{"question": "a", "completion": "b"}])
+    with pytest.raises(UserError, match="no column 'prompt', but question, completion; say which"):
+        HubCompletions(str(tmp_path / "no prompt")).load("train")
     broken = tmp_path / "broken"
     write_parquet(broken, "train", [{"chosen": "a"}])
     file = next(broken.rglob("*.parquet"))

@@ -2,6 +2,8 @@ import gzip
 import json
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pacmr_lightning.datamodules.reading import read_preferences, read_sft
@@ -78,6 +80,14 @@ BAD_LINES = {
     "eta NaN": (b'{"chosen": "a", "rejected": "c", "eta": NaN}', "'eta' is nan"),
     "category": (b'{"chosen": "a", "rejected": "c", "category": 1.5}', "'category' is 1.5"),
     "surrogate": (b'{"chosen": "\\ud83d", "rejected": "c"}', "half of a surrogate pair"),
+    "long number": (
+        b'{"chosen": "a", "rejected": "c", "n": %s}' % (b"1" * 5000),
+        "line 2 cannot be read .*digit",
+    ),
+    "deep": (
+        b'{"chosen": "a", "rejected": "c", "n": %s}' % (b"[" * 100_000 + b"]" * 100_000),
+        r"line 2 cannot be read \(.*\); write that value as a text, or remove it",
+    ),
     "latin-1": (b'{"chosen": "\xe9", "rejected": "c"}', "not UTF-8"),
 }
 
@@ -118,6 +128,23 @@ def test_files_that_cannot_be_read(tmp_path, write_rows):
     (tmp_path / "plain.jsonl.gz").write_text(json.dumps(ROW))
     with pytest.raises(UserError, match="broken as a gzip file"):
         read_preferences(tmp_path / "plain.jsonl.gz")
+
+
+@pytest.mark.parametrize("compression", ["snappy", "zstd", "gzip", "none"])
+def test_damaged_parquet(tmp_path, compression):
+    path = tmp_path / "rows.parquet"
+    rows = [{"chosen": f"same {i} a", "rejected": f"same {i} b"} for i in range(2000)]
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table, path, compression=compression, use_dictionary=False, row_group_size=1500)
+    with pq.ParquetFile(path) as file:
+        start = file.metadata.row_group(1).column(0).data_page_offset
+    data = bytearray(path.read_bytes())
+    # Without compression only a text is damaged, else all that follows.
+    place = data.index(b"same 1600 a", start) if compression == "none" else start + 60
+    data[place : place + 4] = b"\xff" * 4
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"rows\.parquet cannot be read as Parquet after \d+ rows \(.+\); "):
+        read_preferences(path)
 
 
 def test_parquet_rows_are_named(tmp_path):

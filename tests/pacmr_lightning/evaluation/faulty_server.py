@@ -182,6 +182,10 @@ class Handler(BaseHTTPRequestHandler):
             self.send(200, choice("half an", "length"))
         elif fault == "no reason":
             self.send(200, choice("whole", None))
+        elif fault == "no usage":
+            body = choice("whole")
+            del body["usage"]
+            self.send(200, body)
         elif fault == "length":
             self.send(200, choice("", "length"))
         elif fault == "half a surrogate pair":
