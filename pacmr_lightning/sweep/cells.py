@@ -51,7 +51,7 @@ def cells(sweep: Sweep) -> list[Cell]:
     """All cells: seed by seed, so that a sweep that is stopped has whole seeds.
 
     Raises:
-        UserError: two cells would be the same run.
+        UserError: two cells would be the same run, or have the same folder.
     """
     found = [
         _cell(sweep, name, method, noise, seed, dict(zip(method.vary, values, strict=True)))
@@ -60,12 +60,19 @@ def cells(sweep: Sweep) -> list[Cell]:
         for values in product(*method.vary.values())
     ]
     runs: dict[str, Cell] = {}
+    folders: dict[Path, Cell] = {}
     for cell in found:
         same = runs.setdefault(json.dumps([cell.configs, cell.options]), cell)
         if same is not cell:
             raise UserError(
                 f"The cells {same.name} and {cell.name} would be the same run; say in options what a seed "
                 'and a noise rate change, such as data.noise_rate: "{noise}".'
+            )
+        other = folders.setdefault(cell.folder, cell)
+        if other is not cell:
+            raise UserError(
+                f"The cell {_in_words(other)} and the cell {_in_words(cell)} would share the folder "
+                f"{cell.folder}, which has _ for signs such as /; change more than signs in one of them."
             )
     return found
 
@@ -99,6 +106,12 @@ def _cell(
         after,
         [text(word) for word in shlex.split(method.first or "")],
     )
+
+
+def _in_words(cell: Cell) -> str:
+    """What tells the cell from all others."""
+    varied = [f", {option} = {value}" for option, value in cell.variation.items()]
+    return f"({cell.method}, noise rate {cell.noise}{''.join(varied)}, seed {cell.seed})"
 
 
 def _folder(sweep: Sweep, name: str, noise: float, seed: int, variation: dict[str, Any]) -> Path:

@@ -14,9 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..files import save_figure
-from .cells import short_name
 from .rate_figure import LEAST, draw_rates
-from .results import GREEK, MEASURES, means
+from .results import GREEK, MEASURES, columns, means
 from .spec import Sweep
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -39,9 +38,10 @@ def draw_all(sweep: Sweep, frame: pd.DataFrame, folder: Path) -> None:
         save(draw_both(frame, numbers), folder / "reward-and-accuracy")
     if frame["noise"].nunique() >= LEAST:
         save(draw_rates(sweep, frame, numbers), folder / "over-noise-rates")
+    names = columns(sweep)
     for name, method in sweep.methods.items():
         part = frame[frame["method"].eq(name)]
-        options = [short_name(option) for option, values in method.vary.items() if len(values) > 1]
+        options = [names[option] for option, values in method.vary.items() if len(values) > 1]
         if len(options) == 1 and len(part):
             figure = draw_option(part, numbers, options[0], method.label or name)
             save(figure, folder / f"{name}-{options[0]}")

@@ -14,48 +14,63 @@ from matplotlib.axes import Axes
 
 from ..errors import UserError
 from .figures import COLORS, MARKERS, save
+from .results import MEASURES
 from .spec import Frontier, Sweep
 
 MANY = 14
 """Lines whose names do not fit beside the panels."""
+MORE_COLORS = [color for place, color in enumerate(matplotlib.color_sequences["tab10"]) if place != 7]
+"""Where ``COLORS`` are too few; without the grey, which bounds have."""
 HIGHEST = 12.0
-"""Nats beyond which no run is drawn: policies that have gone that far have lost their reward."""
+"""Nats beyond which no run is drawn, where methods are not compared there: policies that have gone that far
+have lost their reward."""
 
 
-def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, path: Path) -> None:
+def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, measure: str, path: Path) -> None:
     """Writes the figure as .png and .pdf: a panel a noise rate, means over seeds with their standard errors.
 
     Args:
         sweep: gives labels.
         frontier: names the subject, and the file of the ceiling.
         frame: rows of ``results.results``.
+        measure: what is drawn: the gold reward, or an accuracy where no run has one.
         path: without ending.
+
+    Raises:
+        UserError: there is no such ceiling, or it is one of gold rewards where another measure is drawn.
     """
+    if frontier.ceiling and measure != "gold_reward":
+        raise UserError(
+            f"The ceiling {frontier.ceiling} has gold rewards, but no finished run has; take ceiling out of "
+            "frontier, or add the callback GoldReward to trainer.callbacks."
+        )
     rates = sorted(frame["noise"].unique())
+    highest = max(HIGHEST, *frontier.kls)
     figure, axes = plt.subplots(
         1, len(rates), figsize=(1.6 + 3.6 * len(rates), 4.2), sharey=True, squeeze=False, layout="constrained"
     )
     known = [name for name in sweep.methods if frame["method"].eq(name).any()]
-    blocks = list(dict.fromkeys(sweep.methods[name].told for name in known))
+    blocks = list(dict.fromkeys(sweep.methods[name].told for name in known if not sweep.methods[name].bound))
+    palette = COLORS if len(blocks) <= len(COLORS) else MORE_COLORS
     lines = []
     for axis, rate in zip(axes[0], rates, strict=True):
         if frontier.ceiling:
-            _draw_ceiling(axis, _ceilings(frontier.ceiling, frame["seed"].unique()))
+            _draw_ceiling(axis, _ceilings(frontier.ceiling, frame["seed"].unique()), highest)
         for name in known:
             part = frame[frame["method"].eq(name) & frame["noise"].eq(rate)]
             if part.empty or not sweep.methods[name].vary:
                 continue
-            groups = part.groupby("row")[["sequence_kl", "gold_reward"]]
+            groups = part.groupby("row")[["sequence_kl", measure]]
             line = groups.mean().join(groups.sem().add_suffix("_stderr")).sort_values("sequence_kl")
-            line = line[line["sequence_kl"] <= HIGHEST]
+            line = line[line["sequence_kl"] <= highest]
             lines.append(line)
             method, is_subject = sweep.methods[name], name == frontier.subject
             block = [other for other in known if sweep.methods[other].told == method.told]
             axis.errorbar(
                 line["sequence_kl"],
-                line["gold_reward"],
-                yerr=line["gold_reward_stderr"],
-                color="0.35" if method.bound else COLORS[blocks.index(method.told) % len(COLORS)],
+                line[measure],
+                yerr=line[f"{measure}_stderr"],
+                color="0.35" if method.bound else palette[blocks.index(method.told) % len(palette)],
                 marker=MARKERS[block.index(name) % len(MARKERS)],
                 ms=7 if is_subject else 4,
                 lw=2.5 if is_subject else 0.8,
@@ -68,12 +83,13 @@ def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, path: P
         axis.grid(alpha=0.3)
     drawn = pd.concat(lines) if lines else frame[:0]
     if len(drawn):
-        low, high = drawn["gold_reward"].min(), drawn["gold_reward"].max()
-        axes[0, 0].set_ylim(low - 0.1, high + 0.35 * (high - low) + 0.1)
-        axes[0, 0].set_xlim(max(0.02, 0.8 * drawn["sequence_kl"].min()), 1.2 * HIGHEST)
+        low, high = drawn[measure].min(), drawn[measure].max()
+        room = 0.1 if measure == "gold_reward" else 0.01
+        axes[0, 0].set_ylim(low - room, high + 0.35 * (high - low) + room)
+        axes[0, 0].set_xlim(max(0.02, 0.8 * drawn["sequence_kl"].min()), 1.2 * highest)
     for axis in axes[0, 1:]:
         axis.set_xlim(axes[0, 0].get_xlim())
-    axes[0, 0].set_ylabel("gold reward of sampled responses")
+    axes[0, 0].set_ylabel(MEASURES[measure].heading.lower())
     handles, labels = axes[0, 0].get_legend_handles_labels()
     seeds = frame["seed"].nunique()
     title = f"mean ± standard error, {seeds} seeds" if seeds > 1 else "one seed"
@@ -104,9 +120,9 @@ def _ceilings(path: str, seeds: np.ndarray) -> list[pd.DataFrame]:
     return found
 
 
-def _draw_ceiling(axis: Axes, tables: list[pd.DataFrame]) -> None:
+def _draw_ceiling(axis: Axes, tables: list[pd.DataFrame], highest: float) -> None:
     """Means over worlds: at the same KLs of the best policies, and at the same n of the best of n."""
-    kls = np.geomspace(0.02, HIGHEST, 200)
+    kls = np.geomspace(0.02, highest, 200)
     lines = []
     for table in tables:
         part = table[table["curve"].eq("optimal")].sort_values("kl")

@@ -7,8 +7,19 @@ from pathlib import Path
 
 import pandas as pd
 
+from ..errors import UserError
 from ..files import replacing
-from .frontier import CHOSEN_BY, MATCHED, at_best, at_kls, compared, of_tuning_seeds, summary
+from .frontier import (
+    CHOSEN_BY,
+    at_best,
+    at_kls,
+    choosers,
+    compared,
+    left_out,
+    measures,
+    of_tuning_seeds,
+    summary,
+)
 from .results import NUMBERS
 from .spec import Frontier, Sweep
 from .tables import Entry, Table, Value
@@ -32,34 +43,44 @@ def frontier_report(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, folde
 
     Returns:
         The path of ``tables.md``.
+
+    Raises:
+        UserError: no run of the tuning seeds is there, no run has a measure to choose by, or the ceiling
+            cannot be drawn.
     """
     from .frontier_figure import draw_frontier
 
     # A curve is made of runs at all options; at one KL no option is chosen by them.
     curves = of_tuning_seeds(frame, frontier.tuning_seeds)
-    matched = at_kls(curves, frontier.kls)
+    if curves.empty:
+        seeds = ", ".join(map(str, frontier.tuning_seeds))
+        raise UserError(f"No run of the tuning seeds {seeds} has finished; run them first.")
+    names = measures(frame)
+    matched = at_kls(curves, frontier.kls, names)
     texts = {
         "cells.csv": frame.to_csv(index=False),
-        "frontier.csv": summary(curves, sweep, ["row"]).to_csv(index=False),
+        "frontier.csv": summary(curves, sweep, ["row"], names).to_csv(index=False),
     }
     found = []
     parts = [("matched", "at one KL", matched, ["kl"])]
-    for measure, words in CHOSEN_BY.items():
+    deciding = choosers(frame)
+    for measure in deciding:
         best = at_best(frame, frontier.tuning_seeds, measure)
-        parts.append((f"best-{measure}", f"at its best by {words}", best, []))
+        parts.append((f"best-{measure}", f"at its best by {CHOSEN_BY[measure]}", best, []))
     for name, words, rows, keys in parts:
-        numbers, gaps = summary(rows, sweep, keys), compared(rows, frontier.subject, keys)
+        numbers, gaps = summary(rows, sweep, keys, names), compared(rows, frontier.subject, keys, names)
         texts[f"{name}.csv"] = numbers.to_csv(index=False)
         texts[f"{name}-differences.csv"] = gaps.to_csv(index=False)
-        found += [_values(sweep, name, words, numbers, keys, measure) for measure in MATCHED]
-        found += [_gaps(sweep, frontier, name, words, gaps, keys, measure) for measure in MATCHED]
+        found += [_values(sweep, name, words, numbers, keys, measure) for measure in names]
+        found += [_gaps(sweep, frontier, name, words, gaps, keys, names, measure) for measure in names]
     texts |= {f"tables/{table.name}.csv": table.csv() for table in found}
     texts |= {f"tables/{table.name}.tex": table.latex() for table in found}
-    texts["tables.md"] = "\n".join(table.markdown() for table in found)
+    note = left_out(curves, deciding)
+    texts["tables.md"] = f"{note}\n\n" * bool(note) + "\n".join(table.markdown() for table in found)
     for name, text in texts.items():
         with replacing(folder / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    draw_frontier(sweep, frontier, curves, folder / "figures" / "frontier")
+    draw_frontier(sweep, frontier, curves, names[0], folder / "figures" / "frontier")
     return folder / "tables.md"
 
 
@@ -116,6 +137,7 @@ def _gaps(
     words: str,
     gaps: pd.DataFrame,
     keys: Sequence[str],
+    names: Sequence[str],
     measure: str,
 ) -> Table:
     """The subject minus each other method, with 95% intervals."""
@@ -131,7 +153,8 @@ def _gaps(
     subject = sweep.methods[frontier.subject].label or frontier.subject
     caption = (
         f"{NUMBERS[measure].heading}: {subject} minus each method {words}, paired over seeds, with 95% "
-        f"intervals; bold: p < {SURE} after Holm's correction over this table and its twin"
+        f"intervals; bold: p < {SURE} after Holm's correction over this table"
+        f"{' and its twin' if len(names) > 1 else ''}"
     )
     headings = [("", "Told"), ("", f"{subject} minus"), *_headings(columns)]
     return Table(f"{name}-{measure}-differences", caption, headings, rows)

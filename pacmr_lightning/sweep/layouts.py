@@ -7,8 +7,7 @@ from typing import cast
 
 import pandas as pd
 
-from .cells import short_name
-from .results import GREEK, MEASURES, NUMBERS, WEIGHTS, differences, means
+from .results import GREEK, MEASURES, NUMBERS, WEIGHTS, columns, differences, means
 from .spec import Sweep
 from .tables import Entry, Table, Value
 
@@ -39,8 +38,9 @@ def tables(sweep: Sweep, frame: pd.DataFrame) -> list[Table]:
     for name, methods in sweep.comparisons.items():
         part = frame[frame["method"].isin(methods)]
         found.append(_by_noise(name, f"{' and '.join(part['row'].unique())}; {over}", part, numbers, ["row"]))
+    names = columns(sweep)
     for name, method in sweep.methods.items():
-        options = [short_name(option) for option, values in method.vary.items() if len(values) > 1]
+        options = [names[option] for option, values in method.vary.items() if len(values) > 1]
         if options and frame["method"].eq(name).any():
             symbols = " and ".join(GREEK.get(option, option) for option in options)
             caption = f"{method.label or name} over {symbols}; {over}"

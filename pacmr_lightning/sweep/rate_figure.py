@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from .cells import short_name
-from .results import GREEK, MEASURES
+from .results import GREEK, MEASURES, columns
 from .spec import Sweep
 
 LEAST = 4
@@ -24,8 +25,9 @@ def draw_rates(sweep: Sweep, frame: pd.DataFrame, numbers: pd.DataFrame) -> Figu
     """
     name = "gold_reward" if frame["gold_reward"].notna().any() else "val_accuracy"
     numbers = numbers[numbers["measure"].eq(name)]
+    names = columns(sweep)
     varied = {
-        method: short_name(option)
+        method: names[option]
         for method, settings in sweep.methods.items()
         for option, values in settings.vary.items()
         if len(values) > 1 and len(settings.vary) == 1
@@ -58,10 +60,15 @@ def draw_rates(sweep: Sweep, frame: pd.DataFrame, numbers: pd.DataFrame) -> Figu
                 ms=3.5,
                 capsize=2,
                 color=colors(i / max(len(rows) - 1, 1) * 0.9) if option else colors(i),
-                label=f"{GREEK.get(option, option)} = {value:g}" if option else value,
+                label=f"{GREEK.get(option, option)} = {_shown(value)}" if option else value,
             )
         axis.set(title=title, xlabel="flipped labels, %")
         axis.grid(alpha=0.3)
         axis.legend(frameon=False, fontsize=8, loc="best")
     axes[0][0].set_ylabel(f"{MEASURES[name].heading} (mean ± standard error)")
     return figure
+
+
+def _shown(value: Any) -> str:
+    """A number without the zeros that it is stored with; whatever else an option may be as it is."""
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -51,6 +52,15 @@ WEIGHTS = {
 NUMBERS = MEASURES | KL | WEIGHTS
 GREEK = {"tau": "τ", "beta": "β", "epsilon": "ε"}
 """Options as tables and figures call them."""
+TAKEN = ("row", "method", "noise", "seed", "task", "bound", "value", *NUMBERS)
+"""Columns that are no option's; pandas' ``melt`` refuses a frame that has its "value" already."""
+
+
+def columns(sweep: Sweep) -> dict[str, str]:
+    """The column of each varied option: its last word, or all of it where another column has that word."""
+    options = dict.fromkeys(option for method in sweep.methods.values() for option in method.vary)
+    words = Counter(map(short_name, options))
+    return {o: o if words[short_name(o)] > 1 or short_name(o) in TAKEN else short_name(o) for o in options}
 
 
 def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
@@ -62,15 +72,16 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
 
     Returns:
         By method in the sweep's order: ``row`` (the method's label, with the values of what it varies),
-        ``method``, ``noise``, ``seed``, ``task``, ``bound``, a column for each varied option, the columns of
-        ``NUMBERS`` (NaN where unknown).
+        ``method``, ``noise``, ``seed``, ``task``, ``bound``, the ``columns`` of varied options, and those
+        of ``NUMBERS`` (NaN where unknown).
     """
     rows = []
+    names = columns(sweep)
     rewards: dict[tuple[str | None, float, int, str], np.ndarray | None]
     rewards = {_key(cell): _sampled_rewards(cell) for cell in done}
     for cell in done:
         summary = read_summary(cell.folder)
-        varied = {short_name(option): value for option, value in cell.variation.items()}
+        varied = {names[option]: value for option, value in cell.variation.items()}
         anchor = _anchor(sweep, cell)
         row = {
             "row": row_label(sweep, cell),
@@ -93,7 +104,7 @@ def row_label(sweep: Sweep, cell: Cell) -> str:
     """The method's label, with the values of what it varies."""
     method = sweep.methods[cell.method]
     several = [option for option, values in method.vary.items() if len(values) > 1]
-    names = [short_name(option) for option in several]
+    names = [columns(sweep)[option] for option in several]
     values = [cell.variation[option] for option in several]
     words = [f"{GREEK.get(name, name)} = {value}" for name, value in zip(names, values, strict=True)]
     return ", ".join([method.label or cell.method, *words])

@@ -48,8 +48,8 @@ class Frontier:
     kls: list[float]
     """Nats a response at which methods are compared."""
     tuning_seeds: list[int] = field(default_factory=list)
-    """Seeds that run all options. They give the curves, and choose each method's option for the others, which
-    are reported; without any, all seeds do both."""
+    """Those of the sweep's seeds that run all options. They give the curves, and choose each method's option
+    for the others, which are reported; without any, all seeds do both."""
     ceiling: str | None = None
     """File of ``pacmr ceiling``, with ``{seed}`` for one a seed; drawn beside the methods."""
 
@@ -187,6 +187,12 @@ def _check_values(sweep: Sweep, path: str) -> None:
         named["frontier.subject"] = [sweep.frontier.subject]
         if not sweep.frontier.kls or min(sweep.frontier.kls) <= 0:
             raise UserError(f"{path}: frontier.kls is {sweep.frontier.kls}, but it needs KLs above 0.")
+        for seed in sweep.frontier.tuning_seeds:
+            if seed not in sweep.seeds:
+                raise UserError(
+                    f"{path}: frontier.tuning_seeds names {seed}, which is none of the seeds "
+                    f"({', '.join(map(str, sweep.seeds))}); add it to them, or take it out."
+                )
     for place, methods in named.items():
         for one in methods:
             if one not in sweep.methods:

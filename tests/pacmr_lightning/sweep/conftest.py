@@ -1,11 +1,14 @@
 """A world small enough for sweeps that run in seconds."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
+
+from pacmr_lightning.sweep.cells import Cell, config_contents
 
 ROOT = Path(__file__).parents[3]
 OPTIONS = {
@@ -65,3 +68,12 @@ def write(world: Path, **changes: object) -> str:
     }
     Path("sweep.yaml").write_text(yaml.safe_dump(sweep | changes, sort_keys=False))
     return "sweep.yaml"
+
+
+def end(cell: Cell, summary: dict | None) -> None:
+    """What a run leaves that has ended: its record, and its summary; None: it has failed."""
+    cell.folder.mkdir(parents=True)
+    record = {"arguments": cell.arguments, "configs": config_contents(cell), "exit": int(summary is None)}
+    (cell.folder / "cell.json").write_text(json.dumps(record))
+    if summary is not None:
+        (cell.folder / "summary.json").write_text(json.dumps(summary))

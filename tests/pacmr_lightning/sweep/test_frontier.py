@@ -3,18 +3,23 @@
 import json
 import re
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import ttest_rel
 
+from pacmr_lightning import cli
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.sweep.cells import Cell
-from pacmr_lightning.sweep.frontier import at_best, at_kls, chosen_cells, compared, holm
+from pacmr_lightning.sweep.cells import cells as cells_of
+from pacmr_lightning.sweep.frontier import at_best, at_kls, chosen_cells, compared, holm, left_out
 from pacmr_lightning.sweep.frontier_report import frontier_report
-from pacmr_lightning.sweep.results import NUMBERS
-from pacmr_lightning.sweep.spec import Frontier, Method, Sweep
+from pacmr_lightning.sweep.results import NUMBERS, results
+from pacmr_lightning.sweep.spec import Frontier, Method, Sweep, read_sweep
+
+from .conftest import end
 
 BETAS = (0.1, 0.5, 2.0)
 SEEDS = (100, 101, 0, 1, 2)
@@ -88,12 +93,26 @@ def test_what_was_best_by_gold_reward_runs_first(sweep, tmp_path):
         (one.folder / "summary.json").write_text(json.dumps(summary))
     chosen = [
         (one.method, one.noise, one.variation["model.objective.beta"], one.seed)
-        for one in chosen_cells(sweep, decided, others)
+        for one in chosen_cells(sweep, results(sweep, decided), others)
     ]
     first = {(*of, beta, seed) for of, beta in gold.items() for seed in (0, 1)}
     only_accurate = {(*of, beta, seed) for of, beta in accurate.items() for seed in (0, 1)} - first
     assert len(first) == 8 and len(only_accurate) == 4
     assert set(chosen[:8]) == first and set(chosen[8:]) == only_accurate and len(chosen) == 12
+
+
+def test_an_option_that_failed_on_a_seed_is_not_chosen():
+    """The others' seed is a worse one, so its mean would be the highest."""
+    frame = cells()
+    frame.loc[frame["seed"].eq(101), "gold_reward"] -= 50
+    failed = frame["method"].eq("dpo") & frame["beta"].eq(2.0) & frame["seed"].eq(101)
+    for part in (frame[~failed], frame.assign(gold_reward=frame["gold_reward"].mask(failed))):
+        assert set(at_best(part, [100, 101], "gold_reward")["beta"]) == {0.5}
+        words = left_out(part[part["seed"].isin([100, 101])], ["gold_reward"])
+        assert words.endswith("some seeds: dpo, β = 2.0 (20% flipped); dpo, β = 2.0 (40% flipped).")
+    assert left_out(frame, ["gold_reward", "val_accuracy"]) == ""
+    unknown = frame.assign(gold_reward=frame["gold_reward"].mask(frame["method"].eq("dpo")))
+    assert set(at_best(unknown, [100, 101], "gold_reward")["method"]) == {"better", "truth"}
 
 
 def test_differences_are_paired_and_corrected():
@@ -143,3 +162,59 @@ def test_a_report(sweep, tmp_path):
     sweep.frontier.ceiling = str(tmp_path / "none-{seed}.csv")
     with pytest.raises(UserError, match=r"none-100\.csv; pacmr ceiling writes such a file"):
         frontier_report(sweep, sweep.frontier, cells(), tmp_path / "report")
+
+
+BY_BETA = {0.5: (0.4, 0.6), 1.0: (0.2, 0.9), 2.0: (0.1, 0.7)}
+"""Of runs on own data: sequence KL and validation accuracy."""
+
+
+def own_data(write_sweep, failed=("dpo", 1.0, 7), **changes) -> str:
+    """A sweep file whose cells have ended, one of them badly; no run knows a gold reward."""
+    vary = {"vary": {"model.objective.beta": list(BY_BETA)}}
+    frontier = {"subject": "dpo", "kls": [0.2], "tuning_seeds": [7, 8]} | changes
+    path = write_sweep(methods={"dpo": vary, "ipo": vary}, anchor=None, seeds=[7, 8, 0, 1], frontier=frontier)
+    for cell in cells_of(read_sweep(path)):
+        beta = cell.variation["model.objective.beta"]
+        kl, accuracy = BY_BETA[beta]
+        accuracy -= (cell.method == "ipo") * (0.1 + cell.seed % 2 / 50)
+        summary = dict.fromkeys(NUMBERS) | {"task": "mine", "val_accuracy": accuracy}
+        summary["metrics"] = {"val/sequence_kl": kl}
+        end(cell, None if (cell.method, beta, cell.seed) == failed else summary)
+    return path
+
+
+def test_own_data(write_sweep, capsys):
+    """Validation accuracy is compared, and chooses, where nothing is known of the truth."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["sweep", own_data(write_sweep)])
+    assert stop.value.code == 1  # one has failed
+    lacking = "Not chosen from, as they lack results of some seeds: dpo, β = 1.0 (30% flipped)."
+    assert lacking in " ".join(capsys.readouterr().out.split())
+    page = Path("out/tables.md").read_text()
+    assert page.startswith(lacking) and "gold" not in page.lower() and "nan" not in page
+    best = pd.read_csv("out/best-val_accuracy.csv").set_index("method")["val_accuracy"]
+    assert best["dpo"] == pytest.approx(0.7) and best["ipo"] == pytest.approx(0.79)
+    matched = pd.read_csv("out/matched.csv").set_index("method")["val_accuracy"]
+    # At one seed the run at that KL has failed, and those beside it are as far away in log KL.
+    assert matched["dpo"] == pytest.approx((0.9 + 0.65) / 2) and matched["ipo"] == pytest.approx(0.79)
+
+
+def test_own_data_under_a_ceiling_of_rewards(write_sweep, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["sweep", own_data(write_sweep, ceiling="ceiling.csv"), "--tables_only"])
+    assert "The ceiling ceiling.csv has gold rewards, but no finished run has" in capsys.readouterr().err
+
+
+def test_no_tuning_seed_done(sweep, tmp_path):
+    """As where the cells of another machine were copied without those."""
+    frame = cells().query("seed < 100")
+    with pytest.raises(UserError, match="No run of the tuning seeds 100, 101 has finished"):
+        frontier_report(sweep, sweep.frontier, frame, tmp_path / "report")
+
+
+def test_no_measure_at_all(sweep, tmp_path):
+    frame = cells().assign(gold_reward=np.nan, gold_accuracy=np.nan, val_accuracy=np.nan)
+    with pytest.raises(UserError, match="no finished run has either"):
+        frontier_report(sweep, sweep.frontier, frame, tmp_path / "report")
+    with pytest.raises(UserError, match="no finished run has either"):
+        chosen_cells(sweep, frame, [])

@@ -10,11 +10,12 @@ import pandas as pd
 import pytest
 
 from pacmr_lightning import cli
-from pacmr_lightning.sweep.cells import cells, config_contents
+from pacmr_lightning.sweep.cells import cells
+from pacmr_lightning.sweep.results import NUMBERS
 from pacmr_lightning.sweep.spec import read_sweep
 from pacmr_lightning.sweep.tables import Table
 
-from .conftest import write
+from .conftest import end, write
 
 METHODS = {
     "dpo": {"label": "DPO"},
@@ -80,10 +81,7 @@ def end_cells(world: Path) -> None:
             "flip_auroc": gap,
             "flip_auroc_u": 0.75,
         }
-        cell.folder.mkdir(parents=True)
-        record = {"arguments": cell.arguments, "configs": config_contents(cell), "exit": 0}
-        (cell.folder / "cell.json").write_text(json.dumps(record))
-        (cell.folder / "summary.json").write_text(json.dumps(summary))
+        end(cell, summary)
         lines = [json.dumps({"prompt": "p", "response": "r", "gold_reward": r}) + "\n" for r in rewards]
         (cell.folder / "samples.jsonl").write_text("".join(lines))
     cli.main(["sweep", path, "--tables_only"])
@@ -96,6 +94,28 @@ def moments(values: list[float]) -> list[float]:
 
 def table(name: str) -> pd.DataFrame:
     return pd.read_csv(f"out/tables/{name}.csv", index_col="Method")
+
+
+def test_options_whose_last_word_another_column_has(write_sweep):
+    """Their columns have the whole option, and those of the run stay what they are."""
+    kinds = ["NearTieNoise", "AnnotatorNoise"]
+    methods = {"dpo": {"label": "DPO", "vary": {"data.noise": kinds}}}
+    methods["ipo"] = {"vary": {"a.tau": [0.1, 0.2], "b.tau": [0.3], "c.value": [5], "d.every": [2]}}
+    path = write_sweep(methods=methods, anchor=None)
+    for cell in cells(read_sweep(path)):
+        reward = 1.0 if cell.variation.get("data.noise") == kinds[1] else 0.5
+        summary = dict.fromkeys(NUMBERS) | {"task": "world", "val_accuracy": 0.5}
+        end(cell, summary | {"metrics": {"val/gold_reward": reward}})
+    cli.main(["sweep", path, "--tables_only"])
+    found = pd.read_csv("out/cells.csv")
+    assert set(found["noise"]) == {0.3} and set(found["method"]) == {"dpo", "ipo"}
+    assert found["data.noise"].dropna().tolist() == 2 * kinds
+    assert set(found["b.tau"].dropna()) == {0.3} and set(found["a.tau"].dropna()) == {0.1, 0.2}
+    assert set(found["c.value"].dropna()) == {5} and set(found["every"].dropna()) == {2}
+    rewards = table("gold_reward")["30% flipped"]
+    assert rewards["DPO, data.noise = AnnotatorNoise"] == 1 and rewards["ipo, a.tau = 0.2"] == 0.5
+    assert pd.read_csv("out/tables/dpo-data.noise.csv")["data.noise"].tolist() == kinds
+    assert Path("out/figures/dpo-data.noise.png").stat().st_size
 
 
 def test_means_and_wins(finished):

@@ -93,6 +93,15 @@ def test_cells(write_sweep, world):
         ({"methods": {"dpo": {"vary": {"a": []}}}}, "varies a over no values"),
         ({"methods": {"dpo": {"after": "pacmr"}, "pacmr": None}}, "dpo comes after pacmr, which"),
         ({"options": {"data.noise_rate": "{noise}"}}, "would be the same run"),
+        (
+            {"methods": {"dpo": {"vary": {"data.source.train": ["data/a.jsonl", "data_a.jsonl"]}}}},
+            "data.source.train = data/a.jsonl, seed 0) and the cell (dpo, noise rate 0.3, data.source.train "
+            "= data_a.jsonl, seed 0) would share the folder out/dpo-noise30-traindata_a",
+        ),
+        (
+            {"frontier": {"subject": "dpo", "kls": [1.0], "tuning_seeds": [0, 100]}},
+            "frontier.tuning_seeds names 100, which is none of the seeds (0, 1)",
+        ),
         ({"methods": {"dpo": None, "dqo": None}}, "configs/methods/dqo.yaml"),
         (
             {"methods": {"dpo": {"options": {"model.objective.betta": 1}}}},
