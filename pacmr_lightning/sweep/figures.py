@@ -34,7 +34,7 @@ def draw_all(sweep: Sweep, frame: pd.DataFrame, folder: Path) -> None:
     """
     numbers = means(frame)
     save(draw_noise(frame, numbers), folder / "noise-rates")
-    if frame["gold_reward"].notna().any():
+    if frame[["gold_reward", "val_accuracy"]].notna().all(axis=1).any():
         save(draw_both(frame, numbers), folder / "reward-and-accuracy")
     if frame["noise"].nunique() >= LEAST:
         save(draw_rates(sweep, frame, numbers), folder / "over-noise-rates")
@@ -84,11 +84,12 @@ def draw_both(frame: pd.DataFrame, numbers: pd.DataFrame) -> Figure:
     rates = sorted(frame["noise"].unique())
     figure, axes = _panels(len(rates), width=2.9, height=2.9, sharey=True)
     for axis, rate in zip(axes, rates, strict=True):
-        table = numbers[numbers["noise"].eq(rate)].pivot(index="row", columns="measure")
+        table = numbers[numbers["noise"].eq(rate)].set_index(["row", "measure"])
         for i, row in enumerate(rows.itertuples()):
-            if row.row not in table.index:
+            both = [(row.row, name) for name in ("val_accuracy", "gold_reward")]
+            if table.index.isin(both).sum() < 2:
                 continue
-            x, y = (table.loc[row.row].unstack(0).loc[name] for name in ("val_accuracy", "gold_reward"))
+            x, y = (table.loc[place] for place in both)
             color = "0.4" if row.bound else COLORS[i % len(COLORS)]
             axis.errorbar(
                 x["mean"],

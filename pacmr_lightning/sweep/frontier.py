@@ -34,8 +34,13 @@ def choosers(frame: pd.DataFrame) -> list[str]:
     """The measures of ``CHOSEN_BY`` that have numbers.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or nothing tells how far runs went.
     """
+    if frame["sequence_kl"].isna().all():
+        raise UserError(
+            "A frontier compares methods at one KL, but no finished run has val/sequence_kl; add the "
+            "callback GoldReward or SequenceKL to trainer.callbacks."
+        )
     if found := [name for name in CHOSEN_BY if frame[name].notna().any()]:
         return found
     raise UserError(
@@ -62,7 +67,7 @@ def chosen_cells(sweep: Sweep, frame: pd.DataFrame, others: Sequence[Cell]) -> l
         others: cells of the reported seeds.
 
     Raises:
-        UserError: no run has a measure to choose by.
+        UserError: no run has a measure to choose by, or a KL.
     """
     best = pd.concat([_best(frame, measure) for measure in choosers(frame)]).drop_duplicates()
     places = {row: place for place, row in enumerate(best.itertuples(index=False, name=None))}

@@ -45,8 +45,8 @@ def frontier_report(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, folde
         The path of ``tables.md``.
 
     Raises:
-        UserError: no run of the tuning seeds is there, no run has a measure to choose by, or the ceiling
-            cannot be drawn.
+        UserError: no run of the tuning seeds is there, no run has a measure to choose by or a KL, or
+            the ceiling cannot be drawn.
     """
     from .frontier_figure import draw_frontier
 

@@ -89,7 +89,7 @@ def test_what_was_best_by_gold_reward_runs_first(sweep, tmp_path):
         reward = 3.5 if beta == gold[of] else {100: 2.0, 101: 4.0}[one.seed]
         numbers = dict.fromkeys(NUMBERS) | {"val_accuracy": 0.7 + 0.1 * (beta == accurate[of])}
         one.folder.mkdir()
-        summary = numbers | {"task": "world", "metrics": {"val/gold_reward": reward}}
+        summary = numbers | {"task": "world", "metrics": {"val/gold_reward": reward, "val/sequence_kl": 1.0}}
         (one.folder / "summary.json").write_text(json.dumps(summary))
     chosen = [
         (one.method, one.noise, one.variation["model.objective.beta"], one.seed)
@@ -218,3 +218,13 @@ def test_no_measure_at_all(sweep, tmp_path):
         frontier_report(sweep, sweep.frontier, frame, tmp_path / "report")
     with pytest.raises(UserError, match="no finished run has either"):
         chosen_cells(sweep, frame, [])
+
+
+def test_no_kl(sweep, tmp_path):
+    """Refused before the reported seeds run, as well as in the report."""
+    frame = cells().assign(sequence_kl=np.nan)
+    with pytest.raises(UserError, match="no finished run has val/sequence_kl; add the callback"):
+        chosen_cells(sweep, frame, [])
+    with pytest.raises(UserError, match="no finished run has val/sequence_kl; add the callback"):
+        frontier_report(sweep, sweep.frontier, frame, tmp_path / "report")
+    assert not (tmp_path / "report").exists()

@@ -6,12 +6,14 @@ import shutil
 from pathlib import Path
 from statistics import mean, stdev
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from pacmr_lightning import cli
 from pacmr_lightning.sweep.cells import cells
-from pacmr_lightning.sweep.results import NUMBERS
+from pacmr_lightning.sweep.figures import draw_all
+from pacmr_lightning.sweep.results import NUMBERS, results
 from pacmr_lightning.sweep.spec import read_sweep
 from pacmr_lightning.sweep.tables import Table
 
@@ -140,6 +142,19 @@ def test_means_and_wins(finished):
             found = wins.loc[row, [f"{heading}, {column}", f"{heading}, {column}, standard error"]]
             assert found.tolist() == pytest.approx(moments(values))
     assert "DPO" not in table("weight_gap").index, "a method without weights has no gap"
+
+
+def test_runs_without_validation(finished):
+    """Some that did not validate are not drawn against those that did; where none did, there is no figure."""
+    sweep = read_sweep(finished)
+    found = [cell for cell in cells(sweep) if (cell.folder / "summary.json").exists()]
+    frame = results(sweep, found)
+    draw_all(
+        sweep, frame.assign(val_accuracy=frame["val_accuracy"].where(frame["method"] == "dpo")), Path("a")
+    )
+    assert Path("a/reward-and-accuracy.png").exists()
+    draw_all(sweep, frame.assign(val_accuracy=np.nan), Path("b"))
+    assert Path("b/noise-rates.png").exists() and not Path("b/reward-and-accuracy.png").exists()
 
 
 def test_differences(finished):
