@@ -144,6 +144,27 @@ def test_changes_to_pacmr():
     assert found == printed
 
 
+def test_changes_to_pacmr_in_long_runs():
+    """Each at its best beta, minus DPO at its own; and at beta 1, where those that learn VNet collapse."""
+    text = " ".join(RESULTS.split("**In long runs none leaves that line")[1].split("Of one run")[0].split())
+    printed = re.findall(r"[+-]\d\.\d\d \[[+-]\d\.\d\d, [+-]\d\.\d\d\]", text)
+    everything = pd.read_csv(DOCS / "numbers" / "pacmr-variants-long.csv")
+    found = []
+    for method in ("fixed", "peer_prior", "pacmr", "pacmr_soft_labels", "pacmr_offset"):
+        frame = everything[everything["method"].isin(["dpo", method])].assign(row=everything["beta"])
+        gaps = compared(at_best(frame, [], "gold_reward"), method, []).query("measure == 'gold_reward'")
+        (gap,) = gaps.to_dict("records")
+        found.append(f"{gap['mean']:+.2f} [{gap['low']:+.2f}, {gap['high']:+.2f}]")
+    assert found == printed
+    means = everything.groupby(["method", "beta"])[["gold_reward", "sequence_kl", "flip_auroc"]].mean()
+    assert round(means.loc[("dpo", 0.05), "gold_reward"], 2) == 3.61
+    collapsed = means.loc[[(method, 1.0) for method in ("pacmr", "pacmr_soft_labels", "pacmr_offset")]]
+    assert "1.31, 1.04 and 1.50" in text and collapsed["gold_reward"].round(2).tolist() == [1.31, 1.04, 1.5]
+    assert collapsed["sequence_kl"].round().agg(["min", "max"]).tolist() == [16, 22]
+    assert collapsed["flip_auroc"].round(2).agg(["min", "max"]).tolist() == [0.54, 0.57]
+    assert round(means.loc[("fixed", 1.0), "flip_auroc"], 2) == 0.83
+
+
 def test_wordings_of_the_meta_pairs():
     text = " ".join(RESULTS.split("**Nor do several wordings of one")[1].split())
     printed = re.search(
