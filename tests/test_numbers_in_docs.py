@@ -225,6 +225,37 @@ def test_sentiment():
         assert more in text
 
 
+def test_sentiment_under_other_labels():
+    """Reward, KL, perplexity and accuracy of one seed."""
+    frame = pd.read_csv(DOCS / "numbers" / "sentiment-noise.csv").set_index(["labels", "method", "beta"])
+    text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("**Other shares and kinds")[1]
+    rows = re.findall(
+        r"^  \| ([^|]*\d?) \| (.*\(.*) \|$", text.split("What wrong labels cost")[0], re.MULTILINE
+    )
+    runs_of = (("dpo", 0.03), ("dpo", 0.003), ("refined", 0.03))
+    assert len(rows) * len(runs_of) == len(frame)
+    for kind, (_, cells) in zip(("clean", "40", "length"), rows, strict=True):
+        for run, cell in zip(runs_of, cells.split(" | "), strict=True):
+            printed = [float(number) for number in re.findall(r"[\d.]+", cell.replace(",", ""))]
+            found = frame.loc[(kind, *run)]
+            names = ["reward", "reward_stderr", "sequence_kl", "perplexity", "accuracy_drawn"]
+            differences = np.abs(found[names].to_numpy(float) - printed)
+            assert (differences < [0.0051, 0.0051, 0.051, 0.51, 0.00051]).all(), (kind, run)
+
+
+def test_tldr():
+    frame = pd.read_csv(DOCS / "numbers" / "tldr.csv")
+    text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("Nor is it in what such a policy")[1]
+    found = re.findall(
+        r"^\| ([^|]+) \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \((\w)\) \|", text.split("##")[0], re.MULTILINE
+    )
+    for row, (_, *printed, judge) in zip(frame.to_dict("records"), found, strict=True):
+        auroc = row["flip_auroc"] if judge == "g" else row["flip_auroc_u"]
+        values = [row["accuracy"], row["sequence_kl"], row["sequence_kl_stderr"], auroc]
+        for value, shown in zip(values, printed, strict=True):
+            assert value == pytest.approx(float(shown), abs=0.51 * 10 ** -len(shown.split(".")[1]))
+
+
 def test_judges_that_have_not_seen_the_pairs():
     """And what refined has more, whose runs are PerpCorrect's first ones."""
     text = " ".join(RESULTS.split())
