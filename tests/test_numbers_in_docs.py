@@ -57,6 +57,31 @@ def interval(gaps: pd.Series) -> tuple[float, float, float]:
     return gaps.mean(), gaps.mean() - half, gaps.mean() + half
 
 
+def minus_dpo(everything: pd.DataFrame, method: str, rates: tuple[float, ...]) -> list[str]:
+    """What a method at its best beta has more reward than DPO at its own, with intervals, by noise rate."""
+    frame = everything[everything["method"].isin(["dpo", method])].assign(row=everything["beta"])
+    gaps = compared(at_best(frame, [], "gold_reward"), method, []).query("measure == 'gold_reward'")
+    found = []
+    for rate in rates:
+        (gap,) = gaps[np.isclose(gaps["noise"], rate)].to_dict("records")
+        found.append(f"{gap['mean']:+.2f} [{gap['low']:+.2f}, {gap['high']:+.2f}]")
+    return found
+
+
+def assert_as_printed(values: list[float], printed: list[str]) -> None:
+    """Each to as many digits as it is printed with."""
+    for value, shown in zip(values, printed, strict=True):
+        assert value == pytest.approx(float(shown), abs=0.51 * 10 ** -len(shown.split(".")[1]))
+
+
+def assert_sentiment(run: pd.Series, cell: str) -> None:
+    """Reward ± standard error, KL, perplexity and accuracy, as they are rounded in a table."""
+    printed = [float(number) for number in re.findall(r"[\d.]+", cell.replace(",", ""))]
+    names = ["reward", "reward_stderr", "sequence_kl", "perplexity", "accuracy_drawn"]
+    differences = np.abs(run[names].to_numpy(float) - printed)
+    assert (differences < [0.0051, 0.0051, 0.051, 0.51, 0.00051]).all(), cell
+
+
 def test_betas_that_validation_accuracy_chooses():
     found = table("\n  | method | 20% flipped | 30% flipped | 40% flipped |\n")
     assert found.keys() == METHODS.keys()
@@ -136,11 +161,7 @@ def test_changes_to_pacmr():
     shapes = ("pacmr", "pacmr_soft_labels", "pacmr_offset")
     fast = ("pacmr_held_out_fast", "pacmr_fast", "pacmr_fast_soft", "pacmr_fast_soft_labels")
     for method in (*shapes, "pacmr_averaged", "peer_prior", "pacmr_held_out", *fast):
-        frame = everything[everything["method"].isin(["dpo", method])].assign(row=everything["beta"])
-        gaps = compared(at_best(frame, [], "gold_reward"), method, []).query("measure == 'gold_reward'")
-        for rate in (0.3, 0.4):
-            (gap,) = gaps[np.isclose(gaps["noise"], rate)].to_dict("records")
-            found.append(f"{gap['mean']:+.2f} [{gap['low']:+.2f}, {gap['high']:+.2f}]")
+        found += minus_dpo(everything, method, (0.3, 0.4))
     assert found == printed
 
 
@@ -151,10 +172,7 @@ def test_changes_to_pacmr_in_long_runs():
     everything = pd.read_csv(DOCS / "numbers" / "pacmr-variants-long.csv")
     found = []
     for method in ("fixed", "peer_prior", "pacmr", "pacmr_soft_labels", "pacmr_offset"):
-        frame = everything[everything["method"].isin(["dpo", method])].assign(row=everything["beta"])
-        gaps = compared(at_best(frame, [], "gold_reward"), method, []).query("measure == 'gold_reward'")
-        (gap,) = gaps.to_dict("records")
-        found.append(f"{gap['mean']:+.2f} [{gap['low']:+.2f}, {gap['high']:+.2f}]")
+        found += minus_dpo(everything, method, (0.4,))
     assert found == printed
     means = everything.groupby(["method", "beta"])[["gold_reward", "sequence_kl", "flip_auroc"]].mean()
     assert round(means.loc[("dpo", 0.05), "gold_reward"], 2) == 3.61
@@ -195,8 +213,7 @@ def test_hh():
         row = frame.loc[name]
         auroc = row["flip_auroc"] if judge == "g" else row["flip_auroc_u"]
         values = [row["accuracy"], row["sequence_kl"], row["sequence_kl_stderr"], row["margin"], auroc]
-        for value, shown in zip(values, printed, strict=True):
-            assert value == pytest.approx(float(shown), abs=0.51 * 10 ** -len(shown.split(".")[1]))
+        assert_as_printed(values, printed)
 
 
 def test_sentiment():
@@ -209,12 +226,10 @@ def test_sentiment():
     printed = {}
     for seed, cells in rows:
         for method, cell in zip(methods, cells.split(" | "), strict=True):
-            printed[method, int(seed)] = [float(n) for n in re.findall(r"[\d.]+", cell)]
+            printed[method, int(seed)] = cell
     assert printed.keys() == set(frame.index) and len(printed) == 15
-    columns = ["reward", "reward_stderr", "sequence_kl", "perplexity", "accuracy_drawn"]
-    for run, numbers in printed.items():
-        found = frame.loc[run, columns].to_numpy(float)
-        assert (np.abs(found - numbers) < [0.0051, 0.0051, 0.051, 0.51, 0.00051]).all(), run
+    for run, cell in printed.items():
+        assert_sentiment(frame.loc[run], cell)
     for method, than, more in (
         *(("refined", "dpo", "0.77 [-0.38, 1.91]"), ("pacmr", "dpo", "0.56 [0.01, 1.10]")),
         ("pacmr", "dpo_furthest", "-0.12 [-1.14, 0.90]"),
@@ -236,11 +251,7 @@ def test_sentiment_under_other_labels():
     assert len(rows) * len(runs_of) == len(frame)
     for kind, (_, cells) in zip(("clean", "40", "length"), rows, strict=True):
         for run, cell in zip(runs_of, cells.split(" | "), strict=True):
-            printed = [float(number) for number in re.findall(r"[\d.]+", cell.replace(",", ""))]
-            found = frame.loc[(kind, *run)]
-            names = ["reward", "reward_stderr", "sequence_kl", "perplexity", "accuracy_drawn"]
-            differences = np.abs(found[names].to_numpy(float) - printed)
-            assert (differences < [0.0051, 0.0051, 0.051, 0.51, 0.00051]).all(), (kind, run)
+            assert_sentiment(frame.loc[(kind, *run)], cell)
 
 
 def test_tldr():
@@ -252,8 +263,7 @@ def test_tldr():
     for row, (_, *printed, judge) in zip(frame.to_dict("records"), found, strict=True):
         auroc = row["flip_auroc"] if judge == "g" else row["flip_auroc_u"]
         values = [row["accuracy"], row["sequence_kl"], row["sequence_kl_stderr"], auroc]
-        for value, shown in zip(values, printed, strict=True):
-            assert value == pytest.approx(float(shown), abs=0.51 * 10 ** -len(shown.split(".")[1]))
+        assert_as_printed(values, printed)
 
 
 def test_judges_that_have_not_seen_the_pairs():
