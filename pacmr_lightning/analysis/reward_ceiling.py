@@ -10,12 +10,13 @@ probabilities a reference of few layers gives in seconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 
 import numpy as np
 import pandas as pd
 import torch
 from scipy.special import logsumexp
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..embedded_world import ATTRIBUTES, RESPONSE_WORDS, World
 from ..errors import UserError
@@ -55,7 +56,10 @@ def kinds_of_responses(
             "configs/quickstart/sft.yaml does."
         )
     tokens = torch.tensor(words)[:, 0]
-    found = model(**tokenizer([prompt], return_tensors="pt"), use_cache=True)
+    cache = DynamicCache(config=model.config)
+    # The first is the name from transformers 5.24 on.
+    cached = {"cache" if "cache" in signature(model.forward).parameters else "past_key_values": cache}
+    found = model(**tokenizer([prompt], return_tensors="pt"), **cached)
     kind, total = torch.full((1, RESPONSE_WORDS), NONE), torch.zeros(1, dtype=torch.double)
     kinds, log_probs = [], []
     for place in range(RESPONSE_WORDS):
@@ -68,9 +72,8 @@ def kinds_of_responses(
         kind = kind[row]
         kind[:, place] = word
         if place < RESPONSE_WORDS - 1:
-            cache = found.past_key_values
             cache.batch_select_indices(row)
-            found = model(input_ids=tokens[word][:, None], past_key_values=cache, use_cache=True)
+            found = model(input_ids=tokens[word][:, None], **cached)
     kinds.append(kind)
     log_probs.append(total)
     return torch.cat(kinds).numpy(), torch.cat(log_probs).numpy()

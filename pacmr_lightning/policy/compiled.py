@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..errors import UserError
@@ -50,4 +50,5 @@ def _forward(
     **kwargs: Any,
 ) -> Any:
     hooked = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
-    return (plain if hooked or kwargs.get("past_key_values") is not None else compiled)(*args, **kwargs)
+    generation = any(isinstance(value, Cache) for value in kwargs.values())
+    return (plain if hooked or generation else compiled)(*args, **kwargs)
