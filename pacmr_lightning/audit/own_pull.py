@@ -31,7 +31,7 @@ from ..modules.schedule import updates_within, warmup_cosine
 from ..objectives import DPO
 from ..runs.finished_run import PreferenceData, Run
 from ..runs.folder import METRICS
-from ..runs.time_estimate import own_pull_sample
+from ..runs.time_estimate import OWN_PULL
 from ..weighting.pair_gradients import MixedRowsError, each_gradient
 
 WIDTH = 65536
@@ -63,7 +63,7 @@ def own_pull(
     if moments is None:
         return None
     pairs = data.train_pairs
-    sample = np.random.default_rng(seed).permutation(len(pairs))[: own_pull_sample(len(pairs))].tolist()
+    sample = np.random.default_rng(seed).permutation(len(pairs))[:OWN_PULL].tolist()
     try:
         u, gradients = _gradients(module, data, sample, moments)
     except MixedRowsError:

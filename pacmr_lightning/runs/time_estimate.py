@@ -21,14 +21,9 @@ from ..policy.logprobs import token_values
 
 Estimator = Literal["GhostDotProduct", "CentralDifference"]
 
-OWN_PULL = (128, 512)
-"""Pairs whose gradients an audit takes for ``audit.own_pull``: an eighth of all, in these bounds. In the
-embedded world 128 pairs tell the mean within 4%, 512 within 2% (standard deviation over samples)."""
-
-
-def own_pull_sample(pairs: int) -> int:
-    """The number of them for N pairs."""
-    return min(pairs, max(OWN_PULL[0], min(OWN_PULL[1], pairs // 8)))
+OWN_PULL = 128
+"""Pairs whose gradients an audit takes for ``audit.own_pull``, at most. In the embedded world so many tell the
+mean within 4% (standard deviation over samples), 512 within 2%."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +164,6 @@ def run_flops(flops: PairFlops, plan: Plan, update: float, vnet: bool = False, f
 def audit_flops(flops: PairFlops, plan: Plan) -> int:
     """Operations of an audit by the run's own policy, which one device does: a look at every pair."""
     pairs = plan.pairs or 0
-    return pairs * (flops.forward + flops.reference) + own_pull_sample(pairs) * (
+    return pairs * (flops.forward + flops.reference) + min(pairs, OWN_PULL) * (
         flops.gradient + flops.reference
     )

@@ -15,10 +15,10 @@ from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.memory_estimate import build
 from pacmr_lightning.runs.time_estimate import (
+    OWN_PULL,
     PairFlops,
     Plan,
     audit_flops,
-    own_pull_sample,
     pair_flops,
     run_flops,
     update_flops,
@@ -203,7 +203,7 @@ def test_what_a_run_is_made_of():
     assert run_flops(FLOPS, plan, dpo, fits=2) == 2 * (10 * dpo + judged) + (42 + 10) * 100
     assert run_flops(FLOPS, plan, dpo, vnet=True) == 10 * dpo + judged + (42 + 10 + 2 * 8) * 100
     assert audit_flops(FLOPS, plan) == 42 * 210 + 42 * 400
-    assert [own_pull_sample(pairs) for pairs in (1, 500, 1600, 90_000)] == [1, 128, 200, 512]
+    assert audit_flops(FLOPS, replace(plan, pairs=90_000)) == 90_000 * 210 + OWN_PULL * 400
     meta = 8 * (120 + 0.5 * 330)
     assert update_flops(FLOPS, plan, "GhostDotProduct", True) == dpo + meta / 5
     assert update_flops(FLOPS, plan, "GhostDotProduct") == dpo + (meta + 2 * 4 * 300) / 5
