@@ -22,8 +22,8 @@ from ..policy.logprobs import token_values
 Estimator = Literal["GhostDotProduct", "CentralDifference"]
 
 OWN_PULL = 128
-"""Pairs whose gradients an audit takes for ``audit.own_pull``, at most. In the embedded world so many tell the
-mean within 4% (standard deviation over samples), 512 within 2%."""
+"""Pairs whose gradients an audit takes for ``audit.own_pull``, at most. In the embedded world so many tell
+the mean within 4% (standard deviation over samples), 512 within 2%."""
 
 
 @dataclass(frozen=True)
