@@ -37,7 +37,7 @@ def last_pass(
         answers: file where log-probabilities go as soon as they are there; what is in it is not computed
             again.
         indices: of N pairs among them; None for all.
-        micro_batch_size: pairs in one forward pass; None is that of training, or 32 where that has none.
+        micro_batch_size: pairs in one forward pass; None is the module's, or 32 where that has none.
         name: of the progress bar.
 
     Returns:

@@ -18,6 +18,7 @@ from ..errors import UserError
 from ..evaluation.answer_store import AnswerStore, content_key
 from ..modules import PreferenceModule
 from ..policy import PolicyModel
+from ..runs.finished_run import MOST_AT_ONCE
 
 _PART = 1000
 """Rows that are read at a time."""
@@ -58,7 +59,7 @@ def pair_log_probs(
         answers: file where values go as soon as they are there.
         name: of the progress bar.
         augmented: also under the second wording of each prompt, which all of the pairs must have.
-        micro_batch_size: pairs in one forward pass; None is that of training, or 32 where that has none.
+        micro_batch_size: pairs in one forward pass; None is the module's, or 32 where that has none.
         ask: what is asked about n pairs, as (n, K) values.
 
     Returns:
@@ -68,7 +69,7 @@ def pair_log_probs(
     Raises:
         UserError: a value is not finite.
     """
-    size = micro_batch_size or module.micro_batch_size or 32
+    size = micro_batch_size or module.micro_batch_size or MOST_AT_ONCE
     Fabric(accelerator="auto", devices=1).to_device(module.policy)
     policy = module.policy.eval()
     device = next(iter(policy.adapter().values())).device

@@ -37,7 +37,7 @@ def judged_pairs(
         answers: file where values go as soon as they are there.
         pairs: how many, at random; None for all.
         seed: which, where ``pairs`` is given.
-        micro_batch_size: pairs in one forward pass; None is that of training, or 32 where that has none.
+        micro_batch_size: pairs in one forward pass; None is the module's, or 32 where that has none.
 
     Returns:
         One row a pair: ``id``, ``prompt`` (its number among the distinct prompts), ``u`` and ``augmented_u``

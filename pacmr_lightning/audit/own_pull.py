@@ -29,7 +29,7 @@ from tqdm import tqdm
 from ..modules import PreferenceModule
 from ..modules.schedule import updates_within, warmup_cosine
 from ..objectives import DPO
-from ..runs.finished_run import PreferenceData, Run
+from ..runs.finished_run import MOST_AT_ONCE, PreferenceData, Run
 from ..runs.folder import METRICS
 from ..runs.time_estimate import OWN_PULL
 from ..weighting.pair_gradients import MixedRowsError, each_gradient
@@ -102,7 +102,7 @@ def _gradients(
     module: PreferenceModule, data: PreferenceData, sample: list[int], moments: dict[str, Tensor]
 ) -> tuple[np.ndarray, Tensor]:
     """(M,) u, and (M, W) gradients of u times the root of P, sketched where they are long."""
-    size = module.micro_batch_size or 32
+    size = module.micro_batch_size or MOST_AT_ONCE
     device = next(iter(moments.values())).device
     sketched = sum(moment.numel() for moment in moments.values()) > WIDTH
     objective = DPO(module.objective.beta)

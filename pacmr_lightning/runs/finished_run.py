@@ -21,6 +21,8 @@ from ..modules import PreferenceModule
 from ..policy import PolicyModel
 from .folder import CHECKPOINTS, CONFIG
 
+MOST_AT_ONCE = 32
+"""Pairs in one pass of a tool that nobody has told how many, at most."""
 NO_NOISE = {
     "noise_rate": 0.0,
     "noise_rates": None,
@@ -143,6 +145,9 @@ def load(
 ) -> tuple[PreferenceModule, PreferenceData, int]:
     """The run's module with the checkpoint's adapter, its datamodule, and the policy's step.
 
+    Where training took a whole batch at once, the module takes as many pairs, ``MOST_AT_ONCE`` at most: they
+    have fitted, and on CPUs more are slower.
+
     Args:
         run: what to load.
         augmentations: file with second wordings of the training prompts; None for the run's own.
@@ -176,6 +181,8 @@ def load(
         reason = short_message(str(error))
         raise UserError(f"The {CONFIG} of {run.folder} cannot be used: {reason}") from None
     objects = parser.instantiate(config)
+    if objects.model.micro_batch_size is None:
+        objects.model.micro_batch_size = min(objects.data.global_batch_size, MOST_AT_ONCE)
     return objects.model, objects.data, _restore(objects.model, run.checkpoint)
 
 

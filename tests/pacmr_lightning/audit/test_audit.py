@@ -23,7 +23,7 @@ from pacmr_lightning.commands.audit import audit, main
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.runs.finished_run import find_run, load
+from pacmr_lightning.runs.finished_run import MOST_AT_ONCE, find_run, load
 from pacmr_lightning.runs.folder import weight_parts
 
 from .conftest import PAIRS, world_rows
@@ -221,6 +221,24 @@ def test_linear_probe(run, monkeypatch):
     assert "fitted to the labels of other prompts" in (run / "audit/report.html").read_text()
     monkeypatch.setattr(PolicyModel, "reference_states", lambda *_: pytest.fail("the model was asked again"))
     pd.testing.assert_frame_equal(audit(str(run), "probe").set_index("id"), table)
+
+
+def test_a_pass_is_as_large_as_in_training(run, monkeypatch, tmp_path):
+    """Batches of 8 were trained on whole; what is told counts before."""
+    found, module, data, _ = loaded(run)
+    sizes, real = [], PolicyModel.log_probs
+
+    def ask(self, batch):
+        sizes.append(len(batch))
+        return real(self, batch)
+
+    monkeypatch.setattr(PolicyModel, "log_probs", ask)
+    last_pass(module, data.train_pairs, tmp_path / "answers.sqlite")
+    assert max(sizes) == 8
+    found.model["init_args"]["micro_batch_size"] = 4
+    assert load(found, as_trained=True)[0].micro_batch_size == 4
+    found.model["init_args"]["micro_batch_size"], found.data["init_args"]["global_batch_size"] = None, 4096
+    assert load(found, as_trained=True)[0].micro_batch_size == MOST_AT_ONCE
 
 
 def test_last_pass_goes_on(run, monkeypatch, tmp_path):
