@@ -31,6 +31,8 @@ PART = 1024
 """Pairs in a file: what a killed run loses at most, and what ranks share out."""
 BATCH_TOKENS = 16_384
 """Tokens of a forward pass, padding included; without gradient it takes little memory."""
+CPU_BATCH_TOKENS = 2048
+"""The same on a CPU, where larger tensors are no faster and cost page faults."""
 
 
 Ask = Callable[[PolicyModel, PairBatch], torch.Tensor]
@@ -140,8 +142,11 @@ def _cached(
     name = hashlib.sha256(text.encode()).hexdigest()[:24]
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "pacmr-reference" / name
     parts = [order[start : start + PART] for start in range(0, len(order), PART)]
+    most = CPU_BATCH_TOKENS if _device(policy).type == "cpu" else BATCH_TOKENS
     barrier()  # before any rank writes, so that all of them find the same parts
-    missing = {i: _batches(part, lengths) for i, part in enumerate(parts) if not _path(folder, i).exists()}
+    missing = {
+        i: _batches(part, lengths, most) for i, part in enumerate(parts) if not _path(folder, i).exists()
+    }
     barrier()
     mine = range(rank, len(parts), world_size)
     with tqdm(
@@ -178,11 +183,15 @@ def _path(folder: Path, number: int) -> Path:
     return folder / f"part-{number:05d}.npy"
 
 
-def _batches(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """Rows that are sorted by length, cut where a forward pass is full."""
+def _device(policy: PolicyModel) -> torch.device:
+    return next(iter(policy.adapter().values())).device
+
+
+def _batches(rows: np.ndarray, lengths: np.ndarray, most: int) -> list[np.ndarray]:
+    """Rows that are sorted by length, cut where a forward pass has ``most`` tokens."""
     batches, start = [], 0
     while start < len(rows):
-        end = start + max(1, BATCH_TOKENS // int(lengths[rows[start]]))
+        end = start + max(1, most // int(lengths[rows[start]]))
         batches.append(rows[start:end])
         start = end
     return batches
@@ -190,8 +199,7 @@ def _batches(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
 
 def _ask(ask: Ask, policy: PolicyModel, pairs: PairBatch) -> np.ndarray:
     """(n, width) values of n pairs."""
-    device = next(iter(policy.adapter().values())).device
-    values = ask(policy, move_data_to_device(pairs, device)).cpu().numpy()
+    values = ask(policy, move_data_to_device(pairs, _device(policy))).cpu().numpy()
     if not np.isfinite(values).all():
         pair = pairs.ids[int(np.argmin(np.isfinite(values).all(1)))]
         raise UserError(
