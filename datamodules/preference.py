@@ -257,11 +257,11 @@ class PreferenceDataModule(PairLoaders, PromptData):
     def fill_train_reference(self, policy: PolicyModel) -> None:
         """The same for the training pairs alone, where a tool looks at them in one process.
 
+        A tool needs all of them once whatever the run did, and a second pass needs them again.
+
         Raises:
             UserError: as ``fill_reference``.
         """
-        if self.reference == "live":
-            return
         assert self.train_pairs is not None
         ask = partial(cached_log_probs, policy, rank=0, world_size=1, barrier=lambda: None)
         self.train_pairs.reference = self._preparation.train_reference(ask)

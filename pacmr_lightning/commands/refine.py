@@ -44,7 +44,8 @@ def refine(
 ) -> None:
     """Trains a run's policy once more, from the reference, with what the run's own audit says of each label.
 
-    All of the run's configuration is carried over. The second pass is a run of its own beside the first, with
+    All of the run's configuration is carried over, but that the reference's log-probabilities are read from
+    disk, where the audit has left them. The second pass is a run of its own beside the first, with
     the audit in its folder ``audit`` and a comparison of the two at the end. The same command goes on where
     it was killed.
 
@@ -158,6 +159,8 @@ def _second_pass(first: Run, folder: Path, use: dict[str, str], beta: float | No
         **objective(first.model["init_args"], beta),
         **use,
     }
+    if "reference" in first.data["init_args"]:
+        options["data.reference"] = "cached"  # the audit has left it on disk
     train_again(first, folder, options, (AUDIT, RECORD))
 
 

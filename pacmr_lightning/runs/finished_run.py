@@ -97,7 +97,7 @@ class PreferenceData(Protocol):
         """Reads the pairs of a stage."""
 
     def fill_train_reference(self, policy: PolicyModel) -> None:
-        """Gives the training pairs the reference's log-probabilities, where the run keeps them on disk."""
+        """Gives the training pairs the reference's log-probabilities, which stay on disk."""
 
     def train_state_differences(self, policy: PolicyModel) -> np.ndarray:
         """(N, 2H) what the reference's layers hold of each training pair, chosen minus rejected."""

@@ -150,7 +150,7 @@ def run_flops(flops: PairFlops, plan: Plan, update: float, vnet: bool = False, f
         plan: of the run, with ``pairs``.
         update: operations of an update.
         vnet: whether meta pairs are reworded; the cache is asked about as many as the run draws.
-        fits: 2 with a second pass, which finds the cache.
+        fits: 2 with a second pass, which finds the reference's log-probabilities on disk.
     """
     judged = plan.validations * plan.validation_pairs * (flops.forward + flops.reference)
     total = fits * (plan.updates * update + judged)
@@ -158,12 +158,13 @@ def run_flops(flops: PairFlops, plan: Plan, update: float, vnet: bool = False, f
         drawn = plan.meta_batch_size * math.ceil(plan.updates / plan.every) if vnet else 0
         asked = (plan.pairs or 0) + plan.validation_pairs + min(drawn, plan.pairs or 0)
         total += asked * flops.reference
+    else:
+        total -= (fits - 1) * plan.updates * plan.global_batch_size * flops.reference
     return total
 
 
 def audit_flops(flops: PairFlops, plan: Plan) -> int:
     """Operations of an audit by the run's own policy, which one device does: a look at every pair."""
     pairs = plan.pairs or 0
-    return pairs * (flops.forward + flops.reference) + min(pairs, OWN_PULL) * (
-        flops.gradient + flops.reference
-    )
+    live = 0 if plan.cached else flops.reference
+    return pairs * (flops.forward + live) + min(pairs, OWN_PULL) * flops.gradient

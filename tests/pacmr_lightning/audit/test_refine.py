@@ -71,6 +71,7 @@ def test_the_second_pass(refined, learned):
         del before["model"]["init_args"][name]
     for config in (before, after):
         del config["trainer"]["default_root_dir"]
+    assert [config["data"]["init_args"].pop("reference") for config in (before, after)] == ["live", "cached"]
     assert before == after
     summary = json.loads((refined / "summary.json").read_text())
     assert summary["method"] == "first-refined" and summary["steps"] == 3 * PAIRS // 8

@@ -202,8 +202,8 @@ def test_what_a_run_is_made_of():
     assert run_flops(FLOPS, plan, dpo) == 10 * dpo + judged + (42 + 10) * 100
     assert run_flops(FLOPS, plan, dpo, fits=2) == 2 * (10 * dpo + judged) + (42 + 10) * 100
     assert run_flops(FLOPS, plan, dpo, vnet=True) == 10 * dpo + judged + (42 + 10 + 2 * 8) * 100
-    assert audit_flops(FLOPS, plan) == 42 * 210 + 42 * 400
-    assert audit_flops(FLOPS, replace(plan, pairs=90_000)) == 90_000 * 210 + OWN_PULL * 400
+    assert audit_flops(FLOPS, plan) == 42 * 110 + 42 * 300
+    assert audit_flops(FLOPS, replace(plan, pairs=90_000)) == 90_000 * 110 + OWN_PULL * 300
     meta = 8 * (120 + 0.5 * 330)
     assert update_flops(FLOPS, plan, "GhostDotProduct", True) == dpo + meta / 5
     assert update_flops(FLOPS, plan, "GhostDotProduct") == dpo + (meta + 2 * 4 * 300) / 5
@@ -213,6 +213,8 @@ def test_what_a_run_is_made_of():
     assert update_flops(FLOPS, live, None) == 4 * 400
     assert update_flops(FLOPS, live, "GhostDotProduct", True) == 4 * 400 + (meta + 8 * 1.5 * 100) / 5
     assert run_flops(FLOPS, live, 1600) == 10 * 1600 + judged
+    assert run_flops(FLOPS, live, 1600, fits=2) == 2 * judged + 10 * 1600 + 10 * 1200
+    assert audit_flops(FLOPS, live) == 42 * 210 + 42 * 300
 
 
 OPTIONS = [
