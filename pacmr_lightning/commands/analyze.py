@@ -105,7 +105,7 @@ def analyze(
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
         pairs: analyze so many at random; default: all.
         seed: which pairs, where ``pairs`` is given.
-        micro_batch_size: pairs in one forward pass; default: as in training, but 32 of a whole batch.
+        micro_batch_size: pairs in one forward pass; default: as in training, at most 32 of a whole batch.
         augmentations: file of ``pacmr augment`` with the second wordings of the training prompts; default:
             what each run's configuration names, or else the rows' own, or those of rules.
 

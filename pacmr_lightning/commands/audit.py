@@ -74,7 +74,7 @@ def audit(
             Decided labels are wrong with probability 0 or 1, ``cleaned`` follows them, and those on the
             random sample tell the share of wrong labels where ``share`` does not.
         label_studio: file to write the listed pairs to, as tasks of Label Studio (.json).
-        micro_batch_size: pairs in one forward pass; default: as in training, but 32 of a whole batch.
+        micro_batch_size: pairs in one forward pass; default: as in training, at most 32 of a whole batch.
         push_cleaned: repository at the Hugging Face Hub, OWNER/NAME, to upload ``cleaned`` to as a dataset,
             with a card; made where it does not exist. The token is that of HF_TOKEN, or of hf auth login.
         private: make a private repository.

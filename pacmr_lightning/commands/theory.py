@@ -57,7 +57,7 @@ def theory_check(
         output: folder to write to.
         split: validation pairs, or train pairs with labels as trained.
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
-        micro_batch_size: pairs in one forward pass; default: as in training, but 32 of a whole batch.
+        micro_batch_size: pairs in one forward pass; default: as in training, at most 32 of a whole batch.
 
     Returns:
         Two tables with a row a run: ``label``, ``run``, ``method``, ``noise_rate``, ``step``, ``split``,
