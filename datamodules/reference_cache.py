@@ -142,7 +142,7 @@ def _cached(
     name = hashlib.sha256(text.encode()).hexdigest()[:24]
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "pacmr-reference" / name
     parts = [order[start : start + PART] for start in range(0, len(order), PART)]
-    most = CPU_BATCH_TOKENS if _device(policy).type == "cpu" else BATCH_TOKENS
+    most = CPU_BATCH_TOKENS if policy.device.type == "cpu" else BATCH_TOKENS
     barrier()  # before any rank writes, so that all of them find the same parts
     missing = {
         i: _batches(part, lengths, most) for i, part in enumerate(parts) if not _path(folder, i).exists()
@@ -183,10 +183,6 @@ def _path(folder: Path, number: int) -> Path:
     return folder / f"part-{number:05d}.npy"
 
 
-def _device(policy: PolicyModel) -> torch.device:
-    return next(iter(policy.adapter().values())).device
-
-
 def _batches(rows: np.ndarray, lengths: np.ndarray, most: int) -> list[np.ndarray]:
     """Rows that are sorted by length, cut where a forward pass has ``most`` tokens."""
     batches, start = [], 0
@@ -199,7 +195,7 @@ def _batches(rows: np.ndarray, lengths: np.ndarray, most: int) -> list[np.ndarra
 
 def _ask(ask: Ask, policy: PolicyModel, pairs: PairBatch) -> np.ndarray:
     """(n, width) values of n pairs."""
-    values = ask(policy, move_data_to_device(pairs, _device(policy))).cpu().numpy()
+    values = ask(policy, move_data_to_device(pairs, policy.device)).cpu().numpy()
     if not np.isfinite(values).all():
         pair = pairs.ids[int(np.argmin(np.isfinite(values).all(1)))]
         raise UserError(

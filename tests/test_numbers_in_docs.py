@@ -270,6 +270,16 @@ def test_tldr():
         assert_as_printed(values, printed)
 
 
+def test_how_many_runs_a_file_has():
+    listed = {}
+    for names, counts in re.findall(r"^\| (`[^|]*\.csv`) \| ([\d, ]+) \|", RESULTS, re.MULTILINE):
+        first, *others = re.findall(r"`([^`]+)`", names)
+        files = [first, *(first.rsplit("-", 1)[0] + other for other in others)]
+        listed |= dict(zip(files, counts.split(", ") if others else [counts], strict=True))
+    found = {path.name: f"{len(pd.read_csv(path)):,}" for path in (DOCS / "numbers").glob("*.csv")}
+    assert listed == found
+
+
 def test_judges_that_have_not_seen_the_pairs():
     """And what refined has more, whose runs are PerpCorrect's first ones."""
     text = " ".join(RESULTS.split())

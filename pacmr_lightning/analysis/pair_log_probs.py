@@ -72,7 +72,7 @@ def pair_log_probs(
     size = micro_batch_size or module.micro_batch_size or MOST_AT_ONCE
     Fabric(accelerator="auto", devices=1).to_device(module.policy)
     policy = module.policy.eval()
-    device = next(iter(policy.adapter().values())).device
+    device = policy.device
     tokens, lengths = _tokens(pairs, indices, augmented)
     # Equal lengths together save padding; the longest first, so that too little memory shows at once.
     order = sorted(range(len(indices)), key=lambda i: -lengths[i])

@@ -172,7 +172,7 @@ def generation_key(
         [
             str(policy.dtype),
             policy.attn_implementation,
-            numerics(next(iter(policy.adapter().values())).device),
+            numerics(policy.device),
         ],
         end_tokens(policy, tokenizer),
         max_new_tokens,

@@ -101,6 +101,11 @@ class AdaptedModel(nn.Module):
         return cast("PreTrainedModel", self.peft.get_base_model())
 
     @property
+    def device(self) -> torch.device:
+        """Where the adapter is, and so where batches have to be."""
+        return next(iter(self.adapter().values())).device
+
+    @property
     def attention(self) -> str:
         """The attention implementation that the model uses now."""
         return self.model.config._attn_implementation

@@ -144,7 +144,7 @@ class PolicyModel(ScoringModel):
             "attention": plan.attention,
             "compile": self.compiles,
             **quantized_numerics(self.quantization),
-            **numerics(next(iter(self.adapter().values())).device),
+            **numerics(self.device),
             "config": {name: config[name] for name in sorted(config) if name not in ignored},
         }
 

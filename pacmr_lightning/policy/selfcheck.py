@@ -59,7 +59,7 @@ def choose_plan(policy: ScoringModel, batch: PairBatch) -> AttentionPlan:
     # A window that no sequence can outgrow is no window.
     if window is not None and longest is not None and window >= longest:
         window = None
-    device = next(iter(policy.adapter().values())).device
+    device = policy.device
     pair = check_pair(batch, window, device)
     candidates, notes = attention_plans(policy.model, policy.attn_implementation, policy.layout, device)
     own = policy.attention
