@@ -34,8 +34,7 @@ def last_pass(
     Args:
         module: on the CPU, or where its policy is to run.
         pairs: the datamodule's ``train_pairs``.
-        answers: file where log-probabilities go as soon as they are there; what is in it is not computed
-            again.
+        answers: file where log-probabilities go while they are computed; what is in it is not computed again.
         indices: of N pairs among them; None for all.
         micro_batch_size: pairs in one forward pass; None is the module's, or 32 where that has none.
         name: of the progress bar.

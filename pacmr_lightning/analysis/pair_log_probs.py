@@ -1,10 +1,11 @@
-"""Log-probabilities of many pairs under a policy and its reference, on disk as soon as they are there."""
+"""Log-probabilities of many pairs under a policy and its reference, kept on disk while they are computed."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from ..runs.finished_run import MOST_AT_ONCE
 
 _PART = 1000
 """Rows that are read at a time."""
+_SECONDS = 1.0
+"""Between two writes, lost by a kill: a busy disk takes as long for one as a small model for its batch."""
 
 
 def policy_and_reference(policy: PolicyModel, batch: PairBatch) -> Tensor:
@@ -56,7 +59,7 @@ def pair_log_probs(
         module: with the policy, on the CPU, or where it is to run.
         pairs: a datamodule's ``train_pairs`` or ``validation_pairs``.
         indices: of the N pairs among them.
-        answers: file where values go as soon as they are there.
+        answers: file where values go once a second.
         name: of the progress bar.
         augmented: also under the second wording of each prompt, which all of the pairs must have.
         micro_batch_size: pairs in one forward pass; None is the module's, or 32 where that has none.
@@ -85,16 +88,24 @@ def pair_log_probs(
     with AnswerStore(answers) as store:
         answered = store.get(keys)
         order = [i for i in order if keys[i] not in answered]
+        fresh: dict[str, list[list[float]]] = {}
+        written = monotonic()
         with tqdm(total=len(keys), initial=len(keys) - len(order), desc=name, unit="pair") as bar:
-            for start in range(0, len(order), size):
-                rows = order[start : start + size]
-                batch = move_data_to_device(pairs.batch([indices[i] for i in rows], augmented), device)
-                views = [batch, batch.augmented] if augmented else [batch]
-                values = torch.stack([ask(policy, view) for view in views], dim=1).tolist()
-                part = {keys[i]: found for i, found in zip(rows, values, strict=True)}
-                store.put(part)
-                answered |= part
-                bar.update(len(rows))
+            try:
+                for start in range(0, len(order), size):
+                    rows = order[start : start + size]
+                    batch = move_data_to_device(pairs.batch([indices[i] for i in rows], augmented), device)
+                    views = [batch, batch.augmented] if augmented else [batch]
+                    values = torch.stack([ask(policy, view) for view in views], dim=1).tolist()
+                    fresh |= {keys[i]: found for i, found in zip(rows, values, strict=True)}
+                    if monotonic() - written > _SECONDS:
+                        store.put(fresh)
+                        answered |= fresh
+                        fresh, written = {}, monotonic()
+                    bar.update(len(rows))
+            finally:
+                store.put(fresh)
+        answered |= fresh
     found = torch.tensor([answered[key] for key in keys])
     bad = ~torch.isfinite(found).flatten(1).all(1)
     if bad.any():

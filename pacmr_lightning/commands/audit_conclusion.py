@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 from rich.console import Console
@@ -161,17 +161,18 @@ def _texts(rows: Dataset, table: pd.DataFrame) -> dict[str, Texts]:
     """Prompts and responses of the pairs of a table by id and in its order, labels as trained."""
     from ..audit.listed_pairs import Texts
 
-    places = {name: i for i, name in enumerate(rows["id"])}
+    places = {name: i for i, name in enumerate(rows["id"][:])}
+    # One read of them all: a row at a time takes several times as long.
+    found = rows.select([places[name] for name in table["id"]]).to_dict()
+    columns = (found[name] for name in ("id", "prompt", "chosen", "rejected", "chat"))
     texts: dict[str, Texts] = {}
-    pair: Any  # its fields are the columns
-    for pair in table.itertuples():
-        row = rows[places[pair.id]]
-        split = split_row(row["prompt"], row["chosen"], row["rejected"], row["chat"])
+    for observed, name, *row, chat in zip(table["observed"], *columns, strict=True):
+        split = split_row(*row, chat)
         prompt = split.prompt
-        if row["chat"]:
+        if chat:
             prompt = "\n\n".join(f"{m['role']}: {m['content']}" for m in decode_messages(prompt))
         responses = (split.chosen, split.rejected)
-        texts[pair.id] = Texts(prompt, *(responses if pair.observed == "chosen" else responses[::-1]))
+        texts[name] = Texts(prompt, *(responses if observed == "chosen" else responses[::-1]))
     return texts
 
 
