@@ -32,8 +32,8 @@ _FOLLOWED = (
 )
 
 
-def rules_in_words(traits: pd.DataFrame, share: Share, shown: int = SHOWN) -> list[str]:
-    """The lengths and words that most labels follow, and what that does to an audit; nothing if none.
+def rules(traits: pd.DataFrame, share: Share) -> pd.Series:
+    """Which traits are a rule that most labels follow.
 
     Flips at a rate eps that are independent of the pair leave at most 1 - eps of the labels to any trait. An
     eps that was estimated lowers the line from ``FOLLOWED``; one that was given may be too high on purpose.
@@ -41,15 +41,29 @@ def rules_in_words(traits: pd.DataFrame, share: Share, shown: int = SHOWN) -> li
     Args:
         traits: of ``suspect_traits``.
         share: of wrong labels.
-        shown: at most so many traits.
     """
     estimated = share.identified and not share.known
     bound = min(FOLLOWED, 1 - share.low) if estimated else FOLLOWED
-    rules = traits[traits["kind"].isin(["length", "word"])]
-    rules = rules.assign(sure=np.maximum(rules["in_all_low"], 1 - rules["in_all_high"]))
-    rules = rules[rules["sure"] > bound].sort_values("sure", ascending=False, kind="stable")
+    return traits["kind"].isin(["length", "word"]) & (_sure(traits) > bound)
+
+
+def _sure(traits: pd.DataFrame) -> pd.Series:
+    """Share of the labels that go with a trait, or against it, at least."""
+    return np.maximum(traits["in_all_low"], 1 - traits["in_all_high"])
+
+
+def rules_in_words(traits: pd.DataFrame, share: Share, shown: int = SHOWN) -> list[str]:
+    """The lengths and words that most labels follow, and what that does to an audit; nothing if none.
+
+    Args:
+        traits: of ``suspect_traits``.
+        share: of wrong labels.
+        shown: at most so many traits.
+    """
+    found = traits.assign(sure=_sure(traits))[rules(traits, share)]
+    found = found.sort_values("sure", ascending=False, kind="stable")
     told = []
-    for row in rules.head(shown).to_dict("records"):
+    for row in found.head(shown).to_dict("records"):
         has = row["in_all"] > 0.5
         follows, *ends = (
             row[name] if has else 1 - row[name] for name in ("in_all", "in_all_low", "in_all_high")

@@ -59,6 +59,7 @@ def conclude(
     from ..audit.report import report
     from ..audit.suspect_traits import suspect_traits
     from ..audit.terminal import show
+    from ..audit.traits_in_words import rules
 
     pairs, decided = judged.pairs, wanted.decided
     findings, sample = _findings(judged, wanted, notes)
@@ -79,7 +80,7 @@ def conclude(
         "pairs": table,
         "methods": findings.methods,
         "groups": findings.groups,
-        "suspect_traits": traits,
+        "suspect_traits": traits.assign(rule=rules(traits, findings.share)),
     }
     (folder / "sample.csv").unlink(missing_ok=True)  # of an audit that was told of a sample
     if sample is not None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
+
+import pandas as pd
 
 from ..audit.scorers import Scorer
 from ..command_line.parser import run_tool
@@ -113,6 +116,24 @@ def refine(
     if not (folder / SUMMARY).exists():
         _second_pass(found, folder, _use(labels, table, easiest), beta)
     compare_passes(run, folder)
+    _warn_of_rules(folder / AUDIT)
+
+
+def _warn_of_rules(audited: Path) -> None:
+    """Says after a long training, beside the comparison, what the audit before it has found."""
+    traits = pd.read_csv(audited / "suspect_traits.csv")
+    rules = traits[traits["rule"]]
+    names = [
+        "length" if kind == "length" else f"the word “{trait}”"
+        for kind, trait in zip(rules["kind"], rules["trait"], strict=True)
+    ]
+    if names:
+        print(
+            f"Most labels follow a rule ({', '.join(names)}), which the policy learns, and a second pass "
+            "follows further: where it is not what makes responses better, prefer the first run; read "
+            f"{audited / 'report.html'}.",
+            file=sys.stderr,
+        )
 
 
 def _kept(decisions: str | None) -> str | None:

@@ -86,6 +86,17 @@ def test_runs_that_were_never_validated(finished, tmp_path, capsys):
     assert not (tmp_path / "run-refined" / "comparison.png").exists()
 
 
+def test_labels_that_follow_a_rule(finished, tmp_path, capsys):
+    """Are named once more at the end, where the comparison is; those of other runs are not."""
+    noise = ("--data.noise_rate", "0", "--data.noise", "SpuriousPreferenceNoise", "--data.noise.share", "0.3")
+    run = fit(finished, tmp_path / "run", *noise, "--trainer.max_epochs", "1")
+    capsys.readouterr()
+    refine(str(run))
+    traits = pd.read_csv(tmp_path / "run-refined" / "audit" / "suspect_traits.csv")
+    assert traits.loc[traits["rule"], "kind"].tolist() == ["length"]
+    assert "Most labels follow a rule (length), which the policy learns" in capsys.readouterr().err
+
+
 def test_going_on(refined, tmp_path, capsys):
     """What is done is not done again; a killed fit goes on, or starts anew where it left no checkpoint."""
     folder = tmp_path / "copies"
@@ -98,7 +109,8 @@ def test_going_on(refined, tmp_path, capsys):
     seen = table.stat().st_mtime_ns, (second / "summary.json").stat().st_mtime_ns
     refine(str(run))
     assert seen == (table.stat().st_mtime_ns, (second / "summary.json").stat().st_mtime_ns)
-    assert "first-refined" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "first-refined" in said.out and "follow a rule" not in said.err
 
     (second / "summary.json").unlink()
     shutil.rmtree(second / "checkpoints")
