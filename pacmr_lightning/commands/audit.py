@@ -100,6 +100,7 @@ def audit(
     found = find_run(run, checkpoint)
     visits = read_weights(run) if scorer == "first_visit" else None
     module, data, updates = load(found, as_trained=True)
+    micro_batch_size = micro_batch_size or module.micro_batch_size  # cross-fitting's policies too
     data.setup("fit")
     wanted.check_pairs(data.train_pairs.rows["id"][:], data.train_pairs.swapped)
     if cleaned is not None:
