@@ -10,6 +10,7 @@ from sklearn.isotonic import IsotonicRegression
 
 from .detection_quality import Method, compare, confident_learning, same_number
 from .group_reliability import group_reliability
+from .linear_probe import agreement
 from .scorers import BASIS, NAMES, SCORES, UNSEEN, Scorer
 from .wrong_label_share import Share, expected_share
 
@@ -65,8 +66,8 @@ def find(
 
     Args:
         pairs: N rows, as ``last_pass`` makes them, with ``cross_fit_u`` and ``unpulled_u`` (u without what
-            ``own_pull`` puts down to the pair's own label); they may have a column ``annotator``, and for
-            these scorers have ``first_visit_u`` or ``probe_u``.
+            ``own_pull`` puts down to the pair's own label); they may have the columns ``annotator``,
+            ``first_visit_u`` and ``probe_u``.
         scorer: whose opinion decides.
         threshold: on the probability that a label is wrong.
         varies: whether the weights are an opinion at all.
@@ -76,8 +77,8 @@ def find(
         "vnet": varies,
         "dpo": bool(pairs["cross_fit_u"].notna().all()),
         "policy": scorer == "policy",
-        "first_visit": scorer == "first_visit",
-        "probe": scorer == "probe",
+        "first_visit": "first_visit_u" in pairs,
+        "probe": "probe_u" in pairs and bool(pairs["probe_u"].notna().all()),
     }
     order = sorted((name for name in computed if computed[name]), key=lambda name: name != scorer)
     prompts = pairs["prompt"].to_numpy()
@@ -100,7 +101,8 @@ def find(
         if scorer != "policy":
             methods.append(same_number("u", -pairs["u"].to_numpy(), number))
     unseen = [name for name in UNSEEN if computed[name]]
-    basis, named = (SCORES[unseen[0]], NAMES[unseen[0]]) if unseen else ("u", "u")
+    best = max(unseen, key=lambda name: agreement(pairs[SCORES[name]].to_numpy()), default=None)
+    basis, named = ("u", "u") if best is None else (SCORES[best], NAMES[best])
     if learned := confident_learning(f"cleanlab on {named}", pairs[basis].to_numpy(), pairs["id"].tolist()):
         methods.append(learned)
     ranked = ranked.sort_values([SCORES[scorer], "u"], kind="stable", ignore_index=True)

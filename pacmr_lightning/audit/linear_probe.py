@@ -9,6 +9,8 @@ other prompts.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
@@ -58,11 +60,23 @@ def probe_log_odds(differences: np.ndarray, prompts: np.ndarray, seed: int = 0) 
                 model.fit(scaled[learned] * mirror[:, None], mirror)
                 row[judged] = scaled[judged] @ model.coef_[0]
                 bar.update()
-    sides = np.repeat([1, 0], len(scaled))
-    ranks = np.array([roc_auc_score(sides, np.concatenate([row, -row])) for row in found])
-    # Of Wilcoxon's signed ranks, of which this is the share on the right side.
-    error = 1 / np.sqrt(3 * len(scaled))
-    return found[int(np.argmax(ranks >= ranks.max() - error))]
+    ranks = np.array([agreement(row) for row in found])
+    return found[int(np.argmax(ranks >= ranks.max() - agreement_error(len(scaled))))]
+
+
+def agreement(log_odds: np.ndarray) -> float:
+    """Share of two of (N,) log-odds whose sum is above 0, as in Wilcoxon's signed ranks: 0.5 by chance.
+
+    Of judges that have not seen the labels the one that agrees with more of them also ranks wrong ones
+    better, where labels are wrong independently of the pair.
+    """
+    sides = np.repeat([1, 0], len(log_odds))
+    return float(roc_auc_score(sides, np.concatenate([log_odds, -log_odds])))
+
+
+def agreement_error(pairs: int) -> float:
+    """Standard error of ``agreement`` by chance."""
+    return 1 / math.sqrt(3 * pairs)
 
 
 def feature_scale(differences: np.ndarray) -> np.ndarray:

@@ -50,6 +50,14 @@ def show(
         console.print(
             f"Expected share of wrong labels by {NAMES[name]}: {share_in_words(share)}.", highlight=False
         )
+    if not findings.share.identified:
+        console.print(
+            "So no label is suspect. To go on, read a random sample (--sample 50, then --decisions FILE), or "
+            "tell the share: --share where you know it, --fallback_share 0.45 where you do not. The ranking "
+            "stands without it.",
+            highlight=False,
+            style="yellow",
+        )
     console.print(holder_in_words(findings.share), highlight=False, style="dim")
     if findings.share.fit.refused:
         console.print(fit_in_words(findings.share), highlight=False, style="yellow")

@@ -8,14 +8,14 @@ import numpy as np
 import pandas as pd
 from lightning.fabric import Fabric
 
-from ..audit.scorers import Scorer
+from ..audit.scorers import NAMES, Scorer
 from ..command_line.parser import run_tool
 from ..datamodules.cleaned import check_output
 from ..errors import UserError
 from ..modules import PreferenceModule
 from ..objectives import AnnotatorRPOEM
 from ..runs.finished_run import PreferenceData, find_run, load
-from ..runs.folder import read_weights
+from ..runs.folder import read_weights, weight_parts
 from ..weighting import AuditedWeights, CoTeaching, DropFlipped, OracleWeights
 from .audit_conclusion import Judged, conclude
 from .audit_options import Action, Wanted
@@ -54,8 +54,10 @@ def audit(
             the prompts each, about the half that they have not seen, "policy" the run's own policy,
             "first_visit" the same as it was before it learned from the pair for the first time, by the
             records of WeightRecorder, "probe" a linear reward on what the untouched model's layers hold of
-            the responses, learned from the labels of other prompts. Default: the weights where they
-            differ, else "dpo".
+            the responses, learned from the labels of other prompts. Default: the probe where it agrees
+            with more labels, which it has not seen, than the run's policy before it learned from each pair,
+            by more than a standard error; else the weights where they differ, and the policy where they do
+            not.
         output: folder to write to; default: ``audit`` inside the run's folder.
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
         top: pairs in the report.
@@ -65,7 +67,8 @@ def audit(
         fallback_share: of wrong labels, where the estimate fails or would be too low, since the policy has
             learned its labels by heart; less where so few labels are against the policy on the pairs that it
             is surest of that no such share of independent flips can be among them.
-        cleaned: file to write the training pairs to, in the format of the run's data.
+        cleaned: file to write the training pairs to, in the format of the run's data; it is replaced where it
+            exists.
         action: what is done there with suspects: "drop" them, or "flip" their label; with ``decisions`` it
             may be left out, and then only what is decided changes.
         sample: number of pairs drawn at random that the report lists first, without a word of what the audit
@@ -94,11 +97,12 @@ def audit(
     # scikit-learn and matplotlib are loaded here so that pacmr --help stays quick.
     from ..analysis.last_pass import last_pass
     from ..audit.cross_fit import FOLDER, CrossFit
-    from ..audit.linear_probe import probe_log_odds
+    from ..audit.linear_probe import FOLDS, agreement, agreement_error, probe_log_odds
     from ..audit.own_pull import own_pull
 
     found = find_run(run, checkpoint)
-    visits = read_weights(run) if scorer == "first_visit" else None
+    choose = scorer is None and bool(weight_parts(run))
+    visits = read_weights(run) if choose or scorer == "first_visit" else None
     module, data, updates = load(found, as_trained=True)
     micro_batch_size = micro_batch_size or module.micro_batch_size  # cross-fitting's policies too
     data.setup("fit")
@@ -118,29 +122,37 @@ def audit(
     if scorer == "vnet" and not varies:
         raise UserError(
             f"scorer is vnet, but the weights of {type(module.weighting).__name__} say nothing that it has "
-            "found out of labels; use --scorer dpo."
+            "found out of labels; use --scorer policy."
         )
     if visits is not None:
         # A pair that no update has seen has no visit, and its u is that of a policy that has not seen it.
         first = visits.drop_duplicates("id").set_index("id")["u"].reindex(pairs["id"])
         pairs["first_visit_u"] = first.astype(float).fillna(pairs.set_index("id")["u"]).to_numpy()
-    if scorer == "probe":
+    if scorer == "probe" or (choose and pairs["prompt"].nunique() >= FOLDS):
         differences = data.train_state_differences(module.policy)
         pairs["probe_u"] = probe_log_odds(differences, pairs["prompt"].to_numpy())
+    notes = _notes(found.noise, data)
+    if scorer is None:
+        scorer = "vnet" if varies else "policy"
+        if "probe_u" in pairs:
+            probe, policy = (agreement(pairs[name].to_numpy()) for name in ("probe_u", "first_visit_u"))
+            scorer = "probe" if probe > policy + agreement_error(len(pairs)) else scorer
+            notes.append(
+                f"Judged by {NAMES[scorer]}: of labels that they have not seen the probe agrees with "
+                f"{probe:.0%}, and the policy, before it learned from each pair, with {policy:.0%} (signed "
+                "ranks; 50% by chance)."
+            )
     unit = None if scorer in ("first_visit", "probe") else own_pull(module, data, found, updates)
     pairs["unpulled_u"] = pairs["u"] - (unit or 0) * pairs.pop("pull")
     beta = module.objective.beta
     del module  # the other policies need its memory
     cross_fit = CrossFit(found, data, updates, beta, kept / FOLDER, micro_batch_size)
-    scorer = scorer or ("vnet" if varies else "dpo")
     u = cross_fit.u() if scorer == "dpo" else cross_fit.kept()
     pairs.insert(list(pairs.columns).index("loss"), "cross_fit_u", np.nan if u is None else u.to_numpy())
     by_heart = scorer in ("vnet", "policy") and unit is None
     judged = Judged(pairs, scorer, varies, by_heart, data.noise_flips)
     folder = Path(output) if output else kept
-    return conclude(
-        judged, data.source.load("train"), data.source, run, folder, _notes(found.noise, data), wanted
-    )
+    return conclude(judged, data.source.load("train"), data.source, run, folder, notes, wanted)
 
 
 def _varies(module: PreferenceModule, pairs: pd.DataFrame) -> bool:

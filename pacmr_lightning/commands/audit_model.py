@@ -74,7 +74,7 @@ def audit_model(
         share: of wrong labels, where it is known; default: estimated.
         fallback_share: of wrong labels, taken where none is told, since the estimate would be too low
             for a policy that was trained on these labels; with a probe, where the estimate fails.
-        cleaned: file to write the pairs to, in the format of the source.
+        cleaned: file to write the pairs to, in the format of the source; it is replaced where it exists.
         action: what is done there with suspects: "drop" them, or "flip" their label; with ``decisions`` it
             may be left out, and then only what is decided changes.
         sample: number of pairs drawn at random that the report lists first, without a word of what the audit
@@ -159,8 +159,8 @@ def _base(policy: str) -> str:
     named = PeftConfig.from_pretrained(policy).base_model_name_or_path if is_adapter(policy) else None
     if not named:
         raise UserError(
-            f"policy is {policy}, which names no base model; give the model that its training began with, by "
-            "--reference."
+            f"policy is {policy}, which is no adapter that is there and names its base model; name another, "
+            "or give the model that its training began with, by --reference."
         )
     return str(named)
 

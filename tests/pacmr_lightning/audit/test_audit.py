@@ -101,7 +101,7 @@ def test_files(run, capsys):
     groups = pd.read_csv(folder / "groups.csv")
     for name, part in groups.groupby("grouping"):
         assert part["pairs"].sum() == PAIRS and set(part["group"]) == set(table[name])
-    assert pd.read_csv(folder / "suspect_traits.csv").columns.tolist() == COLUMNS
+    assert pd.read_csv(folder / "suspect_traits.csv").columns.tolist() == [*COLUMNS, "rule"]
     page = (folder / "report.html").read_text()
     by = page.partition("<h2>By annotator</h2>")[2].partition("</table>")[0]
     for name, count in (("a0", 22), ("a1", 21), ("a2", 21)):
@@ -216,6 +216,17 @@ def test_linear_probe(run, monkeypatch):
     assert "fitted to the labels of other prompts" in (run / "audit/report.html").read_text()
     monkeypatch.setattr(PolicyModel, "reference_states", lambda *_: pytest.fail("the model was asked again"))
     pd.testing.assert_frame_equal(audit(str(run), "probe").set_index("id"), table)
+
+
+@pytest.mark.parametrize(("side", "judge"), [(1, "weight"), (-1, "linear probe")])
+def test_who_judges_by_default(run, capsys, side, judge):
+    """Whoever agrees with more labels that it has not seen: the policy's first visits here, or the probe."""
+    (part,) = weight_parts(run)
+    pd.read_parquet(part).assign(u=side * 5.0).to_parquet(part)
+    audit(str(run))
+    assert pd.read_csv(run / "audit/methods.csv")["method"][0] == judge
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"Judged by {judge}: of labels" in said and f"with {50 + side * 50}% (signed ranks" in said
 
 
 def test_a_pass_is_as_large_as_in_training(run, monkeypatch, tmp_path):
@@ -352,6 +363,8 @@ def test_the_policy_itself_with_a_known_share(run):
 
 def test_dpo_scorer_and_both_in_the_table(run):
     assert audit(str(run))["cross_fit_u"].isna().all()
+    (part,) = weight_parts(run)
+    part.unlink()  # without first visits nothing is chosen by them
     table = audit(str(run), "dpo")
     assert table["cross_fit_u"].is_monotonic_increasing
     methods = pd.read_csv(run / "audit/methods.csv")["method"].tolist()
@@ -480,10 +493,13 @@ def test_dpo_run_has_no_weights(run):
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
     torch.save(checkpoint | {"weighting": {}}, run / "checkpoints/last.ckpt")
-    with pytest.raises(UserError, match=r"weights of Unweighted .* use --scorer dpo"):
+    with pytest.raises(UserError, match=r"weights of Unweighted .* use --scorer policy"):
         audit(str(run), "vnet")
+    (part,) = weight_parts(run)
+    part.unlink()
     table = audit(str(run))
-    assert table["cross_fit_u"].notna().all() and table["a"].isna().all() and (table["weight"] == 1).all()
+    assert pd.read_csv(run / "audit/methods.csv")["method"][0] == "u"
+    assert table["cross_fit_u"].isna().all() and table["a"].isna().all() and (table["weight"] == 1).all()
 
 
 def test_too_few_pairs(run):
