@@ -222,13 +222,13 @@ def test_sentiment():
     frame = frame[np.isclose(frame["learning_rate"], 5e-4)].set_index(["method", "seed"])
     text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("**With half of that rate")[1]
     rows = re.findall(r"^  \| (\d) \| (.*) \|$", text.split("**Knowing")[0], re.MULTILINE)
-    methods = ("dpo", "dpo_further", "dpo_furthest", "refined", "pacmr")
+    methods = ("dpo", "dpo_further", "dpo_furthest", "refined", "pacmr", "dpo_two_epochs")
     printed = {}
     for seed, cells in rows:
         for method, cell in zip(methods, cells.split(" | "), strict=True):
             if cell != "–":
                 printed[method, int(seed)] = cell
-    assert printed.keys() == set(frame.index) and len(printed) == 23
+    assert printed.keys() == set(frame.index) and len(printed) == 25
     for run, cell in printed.items():
         assert_sentiment(frame.loc[run], cell)
     for method, than, column, more in (
