@@ -244,6 +244,19 @@ def test_sentiment():
         assert more in text
 
 
+def test_who_ranks_planted_flips():
+    """What the page's first figure shows of HH and film reviews."""
+    auroc = pd.read_csv(DOCS / "numbers" / "judges.csv").set_index(["data", "judge"])["auroc"]
+    text = (DOCS / "real_text.md").read_text(encoding="utf-8")
+    reviews, hh = text.split("**One epoch is enough")[1], text.split("| score | AUROC |")[1]
+    for judge in ("probe", "first_visit", "policy"):
+        (row,) = re.findall(rf"^\|[^|]*--scorer {judge}`[^|]*\| \**(0\.\d+)", hh, re.MULTILINE)
+        assert float(row) == auroc["HH", judge]
+    assert f"ranks the flipped ones with an AUROC of {auroc['Film reviews', 'policy']} only" in reviews
+    assert f"has {auroc['Film reviews', 'first_visit']} ± 0.02 (`--scorer first_visit`)" in reviews
+    assert f"(`--scorer probe`) has {auroc['Film reviews', 'probe']:.2f} ± 0.02" in reviews
+
+
 def test_sentiment_under_other_labels():
     """Reward, KL, perplexity and accuracy of one seed."""
     frame = pd.read_csv(DOCS / "numbers" / "sentiment-noise.csv").set_index(["labels", "method", "beta"])
