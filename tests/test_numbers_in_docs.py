@@ -110,6 +110,22 @@ def test_best_betas(label, method):
         assert_means(runs("perpcorrect-report", method, noise=noise), reward, kl, accuracy)
 
 
+def test_central_rows_run_again():
+    """Means and paired differences of the runs that are kept."""
+    cells = table("\n| run again | 20% flipped | 30% flipped | 40% flipped |\n")
+    names = {"DPO, first pass": "first", **{name: METHODS[name] for name in METHODS if name in cells}}
+    assert len(cells) == 9
+    for label, printed in cells.items():
+        for noise, cell in zip((0.2, 0.3, 0.4), printed, strict=True):
+            numbers = [float(number) for number in re.findall(r"[+-]?\d+\.\d+", cell)]
+            first, *other = (runs("frontier-report", names[x], noise=noise) for x in label.split(" minus "))
+            if other:
+                gaps = first["gold_reward"] - other[0]["gold_reward"]
+                assert list(interval(gaps)) == pytest.approx(numbers, abs=0.0051)
+            else:
+                assert_means(first, numbers[0], *numbers[2:])
+
+
 AT_ONE_KL = {
     **{"DPO": "dpo", "PACMR-DPO": "pacmr", "rDPO": "rdpo", "DPO, two epochs": "dpo_two_epochs"},
     **{"Refined": "estimated", "Refined, told 45%": "refined", "Audited soft labels": "soft"},
