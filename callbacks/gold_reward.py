@@ -22,16 +22,17 @@ from .sequence_kl import SequenceKL, Tokens, mean_and_error
 class GoldReward(SequenceKL):
     """Mean gold reward of responses that the trained policy samples at temperature 1, and their KL.
 
-    At the end of training it logs ``val/gold_reward`` and ``val/gold_reward_stderr`` (of the mean) and, of
-    the same responses, what ``SequenceKL`` logs, and writes the samples (prompt, response, gold_reward) to
-    ``samples.jsonl`` in the run's folder. The prompts are those of the datamodule's source, or where it has
-    none of its own, as in ``SequenceKL``.
+    At the end of training, and along the way where ``every`` says so, it logs ``val/gold_reward`` and
+    ``val/gold_reward_stderr`` (of the mean) and, of the same responses, what ``SequenceKL`` logs, and writes
+    the samples (prompt, response, gold_reward) to ``samples.jsonl`` in the run's folder. The prompts are
+    those of the datamodule's source, or where it has none of its own, as in ``SequenceKL``.
 
     Args:
         samples: see ``SequenceKL``.
         max_new_tokens: see ``SequenceKL``.
         batch_size: see ``SequenceKL``.
         seed: see ``SequenceKL``.
+        every: see ``SequenceKL``.
         second_reward: another reward, which nothing was trained on; its mean is logged as
             ``val/second_reward``, with its standard error. A policy that games the first raises that alone.
 
@@ -45,9 +46,10 @@ class GoldReward(SequenceKL):
         max_new_tokens: int = 64,
         batch_size: int = 128,
         seed: int = 0,
+        every: int | None = None,
         second_reward: Reward | None = None,
     ):
-        super().__init__(samples, max_new_tokens, batch_size, seed)
+        super().__init__(samples, max_new_tokens, batch_size, seed, every)
         self.second_reward = second_reward
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -62,7 +64,7 @@ class GoldReward(SequenceKL):
                 "with --data.source.reward, or train on the embedded world."
             )
 
-    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def _look(self, trainer: Trainer, pl_module: Any) -> None:
         """Generates, scores, logs and writes."""
         data = datamodule(trainer)
         texts, asked = self._prompts(trainer)

@@ -31,11 +31,11 @@ class SequenceKL(Callback):
     runs say which is better only where their KLs are alike: a smaller beta, or more updates, buys reward with
     KL. ``val/kl``, the mean a token on responses of the data, does not tell: the policy writes others.
 
-    At the end of training it logs ``val/sequence_kl``, ``val/sequence_kl_stderr`` (of the mean) and
-    ``val/response_tokens`` (mean length, the end included) to all loggers and to
-    ``trainer.callback_metrics``, from where ``RunSummary`` takes them; and, since a policy that games what
-    it is rewarded for loses its language first, ``val/response_perplexity`` (of the samples under the
-    reference), ``val/response_distinct_2`` and ``val/response_repetition`` (bigrams, see
+    At the end of training, and along the way where ``every`` says so, it logs ``val/sequence_kl``,
+    ``val/sequence_kl_stderr`` (of the mean) and ``val/response_tokens`` (mean length, the end included) to
+    all loggers and to ``trainer.callback_metrics``, from where ``RunSummary`` takes them; and, since a policy
+    that games what it is rewarded for loses its language first, ``val/response_perplexity`` (of the samples
+    under the reference), ``val/response_distinct_2`` and ``val/response_repetition`` (bigrams, see
     ``evaluation.repetition``). The prompts are the first that ``predict`` would answer, from the first again
     when there are fewer of them than samples. The global random state is left as it was.
 
@@ -47,13 +47,21 @@ class SequenceKL(Callback):
         max_new_tokens: length at which a response is cut, in tokens.
         batch_size: responses at a time.
         seed: of the sampling.
+        every: policy updates between two looks along the way; None for the end alone.
 
     Raises:
         UserError: an option is out of range; or, when training starts, the datamodule has no prompt, or the
             model too few positions for one.
     """
 
-    def __init__(self, samples: int = 64, max_new_tokens: int = 64, batch_size: int = 32, seed: int = 0):
+    def __init__(
+        self,
+        samples: int = 64,
+        max_new_tokens: int = 64,
+        batch_size: int = 32,
+        seed: int = 0,
+        every: int | None = None,
+    ):
         super().__init__()
         if samples < 2:
             raise UserError(f"samples is {samples}, but a standard error needs at least 2.")
@@ -61,10 +69,14 @@ class SequenceKL(Callback):
             raise UserError(
                 f"max_new_tokens is {max_new_tokens} and batch_size {batch_size}, but both must be 1 or more."
             )
+        if every is not None and every < 1:
+            raise UserError(f"every is {every}, but it must be 1 or more, or null for the end alone.")
         self.samples = samples
         self.max_new_tokens = max_new_tokens
         self.batch_size = batch_size
         self.seed = seed
+        self.every = every
+        self._looked = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Refuses what could not be sampled before any time is spent on the reference or on training."""
@@ -73,7 +85,20 @@ class SequenceKL(Callback):
         batch = PromptBatch.collate(names, texts, tokens, pad_id=datamodule(trainer).tokenizer.pad_token_id)
         check_room(pl_module.policy, batch, self.max_new_tokens)
 
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Looks where it is time."""
+        if self.every and trainer.global_step % self.every == 0 and trainer.global_step > self._looked:
+            self._looked = trainer.global_step
+            self._look(trainer, pl_module)
+
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Looks for the last time."""
+        if trainer.global_step != self._looked:
+            self._look(trainer, pl_module)
+
+    def _look(self, trainer: Trainer, pl_module: Any) -> None:
         """Samples and logs."""
         self._sample(trainer, pl_module, self._prompts(trainer)[1])
 

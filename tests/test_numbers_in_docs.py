@@ -126,6 +126,21 @@ def test_central_rows_run_again():
                 assert_means(first, numbers[0], *numbers[2:])
 
 
+def test_checkpoints():
+    """Mean reward and KL along the runs."""
+    cells = table("\n| updates | 50 | 100 | 150 | 200 | 300 | 400 |\n")
+    assert len(cells) == 5
+    for label, printed in cells.items():
+        name, beta = label.rsplit(", beta ", 1)
+        for updates, cell in zip((50, 100, 150, 200, 300, 400), printed, strict=True):
+            found = runs("checkpoints", METHODS[name], float(beta), updates=updates)
+            numbers = [float(number) for number in re.findall(r"\d+\.\d+", cell)]
+            assert len(found) == (5 if numbers else 0)
+            if numbers:
+                means = found[["gold_reward", "sequence_kl"]].mean()
+                assert means.tolist() == pytest.approx(numbers, abs=0.0051)
+
+
 AT_ONE_KL = {
     **{"DPO": "dpo", "PACMR-DPO": "pacmr", "rDPO": "rdpo", "DPO, two epochs": "dpo_two_epochs"},
     **{"Refined": "estimated", "Refined, told 45%": "refined", "Audited soft labels": "soft"},

@@ -3,6 +3,7 @@ import json
 import math
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 from lightning.pytorch import Callback
@@ -11,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from pacmr_lightning import cli
 from pacmr_lightning.callbacks import GoldReward, RunSummary, SequenceKL
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
@@ -201,11 +203,40 @@ def test_prompts_of_the_data_and_a_second_reward(fit, tmp_path, world):
     assert float(metrics["val/second_reward_stderr"]) == pytest.approx(float(lengths.std() / 5**0.5))
 
 
-@pytest.mark.parametrize("options", [{"samples": 1}, {"max_new_tokens": 0}, {"batch_size": 0}])
+@pytest.mark.parametrize("options", [{"samples": 1}, {"max_new_tokens": 0}, {"batch_size": 0}, {"every": 0}])
 def test_bad_options(options):
     (name,) = options
     with pytest.raises(UserError, match=name):
         GoldReward(**options)
+
+
+def test_along_the_way(tmp_path, tiny_llama):
+    """Looks on the way stand in the metrics at their updates, and training is the same to the bit."""
+    tiny_llama(tmp_path / "model", initializer_range=0.2)
+    for name, every in (("end", "null"), ("along", "2")):
+        options = {
+            **{"model": "PreferenceModule", "model.policy": "PolicyModel"},
+            **{"model.policy.model": str(tmp_path / "model"), "model.learning_rate": "0.01"},
+            **{"data": "PreferenceDataModule", "data.source": "EmbeddedWorld", "data.source.pairs": "40"},
+            **{"data.source.validation_pairs": "8", "data.global_batch_size": "8"},
+            **{"trainer.max_epochs": "1", "trainer.accelerator": "cpu", "trainer.callbacks": "GoldReward"},
+            **{"trainer.callbacks.samples": "8", "trainer.callbacks.max_new_tokens": "4"},
+            **{"trainer.callbacks.every": every, "trainer.default_root_dir": str(tmp_path / name)},
+        }
+        cli.main(["fit", *(word for option, value in options.items() for word in (f"--{option}", value))])
+    end, along = (pd.read_csv(tmp_path / name / "metrics.csv") for name in ("end", "along"))
+    looks = along.dropna(subset="val/gold_reward")
+    kls = along.dropna(subset="val/sequence_kl")
+    assert (
+        looks["step"].tolist() == kls["step"].tolist() == [1, 3, 4] and kls["val/sequence_kl"].nunique() == 3
+    )
+    (last,) = end.dropna(subset="val/gold_reward")["val/gold_reward"]
+    assert looks["val/gold_reward"].iloc[-1] == last
+    first, second = (
+        torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for name in ("end", "along")
+    )
+    assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
 
 
 def test_kl_of_sampled_responses(fit, tmp_path, world):
