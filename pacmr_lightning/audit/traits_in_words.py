@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from .group_reliability import GROUPINGS
@@ -49,7 +48,7 @@ def rules(traits: pd.DataFrame, share: Share) -> pd.Series:
 
 def _sure(traits: pd.DataFrame) -> pd.Series:
     """Share of the labels that go with a trait, or against it, at least."""
-    return np.maximum(traits["in_all_low"], 1 - traits["in_all_high"])
+    return traits["in_all_low"].clip(lower=1 - traits["in_all_high"])
 
 
 def rules_in_words(traits: pd.DataFrame, share: Share, shown: int = SHOWN) -> list[str]:

@@ -165,12 +165,11 @@ def _texts(rows: Dataset, table: pd.DataFrame) -> dict[str, Texts]:
     places = {name: i for i, name in enumerate(rows["id"][:])}
     # One read of them all: a row at a time takes several times as long.
     found = rows.select([places[name] for name in table["id"]]).to_dict()
-    columns = (found[name] for name in ("id", "prompt", "chosen", "rejected", "chat"))
     texts: dict[str, Texts] = {}
-    for observed, name, *row, chat in zip(table["observed"], *columns, strict=True):
-        split = split_row(*row, chat)
+    for i, (name, observed) in enumerate(zip(table["id"], table["observed"], strict=True)):
+        split = split_row(*(found[column][i] for column in ("prompt", "chosen", "rejected", "chat")))
         prompt = split.prompt
-        if chat:
+        if found["chat"][i]:
             prompt = "\n\n".join(f"{m['role']}: {m['content']}" for m in decode_messages(prompt))
         responses = (split.chosen, split.rejected)
         texts[name] = Texts(prompt, *(responses if observed == "chosen" else responses[::-1]))
