@@ -238,7 +238,7 @@ def test_hh():
     found = re.findall(
         r"^  \| ([^|]+) \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \| (\S+) \((\w)\) \|", text, re.MULTILINE
     )
-    names = ("dpo", "rdpo", "fixed", "pacmr", "refined")
+    names = ("dpo", "rdpo", "fixed", "pacmr", "pacmr_ghost", "refined")
     assert len(found) == len(names) and list(frame.index) == list(names)
     for name, (_, *printed, judge) in zip(names, found, strict=True):
         row = frame.loc[name]
