@@ -97,7 +97,7 @@ def audit(
     # scikit-learn and matplotlib are loaded here so that pacmr --help stays quick.
     from ..analysis.last_pass import last_pass
     from ..audit.cross_fit import FOLDER, CrossFit
-    from ..audit.linear_probe import FOLDS, agreement, agreement_error, probe_log_odds
+    from ..audit.linear_probe import FOLDS, probe_log_odds
     from ..audit.own_pull import own_pull
 
     found = find_run(run, checkpoint)
@@ -135,13 +135,8 @@ def audit(
     if scorer is None:
         scorer = "vnet" if varies else "policy"
         if "probe_u" in pairs:
-            probe, policy = (agreement(pairs[name].to_numpy()) for name in ("probe_u", "first_visit_u"))
-            scorer = "probe" if probe > policy + agreement_error(len(pairs)) else scorer
-            notes.append(
-                f"Judged by {NAMES[scorer]}: of labels that they have not seen the probe agrees with "
-                f"{probe:.0%}, and the policy, before it learned from each pair, with {policy:.0%} (signed "
-                "ranks; 50% by chance)."
-            )
+            scorer, why = _probe_or(scorer, pairs)
+            notes.append(why)
     unit = None if scorer in ("first_visit", "probe") else own_pull(module, data, found, updates)
     pairs["unpulled_u"] = pairs["u"] - (unit or 0) * pairs.pop("pull")
     beta = module.objective.beta
@@ -153,6 +148,18 @@ def audit(
     judged = Judged(pairs, scorer, varies, by_heart, data.noise_flips)
     folder = Path(output) if output else kept
     return conclude(judged, data.source.load("train"), data.source, run, folder, notes, wanted)
+
+
+def _probe_or(own: Scorer, pairs: pd.DataFrame) -> tuple[Scorer, str]:
+    """The probe where it agrees with more unseen labels than the policy did, else the run's own; and why."""
+    from ..audit.linear_probe import agreement, agreement_error
+
+    probe, policy = (agreement(pairs[name].to_numpy()) for name in ("probe_u", "first_visit_u"))
+    judge: Scorer = "probe" if probe > policy + agreement_error(len(pairs)) else own
+    return judge, (
+        f"Judged by {NAMES[judge]}: of labels that they have not seen the probe agrees with {probe:.0%}, and "
+        f"the policy, before it learned from each pair, with {policy:.0%} (signed ranks; 50% by chance)."
+    )
 
 
 def _varies(module: PreferenceModule, pairs: pd.DataFrame) -> bool:
