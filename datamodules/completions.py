@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import partial
 from pathlib import Path
 
 from datasets import Dataset
@@ -12,7 +13,7 @@ from pacmr_lightning.errors import UserError
 
 from .columns import SFT
 from .prompts import completion_prompts
-from .reading import read_sft, rows_to_dataset
+from .reading import made_once, read_sft
 from .splits import DEFAULT_FRACTION, Split, Splits
 
 
@@ -82,6 +83,8 @@ class WorldCompletions(Completions):
         self._seeds = {"train": 2 * seed, "validation": 2 * seed + 1}
 
     def load(self, split: Split) -> Dataset:
-        """The split's rows, generated anew (in memory: that is faster than a cache)."""
-        rows = self.world.sft_rows(self._sizes[split], self._seeds[split], self.best_of)
-        return rows_to_dataset(rows, SFT, f"{self.name} ({split})")
+        """The split's rows."""
+        size, seed = self._sizes[split], self._seeds[split]
+        rows = partial(self.world.sft_rows, size, seed, self.best_of)
+        key = f"{self.world.key}:{size}:{seed}:{self.best_of}"
+        return made_once(rows, SFT, f"{self.name} ({split})", key)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from datasets import Dataset, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
-from pacmr_lightning.command_line.exceptions import user_error
 from pacmr_lightning.errors import UserError
 
 from .columns import PREFERENCES, SFT, Columns, checked
 from .completions import Completions
 from .prompts import completion_prompts, pair_prompts
+from .reading import written_once
 from .sources import Source
 from .splits import DEFAULT_FRACTION, Split, Splits
 
@@ -73,7 +72,7 @@ def convert(
         UserError: a row is wrong.
     """
     parts = list(parts)
-    states = [_LAYOUT, columns.kind, key, *(dataset._fingerprint for _, dataset in parts)]
+    states = [_LAYOUT, key, *(dataset._fingerprint for _, dataset in parts)]
 
     def rows() -> Iterator[dict[str, Any]]:
         numbered = (
@@ -83,18 +82,7 @@ def convert(
         )
         yield from checked(numbered, columns, name)
 
-    try:
-        return Dataset.from_generator(
-            rows,
-            features=columns.features,
-            # As in reading.py, the key is given because a pickled function differs between versions.
-            fingerprint=hashlib.sha256(repr(states).encode()).hexdigest()[:16],
-        )
-    except DatasetGenerationError as error:
-        cause = user_error(error)
-        if cause is None:
-            raise
-        raise UserError(str(cause)) from None
+    return written_once(rows, columns, repr(states))
 
 
 class _Renamed:

@@ -10,7 +10,7 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,45 @@ def read_sft(path: str | Path) -> Dataset:
 
 def rows_to_dataset(rows: Iterable[dict[str, Any]], columns: Columns, name: str) -> Dataset:
     """The same checks and features for rows of a program; errors say ``name`` for the file."""
-    numbered = ((f"{name}, row {number}", row) for number, row in enumerate(rows, 1))
-    return Dataset.from_list(list(checked(numbered, columns, name)), features=columns.features)
+    return Dataset.from_list(list(checked(_numbered(rows, name), columns, name)), features=columns.features)
+
+
+def made_once(make: Callable[[], Iterable[dict[str, Any]]], columns: Columns, name: str, key: str) -> Dataset:
+    """The same for rows that a program makes, written to datasets' cache once for each key.
+
+    Args:
+        make: the rows.
+        columns: which columns come out.
+        name: what errors call them.
+        key: changes whenever ``make`` makes others.
+
+    Raises:
+        UserError: a row is wrong.
+    """
+    return written_once(lambda: checked(_numbered(make(), name), columns, name), columns, f"{LAYOUT}:{key}")
+
+
+def written_once(rows: Callable[[], Iterator[dict[str, Any]]], columns: Columns, key: str) -> Dataset:
+    """Checked rows, written to datasets' cache once for each key.
+
+    Raises:
+        UserError: what ``rows`` raises.
+    """
+    try:
+        return Dataset.from_generator(
+            rows,
+            features=columns.features,
+            # A fingerprint that datasets makes of a pickled function differs between versions of Python.
+            fingerprint=hashlib.sha256(f"{columns.kind}:{key}".encode()).hexdigest()[:16],
+        )
+    except DatasetGenerationError as error:
+        if isinstance(error.__cause__, UserError):
+            raise UserError(str(error.__cause__)) from None
+        raise
+
+
+def _numbered(rows: Iterable[dict[str, Any]], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    return ((f"{name}, row {number}", row) for number, row in enumerate(rows, 1))
 
 
 def numbered_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -87,25 +124,9 @@ def _checked_path(path: str | Path) -> Path:
 def _read(path: str | Path, columns: Columns) -> Dataset:
     path = _checked_path(path)
     state = path.stat()
-    key = f"{LAYOUT}:{columns.kind}:{path.resolve()}:{state.st_size}:{state.st_mtime_ns}"
-    try:
-        return Dataset.from_generator(
-            _file_rows,
-            features=columns.features,
-            gen_kwargs={"path": str(path), "kind": columns.kind},
-            # A changed file must not be served from the cache; the key is given because a fingerprint that
-            # datasets makes of a pickled function differs between versions of Python.
-            fingerprint=hashlib.sha256(key.encode()).hexdigest()[:16],
-        )
-    except DatasetGenerationError as error:
-        if isinstance(error.__cause__, UserError):
-            raise UserError(str(error.__cause__)) from None
-        raise
-
-
-def _file_rows(path: str, kind: str) -> Iterator[dict[str, Any]]:
-    columns = {c.kind: c for c in (PREFERENCES, SFT)}[kind]
-    yield from checked(numbered_rows(path), columns, path)
+    # A changed file must not be served from the cache.
+    key = f"{LAYOUT}:{path.resolve()}:{state.st_size}:{state.st_mtime_ns}"
+    return written_once(lambda: checked(numbered_rows(path), columns, str(path)), columns, key)
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

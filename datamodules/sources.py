@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from datasets import Dataset
@@ -14,7 +15,7 @@ from pacmr_lightning.evaluation.reward import Reward
 
 from .columns import PREFERENCES
 from .prompts import pair_prompts
-from .reading import numbered_rows, read_preferences, rows_to_dataset
+from .reading import made_once, numbered_rows, read_preferences
 from .splits import DEFAULT_FRACTION, Split, Splits
 
 
@@ -143,6 +144,7 @@ class EmbeddedWorld(Source):
         self._seeds = {"train": 2 * (seed if pairs_seed is None else pairs_seed), "validation": 2 * seed + 1}
 
     def load(self, split: Split) -> Dataset:
-        """The split's pairs, generated anew (in memory: that is faster than a cache)."""
-        rows = self.world.preference_rows(self._sizes[split], self._seeds[split])
-        return rows_to_dataset(rows, PREFERENCES, f"{self.name} ({split})")
+        """The split's pairs."""
+        size, seed = self._sizes[split], self._seeds[split]
+        rows = partial(self.world.preference_rows, size, seed)
+        return made_once(rows, PREFERENCES, f"{self.name} ({split})", f"{self.world.key}:{size}:{seed}")

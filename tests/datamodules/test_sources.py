@@ -1,7 +1,9 @@
 import pytest
 
+from pacmr_lightning.datamodules.completions import WorldCompletions
 from pacmr_lightning.datamodules.prompt_loader import draw_prompts
 from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files, Prompts
+from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 
 
@@ -62,6 +64,39 @@ def test_embedded_world():
         assert better == (row["eta"] > 0.5)
         assert row["augmented_prompt"] != row["prompt"]
     assert EmbeddedWorld(pairs=200, seed=3).load("train")[:] == train[:]
+
+
+def test_a_world_is_made_once(monkeypatch):
+    """What is on disk is what is asked for: another seed, size or share of good responses is made anew."""
+    kinds = [
+        (EmbeddedWorld(pairs=40, validation_pairs=5, seed=seed, pairs_seed=pairs_seed), split)
+        for seed, pairs_seed in ((50, None), (50, 51), (51, None))
+        for split in ("train", "validation")
+    ]
+    kinds += [
+        (WorldCompletions(rows, 5, best_of, seed), "train")
+        for rows, best_of, seed in ((40, 4, 50), (41, 4, 50), (40, 3, 50), (40, 4, 51))
+    ]
+    for source, split in kinds:
+        world, size, seed = source.world, source._sizes[split], source._seeds[split]
+        if isinstance(source, EmbeddedWorld):
+            made = list(world.preference_rows(size, seed))
+        else:
+            made = list(world.sft_rows(size, seed, source.best_of))
+        found = source.load(split).to_list()
+        assert [{name: row[name] for name in made[0]} for row in found] == made
+
+    def rows(self, *_):
+        raise UserError("made anew")
+
+    monkeypatch.setattr(World, "preference_rows", rows)
+    monkeypatch.setattr(World, "sft_rows", rows)
+    for source, split in kinds:
+        source.load(split)
+    monkeypatch.setattr(World, "key", "other code")
+    for source, split in kinds:
+        with pytest.raises(UserError, match=r"^made anew$"):
+            source.load(split)
 
 
 def test_other_pairs_of_the_same_world():

@@ -21,6 +21,7 @@ SIZES = {
     "told_share": 510,
     "frontier": 7245,
     "sentiment": 88,
+    "sentiment_tiny": 4,
     "sentiment_small": 4,
     "hh_small": 4,
     "sentiment_noise": 15,
@@ -170,6 +171,6 @@ def test_shipped_sweeps(path, whole, tmp_path, monkeypatch, capsys):
     found = [line for line in lines if re.match(r"\S+-seed\d+ \(.* pacmr fit --config configs/", line)]
     assert re.fullmatch(rf"{len(found)} cells( at most: .+)?", lines[-1])
     assert len(found) == SIZES[path.stem] or not whole
-    without = path.stem in ("told_share", "sentiment_small", "sentiment_noise", "hh_small")
+    without = path.stem in ("told_share", "sentiment_tiny", "sentiment_small", "sentiment_noise", "hh_small")
     assert without or any(line.startswith("pacmr-noise") for line in found)
     assert all("{" not in line for line in found)
