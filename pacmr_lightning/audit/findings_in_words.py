@@ -19,6 +19,11 @@ _UNSEEN: dict[Scorer, str] = {
     "of the responses, fitted to the labels of other prompts.",
 }
 """Who was asked, where it has not learned the labels that it judges."""
+COIN_FLIPS = (
+    "Without the share that is told these scores fit labels that are coin flips as well, so P(wrong) may say "
+    "nothing of a pair."
+)
+"""Where the share is known, and nothing else is."""
 _LEARNED = "u is that of a policy that has learned these labels, wrong ones among them"
 
 
@@ -103,6 +108,8 @@ def sentences(findings: Findings) -> list[str]:
         f"eps + (1 - 2 eps) sigmoid(-k m) is labelled against the policy. {fit}"
     )
     told.append(fit_in_words(share))
+    if share.known and not share.separates:
+        told.append(COIN_FLIPS)
     told.append(holder_in_words(share))
     if share.identified:
         said = "P(wrong) = sigmoid(logit(eps) - k u)"

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .findings import Findings
-from .findings_in_words import fit_in_words, holder_in_words, share_in_words
+from .findings_in_words import COIN_FLIPS, fit_in_words, holder_in_words, share_in_words
 from .scorers import NAMES
 from .traits_in_words import rules_in_words, traits_in_words
 
@@ -51,13 +51,16 @@ def show(
             f"Expected share of wrong labels by {NAMES[name]}: {share_in_words(share)}.", highlight=False
         )
     if not findings.share.identified:
+        untold = "--fallback_share" if findings.share.separates else "--share"
         console.print(
             "So no label is suspect. To go on, read a random sample (--sample 50, then --decisions FILE), or "
-            "tell the share: --share where you know it, --fallback_share 0.45 where you do not. The ranking "
-            "stands without it.",
+            f"tell the share: --share where you know it, {untold} 0.45 where you do not. The ranking stands "
+            "without it.",
             highlight=False,
             style="yellow",
         )
+    if findings.share.known and not findings.share.separates:
+        console.print(COIN_FLIPS, highlight=False, style="yellow")
     console.print(holder_in_words(findings.share), highlight=False, style="dim")
     if findings.share.fit.refused:
         console.print(fit_in_words(findings.share), highlight=False, style="yellow")

@@ -79,8 +79,8 @@ class Share:
 
     @property
     def identified(self) -> bool:
-        """Whether the share is more than an invention."""
-        return self.separates and (self.known or self.gain > 0)
+        """Whether the share is more than an invention: somebody tells it, or the labels do."""
+        return self.known or (self.separates and self.gain > 0)
 
     @property
     def at_most(self) -> float:

@@ -66,7 +66,8 @@ def audit(
             fails where the policy has learned too little.
         fallback_share: of wrong labels, where the estimate fails or would be too low, since the policy has
             learned its labels by heart; less where so few labels are against the policy on the pairs that it
-            is surest of that no such share of independent flips can be among them.
+            is surest of that no such share of independent flips can be among them, and none where scores fit
+            labels that are coin flips as well: ``share`` tells these, too, how many are wrong.
         cleaned: file to write the training pairs to, in the format of the run's data; it is replaced where it
             exists.
         action: what is done there with suspects: "drop" them, or "flip" their label; with ``decisions`` it

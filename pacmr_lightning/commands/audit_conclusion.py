@@ -129,7 +129,12 @@ def _findings(judged: Judged, wanted: Wanted, notes: list[str]) -> tuple[Finding
         if share is not None:
             findings = find(*asked, share)
     needed = share is None and (judged.by_heart or not findings.share.identified)
-    assumed = fallback_share if needed else None
+    told = share is not None or (needed and fallback_share is not None)
+    if told and not judged.by_heart and not findings.share.separates:
+        pairs["unpulled_u"] = pairs["u"]  # what the labels have added is all there is
+        findings = find(*asked, share)
+    # Scores that are no better than coin flips tell labels apart at no share.
+    assumed = fallback_share if needed and findings.share.separates else None
     if assumed is not None:
         share = assumed if judged.by_heart else min(assumed, findings.share.at_most)
         findings = find(*asked, share)
@@ -138,9 +143,6 @@ def _findings(judged: Judged, wanted: Wanted, notes: list[str]) -> tuple[Finding
             f"The share of wrong labels cannot be told from these scores; it is taken for {share:.3g}"
             f"{why if share < assumed else ''}."
         )
-    if share is not None and not judged.by_heart and not findings.share.identified:
-        pairs["unpulled_u"] = pairs["u"]  # what the labels have added is all there is
-        findings = find(*asked, share)
     if assumed is not None:
         taken = {name: replace(by_name, assumed=True) for name, by_name in findings.shares.items()}
         findings = replace(findings, shares=taken)

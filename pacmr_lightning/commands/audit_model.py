@@ -73,7 +73,8 @@ def audit_model(
         threshold: a label is suspect where it is wrong with a probability above this.
         share: of wrong labels, where it is known; default: estimated.
         fallback_share: of wrong labels, taken where none is told, since the estimate would be too low
-            for a policy that was trained on these labels; with a probe, where the estimate fails.
+            for a policy that was trained on these labels; with a probe, where the estimate fails. Not where
+            scores fit labels that are coin flips as well: ``share`` tells these, too, how many are wrong.
         cleaned: file to write the pairs to, in the format of the source; it is replaced where it exists.
         action: what is done there with suspects: "drop" them, or "flip" their label; with ``decisions`` it
             may be left out, and then only what is decided changes.

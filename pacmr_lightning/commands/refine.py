@@ -61,7 +61,8 @@ def refine(
             difficult (Selective DPO), and needs ``--scorer dpo``.
         share: of wrong labels, where it is known; default: what the audit estimates, and where it cannot,
             the most that the pairs which the policy is surest of leave, up to 0.45: told too high a share the
-            second pass loses little, told too low a one most of its gain.
+            second pass loses little, told too low a one most of its gain. Told a share, it also goes on where
+            the scores may say nothing of the labels.
         beta: of the second pass; default: the first run's. A policy goes further with soft labels than with
             wrong ones, so the beta that suits DPO on clean labels is a good first choice.
         scorer: who judges: "policy" is the run's own, the others as in ``pacmr audit``; "dpo" trains two more
@@ -109,8 +110,9 @@ def refine(
         )
         if labels != "easiest" and found_labels["p_wrong"].isna().any():
             raise UserError(
-                f"The scores of {scorer} fit labels that are coin flips as well, so there is nothing to "
-                f"learn from; take another --scorer, or a run that has learned more than {run}."
+                f"The scores of {scorer} fit labels that are coin flips as well, so there may be nothing to "
+                f"learn from; take another --scorer, a run that has learned more than {run}, or --share "
+                f"{SAFE_SHARE} to go on all the same."
             )
         write_record(folder / RECORD, asked)
     if not (folder / SUMMARY).exists():

@@ -67,8 +67,8 @@ class AuditedWeights(Weighting):
         if right.isna().any():
             raise UserError(
                 f"The audit {self.audit} could not tell the share of wrong labels, so it has no "
-                "probabilities; audit again with --share, or with --fallback_share 0.45 where you do not "
-                "know it, with another --scorer, or a run that has learned more."
+                "probabilities; audit again with --share (0.45 where you do not know it), with another "
+                "--scorer, or a run that has learned more."
             )
         if self.hard:
             right = right.ge(0.5).astype(float)

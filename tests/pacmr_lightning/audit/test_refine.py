@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -9,7 +10,8 @@ import pytest
 import yaml
 
 from pacmr_lightning import cli
-from pacmr_lightning.audit.wrong_label_share import Share
+from pacmr_lightning.audit import findings
+from pacmr_lightning.audit.wrong_label_share import expected_share
 from pacmr_lightning.commands.refine import USES, refine
 from pacmr_lightning.commands.second_pass import objective
 from pacmr_lightning.errors import UserError
@@ -257,14 +259,20 @@ def test_objectives_that_make_their_own_of_wrong_labels(name, replaced, capsys):
     assert (name in capsys.readouterr().out) == replaced
 
 
-def test_scores_that_do_not_separate(first, monkeypatch):
-    """Nothing is kept that would stand in the way of another try."""
-    monkeypatch.setattr(Share, "identified", property(lambda self: False))
-    with pytest.raises(UserError, match=r"scores of policy fit labels that are coin flips .* --scorer"):
+def test_scores_that_do_not_separate(first, monkeypatch, capsys):
+    """Nothing is kept that would stand in the way of another try, and who tells the share gets one."""
+
+    def coin_flips(*asked, **options):
+        return replace(expected_share(*asked, **options), separates=False)
+
+    monkeypatch.setattr(findings, "expected_share", coin_flips)
+    with pytest.raises(UserError, match=r"scores of policy fit labels that are coin flips .* --share 0\.45"):
         refine(str(first))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "--share where you know it, --share 0.45 where you do not" in printed
     assert not (first.with_name("first-refined") / "refine.json").exists()
-    monkeypatch.undo()
     refine(str(first), share=0.3)
+    assert "that is told these scores fit labels that are" in " ".join(capsys.readouterr().out.split())
     assert (first.with_name("first-refined") / "summary.json").exists()
 
 

@@ -80,8 +80,12 @@ def test_clean_labels_are_not_called_wrong():
 
 def test_scores_that_say_nothing():
     rng = np.random.default_rng(3)
-    share = expected_share(rng.standard_normal(4000), np.arange(4000))
+    u = rng.standard_normal(4000)
+    share = expected_share(u, np.arange(4000))
     assert not share.separates and not share.identified
+    told = expected_share(u, np.arange(4000), known=0.3)
+    assert not told.separates and told.identified
+    assert told.wrong(u) == pytest.approx(np.full(4000, 0.3), abs=0.1)
 
 
 def test_pairs_that_share_a_response_are_no_evidence_each():
