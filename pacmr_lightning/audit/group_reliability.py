@@ -37,9 +37,10 @@ def group_reliability(
     Returns:
         One row a group: ``grouping`` (the column), ``group`` (NA for pairs without one), ``pairs``,
         ``suspects`` (count), ``suspect_share``, ``expected`` (share of wrong labels) with ``low`` and
-        ``high`` (2.5th and 97.5th percentile of the resamples), NaN for groups of fewer than ``LEAST`` pairs
-        and where the share of all pairs is not identified, and ``flipped`` (share of wrong labels among those
-        that are known; NaN where none is); and ``learned`` (mean of ``learned_rate``) where pairs have that.
+        ``high`` (2.5th and 97.5th percentile of the resamples), NaN for groups of fewer than ``LEAST`` pairs,
+        and where the share of all pairs is not identified, or was told and the labels contradict it; and
+        ``flipped`` (share of wrong labels among those that are known; NaN where none is); and ``learned``
+        (mean of ``learned_rate``) where pairs have that.
     """
     tables = []
     for grouping in (name for name in GROUPINGS if name in pairs):
@@ -79,7 +80,9 @@ def _fitted(
     sizes = np.bincount(groups)
     found = np.full((3, len(sizes)), np.nan)
     large = np.flatnonzero(sizes >= LEAST)
-    if not share.identified or not len(large):
+    # A policy that has learned its labels by heart is against none of them, whoever gave them.
+    contradicted = share.known and share.fit.refused
+    if not share.identified or contradicted or not len(large):
         return found
     # Small groups are left out: an eps each for a handful of pairs would draw k to where it fits noise.
     kept = np.isin(groups, large)

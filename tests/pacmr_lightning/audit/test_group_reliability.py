@@ -104,3 +104,15 @@ def test_order_small_groups_and_nobody():
     coins = rng.standard_normal(2000)
     unknown = group_reliability(pairs, coins, expected_share(coins, prompts, resamples=2), 10)
     assert unknown["expected"].isna().all() and unknown["pairs"].sum() == 4000
+
+
+def test_labels_that_were_learned_by_heart():
+    """One annotator guesses and one never errs; a policy that agrees with both cannot tell them apart."""
+    table, pairs = world([0.0, 0.499], [1500, 1500])
+    u, _, prompts = scores(3000, 0.03, spread=2.0, seed=7)
+    told = expected_share(u, prompts, 0.45, resamples=5)
+    assert told.identified and told.fit.refused
+    found = group_reliability(pairs, u, told, 10)
+    assert found[["expected", "low", "high"]].isna().all(axis=None)
+    assert found["suspects"].sum() == table["suspects"].sum()
+    assert "contradict the share of all pairs" in "".join(groups_table(found, False))
