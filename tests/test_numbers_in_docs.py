@@ -297,7 +297,7 @@ def test_sentiment_under_other_labels():
     )
     runs_of = (("dpo", 0.03), ("dpo", 0.003), ("refined", 0.03))
     assert len(rows) * len(runs_of) == len(frame)
-    for kind, (_, cells) in zip(("clean", "20", "40", "ties", "length"), rows, strict=True):
+    for kind, (_, cells) in zip(("clean", "20", "40", "annotators", "ties", "length"), rows, strict=True):
         for run, cell in zip(runs_of, cells.split(" | "), strict=True):
             assert_sentiment(frame.loc[(kind, *run)], cell)
 

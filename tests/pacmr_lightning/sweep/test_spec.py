@@ -24,7 +24,7 @@ SIZES = {
     "sentiment_tiny": 4,
     "sentiment_small": 4,
     "hh_small": 4,
-    "sentiment_noise": 15,
+    "sentiment_noise": 18,
     "sentiment_seeds": 15,
     "tldr_cpu": 5,
     "pacmr_variants": 430,
