@@ -296,7 +296,12 @@ def test_sentiment_under_other_labels():
         r"^  \| ([^|]*\d?) \| (.*\(.*) \|$", text.split("What wrong labels cost")[0], re.MULTILINE
     )
     runs_of = (("dpo", 0.03), ("dpo", 0.003), ("refined", 0.03))
-    assert len(rows) * len(runs_of) == len(frame)
+    learned = frame.loc[("annotators", "rpo_em_annotators", 0.03)]
+    said = (
+        f"has {learned['reward']:.2f} ± {learned['reward_stderr']:.2f} at {learned['sequence_kl']:.1f} nats"
+    )
+    assert said in " ".join(text.split())
+    assert len(rows) * len(runs_of) + 1 == len(frame)
     for kind, (_, cells) in zip(("clean", "20", "40", "annotators", "ties", "length"), rows, strict=True):
         for run, cell in zip(runs_of, cells.split(" | "), strict=True):
             assert_sentiment(frame.loc[(kind, *run)], cell)

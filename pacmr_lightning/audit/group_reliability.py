@@ -38,7 +38,8 @@ def group_reliability(
         One row a group: ``grouping`` (the column), ``group`` (NA for pairs without one), ``pairs``,
         ``suspects`` (count), ``suspect_share``, ``expected`` (share of wrong labels) with ``low`` and
         ``high`` (2.5th and 97.5th percentile of the resamples), NaN for groups of fewer than ``LEAST`` pairs,
-        and where the share of all pairs is not identified, or was told and the labels contradict it; and
+        where the scores say nothing of the labels or not what their share is, and where it was told and the
+        labels contradict it; and
         ``flipped`` (share of wrong labels among those that are known; NaN where none is); and ``learned``
         (mean of ``learned_rate``) where pairs have that.
     """
@@ -82,7 +83,7 @@ def _fitted(
     large = np.flatnonzero(sizes >= LEAST)
     # A policy that has learned its labels by heart is against none of them, whoever gave them.
     contradicted = share.known and share.fit.refused
-    if not share.identified or contradicted or not len(large):
+    if not share.separates or not share.identified or contradicted or not len(large):
         return found
     # Small groups are left out: an eps each for a handful of pairs would draw k to where it fits noise.
     kept = np.isin(groups, large)

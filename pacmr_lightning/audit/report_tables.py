@@ -80,8 +80,8 @@ def groups_table(groups: pd.DataFrame, known: bool) -> list[str]:
         rows.append(cells + ([_number(row.flipped, "{:.1%}")] if known else []))
     notes = [
         "The expected share of wrong labels of each group is fitted with the slope that all groups share; "
-        f"groups of fewer than {LEAST} pairs have none, nor has any where the labels contradict the share of "
-        "all pairs that was told or assumed."
+        f"groups of fewer than {LEAST} pairs have none, nor has any where the scores fit labels that are "
+        "coin flips, or where the labels contradict the share of all pairs that was told or assumed."
     ]
     if learned:
         notes.append(

@@ -102,8 +102,9 @@ def test_order_small_groups_and_nobody():
     assert np.isnan(annotators["expected"]["seldom"]) and annotators["pairs"]["nobody"] == LEAST
     assert annotators.index[-1] == "seldom" and annotators["expected"].iloc[:-1].is_monotonic_decreasing
     coins = rng.standard_normal(2000)
-    unknown = group_reliability(pairs, coins, expected_share(coins, prompts, resamples=2), 10)
-    assert unknown["expected"].isna().all() and unknown["pairs"].sum() == 4000
+    for known in (None, 0.3):
+        unknown = group_reliability(pairs, coins, expected_share(coins, prompts, known, resamples=2), 10)
+        assert unknown["expected"].isna().all() and unknown["pairs"].sum() == 4000
 
 
 def test_labels_that_were_learned_by_heart():
