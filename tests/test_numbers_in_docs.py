@@ -232,8 +232,9 @@ def test_wordings_of_the_meta_pairs():
 
 
 def test_hh():
-    """One seed of each: accuracy, KL, margin, and how well weights or u find flips."""
-    frame = pd.read_csv(DOCS / "numbers" / "hh.csv").query("seed == 42").set_index("method")
+    """Each of two seeds: accuracy, KL, margin, and how well weights or u find flips."""
+    numbers = pd.read_csv(DOCS / "numbers" / "hh.csv").set_index("method")
+    frame = numbers[numbers["seed"] == 42]
     text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("**Better ranks, and no better")[1]
     found = re.findall(
         r"^  \| ([^|]+) \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \| (\S+) \((\w)\) \|", text, re.MULTILINE
@@ -245,6 +246,13 @@ def test_hh():
         auroc = row["flip_auroc"] if judge == "g" else row["flip_auroc_u"]
         values = [row["accuracy"], row["sequence_kl"], row["sequence_kl_stderr"], row["margin"], auroc]
         assert_as_printed(values, printed)
+    other = text.split("**With other flips DPO learned nothing")[1]
+    rows = re.findall(r"^  \| [^|]+ \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \((\w)\) \|", other, re.MULTILINE)
+    frame = numbers[numbers["seed"] == 43]
+    assert list(frame.index) == ["dpo", "pacmr", "refined"] and len(rows) == len(frame)
+    for row, (*printed, judge) in zip(frame.to_dict("records"), rows, strict=True):
+        auroc = row["flip_auroc"] if judge == "g" else row["flip_auroc_u"]
+        assert_as_printed([row["accuracy"], row["sequence_kl"], row["sequence_kl_stderr"], auroc], printed)
 
 
 def test_sentiment():
