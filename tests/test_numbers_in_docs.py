@@ -315,6 +315,15 @@ def test_sentiment_under_other_labels():
             assert_sentiment(frame.loc[(kind, *run)], cell)
 
 
+def test_twenty_minutes():
+    text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("## In twenty minutes")[1].split("##")[0]
+    printed = re.findall(r"(\d\.\d\d) ± (0\.\d\d) \((\d+\.\d)\)", text)
+    found = pd.read_csv(DOCS / "numbers" / "sentiment-tiny.csv")
+    columns = ["reward", "reward_stderr", "sequence_kl"]
+    for values, cell in zip(found[columns].to_numpy(), printed, strict=True):
+        assert_as_printed(values, cell)
+
+
 def test_tldr():
     frame = pd.read_csv(DOCS / "numbers" / "tldr.csv")
     text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("Nor is it in what such a policy")[1]
