@@ -39,9 +39,8 @@ def group_reliability(
         ``suspects`` (count), ``suspect_share``, ``expected`` (share of wrong labels) with ``low`` and
         ``high`` (2.5th and 97.5th percentile of the resamples), NaN for groups of fewer than ``LEAST`` pairs,
         where the scores say nothing of the labels or not what their share is, and where it was told and the
-        labels contradict it; and
-        ``flipped`` (share of wrong labels among those that are known; NaN where none is); and ``learned``
-        (mean of ``learned_rate``) where pairs have that.
+        labels contradict it; ``flipped`` (share of wrong labels among those that are known; NaN where none
+        is); and ``learned`` (mean of ``learned_rate``) where pairs have that.
     """
     tables = []
     for grouping in (name for name in GROUPINGS if name in pairs):
