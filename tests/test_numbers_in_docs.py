@@ -249,7 +249,7 @@ def test_hh():
     other = text.split("**With other flips DPO learned nothing")[1]
     rows = re.findall(r"^  \| [^|]+ \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \((\w)\) \|", other, re.MULTILINE)
     frame = numbers[numbers["seed"] == 43]
-    assert list(frame.index) == ["dpo", "pacmr", "refined"] and len(rows) == len(frame)
+    assert list(frame.index) == ["dpo", "dpo_further", "pacmr", "refined"] and len(rows) == len(frame)
     for row, (*printed, judge) in zip(frame.to_dict("records"), rows, strict=True):
         auroc = row["flip_auroc"] if judge == "g" else row["flip_auroc_u"]
         assert_as_printed([row["accuracy"], row["sequence_kl"], row["sequence_kl_stderr"], auroc], printed)
