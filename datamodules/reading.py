@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset
 from datasets.exceptions import DatasetGenerationError
 
+from pacmr_lightning.command_line.exceptions import user_error
 from pacmr_lightning.errors import UserError
 
 from .columns import PREFERENCES, SFT, Columns, checked
@@ -89,9 +90,10 @@ def written_once(rows: Callable[[], Iterator[dict[str, Any]]], columns: Columns,
             fingerprint=hashlib.sha256(f"{columns.kind}:{key}".encode()).hexdigest()[:16],
         )
     except DatasetGenerationError as error:
-        if isinstance(error.__cause__, UserError):
-            raise UserError(str(error.__cause__)) from None
-        raise
+        cause = user_error(error)
+        if cause is None:
+            raise
+        raise UserError(str(cause)) from None
 
 
 def _numbered(rows: Iterable[dict[str, Any]], name: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -231,6 +231,13 @@ def test_wordings_of_the_meta_pairs():
     assert sum(less[1].abs() < 1e-5) == 3, "three of five"
 
 
+def assert_run(row, printed, judge, *others):
+    """Accuracy, KL and its error, what else a table has, and how well weights or u find flips."""
+    columns = ("accuracy", "sequence_kl", "sequence_kl_stderr", *others)
+    auroc = row["flip_auroc"] if judge == "g" else row["flip_auroc_u"]
+    assert_as_printed([*(row[name] for name in columns), auroc], printed)
+
+
 def test_hh():
     """Each of two seeds: accuracy, KL, margin, and how well weights or u find flips."""
     numbers = pd.read_csv(DOCS / "numbers" / "hh.csv").set_index("method")
@@ -242,17 +249,13 @@ def test_hh():
     names = ("dpo", "rdpo", "fixed", "pacmr", "pacmr_ghost", "refined")
     assert len(found) == len(names) and list(frame.index) == list(names)
     for name, (_, *printed, judge) in zip(names, found, strict=True):
-        row = frame.loc[name]
-        auroc = row["flip_auroc"] if judge == "g" else row["flip_auroc_u"]
-        values = [row["accuracy"], row["sequence_kl"], row["sequence_kl_stderr"], row["margin"], auroc]
-        assert_as_printed(values, printed)
+        assert_run(frame.loc[name], printed, judge, "margin")
     other = text.split("**With other flips DPO learned nothing")[1]
     rows = re.findall(r"^  \| [^|]+ \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \((\w)\) \|", other, re.MULTILINE)
     frame = numbers[numbers["seed"] == 43]
     assert list(frame.index) == ["dpo", "dpo_further", "pacmr", "refined"] and len(rows) == len(frame)
     for row, (*printed, judge) in zip(frame.to_dict("records"), rows, strict=True):
-        auroc = row["flip_auroc"] if judge == "g" else row["flip_auroc_u"]
-        assert_as_printed([row["accuracy"], row["sequence_kl"], row["sequence_kl_stderr"], auroc], printed)
+        assert_run(row, printed, judge)
 
 
 def test_sentiment():
@@ -331,9 +334,7 @@ def test_tldr():
         r"^\| ([^|]+) \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \((\w)\) \|", text.split("##")[0], re.MULTILINE
     )
     for row, (_, *printed, judge) in zip(frame.to_dict("records"), found, strict=True):
-        auroc = row["flip_auroc"] if judge == "g" else row["flip_auroc_u"]
-        values = [row["accuracy"], row["sequence_kl"], row["sequence_kl_stderr"], auroc]
-        assert_as_printed(values, printed)
+        assert_run(row, printed, judge)
 
 
 def test_how_many_runs_a_file_has():

@@ -130,7 +130,7 @@ def _findings(judged: Judged, wanted: Wanted, notes: list[str]) -> tuple[Finding
             findings = find(*asked, share)
     needed = share is None and (judged.by_heart or not findings.share.identified)
     told = share is not None or (needed and fallback_share is not None)
-    if told and not judged.by_heart and not findings.share.separates:
+    if told and not findings.share.separates and not pairs["unpulled_u"].equals(pairs["u"]):
         pairs["unpulled_u"] = pairs["u"]  # what the labels have added is all there is
         findings = find(*asked, share)
     # Scores that are no better than coin flips tell labels apart at no share.
@@ -143,7 +143,6 @@ def _findings(judged: Judged, wanted: Wanted, notes: list[str]) -> tuple[Finding
             f"The share of wrong labels cannot be told from these scores; it is taken for {share:.3g}"
             f"{why if share < assumed else ''}."
         )
-    if assumed is not None:
         taken = {name: replace(by_name, assumed=True) for name, by_name in findings.shares.items()}
         findings = replace(findings, shares=taken)
     return findings, sample
