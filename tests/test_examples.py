@@ -2,6 +2,7 @@
 
 import json
 import runpy
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,6 +45,9 @@ def test_reviews(fetch):
     assert f"{len(rows):,} beginnings of film reviews" in said and len(rows) > 8000
     assert len({row["prompt"] for row in rows}) == len(rows)
     assert all(len(row["prompt"].split()) == 5 and row["completion"].startswith(" ") for row in rows)
+    found = Counter(row["category"] for row in rows)
+    assert found.keys() == {"panned", "disliked", "liked", "praised"}
+    assert min(found.values()) > 0.2 * len(rows)
 
 
 @pytest.mark.slow

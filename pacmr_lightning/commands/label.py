@@ -12,6 +12,7 @@ from scipy.special import expit
 from ..command_line.parser import run_tool
 from ..datamodules.hashing import unit_hash
 from ..errors import UserError
+from ..evaluation.answer_store import content_key
 from ..evaluation.generation_file import output_path
 from ..evaluation.response_pairs import ResponsePair, pair_rows, read_rows
 from ..evaluation.reward import LexiconReward, Reward
@@ -22,7 +23,14 @@ __all__ = ["LexiconReward", "label", "main"]
 
 
 def label(
-    first: str, second: str, *, output: str, reward: Reward, temperature: float = 1.0, seed: int = 42
+    first: str,
+    second: str,
+    *,
+    output: str,
+    reward: Reward,
+    temperature: float = 1.0,
+    categories: str | None = None,
+    seed: int = 42,
 ) -> None:
     """Makes preference pairs of two responses to each prompt, with labels drawn from a reward.
 
@@ -38,6 +46,8 @@ def label(
         output: file to write, ending in .jsonl; data.source Files reads it.
         reward: what decides, such as LexiconReward.
         temperature: reward that is worth one unit of log-odds, above 0.
+        categories: JSON Lines file with prompt and category; a pair gets that of its prompt, by which noise
+            may differ, and audits report.
         seed: of the draws, which depend on it and on a pair's id alone.
 
     Raises:
@@ -54,6 +64,8 @@ def label(
             "above 0, with different seeds."
         )
     rows = [_row(pair, reward, temperature, seed) for pair in kept]
+    if categories is not None:
+        rows = _with_categories(rows, categories)
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     against = sum(row["eta"] < 0.5 for row in rows) / len(rows)
@@ -75,6 +87,18 @@ def _row(pair: ResponsePair, reward: Reward, temperature: float, seed: int) -> d
     if not isinstance(pair.prompt, str):
         sides = {name: [{"role": "assistant", "content": text}] for name, text in sides.items()}
     return {"id": f"{pair.id}-{seed}", "prompt": pair.prompt, **sides, "eta": eta}
+
+
+def _with_categories(rows: list[dict[str, Any]], path: str) -> list[dict[str, Any]]:
+    """The rows, each with the category that a file has for its prompt."""
+    named = {content_key(row.get("prompt")): row.get("category") for row in read_rows(path)}
+    found = [named.get(content_key(row["prompt"])) for row in rows]
+    if None in found:
+        raise UserError(
+            f"{path} has no category for {found.count(None)} of {len(rows)} pairs, such as one with the "
+            f"prompt {str(rows[found.index(None)]['prompt'])[:80]!r}; name the file that has the prompts."
+        )
+    return [{**row, "category": str(category)} for row, category in zip(rows, found, strict=True)]
 
 
 def main(arguments: list[str]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pacmr_lightning import cli
-from pacmr_lightning.datamodules import Files, SymmetricNoise
+from pacmr_lightning.datamodules import CategoryNoise, Files, SymmetricNoise
 from pacmr_lightning.datamodules.hashing import unit_hash
 
 
@@ -84,6 +84,30 @@ def test_chat_prompts(files, tmp_path):
     (row,) = map(json.loads, (tmp_path / "pairs.jsonl").read_text().splitlines())
     assert row["prompt"] == chat and row["chosen"] == [{"role": "assistant", "content": "good"}]
     assert Files("pairs.jsonl").load_all()[0]["chat"]
+
+
+def test_categories_are_those_of_the_prompts(files, tmp_path):
+    rows = [{"prompt": f"prompt {i}", "category": i % 3, "more": "not read"} for i in reversed(range(2500))]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    label("--output=pairs.jsonl", "--categories=prompts.jsonl")
+    found = Files("pairs.jsonl").load_all()
+    assert len(found) == 1000
+    for name, category in zip(found["prompt"], found["category"], strict=True):
+        assert category == str(int(name.split()[1]) % 3)
+    flips = CategoryNoise({"1": 0.4}).flips(found, 42)
+    flipped = [one for name, one in zip(found["id"], found["category"], strict=True) if flips[name]]
+    assert set(flipped) == {"1"} and len(flipped) == pytest.approx(0.4 * 1000 / 3, abs=30)
+
+
+def test_a_prompt_without_category(files, tmp_path, capsys):
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "prompt 1", "category": "one"}) + "\n")
+    with pytest.raises(SystemExit) as stop:
+        label("--output=pairs.jsonl", "--categories=prompts.jsonl")
+    assert stop.value.code == 2 and not (tmp_path / "pairs.jsonl").exists()
+    said = " ".join(capsys.readouterr().err.split())
+    assert "prompts.jsonl has no category for 1000 of 1000 pairs, such as one with the prompt 'prompt 0'" in (
+        said
+    )
 
 
 @pytest.mark.parametrize(

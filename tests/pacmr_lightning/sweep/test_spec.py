@@ -23,10 +23,10 @@ SIZES = {
     "sentiment": 88,
     "sentiment_tiny": 4,
     "sentiment_small": 4,
-    "hh_small": 4,
-    "sentiment_noise": 18,
+    "hh_small": 12,
+    "sentiment_noise": 24,
     "sentiment_seeds": 15,
-    "tldr_cpu": 5,
+    "tldr_cpu": 7,
     "pacmr_variants": 430,
     "pacmr_variants_long": 54,
     "tldr_clean_meta": 9,
@@ -171,6 +171,6 @@ def test_shipped_sweeps(path, whole, tmp_path, monkeypatch, capsys):
     found = [line for line in lines if re.match(r"\S+-seed\d+ \(.* pacmr fit --config configs/", line)]
     assert re.fullmatch(rf"{len(found)} cells( at most: .+)?", lines[-1])
     assert len(found) == SIZES[path.stem] or not whole
-    without = path.stem in ("told_share", "sentiment_tiny", "sentiment_small", "sentiment_noise", "hh_small")
+    without = path.stem in ("told_share", "sentiment_tiny", "sentiment_small", "sentiment_noise")
     assert without or any(line.startswith("pacmr-noise") for line in found)
     assert all("{" not in line for line in found)
