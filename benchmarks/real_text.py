@@ -34,6 +34,15 @@ JUDGES = {
     "policy": ("policy, after training", "tab:gray"),
 }
 """Labels and colors of those who rank the labels."""
+HH_METHODS = {
+    "dpo": ("DPO, beta 0.1", "tab:blue", "o"),
+    "dpo_further": ("DPO, beta 0.01", "tab:cyan", "o"),
+    "pacmr": ("PACMR-DPO, beta 0.1", "tab:orange", "s"),
+    "refined": ("refined by a probe, beta 0.1", "tab:red", "D"),
+}
+"""Labels, colors and markers of the runs on HH."""
+HELD_OUT = 316
+"""Pairs of HH that their accuracy is measured on."""
 
 
 def rewards(axis: Axes, runs: pd.DataFrame) -> None:
@@ -78,16 +87,33 @@ def ranks(axis: Axes, judges: pd.DataFrame) -> None:
     axis.legend(frameon=False, fontsize=8, loc="upper right")
 
 
+def accuracies(axis: Axes, runs: pd.DataFrame) -> None:
+    """Accuracy on held-out pairs, by draw of the flips."""
+    seeds = sorted(runs["seed"].unique())
+    for place, (method, (label, color, marker)) in enumerate(HH_METHODS.items()):
+        found = runs[runs["method"] == method].set_index("seed")["accuracy"].reindex(seeds)
+        at = np.arange(len(seeds)) + 0.16 * (place - 1.5)
+        error = np.sqrt(found * (1 - found) / HELD_OUT)
+        axis.errorbar(at, found, error, fmt=marker, color=color, markersize=6, lw=1, label=label)
+    axis.axhline(0.5, color="black", lw=1, ls="--", label="chance")
+    axis.set_xticks(range(len(seeds)), [f"seed {seed}" for seed in seeds])
+    axis.set_ylim(0.47, 0.76)
+    axis.set_ylabel(f"accuracy ({HELD_OUT} held-out pairs)")
+    axis.set_title("HH, 30% of labels flipped")
+    axis.legend(frameon=False, fontsize=8, loc="upper left")
+
+
 def main() -> None:
     """Reads the runs and writes the figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--figure", required=True, help="PNG to write")
     options = parser.parse_args()
     runs = pd.read_csv(NUMBERS / "sentiment.csv")
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
-    rewards(left, runs[np.isclose(runs["learning_rate"], 5e-4)])
-    ranks(right, pd.read_csv(NUMBERS / "judges.csv"))
-    for axis in (left, right):
+    figure, axes = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
+    ranks(axes[0], pd.read_csv(NUMBERS / "judges.csv"))
+    accuracies(axes[1], pd.read_csv(NUMBERS / "hh.csv"))
+    rewards(axes[2], runs[np.isclose(runs["learning_rate"], 5e-4)])
+    for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(options.figure, dpi=150)
 

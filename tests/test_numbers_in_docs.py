@@ -313,7 +313,8 @@ def test_sentiment_under_other_labels():
     )
     assert said in " ".join(text.split())
     assert len(rows) * len(runs_of) + 1 == len(frame)
-    for kind, (_, cells) in zip(("clean", "20", "40", "annotators", "ties", "length"), rows, strict=True):
+    kinds = ("clean", "20", "40", "annotators", "categories", "temperature", "ties", "length")
+    for kind, (_, cells) in zip(kinds, rows, strict=True):
         for run, cell in zip(runs_of, cells.split(" | "), strict=True):
             assert_sentiment(frame.loc[(kind, *run)], cell)
 
