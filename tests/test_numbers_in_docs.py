@@ -239,7 +239,7 @@ def assert_run(row, printed, judge, *others):
 
 
 def test_hh():
-    """Each of two seeds: accuracy, KL, margin, and how well weights or u find flips."""
+    """Each of three seeds: accuracy, KL, margin, and how well weights or u find flips."""
     numbers = pd.read_csv(DOCS / "numbers" / "hh.csv").set_index("method")
     frame = numbers[numbers["seed"] == 42]
     text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("**Better ranks, and no better")[1]
@@ -250,11 +250,14 @@ def test_hh():
     assert len(found) == len(names) and list(frame.index) == list(names)
     for name, (_, *printed, judge) in zip(names, found, strict=True):
         assert_run(frame.loc[name], printed, judge, "margin")
-    other = text.split("**With other flips DPO learned nothing")[1]
-    rows = re.findall(r"^  \| [^|]+ \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \((\w)\) \|", other, re.MULTILINE)
-    frame = numbers[numbers["seed"] == 43]
-    assert list(frame.index) == ["dpo", "dpo_further", "pacmr", "refined"] and len(rows) == len(frame)
-    for row, (*printed, judge) in zip(frame.to_dict("records"), rows, strict=True):
+    other = text.split("**With other flips DPO learned little")[1]
+    rows = re.findall(
+        r"^  \| (\d\d), [^|]+ \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \((\w)\) \|", other, re.MULTILINE
+    )
+    frame = numbers[numbers["seed"] != 42]
+    assert list(frame.index) == 2 * ["dpo", "dpo_further", "pacmr", "refined"]
+    assert [int(seed) for seed, *_ in rows] == list(frame["seed"])
+    for row, (_, *printed, judge) in zip(frame.to_dict("records"), rows, strict=True):
         assert_run(row, printed, judge)
 
 
