@@ -11,6 +11,7 @@ from scipy.special import expit
 
 from ..command_line.parser import run_tool
 from ..datamodules.hashing import unit_hash
+from ..datamodules.reading import numbered_rows
 from ..errors import UserError
 from ..evaluation.answer_store import content_key
 from ..evaluation.generation_file import output_path
@@ -46,8 +47,8 @@ def label(
         output: file to write, ending in .jsonl; data.source Files reads it.
         reward: what decides, such as LexiconReward.
         temperature: reward that is worth one unit of log-odds, above 0.
-        categories: JSON Lines file with prompt and category; a pair gets that of its prompt, by which noise
-            may differ, and audits report.
+        categories: JSON Lines or Parquet with prompt and category; a pair gets that of its prompt, by which
+            noise may differ, and audits report.
         seed: of the draws, which depend on it and on a pair's id alone.
 
     Raises:
@@ -91,7 +92,7 @@ def _row(pair: ResponsePair, reward: Reward, temperature: float, seed: int) -> d
 
 def _with_categories(rows: list[dict[str, Any]], path: str) -> list[dict[str, Any]]:
     """The rows, each with the category that a file has for its prompt."""
-    named = {content_key(row.get("prompt")): row.get("category") for row in read_rows(path)}
+    named = {content_key(row.get("prompt")): row.get("category") for _, row in numbered_rows(path)}
     found = [named.get(content_key(row["prompt"])) for row in rows]
     if None in found:
         raise UserError(

@@ -116,6 +116,7 @@ def test_a_prompt_without_category(files, tmp_path, capsys):
         (["--temperature=0"], "temperature is 0.0, but it must be a number above 0"),
         (["--output=pairs.csv"], "must be a file ending in .jsonl"),
         (["--reward.lexicon=nowhere"], "nowhere, which is no file"),
+        (["--categories=nowhere.jsonl"], "There is no file nowhere.jsonl; check the path"),
     ],
 )
 def test_bad_options(files, options, message, capsys, tmp_path):
