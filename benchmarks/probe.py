@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from rich.console import Console
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import average_precision_score, roc_auc_score
 from tqdm import tqdm
 
 from pacmr_lightning.audit.linear_probe import probe_log_odds
@@ -79,8 +79,11 @@ def probe(
             signs = np.where(flipped, -1, 1)
             score = probe_log_odds(differences[some] * signs[:, None], prompts[some])
             right = (score * signs > 0).mean()
-            rows.append((share, n, roc_auc_score(flipped, -score), right))
-    table = pd.DataFrame(rows, columns=["flips", "pairs", "auroc", "accuracy"])
+            first = flipped[np.argsort(score)[:100]].mean()
+            ranks = roc_auc_score(flipped, -score), average_precision_score(flipped, -score)
+            rows.append((share, n, *ranks, first, right))
+    columns = ["flips", "pairs", "auroc", "average_precision", "precision_in_first_100", "accuracy"]
+    table = pd.DataFrame(rows, columns=columns)
     means = table.groupby(["flips", "pairs"]).agg(["mean", "std"])
     Console().print(means.round(3).to_string(), highlight=False)
     if figure is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import warnings
@@ -99,6 +100,8 @@ class CrossFit:
             name = f"Policy {half + 1} of 2, pairs it has not seen"
             found = last_pass(module, self.pairs, answers, indices=judged, name=name)
             parts.append(found[["id", "u"]].set_axis(judged))
+            del module
+            gc.collect()  # the other half's policy needs its memory
         frame = pd.concat(parts).sort_index()
         with replacing(self.path) as temporary:
             frame.to_parquet(temporary)
@@ -109,8 +112,8 @@ class CrossFit:
         if least < batch:
             raise UserError(
                 f"Half of the prompts have {least} training pairs, fewer than the run's global_batch_size "
-                f"{batch}, so no policy can be trained on them; audit with --scorer vnet, or train a run on "
-                "more pairs."
+                f"{batch}, so no policy can be trained on them; audit with --scorer policy or probe, or "
+                "train a run on more pairs."
             )
 
     def _trained(self, half: int, learned: list[int]) -> PreferenceModule:
@@ -158,8 +161,6 @@ class CrossFit:
             trainer.fit(
                 module, cast(LightningDataModule, self.data), ckpt_path=last if last.is_file() else None
             )
-            if trainer.interrupted:
-                raise KeyboardInterrupt
         finally:
             self.data.train_pairs, self.data.meta_every = everything, meta
             self.data.reference = reference

@@ -22,7 +22,7 @@ from ..analysis.consistency import (
 from ..analysis.probe import Split, judged_pairs
 from ..command_line.parser import run_tool
 from ..errors import UserError
-from ..files import replacing
+from ..files import check_writable, replacing
 from ..runs.finished_run import Run, find_run, load
 from ..runs.folder import ANALYSIS
 
@@ -132,6 +132,7 @@ def analyze(
     # All of them before the first is computed, which may take hours.
     probes = [find_run(run, checkpoint) for run in dict.fromkeys(runs)]
     folder = Path(output) if output else Path(probes[0].folder) / ANALYSIS
+    check_writable("output", str(folder), folder)
     judged: dict[str, pd.DataFrame] = {}
     parts, notes = [], []
     for label, run in zip(_labels(probes), probes, strict=True):
@@ -220,7 +221,7 @@ def _show(folder: Path, table: pd.DataFrame, notes: list[str]) -> None:
         shown.add_column(heading, justify="left" if heading == "Task" else "right")
     for row in cells(table):
         shown.add_row(*row)
-    console = Console()
+    console = Console(markup=False)
     console.print(shown)
     for note in notes:
         console.print(f"  {note}", highlight=False, style="dim")

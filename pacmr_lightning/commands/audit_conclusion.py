@@ -91,7 +91,7 @@ def conclude(
         found = tasks(
             (pair, str(observed[pair]), i < len(drawn), texts[pair]) for i, pair in enumerate(listed)
         )
-        with replacing(wanted.label_studio) as temporary:
+        with replacing(Path(wanted.label_studio).expanduser()) as temporary:
             temporary.write_text(json.dumps(found, indent=1), encoding="utf-8")
     console = Console()
     show(console, findings, traits, folder, notes)

@@ -60,12 +60,14 @@ class Wanted:
             raise UserError(f"{given} is given without {other}; say with --{other} {fix}.")
         if self.output is not None:
             check_writable("output", self.output, Path(self.output))
+        taken = {} if self.decisions is None else {Path(self.decisions).expanduser().resolve(): "decisions"}
         for name in ("cleaned", "label_studio"):
             if (file := getattr(self, name)) is not None:
                 path = Path(file).expanduser()
                 check_writable(name, file, path.parent)
-                if self.decisions and path.resolve() == Path(self.decisions).expanduser().resolve():
-                    raise UserError(f"{name} is {file}, which is the file of decisions; name another file.")
+                if clash := taken.get(path.resolve()):
+                    raise UserError(f"{name} is {file}, which is the file of {clash}; name another file.")
+                taken[path.resolve()] = name
         self.upload.check(self.cleaned)
         _ = self.decided  # a file that cannot be read is told of before anything is done
 

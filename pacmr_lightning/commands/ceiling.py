@@ -10,7 +10,7 @@ from tqdm import tqdm
 from ..command_line.parser import run_tool
 from ..embedded_world import World
 from ..errors import UserError
-from ..files import replacing
+from ..files import check_writable, replacing
 
 
 def reward_ceiling(model: str, *, output: str, world_seed: int = 0) -> pd.DataFrame:
@@ -30,6 +30,7 @@ def reward_ceiling(model: str, *, output: str, world_seed: int = 0) -> pd.DataFr
     """
     if Path(output).suffix != ".csv":
         raise UserError(f"output is {output}, but its name must end in .csv.")
+    check_writable("output", output, Path(output).parent)
     if not (Path(model) / "config.json").is_file():
         raise UserError(f"There is no model in {model}; train one with configs/quickstart/sft.yaml.")
     # Here, so that pacmr --help stays quick.
@@ -38,8 +39,12 @@ def reward_ceiling(model: str, *, output: str, world_seed: int = 0) -> pd.DataFr
 
     from ..analysis.reward_ceiling import best_of_n, ceiling, gold_rewards, kinds_of_responses
 
-    network = AutoModelForCausalLM.from_pretrained(model).eval()
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    try:
+        network = AutoModelForCausalLM.from_pretrained(model).eval()
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(f"The model in {model} cannot be loaded: {first}") from None
     world = World(world_seed)
     log_probs, rewards = [], []
     for prompt in tqdm(world.prompts(), desc="Responses", unit="prompt"):

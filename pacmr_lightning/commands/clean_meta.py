@@ -101,6 +101,12 @@ def clean_meta(
                 f"judges holds {judge.name} twice, which would say the same twice; name another model."
             )
     pairs, usable = _sample(source, n, seed)
+    chat = {pair.chat for pair in pairs}
+    if path.suffix == ".parquet" and len(chat) > 1:
+        raise UserError(
+            f"output is {output}, but Parquet cannot hold texts and chat messages in one column; give a file "
+            "ending in .jsonl."
+        )
     if source.gold_reward is not None:
         verdicts: list[list[Verdict]] = []
         wrong = [_prefers_rejected(source.gold_reward, pair.split) for pair in pairs]
@@ -113,7 +119,7 @@ def clean_meta(
         _row(pair, corrected, [_told(name, of[i]) for name, of in zip(names, verdicts, strict=True)])
         for i, (pair, corrected) in enumerate(zip(pairs, wrong, strict=True))
     ]
-    _write(rows, path, {pair.chat for pair in pairs})
+    _write(rows, path, chat == {True})
     console = Console()
     if names:
         console.print(_table(names, verdicts))
@@ -183,14 +189,9 @@ def _row(pair: _Pair, corrected: bool, verdicts: list[dict[str, Any]]) -> dict[s
     }
 
 
-def _write(rows: list[dict[str, Any]], path: Path, chat: set[bool]) -> None:
+def _write(rows: list[dict[str, Any]], path: Path, chat: bool) -> None:
     if path.suffix == ".parquet":
-        if len(chat) > 1:
-            raise UserError(
-                f"output is {path}, but Parquet cannot hold texts and chat messages in one column; give a "
-                "file ending in .jsonl."
-            )
-        text = _MESSAGES if chat == {True} else pa.string()
+        text = _MESSAGES if chat else pa.string()
         types = {"id": pa.string(), "prompt": text, "chosen": text, "rejected": text}
         types |= {"category": pa.string(), "corrected": pa.bool_(), "verdicts": pa.list_(_VERDICT)}
         with replacing(path) as temporary:

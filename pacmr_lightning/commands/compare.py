@@ -66,7 +66,7 @@ def compare(runs: list[str], figure: str | None = None) -> None:
     Raises:
         UserError: a run has no summary, or the figure's name another ending.
     """
-    console = Console()
+    console = Console(markup=False)
     console.print(table(runs))
     for note in NOTES:
         console.print(f"  {note}", highlight=False, style="dim")

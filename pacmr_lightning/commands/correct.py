@@ -21,6 +21,7 @@ from ..evaluation.answer_store import content_key
 from ..files import replacing
 from ..runs.finished_run import PreferenceData, Run, find_run, load
 from ..runs.folder import SUMMARY
+from ..runs.summary import read_summary
 from .audit import audit
 from .audit_conclusion import write_corrected
 from .second_pass import (
@@ -29,6 +30,7 @@ from .second_pass import (
     check_folder,
     compare_passes,
     fit,
+    folder_beside,
     objective,
     train_again,
     write_record,
@@ -79,11 +81,12 @@ def correct(
     data = _data(first, clean, rounds)
     if cleaned is not None:
         check_output(data.source, cleaned)
-    folder = Path(output) if output else Path(run).with_name(f"{Path(run).name}-corrected")
+    folder = Path(output) if output else folder_beside(run, "corrected")
     tokens = (data.clean_pairs.rows[f"{name}_ids"][:] for name in ("prompt", "chosen", "rejected"))
     named = f"{data.clean_meta.name} ({content_key(*tokens)[:8]})"
     asked = {"run": str(run), "clean": named, "beta": beta}
     asked |= {f"rounds.{name}": value for name, value in asdict(rounds).items()}
+    read_summary(run)  # which the comparison at the end needs
     check_folder(folder, asked, RECORD)
     if not (folder / RECORD).exists():
         audit(run, "policy", str(folder / AUDIT), micro_batch_size=micro_batch_size)

@@ -239,7 +239,7 @@ def _listed(value: Any) -> list[Any]:
 def _remove_partial_files(root: Path) -> None:
     """Removes what a killed run was writing; at this time nobody writes."""
     for left in root.rglob(".*.partial"):
-        left.unlink(missing_ok=True)
+        shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
 
 def _every(weighting: Namespace | None) -> int | None:

@@ -92,14 +92,25 @@ def _row(pair: ResponsePair, reward: Reward, temperature: float, seed: int) -> d
 
 def _with_categories(rows: list[dict[str, Any]], path: str) -> list[dict[str, Any]]:
     """The rows, each with the category that a file has for its prompt."""
-    named = {content_key(row.get("prompt")): row.get("category") for _, row in numbered_rows(path)}
+    named: dict[str, str | None] = {}
+    for place, row in numbered_rows(path):
+        prompt, category = row.get("prompt"), row.get("category")
+        if not isinstance(prompt, (str, list)) or not isinstance(category, (str, int, type(None))):
+            odd = "category" if isinstance(prompt, (str, list)) else "prompt"
+            raise UserError(f"{place}: {odd!r} is {row.get(odd)!r}, but it must be a text.")
+        known = named.setdefault(content_key(prompt), None if category is None else str(category))
+        if category is not None and known != str(category):
+            raise UserError(
+                f"{place}: the prompt {str(prompt)[:80]!r} has the category {category!r}, but {known!r} "
+                "before; give each prompt one category."
+            )
     found = [named.get(content_key(row["prompt"])) for row in rows]
     if None in found:
         raise UserError(
             f"{path} has no category for {found.count(None)} of {len(rows)} pairs, such as one with the "
             f"prompt {str(rows[found.index(None)]['prompt'])[:80]!r}; name the file that has the prompts."
         )
-    return [{**row, "category": str(category)} for row, category in zip(rows, found, strict=True)]
+    return [{**row, "category": category} for row, category in zip(rows, found, strict=True)]
 
 
 def main(arguments: list[str]) -> None:

@@ -15,8 +15,18 @@ from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..runs.finished_run import Run, find_run
 from ..runs.folder import SUMMARY
+from ..runs.summary import read_summary
 from .audit import audit
-from .second_pass import AUDIT, check_beta, check_folder, compare_passes, objective, train_again, write_record
+from .second_pass import (
+    AUDIT,
+    check_beta,
+    check_folder,
+    compare_passes,
+    folder_beside,
+    objective,
+    train_again,
+    write_record,
+)
 
 Labels = Literal["soft", "weights", "drop", "flip", "easiest"]
 
@@ -83,7 +93,7 @@ def refine(
             f"The run {run} has clean_meta pairs, which it did not train on and no audit has seen; refine a "
             "run without them."
         )
-    folder = Path(output) if output else Path(run).with_name(f"{Path(run).name}-refined")
+    folder = Path(output) if output else folder_beside(run, "refined")
     asked = {"run": str(run), "labels": labels, "share": share, "beta": beta}
     asked |= {"scorer": scorer, "checkpoint": checkpoint, "decisions": _kept(decisions)}
     if labels == "easiest":
@@ -95,6 +105,7 @@ def refine(
             f"decisions is {decisions}, but labels is easiest, which goes by difficulty alone; take "
             "another, or train on the file of pacmr audit --decisions --cleaned."
         )
+    read_summary(run)  # which the comparison at the end needs
     check_folder(folder, asked, RECORD)
     table = folder / AUDIT / "pairs.parquet"
     if not (folder / RECORD).exists():
@@ -123,7 +134,7 @@ def refine(
 
 def _warn_of_rules(audited: Path) -> None:
     """Says after a long training, beside the comparison, what the audit before it has found."""
-    traits = pd.read_csv(audited / "suspect_traits.csv")
+    traits = pd.read_csv(audited / "suspect_traits.csv", keep_default_na=False)  # "null" is a word
     rules = traits[traits["rule"]]
     names = [
         "length" if kind == "length" else f"the word “{trait}”"

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..analysis.second_pass_doubts import doubts
 from ..errors import UserError
-from ..files import replacing
+from ..files import check_writable, replacing
 from ..objectives import DPO
 from ..runs.checkpoints import LAST
 from ..runs.finished_run import Run
@@ -36,8 +36,17 @@ def check_beta(beta: float | None) -> None:
         DPO(beta)
 
 
+def folder_beside(run: str, ending: str) -> Path:
+    """The folder of a run's second pass where none is named: the run's name and an ending, in its folder."""
+    path = Path(run)
+    path = path if path.name not in ("", "..") else path.resolve()  # "." has no name of its own
+    return path.with_name(f"{path.name}-{ending}")
+
+
 def check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:
-    """Refuses a folder that holds a run, or a second pass that was asked for with other options.
+    """Refuses a folder that holds a run, a second pass that was asked for with other options, or other files.
+
+    What else is in the folder goes when the second pass's fit begins, so nothing else may be in it.
 
     Args:
         folder: of the second pass.
@@ -45,10 +54,19 @@ def check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:
         record: file in the folder where ``write_record`` has put them.
 
     Raises:
-        UserError: the folder holds something else.
+        UserError: the folder holds something else, or is a file.
     """
+    check_writable("output", str(folder), folder)
     path = folder / record
     if not (folder / CONFIG).exists() and not path.exists():
+        # An audit that was killed before the record was written has left its folder alone.
+        strange = [left.name for left in folder.iterdir() if left.name != AUDIT] if folder.exists() else []
+        strange = [name for name in sorted(strange) if not name.endswith(".partial")]
+        if strange:
+            raise UserError(
+                f"The folder {folder} holds {strange[0]}, which is no part of a second pass; name a new "
+                "folder with --output."
+            )
         return
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -151,7 +151,7 @@ def surfaces_page(runs: Sequence[str], output: str, step: int | None = None) -> 
 
 
 def _show(rows: pd.DataFrame) -> None:
-    console = Console()
+    console = Console(markup=False)
     shown = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     shown.add_column("runs")
     scaled = rows["scale"].eq("sd").any()
@@ -178,7 +178,7 @@ def surfaces(runs: list[str], *, output: str, step: int | Literal["last"] = "las
     found = surfaces_page(runs, output, None if step == "last" else step)
     if found is not None:
         _show(found)
-    Console().print(f"Figure: {output}", highlight=False)
+    Console(markup=False).print(f"Figure: {output}", highlight=False)
 
 
 def main(arguments: list[str]) -> None:

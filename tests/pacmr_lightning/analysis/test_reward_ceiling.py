@@ -118,9 +118,12 @@ def test_the_command(reference, tmp_path, capsys, monkeypatch):
     [
         (["nowhere", "--output", "x.csv"], "There is no model in nowhere"),
         (["nowhere", "--output", "x.txt"], "output is x.txt, but its name must end in .csv"),
+        (["nowhere", "--output", "/dev/null/x.csv"], "/dev/null is a file and no folder"),
+        (["{half}", "--output", "x.csv"], "cannot be loaded: "),
     ],
 )
-def test_bad_input(words, message, capsys):
+def test_bad_input(words, message, tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(SystemExit) as stop:
-        cli.main(["ceiling", *words])
+        cli.main(["ceiling", *(word.format(half=tmp_path) for word in words)])
     assert stop.value.code == 2 and message in capsys.readouterr().err

@@ -13,7 +13,7 @@ from pacmr_lightning import cli
 from pacmr_lightning.audit import findings
 from pacmr_lightning.audit.wrong_label_share import expected_share
 from pacmr_lightning.commands.refine import USES, refine
-from pacmr_lightning.commands.second_pass import objective
+from pacmr_lightning.commands.second_pass import folder_beside, objective
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.finished_run import find_run, load
 from pacmr_lightning.runs.folder import read_weights
@@ -237,6 +237,31 @@ def test_a_curriculum_that_does_not_fit(change, options, message, refined, learn
     said = capsys.readouterr().err
     assert stop.value.code == 2 and message in said and "Traceback" not in said
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_with_other_files_is_left_alone(first, tmp_path, capsys):
+    """A second pass clears its folder of what a killed fit has left, so it may not be somebody's."""
+    (tmp_path / "mine" / "thesis").mkdir(parents=True)
+    (tmp_path / "mine" / "notes.txt").write_text("of years")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["refine", str(first), "--output", str(tmp_path / "mine")])
+    said = " ".join(capsys.readouterr().err.split())
+    assert stop.value.code == 2 and "mine holds notes.txt, which is no part of a second pass" in said
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["notes.txt", "thesis"]
+
+
+def test_a_run_without_summary_is_told_of_before_the_audit(first, capsys):
+    (first / "summary.json").unlink()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["refine", str(first)])
+    assert stop.value.code == 2 and "summary" in capsys.readouterr().err
+    assert not first.with_name("first-refined").exists()
+
+
+@pytest.mark.parametrize(("run", "beside"), [(".", "first-refined"), ("../first/", "first-refined")])
+def test_the_folder_beside_a_run(run, beside, first, monkeypatch):
+    monkeypatch.chdir(first)
+    assert folder_beside(run, "refined").resolve() == first.with_name(beside)
 
 
 def test_at_the_end_of_a_fit(finished, tmp_path, monkeypatch, commands_here):

@@ -261,9 +261,10 @@ def test_texts_and_chat_in_one_file(write_rows, server, tmp_path):
     source, judges = Files(path, path), [EndpointJudge(base_url=server.url)]
     clean_meta(source, str(tmp_path / "clean.jsonl"), judges, n=2)
     assert read_preferences(tmp_path / "clean.jsonl")["chat"][:] == [True, False]
+    paid = len(server.requests)
     with pytest.raises(UserError, match=r"clean.parquet, but Parquet cannot hold texts and chat messages"):
         clean_meta(source, str(tmp_path / "clean.parquet"), judges, n=2)
-    assert not (tmp_path / "clean.parquet").exists()
+    assert not (tmp_path / "clean.parquet").exists() and len(server.requests) == paid
 
 
 def test_the_embedded_world_knows(tmp_path, capsys):

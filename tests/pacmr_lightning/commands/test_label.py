@@ -111,6 +111,28 @@ def test_a_prompt_without_category(files, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [{"prompt": "prompt 1", "category": "easy"}, {"prompt": "prompt 1", "category": "hard"}],
+            "prompts.jsonl, line 2: the prompt 'prompt 1' has the category 'hard', but 'easy' before; give each",
+        ),
+        (
+            [{"prompt": "prompt 1", "category": ["a", "b"]}],
+            "prompts.jsonl, line 1: 'category' is ['a', 'b'], but it must be a text",
+        ),
+        ([{"prompt": 7, "category": "easy"}], "prompts.jsonl, line 1: 'prompt' is 7, but it must be a text"),
+    ],
+)
+def test_categories_that_cannot_be_used(rows, message, files, tmp_path, capsys):
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(SystemExit) as stop:
+        label("--output=pairs.jsonl", "--categories=prompts.jsonl")
+    assert stop.value.code == 2 and not (tmp_path / "pairs.jsonl").exists()
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--temperature=0"], "temperature is 0.0, but it must be a number above 0"),
