@@ -115,7 +115,7 @@ def test_a_prompt_without_category(files, tmp_path, capsys):
     [
         (
             [{"prompt": "prompt 1", "category": "easy"}, {"prompt": "prompt 1", "category": "hard"}],
-            "prompts.jsonl, line 2: the prompt 'prompt 1' has the category 'hard', but 'easy' before; give each",
+            "prompts.jsonl, line 2: the prompt 'prompt 1' has the category 'hard', but 'easy' before",
         ),
         (
             [{"prompt": "prompt 1", "category": ["a", "b"]}],
