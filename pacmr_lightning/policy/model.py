@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 
 from ..batch import LogProbs, PairBatch
 from ..errors import UserError
+from ..freed_memory import return_freed_memory
 from ..numerics import AskedDtype, base_dtype, numerics, recomputes
 from .attention import (
     ANY_LENGTH,
@@ -179,6 +180,8 @@ class PolicyModel(ScoringModel):
         special = {name: getattr(own, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         if self.attn_implementation == FLEX:
             use_attention(self.model, plain_attention(self.model))
+        if self.model.device.type == "cpu":
+            return_freed_memory()
         self.eval()
         self.model.generation_config = GenerationConfig(**special)
         try:

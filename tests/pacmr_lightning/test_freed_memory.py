@@ -1,0 +1,50 @@
+"""Freed memory goes back to the machine."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pacmr_lightning.policy import model
+
+HOLES = """
+import os
+from pathlib import Path
+import torch
+from pacmr_lightning.freed_memory import return_freed_memory
+
+def held():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+torch.ones(2**22)  # from the first free of a large block on, glibc keeps such blocks
+start = held()
+blocks = [torch.ones(2**18) for _ in range(300)]  # 1 MiB each
+last = blocks[-1]  # above all the others, so that what is below it stays
+del blocks
+before = held()
+return_freed_memory()
+print(before - start, held() - start, last.sum().item())
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"),
+    reason="the C library is not glibc",
+)
+def test_holes_are_given_back():
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    asked = [sys.executable, "-c", HOLES]
+    found = subprocess.run(asked, env=environment, cwd=Path.cwd(), capture_output=True, text=True, check=True)
+    before, after, total = map(float, found.stdout.split())
+    assert before > 250 and after < 50 and total == 2**18
+
+
+def test_generation_begins_with_it(make_policy, make_batch, monkeypatch):
+    """It comes after training, whose holes are of other sizes than it needs."""
+    policy, asked = make_policy(), []
+    monkeypatch.setattr(model, "return_freed_memory", lambda: asked.append(policy.model.training))
+    policy.generate(input_ids=make_batch(1).input_ids[:, :4], max_new_tokens=2, do_sample=False)
+    assert len(asked) == 1
