@@ -286,7 +286,25 @@ def test_sentiment():
     ):
         mean, low, high = interval(frame.loc[method][column] - frame.loc[than][column])
         assert f"{mean:.2f} [{low:.2f}, {high:.2f}]" == more
-        assert more in text
+        assert more in " ".join(text.split())
+
+
+def test_labels_as_they_came():
+    """What a reader said of suspects and of pairs drawn at random."""
+    readings = pd.read_csv(DOCS / "numbers" / "readings.csv")
+    found = readings.groupby(["data", "drawn"])["label"].value_counts().unstack()[["wrong", "right", "open"]]
+    text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("| labels as they came |")[1]
+    rows = re.findall(r"^  \| (HH|TL;DR)[^|]*, 20 ([^|]+) \| (\d+) \| (\d+) \| (\d+) \|", text, re.MULTILINE)
+    assert len(rows) == 4
+    for data, drawn, *counts in rows:
+        kind = {"most suspect": "suspect", "at random": "random"}[drawn]
+        assert found.loc[data, kind].tolist() == [int(count) for count in counts]
+    both = found.groupby("drawn").sum()
+    said = "{} of {} suspects look wrong and {} of {} others"
+    decided = (
+        (both["wrong"][kind], both["wrong"][kind] + both["right"][kind]) for kind in ("suspect", "random")
+    )
+    assert said.format(*(number for pair in decided for number in pair)) in " ".join(text.split())
 
 
 def test_who_ranks_planted_flips():

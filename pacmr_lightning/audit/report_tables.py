@@ -43,7 +43,11 @@ def methods_table(methods: pd.DataFrame, known: bool) -> list[str]:
         cells = [row.method, f"{row.suspects:,}", expected]
         values = (row.precision, row.recall, row.auroc, row.average_precision)
         rows.append(cells + ([_number(value, "{:.3f}") for value in values] if known else []))
-    notes = ["loss and u have no threshold of their own: as many as by the first score are suspect."]
+    notes, names = [], methods["method"].tolist()
+    if "loss" in names:  # which a probe without a policy does not have
+        alone = names[0] == "u"
+        others = "loss has no threshold of its" if alone else "loss and u have no threshold of their"
+        notes.append(f"{others} own: as many as by the first score are suspect.")
     if not methods["method"].str.startswith("cleanlab").any():
         notes.append("Confident learning is left out: cleanlab is not installed (pip install cleanlab).")
     if known:

@@ -125,6 +125,9 @@ def test_what_it_says():
     known = report(found, "runs/a", {}, [], nothing)
     assert f"{found.suspects:,} (" in known and f"{found.share.rate:.1%}" in known and "AUROC" in known
     assert f"{int(pairs['flipped'].sum()):,} (" in known
+    assert "loss and u have no threshold of their own" in known
+    alone = report(find(frame(3000), "policy", 0.5, varies=True), "runs/a", {}, [], nothing)
+    assert "loss has no threshold of its own" in alone
     second = f"{found.share.holder:.1%}"
     assert f"<b>{second}</b>the same by Hölder-DPO&#x27;s estimator" in known
     assert f"a second opinion on the same u, gives {second}" in known
