@@ -22,7 +22,7 @@ from rich.console import Console
 from sklearn.metrics import average_precision_score, roc_auc_score
 from tqdm import tqdm
 
-from pacmr_lightning.audit.linear_probe import judge_by_probe
+from pacmr_lightning.audit.linear_probe import probe_log_odds
 from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.datamodules.pairs import Pairs
 from pacmr_lightning.datamodules.reference_cache import cached_state_differences
@@ -67,8 +67,7 @@ def probe(
         print(f"{len(tokens):,} of them have {min_length} tokens or more.")
     policy = PolicyModel(model, rank=1, dtype=dtype)
     policy.build()
-    pairs = Pairs(tokens, tokenizer.pad_token_id)
-    differences, lengths = cached_state_differences(policy, pairs), pairs.log_length_ratios
+    differences = cached_state_differences(policy, Pairs(tokens, tokenizer.pad_token_id))
     prompts = pd.factorize(np.array(tokens["prompt"][:], dtype=object))[0]
     rows = []
     asked = [(share, n) for share in shares for n in (*(n for n in numbers if n < len(tokens)), len(tokens))]
@@ -78,8 +77,7 @@ def probe(
             some = rng.permutation(len(tokens))[:n]
             flipped = rng.random(n) < share
             signs = np.where(flipped, -1, 1)
-            labelled = differences[some] * signs[:, None], prompts[some], lengths[some] * signs
-            score, _ = judge_by_probe(*labelled)
+            score = probe_log_odds(differences[some] * signs[:, None], prompts[some])
             right = (score * signs > 0).mean()
             first = flipped[np.argsort(score)[:100]].mean()
             ranks = roc_auc_score(flipped, -score), average_precision_score(flipped, -score)

@@ -55,13 +55,6 @@ class Pairs:
         return chosen
 
     @property
-    def log_length_ratios(self) -> np.ndarray:
-        """(N,) log of the chosen response's tokens over the rejected one's, labels as trained."""
-        tokens = [[len(ids) for ids in self.rows[f"{name}_ids"][:]] for name in ("chosen", "rejected")]
-        chosen, rejected = np.log(tokens)
-        return (chosen - rejected) * np.where(self.swapped, -1, 1)
-
-    @property
     def with_second_view(self) -> list[int]:
         """Indices of the pairs that have a reworded prompt."""
         return [i for i, view in enumerate(self.rows["second_view"][:]) if view]

@@ -25,41 +25,6 @@ VARIANCES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Of the log-odds before any label is seen, among which the labels choose."""
 
 
-def judge_by_probe(
-    differences: np.ndarray, prompts: np.ndarray, lengths: np.ndarray
-) -> tuple[np.ndarray, str]:
-    """``probe_log_odds`` of the states, or of states and lengths where that agrees with more labels.
-
-    Labels may follow the length more surely than what a small model's states say (TL;DR), or hardly at all
-    (HH), and then the choice of a penalty is worse with one feature more. So the labels choose, by more than
-    a standard error.
-
-    Args:
-        differences: (N, D) of states, chosen minus rejected.
-        prompts: (N,) numbers of the pairs' prompts.
-        lengths: (N,) ``Pairs.log_length_ratios``.
-
-    Returns:
-        (N,) in nats, and what a reader has to know of it.
-
-    Raises:
-        UserError: there are fewer prompts than parts.
-    """
-    states = differences / feature_scale(differences)
-    # By itself it is scaled as all of the states are together.
-    with_lengths = np.concatenate([states, (lengths / feature_scale(lengths[:, None]))[:, None]], axis=1)
-    judged = _log_odds(states, prompts), _log_odds(with_lengths, prompts)
-    without, both = map(agreement, judged)
-    better = both > without + agreement_error(len(lengths))
-    note = (
-        f"The probe weighs states and lengths: of labels that it has not seen it agrees with {both:.0%}, by "
-        f"the states alone with {without:.0%} (signed ranks; 50% by chance)."
-        if better
-        else f"The probe weighs states alone ({without:.0%} of unseen labels; with lengths, {both:.0%})."
-    )
-    return judged[int(better)], note
-
-
 def probe_log_odds(differences: np.ndarray, prompts: np.ndarray, seed: int = 0) -> np.ndarray:
     """Log-odds that a labeller prefers the chosen responses, by what labels of other prompts teach.
 
@@ -77,16 +42,12 @@ def probe_log_odds(differences: np.ndarray, prompts: np.ndarray, seed: int = 0) 
     Raises:
         UserError: there are fewer prompts than parts.
     """
-    return _log_odds(differences / feature_scale(differences), prompts, seed)
-
-
-def _log_odds(scaled: np.ndarray, prompts: np.ndarray, seed: int = 0) -> np.ndarray:
     if (number := len(np.unique(prompts))) < FOLDS:
         raise UserError(
             f"The training pairs have {number} prompts, but a linear probe learns from {FOLDS} parts of "
             "them; use --scorer policy."
         )
-    scaled = scaled.astype(np.float32)
+    scaled = (differences / feature_scale(differences)).astype(np.float32)
     parts = list(GroupKFold(FOLDS, shuffle=True, random_state=seed).split(scaled, groups=prompts))
     found = np.zeros((len(VARIANCES), len(scaled)))
     with tqdm(total=len(parts) * len(VARIANCES), desc="Linear probe", unit="fit") as bar:

@@ -98,7 +98,7 @@ def audit(
     # scikit-learn and matplotlib are loaded here so that pacmr --help stays quick.
     from ..analysis.last_pass import last_pass
     from ..audit.cross_fit import FOLDER, CrossFit
-    from ..audit.linear_probe import FOLDS, judge_by_probe
+    from ..audit.linear_probe import FOLDS, probe_log_odds
     from ..audit.own_pull import own_pull
 
     found = find_run(run, checkpoint)
@@ -131,16 +131,13 @@ def audit(
         pairs["first_visit_u"] = first.astype(float).fillna(pairs.set_index("id")["u"]).to_numpy()
     if scorer == "probe" or (choose and pairs["prompt"].nunique() >= FOLDS):
         differences = data.train_state_differences(module.policy)
-        lengths = data.train_pairs.log_length_ratios
-        pairs["probe_u"], by_what = judge_by_probe(differences, pairs["prompt"].to_numpy(), lengths)
+        pairs["probe_u"] = probe_log_odds(differences, pairs["prompt"].to_numpy())
     notes = _notes(found.noise, data)
     if scorer is None:
         scorer = "vnet" if varies else "policy"
         if "probe_u" in pairs:
             scorer, why = _probe_or(scorer, pairs)
             notes.append(why)
-    if scorer == "probe":
-        notes.append(by_what)
     unit = None if scorer in ("first_visit", "probe") else own_pull(module, data, found, updates)
     pairs["unpulled_u"] = pairs["u"] - (unit or 0) * pairs.pop("pull")
     beta = module.objective.beta

@@ -114,12 +114,11 @@ def audit_model(
     wanted.check_pairs(tokens["id"][:], [False] * len(tokens))
     pairs = Pairs(tokens, tokenizer.pad_token_id)
     prompts = pd.factorize(np.array(tokens["prompt"][:], dtype=object))[0]
-    if reference is None:
-        u, note = _by_probe(policy, dtype, pairs, prompts)
-        delta = np.full(len(u), np.nan)  # a probe says nothing of both responses together
-    else:
-        u, delta = _by_policy(policy, reference, beta, dtype, pairs)
-        note = f"The policy {policy} was trained elsewhere; its reference is {reference}."
+    u, delta = (
+        _by_probe(policy, dtype, pairs, prompts)
+        if reference is None
+        else _by_policy(policy, reference, beta, dtype, pairs)
+    )
     known = np.array(pairs.flipped)
     frame = pd.DataFrame(
         {
@@ -144,6 +143,11 @@ def audit_model(
     if any(name is not None for name in names.values()):
         frame.insert(3, "annotator", frame["id"].map(names))
     judged = Judged(frame, scorer, varies=False, by_heart=scorer == "policy", noise_flips=None)
+    note = (
+        f"A linear probe has read the states of {policy}; nothing was trained but the probe."
+        if reference is None
+        else f"The policy {policy} was trained elsewhere; its reference is {reference}."
+    )
     return conclude(judged, rows, source, policy, Path(output), [note], wanted)
 
 
@@ -177,14 +181,15 @@ def _by_policy(
     return chosen - rejected, chosen + rejected
 
 
-def _by_probe(model: str, dtype: AskedDtype, pairs: Pairs, prompts: np.ndarray) -> tuple[np.ndarray, str]:
-    """(N,) log-odds of the labels in nats, and what a reader has to know of them."""
+def _by_probe(
+    model: str, dtype: AskedDtype, pairs: Pairs, prompts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(N,) log-odds of the labels in nats; their sum over both responses is not known."""
     # scikit-learn is loaded when it is needed.
-    from ..audit.linear_probe import judge_by_probe
+    from ..audit.linear_probe import probe_log_odds
 
-    states = cached_state_differences(_model(model, dtype), pairs)
-    u, by_what = judge_by_probe(states, prompts, pairs.log_length_ratios)
-    return u, f"A linear probe has read the states of {model}; nothing was trained but the probe. {by_what}"
+    u = probe_log_odds(cached_state_differences(_model(model, dtype), pairs), prompts)
+    return u, np.full(len(u), np.nan)
 
 
 def _model(name: str, dtype: AskedDtype) -> PolicyModel:

@@ -5,13 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from pacmr_lightning.batch import PairBatch, PairedBatch, Segment
+from pacmr_lightning.batch import PairBatch, PairedBatch
 from pacmr_lightning.datamodules.preference import PreferenceDataModule
 from pacmr_lightning.datamodules.prompt_loader import draw_prompts
 from pacmr_lightning.datamodules.reading import read_preferences
@@ -86,10 +85,6 @@ def test_fit_validates_on_clean_labels_and_counts(trainer, data, capfd):
     assert [step for step, _, meta in module.seen if meta] == list(range(0, 22, 3))
     assert len(module.evaluated) == 20 and {flag for _, flag in module.evaluated} == {-1}
     flipped = sum(datamodule.train_pairs.swapped)
-    batch = datamodule.train_pairs.batch(range(46))
-    lengths = [(batch.segment_ids == part).sum(1) for part in (Segment.CHOSEN, Segment.REJECTED)]
-    ratios = torch.log(lengths[0] / lengths[1])
-    np.testing.assert_allclose(datamodule.train_pairs.log_length_ratios, ratios.numpy(), rtol=1e-5)
     assert datamodule.counts == {
         "train": {"rows": 46, "kept": 46, "no second view": 0, "flipped": flipped},
         "validation": {"rows": 10, "kept": 10, "no second view": 0},

@@ -8,7 +8,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GroupKFold
 
 from pacmr_lightning.audit import linear_probe
-from pacmr_lightning.audit.linear_probe import FOLDS, agreement, judge_by_probe, probe_log_odds
+from pacmr_lightning.audit.linear_probe import FOLDS, agreement, probe_log_odds
 from pacmr_lightning.errors import UserError
 
 
@@ -64,29 +64,6 @@ def test_wrong_labels_are_found():
     assert roc_auc_score(flipped, -probe_log_odds(with_noise, prompts)) > 0.83
     nothing = probe_log_odds(with_noise[:, 12:], prompts)
     assert abs(roc_auc_score(flipped, -nothing) - 0.5) < 0.04
-
-
-@pytest.mark.parametrize("followed", [True, False])
-def test_lengths_are_weighed_where_labels_follow_them(followed):
-    """And where they do not, the judgement is that of the states, to the last bit."""
-    states, prompts, flipped = pairs(1500, flips=0.3)
-    if followed:
-        states = np.random.default_rng(2).normal(size=states.shape)
-    rng = np.random.default_rng(1)
-    lengths = np.abs(rng.normal(size=1500)) * np.where(rng.random(1500) < 0.8, 1, -1)
-    lengths = lengths * np.where(flipped, -1, 1) if followed else rng.normal(size=1500)
-    found, note = judge_by_probe(states, prompts, lengths)
-    alone = probe_log_odds(states, prompts)
-    assert np.array_equal(found, alone) != followed
-    assert ("states and lengths" if followed else "states alone") in note
-    auroc = roc_auc_score(flipped, -found)
-    assert auroc > roc_auc_score(flipped, -alone) + 0.2 if followed else auroc > 0.7
-
-
-def test_lengths_that_never_differ():
-    states, prompts, _ = pairs(60)
-    found, _ = judge_by_probe(states, prompts, np.zeros(60))
-    np.testing.assert_array_equal(found, probe_log_odds(states, prompts))
 
 
 def test_a_feature_that_never_differs():
