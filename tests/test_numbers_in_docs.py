@@ -353,10 +353,13 @@ def test_tldr():
     frame = pd.read_csv(DOCS / "numbers" / "tldr.csv")
     text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("**Nor do policies learn it")[1]
     found = re.findall(
-        r"^\| ([^|]+) \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \((\w)\) \|", text.split("##")[0], re.MULTILINE
+        r"^\| (\d), [^|]+ \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \| (\S+) \((\w)\) \|",
+        text.split("##")[0],
+        re.MULTILINE,
     )
+    assert [int(draw) for draw, *_ in found] == list(frame["draw"])
     for row, (_, *printed, judge) in zip(frame.to_dict("records"), found, strict=True):
-        assert_run(row, printed, judge)
+        assert_run(row, printed, judge, "margin")
 
 
 def test_how_many_runs_a_file_has():
