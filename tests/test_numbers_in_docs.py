@@ -246,7 +246,7 @@ def test_hh():
     found = re.findall(
         r"^  \| ([^|]+) \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \| (\S+) \((\w)\) \|", text, re.MULTILINE
     )
-    names = ("dpo", "rdpo", "fixed", "pacmr", "pacmr_ghost", "refined")
+    names = ("dpo", "dpo_further", "rdpo", "fixed", "pacmr", "pacmr_ghost", "refined")
     assert len(found) == len(names) and list(frame.index) == list(names)
     for name, (_, *printed, judge) in zip(names, found, strict=True):
         assert_run(frame.loc[name], printed, judge, "margin")

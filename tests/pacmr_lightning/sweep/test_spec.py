@@ -23,7 +23,7 @@ SIZES = {
     "sentiment": 88,
     "sentiment_tiny": 4,
     "sentiment_small": 4,
-    "hh_small": 12,
+    "hh_small": 15,
     "sentiment_noise": 24,
     "sentiment_seeds": 15,
     "tldr_cpu": 7,
