@@ -333,7 +333,10 @@ def test_sentiment_under_other_labels():
         f"has {learned['reward']:.2f} ± {learned['reward_stderr']:.2f} at {learned['sequence_kl']:.1f} nats"
     )
     assert said in " ".join(text.split())
-    assert len(rows) * len(runs_of) + 1 == len(frame)
+    even = frame.loc[("categories", "cdpo", 0.03)]
+    said = f"has {even['reward']:.2f} ± {even['reward_stderr']:.2f} at {even['sequence_kl']:.1f} nats there"
+    assert said in " ".join((DOCS / "real_text.md").read_text(encoding="utf-8").split())
+    assert len(rows) * len(runs_of) + 2 == len(frame)
     kinds = ("clean", "20", "40", "annotators", "categories", "temperature", "ties", "length")
     for kind, (_, cells) in zip(kinds, rows, strict=True):
         for run, cell in zip(runs_of, cells.split(" | "), strict=True):
