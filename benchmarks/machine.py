@@ -13,6 +13,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from pacmr_lightning.freed_memory import return_freed_memory
+
 MIB = 2**20
 BLOCK = 2**16
 """Bytes from which a block has pages of its own while memory is measured."""
@@ -86,9 +88,8 @@ class PeakMemory:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         else:
-            library = ctypes.CDLL(None)
-            library.mallopt(MMAP_THRESHOLD, BLOCK)
-            library.malloc_trim(0)
+            ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, BLOCK)
+            return_freed_memory()
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc(5)
         self._start = self._most()
 

@@ -35,16 +35,14 @@ def reward_ceiling(model: str, *, output: str, world_seed: int = 0) -> pd.DataFr
         raise UserError(f"There is no model in {model}; train one with configs/quickstart/sft.yaml.")
     # Here, so that pacmr --help stays quick.
     import numpy as np
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    import torch
 
     from ..analysis.reward_ceiling import best_of_n, ceiling, gold_rewards, kinds_of_responses
+    from ..datamodules.tokenizer import load_tokenizer
+    from ..policy.base_model import load_base
 
-    try:
-        network = AutoModelForCausalLM.from_pretrained(model).eval()
-        tokenizer = AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise UserError(f"The model in {model} cannot be loaded: {first}") from None
+    network = load_base(model, torch.float32, None).eval()
+    tokenizer = load_tokenizer(model)
     world = World(world_seed)
     log_probs, rewards = [], []
     for prompt in tqdm(world.prompts(), desc="Responses", unit="prompt"):

@@ -92,14 +92,16 @@ def _row(pair: ResponsePair, reward: Reward, temperature: float, seed: int) -> d
 
 def _with_categories(rows: list[dict[str, Any]], path: str) -> list[dict[str, Any]]:
     """The rows, each with the category that a file has for its prompt."""
-    named: dict[str, str | None] = {}
+    named: dict[str, str] = {}
     for place, row in numbered_rows(path):
         prompt, category = row.get("prompt"), row.get("category")
-        if not isinstance(prompt, (str, list)) or not isinstance(category, (str, int, type(None))):
-            odd = "category" if isinstance(prompt, (str, list)) else "prompt"
-            raise UserError(f"{place}: {odd!r} is {row.get(odd)!r}, but it must be a text.")
-        known = named.setdefault(content_key(prompt), None if category is None else str(category))
-        if category is not None and known != str(category):
+        if category is None:
+            continue
+        for name, kinds in (("prompt", (str, list)), ("category", (str, int))):
+            if not isinstance(row.get(name), kinds):
+                raise UserError(f"{place}: {name!r} is {row.get(name)!r}, but it must be a text.")
+        known = named.setdefault(content_key(prompt), str(category))
+        if known != str(category):
             raise UserError(
                 f"{place}: the prompt {str(prompt)[:80]!r} has the category {category!r}, but {known!r} "
                 "before; give each prompt one category."
