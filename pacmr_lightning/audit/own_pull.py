@@ -29,10 +29,11 @@ from tqdm import tqdm
 from ..modules import PreferenceModule
 from ..modules.schedule import updates_within, warmup_cosine
 from ..objectives import DPO
+from ..policy.lora import UnhookedLoraError
 from ..runs.finished_run import MOST_AT_ONCE, PreferenceData, Run
 from ..runs.folder import METRICS
 from ..runs.time_estimate import OWN_PULL
-from ..weighting.pair_gradients import MixedRowsError, each_gradient
+from ..weighting.pair_gradients import each_gradient
 
 WIDTH = 65536
 """Numbers that a pair's gradient is sketched by where it has more: K is then within about 1 / sqrt(WIDTH)."""
@@ -66,7 +67,7 @@ def own_pull(
     sample = np.random.default_rng(seed).permutation(len(pairs))[:OWN_PULL].tolist()
     try:
         u, gradients = _gradients(module, data, sample, moments)
-    except MixedRowsError:
+    except UnhookedLoraError:
         return None
     planned = updates_within(
         len(pairs) // data.global_batch_size,

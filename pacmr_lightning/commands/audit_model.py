@@ -8,7 +8,6 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 from lightning.fabric import Fabric
-from peft import PeftConfig
 from scipy.special import log_expit
 
 from ..batch import UNKNOWN
@@ -22,7 +21,7 @@ from ..datamodules.tokenizer import load_tokenizer
 from ..errors import UserError
 from ..numerics import AskedDtype
 from ..policy import PolicyModel
-from ..policy.base_model import is_adapter
+from ..policy.base_model import adapter_base, is_adapter
 from .audit_conclusion import Judged, conclude
 from .audit_options import Action, Wanted
 from .audit_upload import Upload, words_of
@@ -157,13 +156,12 @@ def _base(policy: str) -> str:
     Raises:
         UserError: the policy is not there or no adapter, or its base is not named.
     """
-    named = PeftConfig.from_pretrained(policy).base_model_name_or_path if is_adapter(policy) else None
-    if not named:
+    if not is_adapter(policy):
         raise UserError(
-            f"policy is {policy}, which is no adapter that is there and names its base model; name another, "
-            "or give the model that its training began with, by --reference."
+            f"policy is {policy}, which is no adapter that names its base model; name another, or give the "
+            "model that its training began with, by --reference."
         )
-    return str(named)
+    return adapter_base(policy)
 
 
 def _by_policy(
@@ -171,7 +169,9 @@ def _by_policy(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(N,) implicit reward differences and sums in nats."""
     ours, base = (
-        cached_log_probs(_model(model, dtype), pairs, rank=0, world_size=1, barrier=lambda: None, title=title)
+        cached_log_probs(
+            _model(model, dtype, pairs), pairs, rank=0, world_size=1, barrier=lambda: None, title=title
+        )
         for model, title in (
             (policy, "Policy log-probabilities"),
             (reference, "Reference log-probabilities"),
@@ -188,14 +188,14 @@ def _by_probe(
     # scikit-learn is loaded when it is needed.
     from ..audit.linear_probe import probe_log_odds
 
-    u = probe_log_odds(cached_state_differences(_model(model, dtype), pairs), prompts)
+    u = probe_log_odds(cached_state_differences(_model(model, dtype, pairs), pairs), prompts)
     return u, np.full(len(u), np.nan)
 
 
-def _model(name: str, dtype: AskedDtype) -> PolicyModel:
+def _model(name: str, dtype: AskedDtype, pairs: Pairs) -> PolicyModel:
     """A model as it is, where it is to run."""
     model = PolicyModel(name, rank=1, dtype=dtype)
-    model.build(announce=False)  # it is neither trained nor, maybe, a reference
+    model.build(announce=False, pair=pairs.batch([0]))  # it is neither trained nor, maybe, a reference
     Fabric(accelerator="auto", devices=1).to_device(model)
     return model
 

@@ -13,10 +13,7 @@ from typing import Any, Literal, cast
 
 import torch
 import yaml
-from peft import PeftConfig
-from peft.tuners.lora import LoraLayer
 from rich.console import Console
-from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
 from ..command_line.exceptions import full_disk
@@ -24,7 +21,7 @@ from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..modules import PreferenceModule
 from ..policy import PolicyModel
-from ..policy.base_model import is_adapter
+from ..policy.base_model import adapter_chain, untie_head
 from ..policy.lora import ADAPTER
 from ..runs.finished_run import Run, find_run, load
 from ..runs.folder import CONFIG, SUMMARY
@@ -85,12 +82,7 @@ def export(
         raise UserError("private is given without push; name the repository with --push, or leave it out.")
     _refuse_sft(run)
     found = find_run(run, checkpoint)
-    bottom = _bottom(found.base)
-    if bottom != found.base and not merged:
-        raise UserError(
-            f"The run's base {found.base} is an adapter itself, which was merged into {bottom} for the run, "
-            "so there is no model on disk that an exported adapter would fit; give --merged."
-        )
+    bottom = adapter_chain(found.base)[-1]
     hub_base = base or (bottom if on_hub(bottom) else None)
     if push is not None and not merged and hub_base is None:
         raise UserError(
@@ -173,12 +165,7 @@ def merge(policy: PolicyModel, bottom: str, dtype: torch.dtype) -> PreTrainedMod
     Raises:
         UserError: a merged weight is too large for ``dtype``.
     """
-    head = policy.model.get_output_embeddings()
-    if isinstance(head, LoraLayer) and policy.model.config.tie_word_embeddings:
-        # The adapter moves the head alone, so the merged model's embeddings are not its head any more.
-        linear = head.get_base_layer()
-        linear.weight = nn.Parameter(linear.get_parameter("weight").detach().clone())
-        policy.model.config.tie_word_embeddings = False
+    untie_head(policy.model)
     if dtype != policy.dtype:
         policy.model.float()
     peft: Any = policy.peft  # it passes the call on to its LoraModel
@@ -192,13 +179,6 @@ def merge(policy: PolicyModel, bottom: str, dtype: torch.dtype) -> PreTrainedMod
         if key in original and (key == "use_cache" or "dropout" in key or key.endswith("pdrop")):
             setattr(model.config, key, original[key])
     return model
-
-
-def _bottom(base: str) -> str:
-    """The plain model under a base: itself, or what it is an adapter for."""
-    if not is_adapter(base):
-        return base
-    return PeftConfig.from_pretrained(base).base_model_name_or_path
 
 
 def _refuse_sft(run: str) -> None:

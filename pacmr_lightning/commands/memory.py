@@ -14,6 +14,7 @@ from transformers import AutoConfig, LlamaConfig, PretrainedConfig
 
 from ..command_line.parser import run_tool
 from ..errors import UserError
+from ..policy.base_model import adapter_chain
 from ..policy.lora import lora_linears
 from ..policy.quantized import AskedQuantization
 from ..runs.memory_estimate import FP32, Held, activation_bytes, build, four_bit_base, held
@@ -204,7 +205,7 @@ def _config(model: str) -> PretrainedConfig:
     if model.startswith((".", "/", "~")) and not Path(model).is_dir():
         raise UserError(f"The model folder {model} does not exist; name one, a Hub id, or llama-2-7b.")
     try:
-        return AutoConfig.from_pretrained(model)
+        return AutoConfig.from_pretrained(adapter_chain(model)[-1])
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(f"The configuration of {model} cannot be read: {first}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
@@ -22,6 +23,7 @@ from ..weighting import Unweighted, Weighting
 from ..weighting.base import check_soft_labels, check_update
 from ..weighting.inner_gradient import inner_step
 from ..weighting.kept_gradients import train_pairs
+from ..weighting.shifted_parameters import check_shifted
 from ..weighting.train_pairs import TrainPairs
 from .datamodule import datamodule
 from .finite import check_finite
@@ -122,7 +124,9 @@ class PreferenceModule(PreferenceCheckpoint):
 
     def configure_model(self) -> None:
         """Loads the policy; the second call does nothing."""
-        self.policy.build()
+        data = None if self._trainer is None else datamodule(self._trainer)
+        pairs = getattr(data, "train_pairs", None)
+        self.policy.build(pair=None if pairs is None else pairs.batch([0]))
 
     def setup(self, stage: str) -> None:
         """Moves metrics and what the weighting learns to the device, before a restore; tells the noise rate.
@@ -170,6 +174,9 @@ class PreferenceModule(PreferenceCheckpoint):
         data = datamodule(self.trainer)
         if data is not None:
             data.fill_reference(self.policy)
+            if self.weighting.every:
+                pair = move_data_to_device(data.train_pairs.batch([0]), self.policy.device)
+                check_shifted(self.policy, pair)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW over the adapter; linear warm-up, then a cosine to ``min_lr_ratio`` of the peak."""

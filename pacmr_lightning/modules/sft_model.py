@@ -17,6 +17,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
+from ..policy.base_model import load_model, untie_head
 
 OWN_KEYS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "dtype")
 """Keys of LlamaConfig that are not the user's to set: the tokenizer and SFTModule's ``dtype`` decide."""
@@ -86,10 +87,8 @@ def load_pretrained(name: str, tokenizer: PreTrainedTokenizerBase, dtype: torch.
             f"set the datamodule's tokenizer to {name}."
         )
     path = Path(name).expanduser()
-    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not path.is_dir():
-        raise UserError(f"The model folder {name} does not exist; check the path or give a Hub id.")
     try:
-        model = AutoModelForCausalLM.from_pretrained(str(path) if path.is_dir() else name, dtype=dtype)
+        model = load_model(str(path) if path.is_dir() else name, dtype)
     except (OSError, ValueError) as error:
         raise UserError(
             f"The model {name} cannot be loaded ({_first_line(error)}); give a model's folder or Hub id."
@@ -128,7 +127,11 @@ def save_model(folder: Path, model: PreTrainedModel | PeftModel, tokenizer: PreT
     An adapter is merged into its base, in a copy: the model itself stays as it is. The folder is written
     under another name first, so nobody reads a part of it.
     """
-    plain = copy.deepcopy(model).merge_and_unload() if isinstance(model, PeftModel) else model
+    plain = model
+    if isinstance(model, PeftModel):
+        adapted = copy.deepcopy(model)
+        untie_head(adapted.get_base_model())
+        plain = adapted.merge_and_unload()
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial, old = (folder.with_name(f".{folder.name}.{state}") for state in ("partial", "old"))
     for leftover in (partial, old):

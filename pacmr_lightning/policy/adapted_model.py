@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -17,9 +18,19 @@ from ..batch import PairBatch
 from ..errors import UserError
 from ..ranks import max_over_ranks
 from ..strategies.sharding import is_sharded
-from .base_model import load_base, recompute_activations, weights_digest
+from .base_model import (
+    adapter_chain,
+    check_same,
+    check_tokens,
+    is_adapter,
+    load_base,
+    next_token_log_probs,
+    recompute_activations,
+    weights_digest,
+)
+from .combined_adapter import save_with_bases
 from .compiled import compile_layers
-from .lora import check_lora, lora_linears
+from .lora import check_hooked, check_lora, lora_linears
 from .quantized import AskedQuantization
 
 
@@ -56,11 +67,13 @@ class AdaptedModel(nn.Module):
         self.quantization = quantization
         self._digest: str | None = None
 
-    def build(self, announce: bool = True) -> None:
-        """Loads the base and adds the adapter. Does nothing the second time.
+    def build(self, announce: bool = True, pair: PairBatch | None = None) -> None:
+        """Load the base and add the adapter. Does nothing the second time.
 
         Args:
-            announce: say which model is the reference, and what of the policy is trained.
+            announce: print which model is the reference, and what of the policy is trained.
+            pair: a batch whose first pair the reference is compared on with the model as named; without one
+                merged adapters alone are compared, on other tokens.
 
         Raises:
             UserError: the model cannot be loaded, or the LoRA options are not plain LoRA.
@@ -68,18 +81,28 @@ class AdaptedModel(nn.Module):
         if hasattr(self, "peft"):
             return
         asked = None if self.attn_implementation == "auto" else self.attn_implementation
-        base = load_base(self.name, self.dtype, asked, self.quantization)
+        base = load_base(self.name, self.dtype, asked, self.quantization, pair)
         base.requires_grad_(False)
         base.config.use_cache = False
         try:
             config = LoraConfig(**self.lora)
         except TypeError as error:
             raise UserError(f"lora_options has a key that peft.LoraConfig does not know: {error}.") from None
+        compared = pair is not None and not is_sharded(next(base.parameters()))
+        expected = next_token_log_probs(base, check_tokens(base, pair)) if compared else None
         self.peft = get_peft_model(base, config)
         check_lora(self.peft)
-        # A dict and a list, not submodules: the modules are registered in self.peft already.
+        # Dicts, not submodules: the modules are registered in self.peft already.
         self._linears = lora_linears(self)
-        self._lora_layers = [module for module in self.modules() if isinstance(module, LoraLayer)]
+        self._lora_layers = {
+            name: layer for name, layer in self.model.named_modules() if isinstance(layer, LoraLayer)
+        }
+        if expected is not None:
+            with self.reference():
+                found = next_token_log_probs(self.model, check_tokens(base, pair))
+            check_same(expected, found, f"The reference made of {self.name}", f"{self.name} itself")
+        if is_adapter(self.name):
+            self.peft.save_pretrained = partial(save_with_bases, self.peft, adapter_chain(self.name))
         if self.gradient_checkpointing:
             recompute_activations(self.model)
         if self.compiles:
@@ -114,6 +137,14 @@ class AdaptedModel(nn.Module):
         """The A and B linears of every LoRA layer by parameter name (omega is their weights)."""
         return self._linears
 
+    def check_hooked(self) -> None:
+        """Check that hooks on the adapter's linears see all that it does; see ``lora.check_hooked``.
+
+        Raises:
+            UnhookedLoraError: they do not.
+        """
+        check_hooked(self._lora_layers)
+
     def adapter(self) -> dict[str, nn.Parameter]:
         """The trainable parameters omega by name."""
         # torch annotates a linear's weight as any tensor.
@@ -123,12 +154,12 @@ class AdaptedModel(nn.Module):
     def reference(self) -> Iterator[None]:
         """Inside, the model is the reference: the same weights with the adapter off."""
         # What peft's own disable_adapter does, without its walk through all modules on every step.
-        for layer in self._lora_layers:
+        for layer in self._lora_layers.values():
             layer.enable_adapters(False)
         try:
             yield
         finally:
-            for layer in self._lora_layers:
+            for layer in self._lora_layers.values():
                 layer.enable_adapters(True)
 
     @property

@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
 from torch import nn
 
 from ..errors import UserError
 
 ADAPTER = "default"
+
+
+class UnhookedLoraError(UserError):
+    """A LoRA layer's linears are not called on whole rows, so that hooks on them miss what it does."""
+
+
+def check_hooked(layers: Mapping[str, LoraLayer]) -> None:
+    """Check that each LoRA layer calls its linears, on which hooks move parameters and see gradients.
+
+    LoRA on a tensor of experts' weights (PEFT's ``ParamWrapper``) does not: it adds the product of its
+    matrices to the weights.
+
+    Args:
+        layers: all LoRA layers by name.
+
+    Raises:
+        UnhookedLoraError: a layer does not; names it, and linear layers to target instead.
+    """
+    wrapped = {name: layer for name, layer in layers.items() if isinstance(layer, ParamWrapper)}
+    if not wrapped:
+        return
+    name, layer = next(iter(wrapped.items()))
+    linears = sorted({name.rpartition(".")[2] for name in layers.keys() - wrapped.keys()})
+    raise UnhookedLoraError(
+        f"The LoRA layer {name} is on the parameter {layer.parameter_name} of a mixture of experts, for "
+        "which neither single pairs' gradients nor the virtual step are computed; set the policy's "
+        f"target_modules to {'[' + ', '.join(linears) + ']' if linears else 'the names of linear layers'}."
+    )
 
 
 def lora_linears(model: nn.Module) -> dict[str, nn.Linear]:

@@ -14,9 +14,10 @@ from ..gradient import Direction
 from ..objectives import Objective
 from ..objectives.soft_labels import SoftLabelDifference
 from ..policy import PolicyModel
+from ..policy.lora import UnhookedLoraError
 from ..ranks import sum_over_ranks
 from ..rewards import Rewards
-from .pair_gradients import MixedRowsError, each_gradient
+from .pair_gradients import each_gradient
 from .train_pairs import Factors, RecomputedPairs, SeenPairs, TrainPairs
 
 SHARE = 1 / 8
@@ -30,7 +31,7 @@ class KeptGradients(TrainPairs):
     """Each pair's own gradient from one forward and one backward pass: whatever is asked then runs nothing.
 
     Raises:
-        MixedRowsError: a LoRA layer does not see whole rows.
+        UnhookedLoraError: see ``each_gradient``.
     """
 
     def __post_init__(self) -> None:
@@ -121,7 +122,7 @@ def train_pairs(
     if often and not policy.is_sharded and _affordable(policy, batch, micro_batch_size):
         try:
             return KeptGradients(policy, objective, batch, micro_batch_size, entropies)
-        except MixedRowsError:
+        except UnhookedLoraError:
             pass
     return RecomputedPairs(policy, objective, batch, micro_batch_size, entropies)
 

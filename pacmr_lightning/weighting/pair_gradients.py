@@ -16,19 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import PairBatch
-from ..errors import UserError
 from ..objectives import Objective
 from ..objectives.soft_labels import SoftLabelDifference
 from ..policy import PolicyModel
+from ..policy.lora import UnhookedLoraError
 from ..policy.rows import Rows
 from ..rewards import Rewards
+from ..strategies.sharding import shape
 
 Take = Callable[[str, Tensor], None]
 """Gets the name of an adapter parameter and its gradient for each of n pairs, (n, *shape)."""
-
-
-class MixedRowsError(UserError):
-    """A LoRA layer does not see whole rows, so its weight gradient cannot be told apart by pair."""
 
 
 def pair_losses(
@@ -67,7 +64,8 @@ def each_gradient(
 ) -> tuple[Rewards, Tensor]:
     """One forward and one backward pass, which shows ``take`` every parameter's gradient by pair.
 
-    A layer that is used several times shows as many parts of its gradient. With ``take_rest``, which pairs
+    A layer that is used several times shows as many parts of its gradient, one that is not used (an expert
+    that no token was sent to) zeros. With ``take_rest``, which pairs
     with soft labels need, a second backward pass shows it the gradients of ``rest_losses``. ``entropies`` and
     ``rows`` are those of ``PolicyModel.log_probs``.
 
@@ -75,15 +73,18 @@ def each_gradient(
         Rewards and (n,) losses of the pairs, detached.
 
     Raises:
-        MixedRowsError: a LoRA layer sees no rows, or not one for each pair (or each response).
+        UnhookedLoraError: a LoRA layer is not called, or not on one row for each pair (or each response).
     """
     # Everything that depends on LoRA depends on it, so that backward reaches all layers and yet computes no
     # weight gradient of its own.
     anchor = torch.zeros((), device=batch.input_ids.device, requires_grad=True)
     rows = policy.rows(batch) if rows is None else rows
+    policy.check_hooked()
     taking = take
+    unused = set(policy.adapter())
 
     def take_now(name: str, gradients: Tensor) -> None:
+        unused.discard(name)
         taking(name, gradients)
 
     with torch.enable_grad(), _watched(policy, rows.token_pair, len(batch), anchor, take_now):
@@ -94,6 +95,11 @@ def each_gradient(
             assert isinstance(objective, SoftLabelDifference), "only soft labels leave a rest"
             taking = take_rest
             torch.autograd.grad(rest_losses(objective, rewards, batch).sum(), anchor, allow_unused=True)
+    for name in unused:
+        nothing = policy.adapter()[name].new_zeros(len(batch), *shape(policy.adapter()[name]))
+        take(name, nothing)
+        if take_rest is not None:
+            take_rest(name, nothing)
     return rewards.detach(), losses.detach()
 
 
@@ -110,7 +116,7 @@ def _watched(policy: PolicyModel, owner: Tensor, pairs: int, anchor: Tensor, tak
         if not output.requires_grad:
             return None
         if output.shape[:-1] != owner.shape:
-            raise MixedRowsError(
+            raise UnhookedLoraError(
                 "GhostDotProduct needs LoRA layers that see whole rows, but this model mixes the tokens "
                 "of several rows (mixture of experts?); use CentralDifference."
             )

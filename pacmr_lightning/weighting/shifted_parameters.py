@@ -9,8 +9,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from ..batch import PairBatch
+from ..errors import UserError
 from ..gradient import Direction
 from ..policy import PolicyModel
+
+STEP = 0.02
+"""Size of a check's random move of each parameter."""
+MISSED = 0.1
+"""Share of what the move changes by which the shift may differ: rounding in bfloat16 stays below it."""
 
 
 def _add(weight: Tensor, scale: float, module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
@@ -34,7 +41,11 @@ def shifted(policy: PolicyModel, direction: Direction, scale: float) -> Iterator
         policy: the model to shift.
         direction: D, a full-size tensor for each adapter parameter, the same on every rank.
         scale: c.
+
+    Raises:
+        UserError: the adapter has layers that such a shift would miss.
     """
+    policy.check_hooked()
     handles = []
     try:
         for name, linear in policy.lora_linears().items():
@@ -43,3 +54,46 @@ def shifted(policy: PolicyModel, direction: Direction, scale: float) -> Iterator
     finally:
         for handle in handles:
             handle.remove()
+
+
+@torch.no_grad()
+def check_shifted(policy: PolicyModel, pair: PairBatch) -> None:
+    """Compare ``shifted`` with really moved parameters on a pair, before training; they are put back.
+
+    Nothing is compared where ZeRO-3 keeps the parameters in parts.
+
+    Args:
+        policy: on its device.
+        pair: a batch of one pair or more, on the same device.
+
+    Raises:
+        UserError: the adapter has layers that the shift misses.
+    """
+    policy.check_hooked()
+    if policy.is_sharded:
+        return
+    generator = torch.Generator().manual_seed(0)
+    adapter = policy.adapter()
+    direction = {name: torch.randn(w.shape, generator=generator).to(w) for name, w in adapter.items()}
+    before = {name: w.clone() for name, w in adapter.items()}
+
+    def chosen() -> Tensor:
+        return policy.log_probs_in("plain", pair).chosen
+
+    start = chosen()
+    with shifted(policy, direction, STEP):
+        by_hooks = chosen()
+    try:
+        for name, w in adapter.items():
+            w.add_(direction[name], alpha=STEP)
+        moved = chosen()
+    finally:
+        for name, w in adapter.items():
+            w.copy_(before[name])
+    moves, error = float((moved - start).abs().max()), float((moved - by_hooks).abs().max())
+    if error > MISSED * moves:
+        raise UserError(
+            f"{type(policy.model).__name__} with target_modules {policy.lora['target_modules']} has LoRA "
+            f"layers that the virtual step misses (moved parameters change a log-probability by {moves:.2g} "
+            f"nats, and the virtual step's is {error:.2g} off); target the linear layers of attention alone."
+        )

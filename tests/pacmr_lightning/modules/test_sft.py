@@ -11,6 +11,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pacmr_lightning.callbacks import RunCheckpoint
@@ -186,6 +187,40 @@ def test_lora_is_merged_before_saving(base, tmp_path):
     assert (logits(saved, batch) - before).abs().max() > 0.01
     with module.network.disable_adapter():
         torch.testing.assert_close(logits(module.network, batch), before, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT's, about tied weights
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": ["q_proj", "lm_head"]},
+        {"target_modules": ["embed_tokens"]},
+        {"modules_to_save": ["lm_head"]},
+    ],
+)
+def test_an_adapter_on_tied_weights_is_merged_as_it_was_trained(options, tiny_llama, tmp_path):
+    base = tiny_llama(tmp_path / "base", tie_word_embeddings=True, initializer_range=0.2)
+    module = SFTModule(model=base, lora={"r": 2, **options}, learning_rate=1e-2)
+    data = make_data(tokenizer=base)
+    fit(tmp_path, module, data)
+    batch = next(iter(data.val_dataloader()))
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    torch.testing.assert_close(logits(saved, batch), logits(module.network, batch), atol=1e-4, rtol=1e-4)
+    assert (
+        logits(saved, batch) - logits(AutoModelForCausalLM.from_pretrained(base), batch)
+    ).abs().max() > 0.01
+
+
+def test_an_adapter_as_the_model_is_merged_first(base, tmp_path, built):
+    """transformers alone would leave it in the model, where its matrices would be trained beside it."""
+    adapted = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base),
+        LoraConfig(**LORA, task_type="CAUSAL_LM", init_lora_weights=False),
+    )
+    adapted.save_pretrained(tmp_path / "adapter")
+    module, batch = built(SFTModule(model=str(tmp_path / "adapter")), make_data(tokenizer=base))
+    assert not any("lora" in name for name, _ in module.network.named_parameters())
+    torch.testing.assert_close(logits(module.network, batch), logits(adapted, batch), atol=1e-4, rtol=1e-4)
 
 
 def test_the_adapter_is_fp32_on_a_bf16_base(base, built):

@@ -1,19 +1,36 @@
 """What a policy's base may be: a model, or an adapter in a folder or on the Hub, which is merged."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub import constants
-from peft import LoraConfig, PromptTuningConfig, get_peft_model
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from peft import (
+    AdaLoraConfig,
+    AutoPeftModelForCausalLM,
+    IA3Config,
+    LoHaConfig,
+    LoraConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, MixtralConfig
 
 from pacmr_lightning.commands.audit_model import _base
-from pacmr_lightning.commands.export import _bottom
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.policy.base_model import load_base
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy.base_model import adapter_chain, load_base, load_model
 
+LLAMA = {
+    "vocab_size": 128,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
 TOKENS = torch.arange(5, 25)[None]
 
 
@@ -60,7 +77,7 @@ def test_an_adapter_is_merged(adapter, model, on_hub, tmp_path, monkeypatch):
     assert not hasattr(found, "peft_config")
     torch.testing.assert_close(logits(found), expected, atol=1e-4, rtol=1e-4)
     assert (logits(found) - logits(load_base(model, torch.float32, None))).abs().max() > 0.1
-    assert _base(name) == _bottom(name) == model
+    assert _base(name) == model and adapter_chain(name) == [name, model]
 
 
 def test_adapters_that_are_no_change_of_weights(model, tmp_path):
@@ -95,3 +112,174 @@ def test_names_that_are_none(tmp_path, monkeypatch):
     ):
         with pytest.raises(UserError, match=said):
             load_base(name, torch.float32, None)
+
+
+def trained(base: str, folder: Path, config, seed: int = 1, merge: bool = False):
+    """Save an adapter whose every trained number has moved; return what PEFT computes with it, unmerged."""
+    torch.manual_seed(seed)
+    model = load_model(base, torch.float32) if merge else AutoModelForCausalLM.from_pretrained(base)
+    policy = get_peft_model(model, config)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    policy.save_pretrained(folder)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base}))
+    return logits(policy)
+
+
+def lora(**options):
+    return LoraConfig(**{"r": 2, "task_type": "CAUSAL_LM", "target_modules": ["q_proj"], **options})
+
+
+ADAPTERS = {
+    "lm_head": lora(target_modules=["q_proj", "lm_head"]),
+    "embeddings": lora(target_modules=["q_proj", "embed_tokens"]),
+    "both": lora(target_modules=["lm_head", "embed_tokens"]),
+    "both, tied": lora(target_modules=["embed_tokens", "lm_head"], ensure_weight_tying=True),
+    "whole head": lora(modules_to_save=["lm_head"]),
+    "whole embeddings": lora(modules_to_save=["embed_tokens"]),
+    "some tokens": lora(trainable_token_indices=[7, 9]),
+    "some tokens of the embeddings": lora(trainable_token_indices={"embed_tokens": [7, 9]}),
+    "rslora": lora(use_rslora=True, r=4, rank_pattern={"layers.0.self_attn.q_proj": 8}),
+    "dora": lora(use_dora=True),
+    "loha": LoHaConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"),
+    "adalora": AdaLoraConfig(
+        init_r=4, target_r=2, total_step=9, target_modules=["q_proj"], task_type="CAUSAL_LM"
+    ),
+    "ia3": IA3Config(target_modules=["k_proj"], feedforward_modules=[], task_type="CAUSAL_LM"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT's, about tied weights
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_base_and_adapter_are_what_peft_computes(tiny_llama, tmp_path, kind, tied):
+    if kind == "both, tied" and not tied:
+        pytest.skip("PEFT refuses nothing, but loads something else than it has saved")
+    base = tiny_llama(tmp_path / "base", initializer_range=0.3, tie_word_embeddings=tied)
+    expected = trained(base, tmp_path / "adapter", ADAPTERS[kind])
+    found = load_base(str(tmp_path / "adapter"), torch.float32, None)
+    torch.testing.assert_close(logits(found), expected, atol=2e-4, rtol=1e-4)
+    assert (expected - logits(AutoModelForCausalLM.from_pretrained(base))).abs().max() > 0.05
+    found.save_pretrained(tmp_path / "merged")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(logits(again), expected, atol=2e-4, rtol=1e-4)
+    # A policy on it starts there, and ends as one model.
+    policy = PolicyModel(str(tmp_path / "adapter"), rank=2)
+    policy.build(announce=False)
+    torch.testing.assert_close(logits(policy.model), expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("own", ["all-linear", ["lm_head", "q_proj"]], ids=["linear", "head"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_adapters_on_adapters(tiny_llama, tmp_path, count, own):
+    """Each is trained on the one before, merged; the policy on the last is saved as one adapter."""
+    base = plain = tiny_llama(tmp_path / "base", initializer_range=0.3, tie_word_embeddings=True)
+    for number in range(count):
+        folder = tmp_path / f"adapter-{number}"
+        targets = [["q_proj", "v_proj"], ["up_proj"], ["q_proj"]][number]
+        expected = trained(base, folder, lora(r=number + 2, target_modules=targets), number, merge=number > 0)
+        base = str(folder)
+    policy = PolicyModel(base, rank=4, target_modules=own)
+    policy.build(announce=False)
+    with policy.reference():
+        torch.testing.assert_close(logits(policy.model), expected, atol=2e-4, rtol=1e-4)
+    with torch.no_grad():
+        for parameter in policy.adapter().values():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    policy.peft.save_pretrained(str(tmp_path / "saved"))
+    assert adapter_chain(str(tmp_path / "saved"))[1:] == [plain]
+    again = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "saved")
+    torch.testing.assert_close(logits(again), logits(policy.model), atol=2e-4, rtol=1e-4)
+    assert (logits(again) - expected).abs().max() > 0.05
+
+
+def test_an_adapter_that_peft_cannot_merge(tiny_llama, tmp_path):
+    base = tiny_llama(tmp_path / "base", initializer_range=0.3)
+    trained(base, tmp_path / "adapter", lora(lora_bias=True))
+    with pytest.raises(UserError, match=r"adapter cannot be merged into its base .*base layer has no bias"):
+        load_base(str(tmp_path / "adapter"), torch.float32, None)
+
+
+@pytest.mark.parametrize("kind", ["dora", "whole head", "rslora"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_policy_that_is_not_one_adapter_is_not_saved_as_one(tiny_llama, tmp_path, kind):
+    base = tiny_llama(tmp_path / "base", initializer_range=0.3)
+    trained(base, tmp_path / "adapter", ADAPTERS[kind])
+    policy = PolicyModel(str(tmp_path / "adapter"), rank=2)
+    policy.build(announce=False)
+    with pytest.raises(UserError, match=r"not one LoRA adapter for .*base .*merge_and_unload"):
+        policy.peft.save_pretrained(str(tmp_path / "saved"))
+    assert not (tmp_path / "saved").exists()
+    expected = logits(policy.model)
+    policy.peft.merge_and_unload().save_pretrained(tmp_path / "saved")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    torch.testing.assert_close(logits(again), expected, atol=2e-4, rtol=1e-4)
+
+
+def test_experts_of_an_adapter_are_merged(tmp_path):
+    torch.manual_seed(0)
+    config = MixtralConfig(**LLAMA, num_key_value_heads=2, num_local_experts=4)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    expected = trained(str(tmp_path / "base"), tmp_path / "adapter", lora(target_modules="all-linear"))
+    found = load_base(str(tmp_path / "adapter"), torch.float32, None)
+    torch.testing.assert_close(logits(found), expected, atol=2e-4, rtol=1e-4)
+
+
+def rewritten(folder: Path, **changes) -> None:
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_adapters_whose_base_is_not_theirs(tiny_llama, tmp_path):
+    base = tiny_llama(tmp_path / "base")
+    folder = tmp_path / "adapter"
+    trained(base, folder, lora())
+    cases = [
+        ({"base_model_name_or_path": None}, "does not name the model"),
+        ({"base_model_name_or_path": str(tmp_path / "gone")}, r"adapter .*adapter was trained on .*gone"),
+        ({"base_model_name_or_path": str(folder)}, "has itself among its bases"),
+        ({"base_model_name_or_path": base, "task_type": "SEQ_CLS"}, "for the task SEQ_CLS"),
+        ({"task_type": None, "target_modules": ["q_proj", "v_proj"]}, "does not fit its base .*missing"),
+        ({"target_modules": ["q_proj"], "r": 3}, "does not fit its base"),
+    ]
+    for changes, said in cases:
+        rewritten(folder, **changes)
+        with pytest.raises(UserError, match=said):
+            load_base(str(folder), torch.float32, None)
+
+
+def test_an_adapter_whose_names_are_of_another_model(tiny_llama, tmp_path):
+    base = tiny_llama(tmp_path / "base")
+    trained(base, tmp_path / "adapter", lora())
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    weights = load_file(file)
+    save_file({name.replace("model.layers", "language_model.layers"): w for name, w in weights.items()}, file)
+    with pytest.raises(UserError, match=r"does not fit its base .*missing adapter keys"):
+        load_base(str(tmp_path / "adapter"), torch.float32, None)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("tied", [True, False])
+def test_tokens_that_only_the_adapter_knows(tiny_llama, tiny_tokenizer_folder, tmp_path, tied):
+    """They are its own where it has saved them, and a sentence where they would be random."""
+    base = tiny_llama(tmp_path / "base", initializer_range=0.3, tie_word_embeddings=tied)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
+    for saved in ("layers", "modules", ""):
+        folder = tmp_path / f"adapter-{saved}"
+        model = AutoModelForCausalLM.from_pretrained(base)
+        known = model.get_input_embeddings().num_embeddings
+        tokenizer.add_tokens([f"<{i}>" for i in range(known + 3 - len(tokenizer))])
+        model.resize_token_embeddings(len(tokenizer))
+        modules = ["embed_tokens", "lm_head"] if saved == "modules" else None
+        policy = get_peft_model(model, lora(init_lora_weights=False, modules_to_save=modules))
+        policy.save_pretrained(folder, save_embedding_layers=saved == "layers")
+        tokenizer.save_pretrained(folder)
+        if saved:
+            found = load_base(str(folder), torch.float32, None)
+            torch.testing.assert_close(logits(found), logits(policy), atol=2e-4, rtol=1e-4)
+        else:
+            with pytest.raises(UserError, match=r"has 3 tokens that its base .* does not know"):
+                load_base(str(folder), torch.float32, None)

@@ -4,11 +4,17 @@ import copy
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, MixtralConfig
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.gradient import norm
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.weighting.shifted_parameters import shifted
+from pacmr_lightning.weighting.shifted_parameters import check_shifted, shifted
+
+SHAPE = {
+    **{"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2},
+}
 
 
 def random_direction(policy: PolicyModel, scale: float = 0.1) -> dict[str, torch.Tensor]:
@@ -119,3 +125,50 @@ def test_variants_that_bypass_the_linears_are_refused(options, message, save_mod
 def test_norm(make_policy):
     direction = {"a": torch.tensor([3.0]), "b": torch.tensor([[0.0, 4.0]])}
     assert float(norm(direction)) == 5.0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2-mixed"])
+def test_the_check_before_training_leaves_no_trace(name, dtype, make_policy, make_batch):
+    policy = make_policy(name, moved=False, dtype=dtype)
+    before = {key: value.clone() for key, value in policy.adapter().items()}
+    check_shifted(policy, make_batch(1))
+    assert all(torch.equal(value, before[key]) for key, value in policy.adapter().items())
+
+
+def test_layers_that_hooks_miss_are_refused(make_policy, make_batch, monkeypatch):
+    """As of a model whose layer computes with LoRA's matrices and does not call them."""
+    policy = make_policy()
+    layer = next(iter(policy._lora_layers.values()))
+
+    def bypassed(x):
+        a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+        return layer.base_layer(x) + x @ a.T @ b.T * layer.scaling["default"]
+
+    check_shifted(policy, make_batch(1))
+    monkeypatch.setattr(layer, "forward", bypassed)
+    with pytest.raises(UserError, match=r"LlamaForCausalLM .* has LoRA layers that the virtual step misses"):
+        check_shifted(policy, make_batch(1))
+
+
+def test_lora_on_experts_is_refused_by_name(mixtral, make_batch):
+    """PEFT puts it on a tensor of all experts' weights where a model's linear layers are asked for."""
+    policy = PolicyModel(mixtral, rank=2)
+    policy.build()
+    for refused in (
+        lambda: check_shifted(policy, make_batch(1)),
+        lambda: shifted(policy, random_direction(policy), 1.0).__enter__(),
+    ):
+        with pytest.raises(UserError, match=r"layers\.0\.mlp\S* .*\[k_proj, o_proj, q_proj, v_proj\]"):
+            refused()
+    plain = PolicyModel(mixtral, rank=2, target_modules=["k_proj", "o_proj", "q_proj", "v_proj"])
+    plain.build()
+    check_shifted(plain, make_batch(1))
+
+
+@pytest.fixture
+def mixtral(tmp_path):
+    torch.manual_seed(0)
+    config = MixtralConfig(**SHAPE, num_local_experts=4)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "mixtral")
+    return str(tmp_path / "mixtral")
