@@ -109,6 +109,7 @@ class PreferenceModule(PreferenceCheckpoint):
         # check_finite looks at what they are given.
         self.train_means = Means((*REWARDS, "grad_norm"), checked=False)
         self.weight_statistics = WeightStatistics()
+        self.checked_pair: PairBatch | None = None
         # Of the last VNet update, until they are logged.
         self.outer_values = {}
 
@@ -124,9 +125,7 @@ class PreferenceModule(PreferenceCheckpoint):
 
     def configure_model(self) -> None:
         """Loads the policy; the second call does nothing."""
-        data = None if self._trainer is None else datamodule(self._trainer)
-        pairs = getattr(data, "train_pairs", None)
-        self.policy.build(pair=None if pairs is None else pairs.batch([0]))
+        self.policy.build(pair=self.checked_pair)
 
     def setup(self, stage: str) -> None:
         """Moves metrics and what the weighting learns to the device, before a restore; tells the noise rate.
@@ -152,6 +151,7 @@ class PreferenceModule(PreferenceCheckpoint):
         self.weighting.set_label_noise(data.noise_rate, data.uniform_noise)
         for part in (self.weighting, self.objective):
             part.check_pairs(data.train_pairs)
+        self.checked_pair = data.train_pairs.batch([0])
         if self.objective.label_noise == "auto":
             self.objective.resolve_label_noise(data.noise_rate)
         share = data.global_batch_size // self.trainer.world_size
@@ -175,8 +175,7 @@ class PreferenceModule(PreferenceCheckpoint):
         if data is not None:
             data.fill_reference(self.policy)
             if self.weighting.every:
-                pair = move_data_to_device(data.train_pairs.batch([0]), self.policy.device)
-                check_shifted(self.policy, pair)
+                check_shifted(self.policy, move_data_to_device(self.checked_pair, self.policy.device))
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW over the adapter; linear warm-up, then a cosine to ``min_lr_ratio`` of the peak."""

@@ -127,9 +127,9 @@ def save_model(folder: Path, model: PreTrainedModel | PeftModel, tokenizer: PreT
     An adapter is merged into its base, in a copy: the model itself stays as it is. The folder is written
     under another name first, so nobody reads a part of it.
     """
-    plain = model
+    plain: Any = model
     if isinstance(model, PeftModel):
-        adapted = copy.deepcopy(model)
+        adapted: Any = copy.deepcopy(model)
         untie_head(adapted.get_base_model())
         plain = adapted.merge_and_unload()
     folder.parent.mkdir(parents=True, exist_ok=True)

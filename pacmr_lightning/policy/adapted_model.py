@@ -102,7 +102,9 @@ class AdaptedModel(nn.Module):
                 found = next_token_log_probs(self.model, check_tokens(base, pair))
             check_same(expected, found, f"The reference made of {self.name}", f"{self.name} itself")
         if is_adapter(self.name):
-            self.peft.save_pretrained = partial(save_with_bases, self.peft, adapter_chain(self.name))
+            self.peft.save_pretrained = partial(  # type: ignore[method-assign]
+                save_with_bases, self.peft, adapter_chain(self.name)
+            )
         if self.gradient_checkpointing:
             recompute_activations(self.model)
         if self.compiles:

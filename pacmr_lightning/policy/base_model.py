@@ -86,7 +86,8 @@ def load_model(
         if adapter:
             # Compared on whatever device it is loaded on, where kernels for GPUs may not run.
             model = _merged(name, pair, options | {"attn_implementation": None})
-            use_attention(model, attention or model.config._attn_implementation)
+            if attention is not None:
+                use_attention(model, attention)
         else:
             model = _plain(name, options)
     except (OSError, ImportError, ValueError) as error:
@@ -265,7 +266,7 @@ def untie_head(model: PreTrainedModel) -> None:
         return
     embedded = {id(weight) for weight in embeddings.parameters()}
     for layer in head.modules():
-        weight = layer._parameters.get("weight")
+        weight = dict(layer.named_parameters(recurse=False)).get("weight")
         if weight is not None and id(weight) in embedded:
             layer.weight = nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
             for config in (model.config, model.config.get_text_config()):

@@ -118,7 +118,7 @@ def by_one_word(number: int, wrong: bool) -> dict:
 @pytest.mark.parametrize(
     ("policy", "changed", "said"),
     [
-        ("whole", {}, "policy is whole, which is no adapter that is there and names its base model"),
+        ("whole", {}, "policy is whole, which is no adapter that names its base model"),
         ("adapter", {"scorer": "probe", "reference": "whole"}, "reference is whole, but a probe compares"),
         ("adapter", {"beta": "0"}, "beta is 0.0, but it must be above 0"),
         ("adapter", {"share": "0.7"}, "share is 0.7, but the share of wrong labels is above 0 and below"),
