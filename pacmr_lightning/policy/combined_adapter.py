@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft import PeftModel
@@ -30,7 +30,7 @@ def save_with_bases(policy: PeftModel, chain: list[str], folder: str, **options:
         UserError: they are not one LoRA adapter, for one of them is of another kind.
     """
     *adapters, plain = chain
-    model: PreTrainedModel = policy.get_base_model()
+    model = cast("PreTrainedModel", policy.get_base_model())
     base = AutoModelForCausalLM.from_pretrained(plain, dtype=model.dtype)
     tokens = check_tokens(base, None)
     names = [f"base_{number}" for number in range(len(adapters))]
