@@ -42,7 +42,10 @@ class EvaluationPrompt:
 
     def rendered(self, tokenizer: PreTrainedTokenizerBase) -> str:
         """The text that a model reads, special tokens of a chat template included."""
-        return render(tokenizer, decode_messages(self.text), self.response)[0] if self.chat else self.text
+        if not self.chat:
+            return self.text
+        answer = {"role": "assistant", "content": self.response}
+        return render(tokenizer, decode_messages(self.text), answer).prompt
 
 
 def draw_prompts(source: Source, count: int | None, seed: int) -> list[EvaluationPrompt]:

@@ -16,6 +16,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..chat_template import end_tokens
 from ..errors import UserError
 
 OWN_KEYS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "dtype")
@@ -126,9 +127,12 @@ def save_model(folder: Path, model: PreTrainedModel | PeftModel, tokenizer: PreT
     """Saves model and tokenizer as a Hugging Face folder that takes the place of an older one.
 
     An adapter is merged into its base, in a copy: the model itself stays as it is. The folder is written
-    under another name first, so nobody reads a part of it.
+    under another name first, so nobody reads a part of it. Its generation config stops where ``predict``
+    does.
     """
     plain = copy.deepcopy(model).merge_and_unload() if isinstance(model, PeftModel) else model
+    config = plain.generation_config
+    config.eos_token_id = end_tokens(tokenizer, config.eos_token_id)
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial, old = (folder.with_name(f".{folder.name}.{state}") for state in ("partial", "old"))
     for leftover in (partial, old):
