@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 DATE = datetime(2024, 7, 26)
 """The date that ``strftime_now`` writes in templates, whatever the day. It is Llama 3's own default."""
@@ -62,6 +62,12 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, own: int | list[int] | None =
     own = own if isinstance(own, list) else [own]
     found = [end_of_turn(tokenizer), tokenizer.eos_token_id, *own]
     return list(dict.fromkeys(token for token in found if token is not None))
+
+
+def stop_at_end_tokens(config: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Set a model's ``eos_token_id`` to its ``end_tokens``: to one id, or to a list of several."""
+    ends = end_tokens(tokenizer, config.eos_token_id)
+    config.eos_token_id = ends if len(ends) > 1 else ends[0]
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:

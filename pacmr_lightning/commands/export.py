@@ -19,7 +19,7 @@ from rich.console import Console
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
-from ..chat_template import end_tokens
+from ..chat_template import stop_at_end_tokens
 from ..command_line.exceptions import full_disk
 from ..command_line.parser import run_tool
 from ..errors import UserError
@@ -113,8 +113,7 @@ def export(
                 **say,
             )
         console.print(f"Writing {'a merged model' if merged else 'an adapter'} after {step:,} updates", **say)
-        config = module.policy.model.generation_config
-        config.eos_token_id = end_tokens(data.tokenizer, config.eos_token_id)
+        stop_at_end_tokens(module.policy.model.generation_config, data.tokenizer)
         if base is not None and bottom == found.base:
             found.base = base
         summary = read_summary(run) if (Path(run) / SUMMARY).is_file() else None
@@ -133,7 +132,7 @@ def export(
                 module.policy.peft.peft_config[ADAPTER].base_model_name_or_path = base
             # PEFT would look at the Hub for whether the vocabulary was changed, which it never is.
             module.policy.peft.save_pretrained(str(folder), save_embedding_layers=False)
-            config.save_pretrained(folder)
+            module.policy.model.generation_config.save_pretrained(folder)
         # Last, for PEFT writes a card of its own.
         (folder / "README.md").write_text(card, encoding="utf-8")
     loader = "AutoModelForCausalLM" if merged else "AutoPeftModelForCausalLM"

@@ -16,7 +16,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..chat_template import end_tokens
+from ..chat_template import stop_at_end_tokens
 from ..errors import UserError
 
 OWN_KEYS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "dtype")
@@ -131,8 +131,7 @@ def save_model(folder: Path, model: PreTrainedModel | PeftModel, tokenizer: PreT
     does.
     """
     plain = copy.deepcopy(model).merge_and_unload() if isinstance(model, PeftModel) else model
-    config = plain.generation_config
-    config.eos_token_id = end_tokens(tokenizer, config.eos_token_id)
+    stop_at_end_tokens(plain.generation_config, tokenizer)
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial, old = (folder.with_name(f".{folder.name}.{state}") for state in ("partial", "old"))
     for leftover in (partial, old):
