@@ -157,6 +157,10 @@ class PromptData(LightningDataModule):
         """Whether prompts are all that the trainer wants."""
         return self.trainer is not None and self.trainer.state.fn == TrainerFn.PREDICTING
 
+    def prompt_ids(self, prompts: list[str]) -> list[list[int]]:
+        """Return the token ids of prompts that are texts, as ``predict`` gives them to the model."""
+        return prompt_tokens(self.tokenizer, prompts)
+
     def predict_dataloader(self) -> DataLoader[tuple[str, str, list[int], str | Messages, int]]:
         """``PromptBatch`` of the drawn prompts; the longest first where the trainer predicts."""
         world_size = 1 if self.trainer is None else self.trainer.world_size

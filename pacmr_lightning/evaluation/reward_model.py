@@ -54,12 +54,12 @@ class RewardModelJudge(PairJudge):
         for option, value in (("batch_size", batch_size), ("max_length", max_length)):
             if value < 1:
                 raise UserError(f"{option} is {value}, but it must be at least 1.")
-        self.name = model
+        self.name = str(model)
         self.dtype = dtype
         self.batch_size = batch_size
         self.max_length = max_length
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.settings = {"reward_model": model, "dtype": dtype, "max_length": max_length}
+        self.settings = {"reward_model": self.name, "dtype": dtype, "max_length": max_length}
 
     def compare(self, items: Sequence[Comparison], store: AnswerStore) -> list[Verdict]:
         """Scores 2 N responses, except those whose scores are in the store.

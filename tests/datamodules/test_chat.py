@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The chat template .* writes no e
 TURNS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{{ END }}\n{% endfor %}"
 START = "{% if add_generation_prompt %}[assistant]{% endif %}"
 TEMPLATES = {
-    # ChatML ends a turn with the tokenizer's EOS, Llama 3 with another token, some with text or nothing at all.
+    # ChatML ends a turn with the tokenizer's EOS, Llama 3 with another token, some with text or nothing.
     "EOS": (TURNS.replace("{{ END }}", "<eos>") + START, True),
     "other token": (TURNS.replace("{{ END }}", "<|end|>") + START, False),
     "text": (TURNS.replace("{{ END }}", "[end]") + START, True),
