@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 from datasets import Dataset
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.errors import UserError
@@ -70,6 +70,7 @@ class Preparation:
         self.counts: dict[str, dict[str, int]] = {}
         self.noise_flips: dict[str, bool] | None = None
         self.annotators: dict[str, str | None] | None = None
+        self._said: set[str] = set()
         self._filled: dict[str, tuple[Dataset, Dataset, dict[str, int]]] = {}
 
     def fill_caches(self) -> None:
@@ -166,4 +167,6 @@ class Preparation:
         self.counts[split] = counts
         rank_zero_info(summary_line(source.name, split, counts))
         for sentence in token_warnings(self.tokenizer, found, counts, f"{source.name}, {split}"):
-            rank_zero_warn(sentence)
+            if sentence not in self._said:
+                rank_zero_info(sentence)
+            self._said.add(sentence)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from datasets import Dataset, Features, List, Value
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
@@ -129,8 +129,8 @@ class SFTDataModule(LightningDataModule):
         self._prepare()
         for split, counts in self.counts.items():
             rank_zero_info(_summary(self.source.name, split, counts))
-        for sentence in self._warnings:
-            rank_zero_warn(sentence)
+        for sentence in dict.fromkeys(self._warnings):
+            rank_zero_info(sentence)
 
     def _prepare(self) -> None:
         if self._rows:

@@ -269,8 +269,8 @@ def token_warnings(
             )
     if TWO_BOS in counts:
         yield (
-            f"{place}: {counts[TWO_BOS]} of {counts['kept']} prompts begin with {tokenizer.bos_token} twice; "
-            "take it out of the texts."
+            f"{place}: {counts[TWO_BOS]} of {counts['kept']} prompts begin with BOS ({tokenizer.bos_token}) "
+            "twice; take it out of the texts."
         )
 
 

@@ -59,8 +59,7 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, own: int | list[int] | None =
         tokenizer: has EOS.
         own: ``eos_token_id`` of a model's ``generation_config``.
     """
-    own = own if isinstance(own, list) else [own]
-    found = [end_of_turn(tokenizer), tokenizer.eos_token_id, *own]
+    found = [end_of_turn(tokenizer), tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])]
     return list(dict.fromkeys(token for token in found if token is not None))
 
 

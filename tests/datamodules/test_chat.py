@@ -13,7 +13,6 @@ from pacmr_lightning.datamodules.sft import tokenize_completions
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.errors import UserError
 
-pytestmark = pytest.mark.filterwarnings("ignore:The chat template .* writes no end token")
 TURNS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{{ END }}\n{% endfor %}"
 START = "{% if add_generation_prompt %}[assistant]{% endif %}"
 TEMPLATES = {

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import datasets
 import pytest
+from peft import LoraConfig
 from tokenizers.processors import TemplateProcessing
 
 from pacmr_lightning.datamodules.columns import PREFERENCES
@@ -181,6 +182,37 @@ def test_tokenizers_that_cannot_be_loaded(tmp_path, tokenizer):
     tokenizer.save_pretrained(tmp_path / "no-eos")
     with pytest.raises(UserError, match="has no EOS"):
         load_tokenizer(str(tmp_path / "no-eos"))
+
+
+OWN, BASES = "{{ 'own' }}", "{{ 'base' }}"
+
+
+@pytest.mark.parametrize(
+    ("own", "base", "expected", "said"),
+    [
+        (OWN, BASES, OWN, "'s own tokenizer and chat template are used, not those of its base"),
+        (OWN, None, OWN, "'s own tokenizer and chat template are used, not those of its base"),
+        (None, BASES, BASES, "'s own tokenizer is used, with the chat template of its base"),
+        ("no tokenizer", BASES, BASES, "has no tokenizer; that of its base"),
+    ],
+)
+def test_whose_tokenizer_an_adapter_has(own, base, expected, said, tokenizer, tmp_path, caplog):
+    tokenizer.chat_template = base
+    tokenizer.save_pretrained(tmp_path / "base")
+    LoraConfig(base_model_name_or_path=str(tmp_path / "base")).save_pretrained(tmp_path / "adapter")
+    if own != "no tokenizer":
+        tokenizer.add_tokens(["own"])
+        tokenizer.chat_template = own
+        tokenizer.save_pretrained(tmp_path / "adapter")
+    # An adapter on an adapter has what that one has.
+    LoraConfig(base_model_name_or_path=str(tmp_path / "adapter")).save_pretrained(tmp_path / "second")
+    for folder in (tmp_path / "adapter", tmp_path / "second"):
+        with caplog.at_level("INFO"):
+            found = load_tokenizer(folder)
+        assert found.chat_template == expected
+        assert ("own" in found.get_vocab()) == (own != "no tokenizer")
+        assert said in caplog.text and str(tmp_path / "base") in caplog.text
+        caplog.clear()
 
 
 def test_padding_falls_back_to_eos(tmp_path, tokenizer):

@@ -277,5 +277,5 @@ def test_two_bos():
     _, counts = tokenize_pairs(rows, tokenizer, 300)
     assert counts["two BOS"] == 1
     assert list(token_warnings(tokenizer, rows, counts, "train")) == [
-        "train: 1 of 1 prompts begin with <s> twice; take it out of the texts."
+        "train: 1 of 1 prompts begin with BOS (<s>) twice; take it out of the texts."
     ]
