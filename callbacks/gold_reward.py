@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.generation import decode_response
 from pacmr_lightning.evaluation.reward import Reward
 from pacmr_lightning.files import replacing
 from pacmr_lightning.modules.datamodule import datamodule
@@ -69,7 +70,8 @@ class GoldReward(SequenceKL):
         data = datamodule(trainer)
         texts, asked = self._prompts(trainer)
         tokens = self._sample(trainer, pl_module, asked)
-        responses = data.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        pairs = zip(cycle(asked), tokens, strict=False)
+        responses = [decode_response(data.tokenizer, *pair) for pair in pairs]
         prompts = list(islice(cycle(texts), self.samples))
         answered = list(zip(prompts, responses, strict=True))
         scores = [float(data.gold_reward(*pair)) for pair in answered]
@@ -90,4 +92,4 @@ class GoldReward(SequenceKL):
         data = datamodule(trainer)
         if not data.source.prompts:
             return super()._prompts(trainer)
-        return data.source.prompts, data.tokenizer(data.source.prompts)["input_ids"]
+        return data.source.prompts, data.prompt_ids(data.source.prompts)

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import move_data_to_device
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.generation import Decoding, respond
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.files import replacing
 from pacmr_lightning.modules import PreferenceModule
@@ -105,18 +105,9 @@ class SampleResponses(Callback):
         log_texts(trainer, "responses", shown)
 
     def _answers(self, trainer: Trainer, pl_module: PreferenceModule) -> list[str]:
+        limit = self.max_new_tokens or pl_module.max_new_tokens
         tokenizer = datamodule(trainer).tokenizer
-        with torch.no_grad():
-            sequences = pl_module.policy.generate(
-                input_ids=self._batch.input_ids,
-                attention_mask=self._batch.attention_mask,
-                max_new_tokens=self.max_new_tokens or pl_module.max_new_tokens,
-                do_sample=False,
-                eos_token_id=tokenizer.eos_token_id,
-                pad_token_id=tokenizer.pad_token_id,
-            )
-        new = sequences[:, self._batch.input_ids.shape[1] :]
-        return tokenizer.batch_decode(new, skip_special_tokens=True)
+        return [r.text for r in respond(pl_module.policy, tokenizer, self._batch, limit, Decoding())]
 
     @staticmethod
     def _path(trainer: Trainer) -> Path:

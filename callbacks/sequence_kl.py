@@ -11,8 +11,9 @@ from lightning.pytorch.utilities import move_data_to_device
 from torch import Tensor
 
 from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.chat_template import end_tokens
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.generation import check_room, end_tokens
+from pacmr_lightning.evaluation.generation import check_room
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.evaluation.repetition import distinct_bigrams, repeated_bigrams
 from pacmr_lightning.modules import PreferenceModule
@@ -113,7 +114,7 @@ class SequenceKL(Callback):
         asked = list(islice(cycle(prompts), self.samples))
         tokenizer, policy = datamodule(trainer).tokenizer, pl_module.policy
         device = trainer.strategy.root_device
-        ends, pad = end_tokens(policy, tokenizer), tokenizer.pad_token_id
+        ends, pad = end_tokens(tokenizer, policy.model.generation_config.eos_token_id), tokenizer.pad_token_id
         responses: list[Tokens] = []
         kl, reference = [], []
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -33,9 +33,9 @@ def load_split(path: str, split: str, subset: str | None = None, folder: str | N
     Raises:
         UserError: there is no such dataset, subset or split, or it cannot be reached.
     """
-    where = path + "".join(f", {part}" for part in (subset, folder) if part)
+    where = str(path) + "".join(f", {part}" for part in (subset, folder) if part)
     try:
-        return load_dataset(path, name=subset, data_dir=folder, split=split, streaming=False)
+        return load_dataset(str(path), name=subset, data_dir=folder, split=split, streaming=False)
     except DatasetGenerationError as error:
         raise UserError(
             f"The split {split!r} of the dataset {where} cannot be read ({_first_line(error.__cause__)}); "
@@ -158,7 +158,7 @@ class HubPreferences(Source):
     ):
         self.splits = Splits(train_split, validation_split, validation_fraction)
         self.dataset = _Renamed(path, subset, columns, PREFERENCES)
-        self.name = path
+        self.name = str(path)
 
     def load(self, split: Split) -> Dataset:
         """Rows of the dataset's split, or of its share of the training split."""
@@ -198,7 +198,7 @@ class HubCompletions(Completions):
     ):
         self.splits = Splits(train_split, validation_split, validation_fraction)
         self.dataset = _Renamed(path, subset, columns, SFT)
-        self.name = path
+        self.name = str(path)
 
     def load(self, split: Split) -> Dataset:
         """Rows of the dataset's split, or of its share of the training split."""

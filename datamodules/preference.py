@@ -124,7 +124,7 @@ class PreferenceDataModule(PairLoaders, PromptData):
             _check_at_least("meta_every (the weighting's every)", meta_every, 1)
         noise = label_noise(noise, noise_rate, noise_rates, category_noise_rates, noise_mask)
         self.source = source
-        self.tokenizer_name = tokenizer
+        self.tokenizer_name = str(tokenizer)
         self.max_length = max_length
         self.global_batch_size = global_batch_size
         self.validation_batch_size = validation_batch_size

@@ -17,7 +17,7 @@ from .noise import AnnotatorNoise, LabelNoise
 from .pairs import Pairs
 from .rows import prompts_of
 from .sources import Source
-from .tokenization import summary_line, tokenize_pairs
+from .tokenization import summary_line, token_warnings, tokenize_pairs
 
 
 class Preparation:
@@ -70,6 +70,7 @@ class Preparation:
         self.counts: dict[str, dict[str, int]] = {}
         self.noise_flips: dict[str, bool] | None = None
         self.annotators: dict[str, str | None] | None = None
+        self._said: set[str] = set()
         self._filled: dict[str, tuple[Dataset, Dataset, dict[str, int]]] = {}
 
     def fill_caches(self) -> None:
@@ -116,7 +117,7 @@ class Preparation:
             counts["easiest"] = len(easiest)
             self._kept = [self._kept[i] for i in easiest]
             pairs = pairs.select(easiest)
-        self._announce(self.source, "train", counts)
+        self._announce(self.source, "train", found, counts)
         return pairs
 
     def train_reference(self, ask: Callable[[Pairs], np.ndarray]) -> np.ndarray:
@@ -142,8 +143,8 @@ class Preparation:
         return found, *self._tokenize(found)
 
     def _as_found(self, source: Source, split: str) -> Pairs:
-        _, rows, counts = self._split(split)
-        self._announce(source, split, counts)
+        found, rows, counts = self._split(split)
+        self._announce(source, split, found, counts)
         return Pairs(rows, self.tokenizer.pad_token_id)
 
     def _tokenize_training_rows(self, found: Dataset) -> tuple[Dataset, dict[str, int]]:
@@ -162,6 +163,10 @@ class Preparation:
     ) -> tuple[Dataset, dict[str, int]]:
         return tokenize_pairs(found, self.tokenizer, self.max_length, augmentations)
 
-    def _announce(self, source: Source, split: str, counts: dict[str, int]) -> None:
+    def _announce(self, source: Source, split: str, found: Dataset, counts: dict[str, int]) -> None:
         self.counts[split] = counts
         rank_zero_info(summary_line(source.name, split, counts))
+        for sentence in token_warnings(self.tokenizer, found, counts, f"{source.name}, {split}"):
+            if sentence not in self._said:
+                rank_zero_info(sentence)
+            self._said.add(sentence)

@@ -42,7 +42,10 @@ class EvaluationPrompt:
 
     def rendered(self, tokenizer: PreTrainedTokenizerBase) -> str:
         """The text that a model reads, special tokens of a chat template included."""
-        return render(tokenizer, decode_messages(self.text), self.response)[0] if self.chat else self.text
+        if not self.chat:
+            return self.text
+        answer = {"role": "assistant", "content": self.response}
+        return render(tokenizer, decode_messages(self.text), answer).prompt
 
 
 def draw_prompts(source: Source, count: int | None, seed: int) -> list[EvaluationPrompt]:
@@ -153,6 +156,10 @@ class PromptData(LightningDataModule):
     def _predicts(self) -> bool:
         """Whether prompts are all that the trainer wants."""
         return self.trainer is not None and self.trainer.state.fn == TrainerFn.PREDICTING
+
+    def prompt_ids(self, prompts: list[str]) -> list[list[int]]:
+        """Return the token ids of prompts that are texts, as ``predict`` gives them to the model."""
+        return prompt_tokens(self.tokenizer, prompts)
 
     def predict_dataloader(self) -> DataLoader[tuple[str, str, list[int], str | Messages, int]]:
         """``PromptBatch`` of the drawn prompts; the longest first where the trainer predicts."""

@@ -19,22 +19,30 @@ from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.errors import UserError
 
-from .chat import decode_messages, render
+from .chat import Rendered, decode_messages, render
 from .completions import Completions
 from .prompts import NO_COMPLETION, split_completion
 from .stream import RowsLeft, StepLoader
+from .tokenization import count_oddities, oddities, token_warnings
 from .tokenizer import load_tokenizer, prompt_tokens, response_tokens, tokenizer_digest
 from .train_tokenizer import train_tokenizer
 
 IGNORED = -100
 """Label of tokens that carry no loss: prompt and padding."""
 
-_LAYOUT = 2
+_LAYOUT = 3
 """Part of the cache's key; raised whenever the same rows are turned into other tokens."""
 
 _REASONS = ("too long", "empty completion", "empty prompt", NO_COMPLETION)
 _TOKENS = List(Value("int32"))
-_FEATURES = Features({"prompt_ids": _TOKENS, "completion_ids": _TOKENS, "drop": Value("string")})
+_FEATURES = Features(
+    {
+        "prompt_ids": _TOKENS,
+        "completion_ids": _TOKENS,
+        "odd": List(Value("string")),
+        "drop": Value("string"),
+    }
+)
 
 
 class SFTDataModule(LightningDataModule):
@@ -89,7 +97,7 @@ class SFTDataModule(LightningDataModule):
                 "tokenizer or the other to train a new one."
             )
         self.source = source
-        self.tokenizer_name = tokenizer
+        self.tokenizer_name = None if tokenizer is None else str(tokenizer)
         self.vocab_size = vocab_size
         self.max_length = max_length
         self.batch_size = batch_size
@@ -99,6 +107,7 @@ class SFTDataModule(LightningDataModule):
         self.counts: dict[str, dict[str, int]] = {}
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._rows: dict[str, Dataset] = {}
+        self._warnings: list[str] = []
         self._epoch_tokens: tuple[int, np.ndarray] = (-1, np.zeros(0))
 
     @property
@@ -120,6 +129,8 @@ class SFTDataModule(LightningDataModule):
         self._prepare()
         for split, counts in self.counts.items():
             rank_zero_info(_summary(self.source.name, split, counts))
+        for sentence in dict.fromkeys(self._warnings):
+            rank_zero_info(sentence)
 
     def _prepare(self) -> None:
         if self._rows:
@@ -134,6 +145,9 @@ class SFTDataModule(LightningDataModule):
         for split, rows in texts.items():
             self._rows[split], self.counts[split] = tokenize_completions(
                 rows, self._tokenizer, self.max_length
+            )
+            self._warnings += token_warnings(
+                self._tokenizer, rows, self.counts[split], f"{self.source.name}, {split}"
             )
 
     def train_dataloader(self) -> DataLoader[dict[str, list[int]]]:
@@ -252,24 +266,26 @@ def tokenize_completions(
             f"None of the {len(reasons)} rows can be used at max_length {max_length} ({found}); raise "
             "max_length or give other rows."
         )
-    return tokenized.select(kept, keep_in_memory=True).remove_columns("drop"), counts
+    tokenized = tokenized.select(kept, keep_in_memory=True)
+    counts |= count_oddities(tokenized["odd"][:])
+    return tokenized.remove_columns(["odd", "drop"]), counts
 
 
 def _tokenize_batch(
     rows: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> dict[str, list[list[int]] | list[str | None]]:
+) -> dict[str, list[Any]]:
     """What ``Dataset.map`` calls: columns in, columns out."""
     names = ("prompt", "completion", "chat")
     splits = [split_completion(*row) for row in zip(*(rows[name] for name in names), strict=True)]
     texts = [
-        render(tokenizer, decode_messages(split.prompt), split.completion)
+        render(tokenizer, decode_messages(split.prompt), {"role": "assistant", "content": split.completion})
         if chat and split.reason is None
-        else (split.prompt, split.completion, False)
+        else Rendered(split.prompt, split.completion, [])
         for split, chat in zip(splits, rows["chat"], strict=True)
     ]
-    prompt_texts, completion_texts, ended = map(list, zip(*texts, strict=True))
+    prompt_texts = [text.prompt for text in texts]
     prompts = prompt_tokens(tokenizer, prompt_texts, rows["chat"])
-    completions = response_tokens(tokenizer, completion_texts, ended)
+    completions = response_tokens(tokenizer, prompt_texts, [text.response for text in texts])
     drops: list[str | None] = []
     for prompt, completion, split in zip(prompts, completions, splits, strict=True):
         # One token is EOS alone: the tokenizer made nothing of the text.
@@ -279,7 +295,8 @@ def _tokenize_batch(
             drops.append("empty prompt")
         else:
             drops.append("too long" if len(prompt) + len(completion) > max_length else None)
-    return {"prompt_ids": prompts, "completion_ids": completions, "drop": drops}
+    odd = [oddities(tokenizer, ids, text.left_out) for ids, text in zip(prompts, texts, strict=True)]
+    return {"prompt_ids": prompts, "completion_ids": completions, "odd": odd, "drop": drops}
 
 
 def _summary(name: str, split: str, counts: dict[str, int]) -> str:

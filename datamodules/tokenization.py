@@ -9,20 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.batch import UNKNOWN
+from pacmr_lightning.chat_template import template_warnings
 from pacmr_lightning.errors import UserError
 
 from . import rewording
-from .chat import decode_messages, encode_messages, render
+from .chat import LEFT_OUT, decode_messages, encode_messages, render
 from .prompts import DIFFERENT_PROMPTS, NO_COMMON_PROMPT, Split, split_row
 from .tokenizer import prompt_tokens, response_tokens, tokenizer_digest
 
-_LAYOUT = 3
+_LAYOUT = 4
 """Part of the cache's key; raised whenever the same rows are turned into other tokens."""
 
 REASONS = (
@@ -37,6 +39,11 @@ REASONS = (
 NO_SECOND_VIEW = "no second view"
 """Count of kept pairs whose reworded prompt is missing, too long or the same tokens."""
 
+TWO_BOS = "two BOS"
+"""Count of kept rows whose prompt begins with BOS twice."""
+ODDITIES = (*(f"{part} left out" for part in LEFT_OUT), TWO_BOS)
+"""What may be odd about the tokens of a row that is kept."""
+
 _TOKENS = List(Value("int32"))
 FEATURES = Features(
     {
@@ -50,6 +57,7 @@ FEATURES = Features(
         "flipped": Value("int8"),
         "category": Value("string"),
         "eta": Value("float64"),
+        "odd": List(Value("string")),
         "drop": Value("string"),
     }
 )
@@ -75,8 +83,8 @@ def tokenize_pairs(
         response ends in one EOS), ``augmented_ids`` (the second view's prompt; empty where there is none, or
         it is the same tokens or too long), ``second_view`` (whether there is one), ``flipped`` (1, 0, or -1
         where the row says nothing), ``category`` and ``eta`` (None where unknown; both speak of the label as
-        found in the file); and how many rows there were, were kept, were dropped for each of ``REASONS``, and
-        have no second view.
+        found in the file); and how many rows there were, were kept, were dropped for each of ``REASONS``,
+        have no second view, and have each of ``ODDITIES``.
 
     Raises:
         UserError: all rows were dropped.
@@ -102,7 +110,9 @@ def tokenize_pairs(
         raise UserError(
             f"None of the {len(tokenized)} pairs can be used at max_length {max_length} ({reasons})."
         )
-    tokenized = tokenized.select(kept, keep_in_memory=True).remove_columns("drop")
+    tokenized = tokenized.select(kept, keep_in_memory=True)
+    counts |= count_oddities(tokenized["odd"][:])
+    tokenized = tokenized.remove_columns(["odd", "drop"])
     counts[NO_SECOND_VIEW] = sum(not view for view in tokenized["second_view"][:])
     return tokenized, counts
 
@@ -131,24 +141,29 @@ def _tokenize_batch(
     else:
         # A prompt that has none is its own: the same tokens are no second view.
         views = [augmentations.get(split.prompt, split.prompt) for split in splits]
-    texts = []
-    for split, view, chat in zip(splits, views, chats, strict=True):
-        if chat and split.reason is None:
-            texts.append(_rendered(tokenizer, split, view))
-        else:
-            texts.append((split.prompt, split.chosen, split.rejected, view, False, False))
-    prompts, chosen, rejected, views, chosen_ended, rejected_ended = map(list, zip(*texts, strict=True))
+    texts = [
+        _rendered(tokenizer, split, view)
+        if chat and split.reason is None
+        else _Texts(split.prompt, split.chosen, split.rejected, view, [])
+        for split, view, chat in zip(splits, views, chats, strict=True)
+    ]
+    prompts = [text.prompt for text in texts]
+    sides = [text.chosen for text in texts] + [text.rejected for text in texts]
+    # Both sides at once, so that a prompt is encoded once for both.
+    responses = response_tokens(tokenizer, prompts * 2, sides)
+    prompt_ids = prompt_tokens(tokenizer, prompts, chats)
     out = {
         "id": rows["id"],
         "prompt": prompts,
-        "prompt_ids": prompt_tokens(tokenizer, prompts, chats),
-        "chosen_ids": response_tokens(tokenizer, chosen, chosen_ended),
-        "rejected_ids": response_tokens(tokenizer, rejected, rejected_ended),
-        "augmented_ids": prompt_tokens(tokenizer, views, chats),
+        "prompt_ids": prompt_ids,
+        "chosen_ids": responses[: len(splits)],
+        "rejected_ids": responses[len(splits) :],
+        "augmented_ids": prompt_tokens(tokenizer, [text.augmented for text in texts], chats),
         "second_view": [],
         "flipped": [UNKNOWN if f is None else int(f) for f in rows["flipped"]],
         "category": rows["category"],
         "eta": rows["eta"],
+        "odd": [oddities(tokenizer, ids, text.left_out) for ids, text in zip(prompt_ids, texts, strict=True)],
         "drop": [],
     }
     for i, split in enumerate(splits):
@@ -192,15 +207,71 @@ def _second_views(splits: list[Split], given: list[str | None], chats: list[bool
     return [view or reworded[split.prompt] for split, view in zip(splits, given, strict=True)]
 
 
-def _rendered(
-    tokenizer: PreTrainedTokenizerBase, split: Split, view: str
-) -> tuple[str, str, str, str, bool, bool]:
-    """Prompt, chosen, rejected and the second view's prompt under the chat template, and which ended."""
+class _Texts(NamedTuple):
+    """A pair's texts as the model reads them."""
+
+    prompt: str
+    chosen: str
+    rejected: str
+    augmented: str
+    """The augmented prompt."""
+    left_out: list[str]
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, split: Split, view: str) -> _Texts:
+    """A pair of conversations under the chat template."""
     prompt = decode_messages(split.prompt)
-    start, chosen, chosen_ended = render(tokenizer, prompt, split.chosen)
-    _, rejected, rejected_ended = render(tokenizer, prompt, split.rejected)
-    other, *_ = render(tokenizer, decode_messages(view), split.chosen)
-    return start, chosen, rejected, other, chosen_ended, rejected_ended
+    chosen = render(tokenizer, prompt, {"role": "assistant", "content": split.chosen})
+    rejected = render(tokenizer, prompt, {"role": "assistant", "content": split.rejected})
+    other = render(tokenizer, decode_messages(view), {"role": "assistant", "content": split.chosen})
+    left_out = chosen.left_out + rejected.left_out
+    return _Texts(chosen.prompt, chosen.response, rejected.response, other.prompt, left_out)
+
+
+def oddities(tokenizer: PreTrainedTokenizerBase, prompt: list[int], left_out: list[str]) -> list[str]:
+    """Return those of ``ODDITIES`` that a row has.
+
+    Args:
+        tokenizer: that of the row.
+        prompt: the ids of its prompt.
+        left_out: what the chat template leaves out of its messages, of ``LEFT_OUT``.
+    """
+    bos = tokenizer.bos_token_id
+    twice = [TWO_BOS] if bos is not None and prompt[:2] == [bos, bos] else []
+    return [f"{part} left out" for part in dict.fromkeys(left_out)] + twice
+
+
+def count_oddities(rows: list[list[str]]) -> dict[str, int]:
+    """Return how many rows have each of ``ODDITIES``, where any has."""
+    found = Counter(odd for row in rows for odd in row)
+    return {odd: found[odd] for odd in ODDITIES if found[odd]}
+
+
+def token_warnings(
+    tokenizer: PreTrainedTokenizerBase, rows: Dataset, counts: dict[str, int], place: str
+) -> Iterator[str]:
+    """Yield a sentence for all that is odd about the tokens of a split's rows.
+
+    Args:
+        tokenizer: that of the rows.
+        rows: the rows, with the column ``chat``.
+        counts: what became of them.
+        place: what sentences call the split.
+    """
+    if any(rows["chat"][:]):
+        yield from template_warnings(tokenizer)
+    for part in LEFT_OUT:
+        if f"{part} left out" in counts:
+            yield (
+                f"{place}: the chat template leaves {part} out in {counts[f'{part} left out']} of "
+                f"{counts['kept']} rows, so the model does not see it; write it into another message, or "
+                "take another template."
+            )
+    if TWO_BOS in counts:
+        yield (
+            f"{place}: {counts[TWO_BOS]} of {counts['kept']} prompts begin with BOS ({tokenizer.bos_token}) "
+            "twice; take it out of the texts."
+        )
 
 
 def summary_line(name: str, split: str, counts: dict[str, int]) -> str:

@@ -7,32 +7,51 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from lightning.pytorch.utilities import rank_zero_info
+from peft import PeftConfig
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import cached_file, find_adapter_config_file
 
+from pacmr_lightning.chat_template import end_tokens
 from pacmr_lightning.errors import UserError
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """A tokenizer from a folder or the Hub, with padding (EOS where it has no padding token of its own).
+def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
+    """Return a tokenizer from a folder or the Hub; it pads with EOS where it has no padding token.
+
+    An adapter's own tokenizer and chat template are taken where it has them, else those of its base; a line
+    says whose.
 
     Raises:
         UserError: there is no such folder or Hub repository, it holds no tokenizer, or the tokenizer has no
             EOS.
     """
+    name = str(name)
     looks_like_a_path = name.startswith((".", "/", "~")) or name.count("/") > 1
     path = Path(name).expanduser()
     if looks_like_a_path and not path.is_dir():
         raise UserError(
             f"tokenizer is {name!r}, but there is no such folder; give a model's folder or Hub id."
         )
+    place = str(path) if path.is_dir() else name
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name)
+        base = _base_of(place)
+        if base and not any(_holds(place, file) for file in ("tokenizer_config.json", "tokenizer.json")):
+            rank_zero_info(f"The adapter {name} has no tokenizer; that of its base {base} is used.")
+            return load_tokenizer(base)
+        tokenizer = AutoTokenizer.from_pretrained(place)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise UserError(
             f"tokenizer is {name!r}, but no tokenizer could be loaded from there ({reason}); "
             "give a model's folder or Hub id."
         ) from None
+    if base:
+        own = "tokenizer and chat template are used, not those"
+        if tokenizer.chat_template is None and _holds(base, "tokenizer_config.json"):
+            own = "tokenizer is used, with the chat template"
+            tokenizer.chat_template = AutoTokenizer.from_pretrained(base).chat_template
+        rank_zero_info(f"The adapter {name}'s own {own} of its base {base}.")
     if tokenizer.eos_token_id is None:
         raise UserError(f"The tokenizer {name!r} has no EOS token, which ends a response; set its eos_token.")
     if tokenizer.pad_token_id is None:
@@ -40,54 +59,110 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def _base_of(place: str) -> str | None:
+    """The base that an adapter names; None where the place holds no adapter."""
+    if find_adapter_config_file(place) is None:
+        return None
+    return PeftConfig.from_pretrained(place).base_model_name_or_path
+
+
+def _holds(place: str, file: str) -> bool:
+    """Whether a folder or Hub repository that is there has a file."""
+    try:
+        return cached_file(place, file, _raise_exceptions_for_missing_entries=False) is not None
+    except OSError:
+        return False
+
+
 def prompt_tokens(
     tokenizer: PreTrainedTokenizerBase, prompts: list[str], chat: Sequence[bool] | None = None
 ) -> list[list[int]]:
-    """Token ids of prompts with the tokenizer's special tokens (BOS if it adds one), never a final EOS.
+    """Return the token ids of prompts.
 
-    Where ``chat`` is true the chat template wrote the prompt, special tokens and all: they are taken as they
-    are.
+    A text gets what the tokenizer adds before it (BOS), unless it begins with that already, and nothing that
+    the tokenizer adds after it. A final EOS of the text's own stays. Where ``chat`` is true the chat template
+    wrote the prompt, special tokens and all, and nothing is added.
     """
-    eos, bos = tokenizer.eos_token_id, tokenizer.bos_token_id
+    before = _added_before(tokenizer)
     chat = [False] * len(prompts) if chat is None else chat
-    encoded = iter(_encode(tokenizer, [p for p, c in zip(prompts, chat, strict=True) if not c], special=True))
-    rendered = iter(_encode(tokenizer, [p for p, c in zip(prompts, chat, strict=True) if c], special=False))
-    found = []
-    for is_chat in chat:
-        ids = next(rendered if is_chat else encoded)
-        # Some tokenizers use one token as BOS and EOS: alone, it is the BOS.
-        while not is_chat and ids and ids[-1] == eos and not (len(ids) == 1 and eos == bos):
-            ids = ids[:-1]
-        found.append(ids)
-    return found
+    return [
+        ids if is_chat or ids[: len(before)] == before else [*before, *ids]
+        for ids, is_chat in zip(_encode(tokenizer, prompts), chat, strict=True)
+    ]
 
 
 def response_tokens(
-    tokenizer: PreTrainedTokenizerBase, responses: list[str], ended: Sequence[bool] | None = None
+    tokenizer: PreTrainedTokenizerBase, prompts: list[str], responses: list[str]
 ) -> list[list[int]]:
-    """Token ids of responses: no BOS, exactly one EOS at the end, also where the text ends in EOS itself.
+    """Return the token ids of responses in their place after their prompts, each with one end token.
 
-    Where ``ended`` is true a chat template ended the response, perhaps with another token than EOS: nothing
-    is added.
+    The ids are those that follow the prompt's in the ids of prompt + response, so that a SentencePiece
+    tokenizer puts no space before a response, as in TRL. Where a token would span the boundary, TRL
+    cuts the prompt before that token. Here the prompt keeps the tokens that ``predict`` gives the model, and
+    the response is encoded apart: both together decode to the same text.
+
+    A response that ends in none of ``end_tokens`` gets EOS. Of several, the chat template's is kept.
     """
-    eos = tokenizer.eos_token_id
-    ended = [False] * len(responses) if ended is None else ended
-    found = []
-    for ids, is_ended in zip(_encode(tokenizer, responses, special=False), ended, strict=True):
-        while ids and ids[-1] == eos:
-            ids = ids[:-1]
-            is_ended = False
-        found.append(ids if is_ended else [*ids, eos])
-    return found
+    ends = end_tokens(tokenizer)
+    marks = tuple(tokenizer.convert_ids_to_tokens(ends))
+    # The newline that some templates and files put after the end of a turn is not learned.
+    responses = [text.rstrip() if text.rstrip().endswith(marks) else text for text in responses]
+    pairs = list(zip(prompts, responses, strict=True))
+    prompt_ids = _encode(tokenizer, prompts)
+    whole = _encode(tokenizer, [prompt + response for prompt, response in pairs])
+    found = [_following(*ids) for ids in zip(prompt_ids, whole, strict=True)]
+    apart = [i for i, ids in enumerate(found) if ids is None]
+    for i, ids in zip(apart, _encode_apart(tokenizer, [responses[i] for i in apart]), strict=True):
+        found[i] = ids
+    return [_with_one_end(ids, ends, tokenizer.eos_token_id) for ids in found if ids is not None]
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool) -> list[list[int]]:
+def _following(before: list[int], whole: list[int]) -> list[int] | None:
+    """What follows ``before`` in ``whole``; None where that is not its beginning."""
+    return whole[len(before) :] if whole[: len(before)] == before else None
+
+
+def _encode_apart(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    """Token ids of texts that follow another one, without the space that some tokenizers put first.
+
+    Each is encoded after a character that does not merge with it, whose tokens are removed again.
+    """
+    found: dict[str, list[int]] = {}
+    for anchor in ("\n", ".", "a", "0"):
+        left = [text for text in dict.fromkeys(texts) if text not in found]
+        [before] = _encode(tokenizer, [anchor])
+        for text, ids in zip(left, _encode(tokenizer, [anchor + text for text in left]), strict=True):
+            following = _following(before, ids)
+            if following is not None:
+                found[text] = following
+    left = [text for text in dict.fromkeys(texts) if text not in found]
+    found |= zip(left, _encode(tokenizer, left), strict=True)
+    return [found[text] for text in texts]
+
+
+def _with_one_end(ids: list[int], ends: list[int], eos: int) -> list[int]:
+    """The ids with one end token in the place of all those at their end."""
+    length = len(ids)
+    while length and ids[length - 1] in ends:
+        length -= 1
+    return [*ids[:length], next((end for end in ends if end in ids[length:]), eos)]
+
+
+def _added_before(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Ids that the tokenizer adds before a text, such as BOS."""
+    plain, full = (tokenizer("a", add_special_tokens=add)["input_ids"] for add in (False, True))
+    start = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
+    return full[:start]
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    """Token ids of texts, with nothing added to them."""
     if not texts:
         return []
     # Many pairs share a prompt (five of them in TL;DR), and encoding takes most of the time.
     unique = list(dict.fromkeys(texts))
     # verbose=False: the warning about the model's length would be wrong, for long pairs are dropped.
-    encoded = tokenizer(unique, add_special_tokens=special, return_attention_mask=False, verbose=False)
+    encoded = tokenizer(unique, add_special_tokens=False, return_attention_mask=False, verbose=False)
     ids = dict(zip(unique, encoded["input_ids"], strict=True))
     return [ids[text] for text in texts]
 

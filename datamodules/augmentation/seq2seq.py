@@ -62,7 +62,7 @@ class Translator:
     """
 
     def __init__(self, name: str, prefix: str | None, code: str, option: str, device: str, dtype: str):
-        self.name = name
+        self.name = str(name)
         self._prefix = prefix
         self._code = code
         self._option = option

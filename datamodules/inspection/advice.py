@@ -36,7 +36,8 @@ def advice(report: Report, max_length: int, overlap: bool = True) -> list[str]:
         max_length: the limit that they were found with.
         overlap: whether prompts in both splits are worth a word; not where a world has so few that all are.
     """
-    found = []
+    # Those about the template are the same for both splits.
+    found = list(dict.fromkeys(said for split in report.splits.values() for said in split.token_warnings))
     too_long = {
         split: numbers.counts.get("too long", 0) / numbers.counts["rows"]
         for split, numbers in report.splits.items()

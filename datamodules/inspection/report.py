@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..sources import Source
 from ..splits import Split
-from ..tokenization import tokenize_pairs
+from ..tokenization import token_warnings, tokenize_pairs
 from .repeats import Repeats, repeats
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
@@ -74,6 +74,8 @@ class SplitReport:
     lengths: Lengths
     bias: LengthBias
     repeats: Repeats
+    token_warnings: list[str]
+    """What is odd about the tokens, one sentence each."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ def inspect_pairs(
             lengths=lengths(usable, counts["rows"], max_length),
             bias=length_bias(table),
             repeats=repeats(table),
+            token_warnings=list(token_warnings(tokenizer, found, counts, split)),
         )
     train, validation = kept["train"].table, kept["validation"].table
     same, normalised = (overlap(train, validation, name) for name in ("prompt", "normalised prompt"))

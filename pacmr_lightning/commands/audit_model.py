@@ -16,7 +16,7 @@ from ..datamodules.cleaned import check_output
 from ..datamodules.pairs import Pairs
 from ..datamodules.reference_cache import cached_log_probs, cached_state_differences
 from ..datamodules.sources import Source
-from ..datamodules.tokenization import summary_line, tokenize_pairs
+from ..datamodules.tokenization import summary_line, token_warnings, tokenize_pairs
 from ..datamodules.tokenizer import load_tokenizer
 from ..errors import UserError
 from ..numerics import AskedDtype
@@ -63,8 +63,9 @@ def audit_model(
         output: folder to write to.
         scorer: who judges: "policy" is the policy against its reference, "probe" a linear reward on what the
             policy's layers hold of the responses; give it the model that training is to begin with.
-        reference: the model that its training began with, which also has the tokenizer; default: what an
-            adapter names as its base. A probe has none.
+        reference: the model that its training began with; default: what an adapter names as its base. A probe
+            has none. The tokenizer and its chat template are the policy's, or the base's of an adapter that
+            has none.
         beta: DPO's temperature in the policy's training, which scales u; the ranking does not depend on it,
             nor does a probe.
         max_length: tokens of prompt + longer response; longer pairs are left out.
@@ -95,6 +96,7 @@ def audit_model(
         UserError: an option is out of range, or a model or the pairs cannot be read; or the Hub refuses the
             upload.
     """
+    policy, reference = str(policy), None if reference is None else str(reference)
     upload = Upload(push_cleaned, private, words_of(audit_model, locals()))
     by_hand = (sample, decisions, label_studio)
     wanted = Wanted(top, threshold, share, fallback_share, cleaned, action, *by_hand, upload, output)
@@ -106,10 +108,18 @@ def audit_model(
         raise UserError(f"reference is {reference}, but a probe compares a model with none; leave it out.")
     if scorer == "policy" and reference is None:
         reference = _base(policy)
-    tokenizer = load_tokenizer(reference or policy)
+    try:
+        tokenizer = load_tokenizer(policy)
+    except UserError:  # a whole model may have been saved without one, or an adapter's base moved
+        if reference is None:
+            raise
+        tokenizer = load_tokenizer(reference)
+    print(f"Tokenizer and chat template: {tokenizer.name_or_path}")
     rows = source.load_all()
     tokens, counts = tokenize_pairs(rows, tokenizer, max_length)
     print(summary_line(source.name, "audited", counts))
+    for sentence in token_warnings(tokenizer, rows, counts, source.name):
+        print(sentence)
     wanted.check_pairs(tokens["id"][:], [False] * len(tokens))
     pairs = Pairs(tokens, tokenizer.pad_token_id)
     prompts = pd.factorize(np.array(tokens["prompt"][:], dtype=object))[0]

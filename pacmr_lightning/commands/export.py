@@ -16,6 +16,7 @@ import yaml
 from rich.console import Console
 from transformers import AutoConfig, PreTrainedModel
 
+from ..chat_template import stop_at_end_tokens
 from ..command_line.exceptions import full_disk
 from ..command_line.parser import run_tool
 from ..errors import UserError
@@ -104,6 +105,7 @@ def export(
                 **say,
             )
         console.print(f"Writing {'a merged model' if merged else 'an adapter'} after {step:,} updates", **say)
+        stop_at_end_tokens(module.policy.model.generation_config, data.tokenizer)
         if base is not None and bottom == found.base:
             found.base = base
         summary = read_summary(run) if (Path(run) / SUMMARY).is_file() else None
@@ -122,6 +124,7 @@ def export(
                 module.policy.peft.peft_config[ADAPTER].base_model_name_or_path = base
             # PEFT would look at the Hub for whether the vocabulary was changed, which it never is.
             module.policy.peft.save_pretrained(str(folder), save_embedding_layers=False)
+            module.policy.model.generation_config.save_pretrained(folder)
         # Last, for PEFT writes a card of its own.
         (folder / "README.md").write_text(card, encoding="utf-8")
     loader = "AutoModelForCausalLM" if merged else "AutoPeftModelForCausalLM"

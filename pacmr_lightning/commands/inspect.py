@@ -63,7 +63,7 @@ def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str |
     for sentence in sentences:
         console.print(f"! {sentence}", style="yellow")
     if output is not None:
-        numbers = {"source": source.name, "tokenizer": tokenizer, "max_length": max_length}
+        numbers = {"source": source.name, "tokenizer": str(tokenizer), "max_length": max_length}
         try:
             with replacing(output) as temporary:
                 text = json.dumps(

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from ..chat_template import end_tokens
 from ..errors import UserError
 from ..numerics import numerics
 from ..policy import PolicyModel
@@ -69,7 +69,7 @@ def respond(
         UserError: ``max_new_tokens`` is below 1, or the model has too few positions for prompt and response.
     """
     check_room(policy, batch, max_new_tokens)
-    ends = end_tokens(policy, tokenizer)
+    ends = end_tokens(tokenizer, policy.model.generation_config.eos_token_id)
     options: dict[str, Any] = {"do_sample": False}
     if decoding.temperature > 0:
         # transformers' own top_k keeps the 50 likeliest tokens only.
@@ -91,47 +91,36 @@ def respond(
             **options,
         )
     new = sequences[:, batch.input_ids.shape[1] :].tolist()
+    asked = batch.input_ids.tolist()
     lengths = batch.attention_mask.sum(1).tolist()
-    return [_response(tokenizer, row, ends, length) for row, length in zip(new, lengths, strict=True)]
+    return [_response(tokenizer, *row, ends) for row in zip(asked, new, lengths, strict=True)]
 
 
 def _response(
-    tokenizer: PreTrainedTokenizerBase, tokens: list[int], ends: list[int], prompt_tokens: int
+    tokenizer: PreTrainedTokenizerBase, prompt: list[int], tokens: list[int], length: int, ends: list[int]
 ) -> Response:
     """What was generated up to the first token that ends it; after that there is padding."""
     end = next((i for i, token in enumerate(tokens) if token in ends), None)
-    text = tokenizer.decode(tokens[:end], skip_special_tokens=True)
-    assert isinstance(text, str)
+    text = decode_response(tokenizer, prompt, tokens[:end])
     if end is None:
-        return Response(text, "length", prompt_tokens, len(tokens))
-    return Response(text, "stop", prompt_tokens, end + 1)
+        return Response(text, "length", length, len(tokens))
+    return Response(text, "stop", length, end + 1)
 
 
-def end_tokens(policy: PolicyModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Ids of the tokens that end a response, in ascending order.
+def decode_response(tokenizer: PreTrainedTokenizerBase, prompt: list[int], response: list[int]) -> str:
+    """Return the text of a response's tokens in their place after a prompt's, without special tokens.
 
-    The tokenizer's EOS, in which training responses end; those of the model's ``generation_config``, of which
-    Llama 3 has several; and the special token with which the chat template ends a turn, which a base model's
-    ``generation_config`` does not know.
+    SentencePiece tokenizers drop the space before the first word of what they decode.
     """
-    own = policy.model.generation_config.eos_token_id
-    own = own if isinstance(own, list) else [own]
-    return sorted({tokenizer.eos_token_id, _end_of_turn(tokenizer), *own} - {None})
-
-
-def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The special token that the chat template writes after an answer; None where it writes none."""
-    if tokenizer.chat_template is None:
-        return None
-    talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "0123"}]
-    try:
-        chat = tokenizer.apply_chat_template(talk, tokenize=False)
-    except TemplateError:
-        return None
-    assert isinstance(chat, str)
-    after = chat.rpartition("0123")[2].strip()
-    ids = tokenizer(after, add_special_tokens=False)["input_ids"]
-    return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
+    before, both = (
+        tokenizer.decode([*prompt[-1:], *tokens], skip_special_tokens=True) for tokens in ([], response)
+    )
+    assert isinstance(before, str) and isinstance(both, str)  # one text each
+    if both.startswith(before):
+        return both[len(before) :]
+    text = tokenizer.decode(response, skip_special_tokens=True)
+    assert isinstance(text, str)
+    return text
 
 
 def check_room(policy: PolicyModel, batch: PromptBatch, max_new_tokens: int) -> None:
@@ -174,7 +163,7 @@ def generation_key(
             policy.attn_implementation,
             numerics(policy.device),
         ],
-        end_tokens(policy, tokenizer),
+        sorted(end_tokens(tokenizer, policy.model.generation_config.eos_token_id)),
         max_new_tokens,
         asdict(decoding),
     )

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
+from ..chat_template import render_messages
 from ..errors import UserError
 from ..numerics import numerics
 from .answer_store import AnswerStore, content_key
@@ -53,12 +54,12 @@ class RewardModelJudge(PairJudge):
         for option, value in (("batch_size", batch_size), ("max_length", max_length)):
             if value < 1:
                 raise UserError(f"{option} is {value}, but it must be at least 1.")
-        self.name = model
+        self.name = str(model)
         self.dtype = dtype
         self.batch_size = batch_size
         self.max_length = max_length
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.settings = {"reward_model": model, "dtype": dtype, "max_length": max_length}
+        self.settings = {"reward_model": self.name, "dtype": dtype, "max_length": max_length}
 
     def compare(self, items: Sequence[Comparison], store: AnswerStore) -> list[Verdict]:
         """Scores 2 N responses, except those whose scores are in the store.
@@ -104,7 +105,7 @@ class RewardModelJudge(PairJudge):
         """Token ids of prompt and response, or what is wrong with them."""
         try:
             ids = judged_tokens(self._tokenizer, prompt, response)
-        except TemplateError as error:
+        except (TemplateError, ValueError) as error:
             return [], f"the chat template refuses the conversation ({error})"
         if len(ids) > self.max_length:
             return [], f"prompt and response are longer than max_length {self.max_length} tokens"
@@ -182,12 +183,13 @@ def judged_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, re
 
     Raises:
         jinja2.TemplateError: the chat template refuses the conversation.
+        ValueError: there are several templates and none is the default.
     """
     if tokenizer.chat_template is None:
         text = prompt if isinstance(prompt, str) else f"{as_text(prompt)}\n\nAssistant: "
         return tokenizer(text + response, verbose=False)["input_ids"]
     messages = [*as_messages(prompt), {"role": "assistant", "content": response.strip()}]
-    chat = tokenizer.apply_chat_template(messages, tokenize=False)
+    chat = render_messages(tokenizer, messages)
     return tokenizer(chat, add_special_tokens=False, verbose=False)["input_ids"]
 
 

@@ -99,6 +99,8 @@ class SFTModule(TrainedOnly):
             )
         check_keys("from_scratch", from_scratch, LlamaConfig, OWN_KEYS)
         check_keys("lora", lora, LoraConfig)
+        # A checkpoint does not load with a pathlib.Path in it.
+        model, save_to = (None if place is None else str(place) for place in (model, save_to))
         self.save_hyperparameters()
         self.network: PreTrainedModel | PeftModel | None = None
         # An adapter's checkpoint lacks the frozen base, so on_load_checkpoint checks it instead of Lightning.

@@ -16,6 +16,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..chat_template import stop_at_end_tokens
 from ..errors import UserError
 from ..policy.base_model import load_model, untie_head
 
@@ -125,13 +126,15 @@ def save_model(folder: Path, model: PreTrainedModel | PeftModel, tokenizer: PreT
     """Saves model and tokenizer as a Hugging Face folder that takes the place of an older one.
 
     An adapter is merged into its base, in a copy: the model itself stays as it is. The folder is written
-    under another name first, so nobody reads a part of it.
+    under another name first, so nobody reads a part of it. Its generation config stops where ``predict``
+    does.
     """
     plain: Any = model
     if isinstance(model, PeftModel):
         adapted: Any = copy.deepcopy(model)
         untie_head(adapted.get_base_model())
         plain = adapted.merge_and_unload()
+    stop_at_end_tokens(plain.generation_config, tokenizer)
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial, old = (folder.with_name(f".{folder.name}.{state}") for state in ("partial", "old"))
     for leftover in (partial, old):

@@ -26,7 +26,7 @@ name = {name}  # this folder, or its id on the Hub
 tokenizer = AutoTokenizer.from_pretrained(name)
 model = {loader}.from_pretrained(name{options})
 inputs = tokenizer("Your prompt", return_tensors="pt", return_token_type_ids=False)
-output = model.generate(**inputs, max_new_tokens=64)
+output = model.generate(**inputs, max_new_tokens=64{stop})
 print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 ```"""
 
@@ -111,10 +111,18 @@ def model_card(
     name, base = public(name), public(run.base)
     quoted = json.dumps(name, ensure_ascii=False)
     kind = f"`{base}` with a LoRA adapter merged into it" if merged else f"A LoRA adapter for `{base}`"
-    use = {"library": "transformers", "loader": "AutoModelForCausalLM", "options": ""}
+    use = {"library": "transformers", "loader": "AutoModelForCausalLM", "options": "", "stop": ""}
     dtype = str(module.policy.dtype).removeprefix("torch.")
     if not merged:
-        use = {"library": "peft", "loader": "AutoPeftModelForCausalLM", "options": f', dtype="{dtype}"'}
+        # The base's own generation config does not know where the policy learned to end a response.
+        stop = f", eos_token_id={module.policy.model.generation_config.eos_token_id}"
+        options = f', dtype="{dtype}"'
+        use = {
+            "library": "peft",
+            "loader": "AutoPeftModelForCausalLM",
+            "options": options,
+            "stop": stop,
+        }
     quantized = run.model["init_args"]["policy"]["init_args"].get("quantization")
     settings = yaml.safe_dump(
         _settings(run, module), sort_keys=False, allow_unicode=True, default_flow_style=None, width=100

@@ -16,9 +16,10 @@ from pacmr_lightning.errors import UserError
 TURNS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{{ END }}\n{% endfor %}"
 START = "{% if add_generation_prompt %}[assistant]{% endif %}"
 TEMPLATES = {
-    # ChatML ends a turn with the tokenizer's EOS, Llama 3 with another token, Llama 2 with nothing at all.
+    # ChatML ends a turn with the tokenizer's EOS, Llama 3 with another token, some with text or nothing.
     "EOS": (TURNS.replace("{{ END }}", "<eos>") + START, True),
-    "other token": (TURNS.replace("{{ END }}", "[end]") + START, False),
+    "other token": (TURNS.replace("{{ END }}", "<|end|>") + START, False),
+    "text": (TURNS.replace("{{ END }}", "[end]") + START, True),
     "nothing": (TURNS.replace("{{ END }}", "") + START, True),
 }
 QUESTION = [{"role": "system", "content": "Be calm."}, {"role": "user", "content": "What is the sea?"}]
@@ -31,6 +32,8 @@ def answer(text):
 @pytest.fixture(params=TEMPLATES)
 def chatting(request, tokenizer):
     tokenizer.chat_template, ends_in_eos = TEMPLATES[request.param]
+    if not ends_in_eos:
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
     tokenizer.ends_in_eos = ends_in_eos
     return tokenizer
 
@@ -163,7 +166,7 @@ def test_sft(chatting, way):
     bad = [{"completion": QUESTION}, {"completion": answer("Rain.")}]
     kept, counts = tokenize_completions(rows_to_dataset([row, *bad], SFT, "test"), chatting, 512)
     assert counts == {"rows": 3, "kept": 1, "no completion": 2}
-    start, text, _ = render(chatting, QUESTION, "Rain.")
+    start, text, _ = render(chatting, QUESTION, *answer("Rain."))
     assert chatting.decode(kept["prompt_ids"][0]) == start
     assert chatting.decode(kept["completion_ids"][0]).startswith(text)
     assert split_completion("a", " b").completion == " b"

@@ -2,6 +2,8 @@ from pathlib import Path
 
 import datasets
 import pytest
+from peft import LoraConfig
+from tokenizers.processors import TemplateProcessing
 
 from pacmr_lightning.datamodules.columns import PREFERENCES
 from pacmr_lightning.datamodules.reading import read_preferences, rows_to_dataset
@@ -14,21 +16,46 @@ def dataset(rows):
     return rows_to_dataset(rows, PREFERENCES, "test")
 
 
-def test_prompt_has_bos_and_no_eos(tokenizer):
-    ids = prompt_tokens(tokenizer, ["the sea", "the sea<eos>", ""])
-    assert ids[0][0] == tokenizer.bos_token_id and tokenizer.eos_token_id not in ids[0]
-    assert ids[1] == ids[0]
-    assert ids[2] == [tokenizer.bos_token_id]
+def test_prompt_has_one_bos_and_keeps_its_own_end(tokenizer):
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    plain, ended, begun, empty = prompt_tokens(tokenizer, ["the sea", "the sea<eos>", "<bos>the sea", ""])
+    assert plain[0] == bos and plain.count(bos) == 1 and eos not in plain
+    assert ended == [*plain, eos] and begun == plain and empty == [bos]
+
+
+@pytest.mark.parametrize("added", ["<bos> $A <eos>", "$A <eos>", "<bos> $A", "$A"])
+def test_what_the_tokenizer_adds_after_a_prompt_is_left_out(tokenizer, added):
+    names = [("<bos>", tokenizer.bos_token_id), ("<eos>", tokenizer.eos_token_id)]
+    template = TemplateProcessing(single=added, pair=f"{added} $B", special_tokens=names)
+    tokenizer.backend_tokenizer.post_processor = template
+    before = [tokenizer.bos_token_id] if "<bos>" in added else []
+    plain = tokenizer("the sea", add_special_tokens=False)["input_ids"]
+    prompts = ["the sea", "the sea<eos>"]
+    assert prompt_tokens(tokenizer, prompts) == [before + plain, [*before, *plain, tokenizer.eos_token_id]]
+    assert response_tokens(tokenizer, [prompts[0]], [" calm"])[0].count(tokenizer.eos_token_id) == 1
+
+
+def test_one_token_may_be_bos_eos_and_padding(tokenizer):
+    tokenizer.bos_token = tokenizer.pad_token = "<eos>"
+    eos = tokenizer.eos_token_id
+    names = [("<eos>", eos)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing("<eos> $A", "<eos> $A $B", names)
+    row = {"prompt": "the sea<eos>", "chosen": " calm", "rejected": " rain<eos>"}
+    kept, _ = tokenize_pairs(dataset([row]), tokenizer, 50)
+    assert tokenizer.decode(kept["prompt_ids"][0]) == "<eos>the sea<eos>"
+    assert [tokenizer.decode(kept[side][0]) for side in ("chosen_ids", "rejected_ids")] == [
+        " calm<eos>",
+        " rain<eos>",
+    ]
 
 
 def test_response_ends_in_exactly_one_eos(tokenizer):
     eos = tokenizer.eos_token_id
-    for ids in response_tokens(tokenizer, [" calm", " calm<eos>", " calm<eos><eos>", ""]):
+    responses = [" calm", " calm<eos>", " calm<eos><eos>", " calm<eos>\n", ""]
+    found = response_tokens(tokenizer, ["the sea"] * 5, responses)
+    for ids in found:
         assert ids.count(eos) == 1 and ids[-1] == eos and tokenizer.bos_token_id not in ids
-    assert (
-        response_tokens(tokenizer, [" calm", " calm<eos>"])[0]
-        == response_tokens(tokenizer, [" calm<eos>"])[0]
-    )
+    assert all(ids == found[0] for ids in found[:4]) and found[4] == [eos]
 
 
 def test_text_survives(tokenizer, pair_rows):
@@ -54,7 +81,7 @@ def test_dropped_pairs_are_counted_by_reason(tokenizer):
         {"chosen": hh + " a", "rejected": hh},
     ]
     kept, counts = tokenize_pairs(dataset(rows), tokenizer, 40)
-    assert kept["chosen_ids"][:] == response_tokens(tokenizer, [" a"])
+    assert kept["chosen_ids"][:] == response_tokens(tokenizer, ["x"], [" a"])
     assert counts == {
         "rows": 9,
         "kept": 1,
@@ -155,6 +182,37 @@ def test_tokenizers_that_cannot_be_loaded(tmp_path, tokenizer):
     tokenizer.save_pretrained(tmp_path / "no-eos")
     with pytest.raises(UserError, match="has no EOS"):
         load_tokenizer(str(tmp_path / "no-eos"))
+
+
+OWN, BASES = "{{ 'own' }}", "{{ 'base' }}"
+
+
+@pytest.mark.parametrize(
+    ("own", "base", "expected", "said"),
+    [
+        (OWN, BASES, OWN, "'s own tokenizer and chat template are used, not those of its base"),
+        (OWN, None, OWN, "'s own tokenizer and chat template are used, not those of its base"),
+        (None, BASES, BASES, "'s own tokenizer is used, with the chat template of its base"),
+        ("no tokenizer", BASES, BASES, "has no tokenizer; that of its base"),
+    ],
+)
+def test_whose_tokenizer_an_adapter_has(own, base, expected, said, tokenizer, tmp_path, caplog):
+    tokenizer.chat_template = base
+    tokenizer.save_pretrained(tmp_path / "base")
+    LoraConfig(base_model_name_or_path=str(tmp_path / "base")).save_pretrained(tmp_path / "adapter")
+    if own != "no tokenizer":
+        tokenizer.add_tokens(["own"])
+        tokenizer.chat_template = own
+        tokenizer.save_pretrained(tmp_path / "adapter")
+    # An adapter on an adapter has what that one has.
+    LoraConfig(base_model_name_or_path=str(tmp_path / "adapter")).save_pretrained(tmp_path / "second")
+    for folder in (tmp_path / "adapter", tmp_path / "second"):
+        with caplog.at_level("INFO"):
+            found = load_tokenizer(folder)
+        assert found.chat_template == expected
+        assert ("own" in found.get_vocab()) == (own != "no tokenizer")
+        assert said in caplog.text and str(tmp_path / "base") in caplog.text
+        caplog.clear()
 
 
 def test_padding_falls_back_to_eos(tmp_path, tokenizer):

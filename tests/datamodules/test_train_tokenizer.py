@@ -54,7 +54,7 @@ def test_a_prompt_gets_one_bos_and_no_eos(tokenizer, text):
 
 @pytest.mark.parametrize("text", HARD)
 def test_a_response_gets_one_eos_and_no_bos(tokenizer, text):
-    [ids] = response_tokens(tokenizer, [text])
+    [ids] = response_tokens(tokenizer, [""], [text])
     assert ids[-1] == tokenizer.eos_token_id
     assert ids.count(tokenizer.eos_token_id) == 1 and tokenizer.bos_token_id not in ids
     assert tokenizer.decode(ids[:-1]) == text

@@ -15,7 +15,14 @@ import yaml
 from huggingface_hub import ModelCard
 from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    GPT2Config,
+    LlamaConfig,
+)
 
 from pacmr_lightning import cli
 from pacmr_lightning.embedded_world import World
@@ -79,8 +86,9 @@ def trained(tmp_path_factory, tiny_tokenizer_folder):
             changes, options = RUNS[kind]
             folder = tmp_path_factory.mktemp("export")
             tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
+            tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
             tokenizer.chat_template = (
-                "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
+                "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}<|end|>\n{% endfor %}"
             )
             make_base(folder, tokenizer, changes, kind == "adapter")
             for name, seed in (("train", 0), ("validation", 1)):
@@ -192,9 +200,20 @@ def test_tokenizer_and_configs_are_the_bases(trained, tmp_path):
     assert tokenizer.get_vocab() == original.get_vocab()
     assert tokenizer.chat_template == original.chat_template
     messages = [{"role": "user", "content": "Describe the sea."}]
-    assert tokenizer.apply_chat_template(messages, tokenize=False) == "[user] Describe the sea.\n"
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == "[user] Describe the sea.<|end|>\n"
     assert tokenizer("Describe the sea.")["input_ids"] == original("Describe the sea.")["input_ids"]
     assert tokenizer.pad_token_id == original.pad_token_id
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_generation_stops_where_predict_does(trained, tmp_path, merged):
+    run, out = trained("pacmr"), tmp_path / "out"
+    cli.main(["export", str(run), str(out), *["--merged"] * merged])
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    ends = [tokenizer.convert_tokens_to_ids("<|end|>"), tokenizer.eos_token_id]
+    assert GenerationConfig.from_pretrained(out).eos_token_id == ends
+    # PEFT takes the base's generation config.
+    assert (f"eos_token_id={ends}" in (out / "README.md").read_text()) == (not merged)
 
 
 def test_another_checkpoint_and_another_dtype(trained, tmp_path):

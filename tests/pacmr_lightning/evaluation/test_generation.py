@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from pacmr_lightning.chat_template import end_tokens
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.generation import (
     Decoding,
-    end_tokens,
     generation_key,
     is_reference,
     respond,
@@ -51,7 +51,7 @@ def test_a_batch_is_answered_as_each_prompt_alone(name, policy, tokenizer):
     alone = [respond(model, tokenizer, batch_of([p]), TOKENS, GREEDY)[0] for p in PROMPTS]
     assert found == alone and model.training
     model.eval()
-    ends = end_tokens(model, tokenizer)
+    ends = ends_of(model, tokenizer)
     for prompt, response in zip(PROMPTS, found, strict=True):
         tokens = likeliest(model, prompt)
         end = next((i for i, token in enumerate(tokens) if token in ends), None)
@@ -69,7 +69,7 @@ def test_several_tokens_end_a_response(padding, policy, tokenizer):
     tokens = [likeliest(model, prompt) for prompt in PROMPTS]
     ends = [tokens[0][3], tokens[1][TOKENS - 1]]
     model.model.generation_config.eos_token_id = ends
-    assert end_tokens(model, tokenizer) == sorted({tokenizer.eos_token_id, *ends})
+    assert set(ends_of(model, tokenizer)) == ({tokenizer.eos_token_id, *ends})
     found = respond(model, tokenizer, batch_of(PROMPTS, tokenizer.pad_token_id), TOKENS, GREEDY)
     stopped = set()
     for row, response in zip(tokens, found, strict=True):
@@ -91,6 +91,10 @@ def test_the_model_s_own_penalties_do_not_count(policy, tokenizer):
     assert model.model.generation_config is own and own.repetition_penalty == 5.0
 
 
+def ends_of(policy, tokenizer):
+    return end_tokens(tokenizer, policy.model.generation_config.eos_token_id)
+
+
 TURN = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}END\n{% endfor %}"
 
 
@@ -102,9 +106,9 @@ def test_the_template_s_end_of_a_turn(end, is_special, policy, tokenizer):
         tokenizer.add_special_tokens({"additional_special_tokens": [end]})
     tokenizer.chat_template = TURN.replace("END", end)
     token = {tokenizer.convert_tokens_to_ids(end)} if is_special else set()
-    assert set(end_tokens(policy(), tokenizer)) == {tokenizer.eos_token_id, 2} | token
+    assert set(ends_of(policy(), tokenizer)) == {tokenizer.eos_token_id, 2} | token
     tokenizer.chat_template = "{{ raise_exception('never') }}"
-    assert set(end_tokens(policy(), tokenizer)) == {tokenizer.eos_token_id, 2}
+    assert set(ends_of(policy(), tokenizer)) == {tokenizer.eos_token_id, 2}
 
 
 @torch.no_grad()
@@ -132,7 +136,7 @@ def test_samples_follow_the_model_s_probabilities(policy, tokenizer):
     logits = model.eval().model(torch.tensor([PROMPTS[1]])).logits[0, -1]
     expected: dict[str, float] = {}
     for token, probability in enumerate((logits.double() / 2).softmax(0).tolist()):
-        ends = token in end_tokens(model, tokenizer)
+        ends = token in ends_of(model, tokenizer)
         text = "" if ends else tokenizer.decode([token], skip_special_tokens=True)
         expected[text] = expected.get(text, 0.0) + probability
     texts = [response.text for response in found]

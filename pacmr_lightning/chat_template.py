@@ -1,0 +1,115 @@
+"""The tokenizer's chat template: how conversations are rendered, and which tokens end a response."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+DATE = datetime(2024, 7, 26)
+"""The date that ``strftime_now`` writes in templates, whatever the day. It is Llama 3's own default."""
+
+_DIRECTIVES = [f"%-{letter}" for letter in "dmHIMSjy"] + [f"%{letter}" for letter in "aAbBcdfHIjmMpSUwWxXyY"]
+_CODES = [(directive, DATE.strftime(directive)) for directive in _DIRECTIVES]
+_DATED = (
+    "{%- macro strftime_now(format) -%}{%- set date = namespace(text=format) -%}"
+    f"{{%- for code, value in {_CODES!r} -%}}"
+    "{%- set date.text = date.text | replace(code, value) -%}{%- endfor -%}{{ date.text }}{%- endmacro -%}"
+)
+_MARK = re.compile(r"<[|｜][^<>\s]+[|｜]>|<(?:start|end)_of_\w+>")
+_ANSWER = "0123"
+_TALK = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+
+
+def render_messages(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **options: Any
+) -> str:
+    """Return the text of a conversation under the chat template, with the fixed ``DATE`` as today.
+
+    Args:
+        tokenizer: with a chat template, or several named ones of which one is ``default``.
+        messages: the conversation.
+        options: keyword arguments of ``apply_chat_template``, such as ``tools``.
+
+    Raises:
+        jinja2.TemplateError: the template refuses the conversation.
+        ValueError: there is no template, or no default among several.
+    """
+    template = tokenizer.get_chat_template(options.pop("chat_template", None), options.get("tools"))
+    if "strftime_now" in template:
+        template = _DATED + template
+    text = tokenizer.apply_chat_template(
+        [dict(message) for message in messages], chat_template=template, tokenize=False, **options
+    )
+    assert isinstance(text, str)  # one conversation, not tokenized
+    return text
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerBase, own: int | list[int] | None = None) -> list[int]:
+    """Return the ids of the tokens that end a response, the one that training responses end in first.
+
+    They are the special token with which the chat template ends a turn, the tokenizer's EOS, and those of a
+    model's ``generation_config``. Training, ``predict`` and saved folders share this list.
+
+    Args:
+        tokenizer: has EOS.
+        own: ``eos_token_id`` of a model's ``generation_config``.
+    """
+    found = [end_of_turn(tokenizer), tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])]
+    return list(dict.fromkeys(token for token in found if token is not None))
+
+
+def stop_at_end_tokens(config: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Set a model's ``eos_token_id`` to its ``end_tokens``: to one id, or to a list of several."""
+    ends = end_tokens(tokenizer, config.eos_token_id)
+    config.eos_token_id = ends if len(ends) > 1 else ends[0]
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the special token that the chat template writes after an answer; None where it writes none."""
+    _, found, after = _probe(tokenizer).rpartition(_ANSWER)
+    ids = tokenizer(after if found else "", add_special_tokens=False)["input_ids"]
+    return next((token for token in ids if token in tokenizer.added_tokens_decoder), None)
+
+
+def template_warnings(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """Yield a sentence for each oddity of the chat template that changes what a model learns."""
+    name = f"The chat template of {tokenizer.name_or_path or 'the tokenizer'}"
+    probe = _probe(tokenizer)
+    if not probe:
+        return
+    if "strftime_now" in str(tokenizer.chat_template):
+        yield (
+            f"{name} writes today's date; it is rendered as of {DATE:%d %B %Y} everywhere, so that tokens do "
+            "not depend on the day."
+        )
+    start = render_messages(tokenizer, _TALK[:1], add_generation_prompt=True)
+    if not probe.startswith(start):
+        yield (
+            f"{name} ends a prompt in {start[-20:]!r} when it generates, but writes none of that before an "
+            "answer in a conversation; prompts end where the two part, in training and in predict."
+        )
+    unknown = [tokenizer.unk_token_id, None]
+    marks = [m for m in dict.fromkeys(_MARK.findall(probe)) if tokenizer.convert_tokens_to_ids(m) in unknown]
+    if marks:
+        yield (
+            f"{name} writes {', '.join(marks)}, which the tokenizer splits into pieces; add them as special "
+            "tokens, or take a template of this tokenizer's own."
+        )
+    if end_of_turn(tokenizer) is None:
+        yield (
+            f"{name} writes no end token after an answer; {tokenizer.eos_token} is added to each response, "
+            "and generation stops there."
+        )
+
+
+def _probe(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A rendered question and answer; empty without a template or where it refuses them."""
+    try:
+        return render_messages(tokenizer, _TALK)
+    except (TemplateError, ValueError, TypeError):
+        return ""

@@ -1,0 +1,281 @@
+"""A pair's tokens over families of tokenizers and chat templates: those of the whole text, as in TRL."""
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from pacmr_lightning.chat_template import end_tokens, template_warnings
+from pacmr_lightning.datamodules.chat import render
+from pacmr_lightning.datamodules.columns import PREFERENCES, SFT
+from pacmr_lightning.datamodules.reading import rows_to_dataset
+from pacmr_lightning.datamodules.sft import tokenize_completions
+from pacmr_lightning.datamodules.tokenization import token_warnings, tokenize_pairs
+from pacmr_lightning.datamodules.tokenizer import response_tokens
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.generation import decode_response
+
+CORPUS = ["Name a colour of the sea. The sea is blue and calm.", "Human: a sea?\n\nAssistant: blue.\n"] * 20
+SPECIAL = ["<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>"]
+
+
+def metaspace(scheme, split=True):
+    options = {"prepend_scheme": scheme, "split": split}
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.Metaspace(**options),
+        decoders.Metaspace(**options),
+    )
+    return tokenizer, trainers.BpeTrainer
+
+
+def unigram():
+    tokenizer = metaspace("always")[0]
+    tokenizer.model = models.Unigram()
+    return tokenizer, lambda **options: trainers.UnigramTrainer(unk_token="<unk>", **options)
+
+
+def prepend():
+    """As in Llama 2."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    parts = [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(parts)
+    return tokenizer, trainers.BpeTrainer
+
+
+def byte_level(add_prefix_space):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    return tokenizer, lambda **options: trainers.BpeTrainer(initial_alphabet=alphabet, **options)
+
+
+def word_piece():
+    tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    return tokenizer, trainers.WordPieceTrainer
+
+
+FAMILIES = {
+    "Metaspace always": lambda: metaspace("always"),
+    "Metaspace always, not split": lambda: metaspace("always", split=False),
+    "Metaspace first": lambda: metaspace("first"),
+    "Metaspace never": lambda: metaspace("never"),
+    "Unigram": unigram,
+    "Prepend": prepend,
+    "byte level": lambda: byte_level(False),
+    "byte level with a prefix space": lambda: byte_level(True),
+    "WordPiece": word_piece,
+}
+
+
+def build(family, added="<s> $A", template=None, special=SPECIAL):
+    tokenizer, trainer_of = FAMILIES[family]()
+    trainer = trainer_of(vocab_size=300, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    marks = [(mark, tokenizer.token_to_id(mark)) for mark in ("<s>", "</s>")]
+    tokenizer.post_processor = TemplateProcessing(added, f"{added} $B", marks)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="</s>",
+        chat_template=template,
+    )
+
+
+def rows_of(row, columns=PREFERENCES):
+    return rows_to_dataset([row], columns, "test")
+
+
+TEXTS = [
+    ("Name a colour.\nAnswer:\n", "blue.", "calm."),
+    ("Name a colour.\nAnswer:", " blue.", " calm."),
+    ("Name a colour. ", "blue.", "calm."),
+    ("Name a colour.\n", "\nblue.", "\n\ncalm."),
+    ("The se", "a is calm", "as are blue"),
+    ("Name a colour.</s>", "blue.</s>", "calm."),
+    ("Human: a sea?\n\nAssistant:", "  calm sea", " a colour"),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("added", ["<s> $A", "$A", "$A </s>", "<s> $A </s>"])
+@pytest.mark.parametrize("texts", TEXTS)
+def test_texts(family, added, texts):
+    """Prompt and response are tokens of the text of both, and no response has a space of its own."""
+    if family == "WordPiece" and texts[0] == "The se":
+        pytest.skip("it writes the rest of a word in other tokens than a word")
+    tokenizer = build(family, added)
+    row = dict(zip(("prompt", "chosen", "rejected"), texts, strict=True))
+    [found] = tokenize_pairs(rows_of(row), tokenizer, 100)[0]
+    whole_ids = []
+    for side in ("chosen", "rejected"):
+        whole = tokenizer(row["prompt"] + row[side].removesuffix("</s>") + "</s>")["input_ids"]
+        whole_ids.append(whole[:-1] if added.endswith("</s>") else whole)
+        ids = found["prompt_ids"] + found[f"{side}_ids"]
+        assert tokenizer.decode(ids) == tokenizer.decode(whole_ids[-1])
+        assert found[f"{side}_ids"].count(tokenizer.eos_token_id) == 1 and ids[-1] == tokenizer.eos_token_id
+    if all(ids[: len(found["prompt_ids"])] == found["prompt_ids"] for ids in whole_ids):
+        # No token spans the boundary: the ids are the same, too.
+        assert [found["prompt_ids"] + found[f"{side}_ids"] for side in ("chosen", "rejected")] == whole_ids
+    completion = {"prompt": row["prompt"], "completion": row["chosen"]}
+    [trained] = tokenize_completions(rows_of(completion, SFT), tokenizer, 100)[0]
+    assert (trained["prompt_ids"], trained["completion_ids"]) == (found["prompt_ids"], found["chosen_ids"])
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "WordPiece"])
+@pytest.mark.parametrize("texts", [texts for texts in TEXTS if not texts[0].endswith("</s>")])
+def test_a_response_is_decoded_as_it_was_written(family, texts):
+    tokenizer = build(family)
+    row = dict(zip(("prompt", "chosen", "rejected"), texts, strict=True))
+    [found] = tokenize_pairs(rows_of(row), tokenizer, 100)[0]
+    assert decode_response(tokenizer, found["prompt_ids"], found["chosen_ids"]) == row["chosen"]
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+PLAIN = (
+    "{{ bos_token }}{% for m in messages %}{{ m['role'] }}:\n{{ m['content'] | trim }}{{ eos_token }}\n"
+    "{% endfor %}{% if add_generation_prompt %}assistant:\n{% endif %}"
+)
+MARK = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}<|im_start|>{% endif %}{{ m['content'] }}"
+    "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}"
+)
+# It begins an answer with an empty thought when it generates, and drops thoughts of a conversation.
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'].split('</think>')[-1] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+NO_SYSTEM = CHATML.replace("messages %}", "messages if m['role'] != 'system' %}")
+QUESTION = [{"role": "system", "content": "Be calm."}, {"role": "user", "content": "a colour?"}]
+
+
+def chat_row(chosen="blue.", rejected="calm.", prompt=QUESTION):
+    sides = {"chosen": chosen, "rejected": rejected}
+    return {"prompt": prompt} | {k: [{"role": "assistant", "content": v}] for k, v in sides.items()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("template", [CHATML, PLAIN, MARK, THINKING])
+def test_conversations(family, template):
+    tokenizer = build(family, template=template)
+    [found] = tokenize_pairs(rows_of(chat_row()), tokenizer, 300)[0]
+    for side in ("chosen", "rejected"):
+        messages = [*QUESTION, *chat_row()[side]]
+        whole = tokenizer.apply_chat_template(messages, return_dict=True)["input_ids"]
+        ids = found["prompt_ids"] + found[f"{side}_ids"]
+        # But for the newline after the end of the turn.
+        assert whole[: len(ids)] == ids and not tokenizer.decode(whole[len(ids) :]).strip()
+        assert ids[-1] == end_tokens(tokenizer)[0]
+
+
+def test_marks_that_are_no_tokens():
+    tokenizer = build("byte level", template=CHATML, special=["<s>", "</s>", "<unk>"])
+    [found] = tokenize_pairs(rows_of(chat_row()), tokenizer, 300)[0]
+    assert tokenizer.decode(found["chosen_ids"]) == "blue.<|im_end|></s>"
+    marks, end = template_warnings(tokenizer)
+    assert "writes <|im_start|>, <|im_end|>, which the tokenizer splits into pieces" in marks
+    assert "no end token after an answer; </s> is added to each response" in end
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ("blue.<|im_end|>", "<|im_end|>"),
+        ("blue.<|im_end|>\n", "<|im_end|>"),
+        ("blue.</s>", "</s>"),
+        ("blue.</s><|im_end|>", "<|im_end|>"),
+        ("blue.<|im_end|></s>", "<|im_end|>"),
+        ("blue.", "</s>"),
+    ],
+)
+def test_one_end_token_of_several(response, expected):
+    tokenizer = build("byte level", template=CHATML)
+    [ids] = response_tokens(tokenizer, ["a sea?\n"], [response])
+    assert tokenizer.decode(ids) == f"blue.{expected}"
+
+
+def test_a_generation_prompt_that_conversations_lack():
+    tokenizer = build("byte level", template=THINKING)
+    start, response, left_out = render(tokenizer, QUESTION, {"role": "assistant", "content": "<b>blue.</b>"})
+    assert start.endswith("<|im_start|>assistant\n") and response == "<b>blue.</b><|im_end|>"
+    assert not left_out
+    [sentence] = template_warnings(tokenizer)
+    assert "<think>" in sentence and "prompts end where the two part" in sentence
+
+
+@pytest.mark.parametrize(
+    ("template", "row", "expected"),
+    [
+        (NO_SYSTEM, chat_row(), "a message"),
+        (THINKING, chat_row("<think>a sea</think>blue."), "reasoning"),
+        (PLAIN, chat_row("  blue. \n"), None),
+        (CHATML, chat_row("<think>a sea</think>blue."), None),
+        (CHATML.replace("{{ m['content'] }}", "{{ m['content'] | upper }}"), chat_row(), None),
+    ],
+)
+def test_what_a_template_leaves_out_is_counted(template, row, expected):
+    tokenizer = build("byte level", template=template)
+    rows = rows_of(row)
+    _, counts = tokenize_pairs(rows, tokenizer, 300)
+    said = [s for s in token_warnings(tokenizer, rows, counts, "train") if s.startswith("train: ")]
+    assert {k for k in counts if k.endswith("left out")} == ({f"{expected} left out"} if expected else set())
+    assert len(said) == (expected is not None)
+    if expected:
+        assert f"the chat template leaves {expected} out in 1 of 1 rows" in said[0]
+
+
+def test_options_of_the_template():
+    tool = {"type": "function", "function": {"name": "tide", "description": "", "parameters": {}}}
+    template = "{% if tools %}{{ tools[0].function.name }}\n{% endif %}" + CHATML
+    tokenizer, answer = build("byte level", template=template), {"role": "assistant", "content": "blue."}
+    assert render(tokenizer, QUESTION, answer, {"tools": [tool]}).prompt.startswith("tide\n")
+    tokenizer.chat_template = CHATML
+    assert render(tokenizer, QUESTION, answer, {"tools": [tool]}).left_out == ["tools"]
+    calls = answer | {"tool_calls": [tool]}
+    assert render(tokenizer, QUESTION, calls).left_out == ["tool calls"]
+    thought = answer | {"reasoning_content": "of the sea"}
+    assert render(tokenizer, QUESTION, thought).left_out == ["reasoning"]
+
+
+def test_several_named_templates():
+    tokenizer = build("byte level", template={"default": CHATML, "tool_use": PLAIN})
+    assert tokenize_pairs(rows_of(chat_row()), tokenizer, 300)[1]["kept"] == 1
+    tokenizer.chat_template = {"rag": CHATML}
+    with pytest.raises(UserError, match=r"multiple chat templates with no default.*\['rag'\]"):
+        tokenize_pairs(rows_of(chat_row()), tokenizer, 300)
+
+
+@pytest.mark.parametrize("call", ["strftime_now('%d %b %Y')", "strftime_now(form)"])
+def test_a_template_s_date_does_not_depend_on_the_day(call):
+    template = (
+        "{% set form = '%d %b %Y' %}{% if strftime_now is defined %}{{ " + call + " }}\n{% endif %}" + CHATML
+    )
+    tokenizer = build("byte level", template=template)
+    [found] = tokenize_pairs(rows_of(chat_row()), tokenizer, 300)[0]
+    assert tokenizer.decode(found["prompt_ids"]).startswith("26 Jul 2024\n<|im_start|>system")
+    assert any(
+        "writes today's date; it is rendered as of 26 July 2024" in s for s in template_warnings(tokenizer)
+    )
+    assert tokenizer.chat_template == template
+
+
+def test_two_bos():
+    tokenizer = build("byte level", template="<s>" + CHATML)
+    twice = [{"role": "user", "content": "<s>a sea?"}]
+    rows = rows_of(
+        chat_row(prompt=twice) | {"prompt": "<s><s>a sea?", "chosen": "blue.", "rejected": "calm."}
+    )
+    _, counts = tokenize_pairs(rows, tokenizer, 300)
+    assert counts["two BOS"] == 1
+    assert list(token_warnings(tokenizer, rows, counts, "train")) == [
+        "train: 1 of 1 prompts begin with BOS (<s>) twice; take it out of the texts."
+    ]
