@@ -15,6 +15,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
+from ..policy.loading import loading, pretrained
 
 OWN_KEYS = dict.fromkeys(
     ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"), "the tokenizer sets it; leave it out"
@@ -68,14 +69,10 @@ def load_pretrained(name: str, tokenizer: PreTrainedTokenizerBase, dtype: torch.
             f"set the datamodule's tokenizer to {name}."
         )
     path = Path(name).expanduser()
-    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not path.is_dir():
+    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not path.exists():
         raise UserError(f"The model folder {name} does not exist; check the path or give a Hub id.")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(str(path) if path.is_dir() else name, dtype=dtype)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"The model {name} cannot be loaded ({_first_line(error)}); give a model's folder or Hub id."
-        ) from None
+    with loading(name):
+        model = pretrained(str(path) if path.is_dir() else name, dtype=dtype)
     rows = cast("nn.Embedding", model.get_input_embeddings()).num_embeddings
     if len(tokenizer) > rows:
         raise UserError(
@@ -104,7 +101,3 @@ def save_model(folder: Path, model: PreTrainedModel | PeftModel, tokenizer: PreT
         os.replace(folder, old)
     os.replace(partial, folder)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")

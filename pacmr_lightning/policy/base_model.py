@@ -10,11 +10,12 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from peft import AutoPeftModelForCausalLM
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import find_adapter_config_file
 
 from ..errors import UserError
 from ..strategies.sharding import whole
+from .loading import loading, pretrained
 from .quantized import AskedQuantization, prepare_quantized, quantization_options
 
 
@@ -42,23 +43,12 @@ def load_base(
                 "merged model."
             )
         options |= quantization_options(dtype)
-    try:
+    with loading(name, attention):
         if adapter:
             rank_zero_info(f"Merging the adapter {name} into its base.")
             model = _merged(name, **options)
         else:
-            model = AutoModelForCausalLM.from_pretrained(name, **options)
-    except (OSError, ImportError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        about_attention = isinstance(error, ImportError) or "attention" in first_line.lower()
-        if attention not in (None, "sdpa") and about_attention:
-            sentence = first_line.split(". ")[0].rstrip(".")
-            raise _cannot_be_loaded(
-                name, f"{sentence}; or set attn_implementation to sdpa or auto."
-            ) from None
-        if isinstance(error, ValueError) and quantization is None:
-            raise
-        raise _cannot_be_loaded(name, error) from None
+            model = pretrained(name, **options)
     if quantization is not None:
         prepare_quantized(model, dtype)
     elif getattr(model, "is_loaded_in_4bit", False):
@@ -77,16 +67,10 @@ def is_adapter(name: str) -> bool:
         UserError: there is no such folder, or the Hub has nothing of that name.
     """
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
-    if looks_local and not Path(name).is_dir():
+    if looks_local and not Path(name).exists():
         raise UserError(f"The model folder {name} does not exist; run SFT first or name another.")
-    try:
+    with loading(name):
         return find_adapter_config_file(name) is not None
-    except OSError as error:
-        raise _cannot_be_loaded(name, error) from None
-
-
-def _cannot_be_loaded(name: str, reason: object) -> UserError:
-    return UserError(f"The model {name} cannot be loaded: {str(reason).strip().splitlines()[0]}")
 
 
 def _merged(name: str, **options: Any) -> PreTrainedModel:
@@ -95,7 +79,7 @@ def _merged(name: str, **options: Any) -> PreTrainedModel:
     Raises:
         UserError: this kind of adapter is no change of weights, or the base is stored in 4 bits.
     """
-    model = AutoPeftModelForCausalLM.from_pretrained(name, **options)
+    model = AutoPeftModelForCausalLM.from_pretrained(name, trust_remote_code=False, **options)
     kind = model.peft_config["default"]
     if not hasattr(model, "merge_and_unload"):
         raise UserError(

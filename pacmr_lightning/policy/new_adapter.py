@@ -117,13 +117,13 @@ def linear_names(model: nn.Module) -> list[str]:
     # A router that is a linear layer with another forward returns more than a tensor.
     return sorted(
         {
-            name.rpartition(".")[2]
+            name.removesuffix(".base_layer").rpartition(".")[2]
             for name, module in model.named_modules()
             if module is not head
             and isinstance(module, (nn.Linear, Conv1D))
             and not type(module).__module__.startswith("transformers.models")
+            and ".lora_" not in name
         }
-        - {"base_layer", "default"}
     )
 
 
