@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -82,32 +81,26 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any], option: str) ->
                 if not any(f".{name}".endswith(f".{target}") for name, _ in model.named_modules()):
                     raise UserError(f"{key} names {target}, {_which_there_are(model)}")
     try:
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings():
+            # PEFT only warns of an option that matches nothing, or goes with another one.
+            for key in options.keys() - {"r", "target_modules"}:
+                warnings.filterwarnings("error", rf"(?s).*\b{key}\b")
             adapted = get_peft_model(model, LoraConfig(**options))
-    except (ValueError, TypeError, AttributeError, NotImplementedError, ImportError) as error:
-        said = " ".join(str(error).split())
-        if "not found in the base model" in said:
+    except (ValueError, TypeError, AttributeError, NotImplementedError, ImportError, Warning) as error:
+        said = " ".join(str(error).split()).rstrip(".")
+        if "not found in the base model" in said and "layers_" not in said:
             raise UserError(f"target_modules is {targets}, {_which_there_are(model)}") from None
-        if "target module" in said.lower() or "Mamba-based" in said:
+        if said.startswith("Target module ") or "Mamba-based" in said:
             raise UserError(
                 f"target_modules is {targets}, which PEFT cannot adapt in {type(model).__name__} "
-                f"({said[:200].rstrip('.')}); set it to {_listed(model, said)}."
+                f"({said[:160]}); set it to {_listed(model, said)}."
             ) from None
-        raise UserError(
-            f"{option} cannot be used with this model ({said[:200].rstrip('.')}); change it."
-        ) from None
+        raise UserError(f"{option} cannot be used with this model ({said[:200]}); change it.") from None
     layers = options.get("layers_to_transform")
     found = [name for name, module in adapted.named_modules() if isinstance(module, LoraLayer)]
     for layer in [layers] if isinstance(layers, int) else layers or []:
         if not any(f".{layer}." in name for name in found):
             raise UserError(f"{option} has layer {layer} in layers_to_transform, which adapts nothing there.")
-    for warning in warned:
-        said = " ".join(str(warning.message).split())
-        # PEFT only warns of an option that matches nothing, or goes with another one.
-        if any(re.search(rf"\b{key}\b", said) for key in options if key not in ("r", "target_modules")):
-            raise UserError(f"{option} cannot be used as it is ({said.rstrip('.')}); change it.")
-        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     return adapted
 
 
