@@ -1,5 +1,7 @@
 """The one exception that means: the input is wrong and the user can mend it."""
 
+import re
+
 
 class UserError(Exception):
     """Bad input. The message is one sentence that names the offending value and the fix.
@@ -8,3 +10,9 @@ class UserError(Exception):
 
     The command line prints the message alone, without a traceback, and exits with status 2.
     """
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether a device, or the machine, has too little memory."""
+    of_torch = isinstance(error, RuntimeError) and re.search(r"DefaultCPUAllocator|out of memory", str(error))
+    return isinstance(error, MemoryError) or bool(of_torch)  # torch.OutOfMemoryError is a RuntimeError

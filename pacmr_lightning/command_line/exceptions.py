@@ -12,7 +12,7 @@ from typing import NoReturn, TypeVar
 
 import torch
 
-from ..errors import UserError
+from ..errors import UserError, is_out_of_memory
 
 E = TypeVar("E", bound=BaseException)
 
@@ -98,8 +98,7 @@ def of_logger(error: BaseException) -> UserError | None:
 def out_of_memory(error: BaseException) -> UserError | None:
     """What to try where a device, or the machine, has too little memory."""
     for one in _all(error):
-        of_torch = isinstance(one, RuntimeError) and re.search(r"DefaultCPUAllocator|out of memory", str(one))
-        if of_torch or isinstance(one, MemoryError):  # torch.OutOfMemoryError is a RuntimeError
+        if is_out_of_memory(one):
             wanted = re.search(r"[Tt]ried to allocate ([\d.,]+ \w+)", str(one))
             return UserError(
                 f"Out of memory{f' ({wanted[1]} more were wanted)' if wanted else ''}; take fewer pairs at a "

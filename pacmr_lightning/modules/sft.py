@@ -19,13 +19,17 @@ from ..errors import UserError
 from ..numerics import AskedDtype, base_dtype, recomputes
 from ..policy.base_model import recompute_activations
 from ..policy.logprobs import upcast
+from ..policy.new_adapter import OVERRULED, add_lora, check_keys
 from .datamodule import datamodule
 from .schedule import check_schedule, planned_updates, warmup_cosine
-from .sft_model import OWN_KEYS, add_lora, check_keys, load_pretrained, new_llama, save_model
+from .sft_model import OWN_KEYS, load_pretrained, new_llama, save_model
 from .trained_only import TrainedOnly
 
 IGNORED = -100
 """Label of tokens that carry no loss, as everywhere in torch."""
+
+LORA = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+"""Keys of ``peft.LoraConfig`` where ``lora`` does not say otherwise."""
 
 
 class Perplexity(MeanMetric):
@@ -98,7 +102,7 @@ class SFTModule(TrainedOnly):
                 "float32 with trainer.precision bf16-mixed, or give lora."
             )
         check_keys("from_scratch", from_scratch, LlamaConfig, OWN_KEYS)
-        check_keys("lora", lora, LoraConfig)
+        check_keys("lora", lora, LoraConfig, OVERRULED)
         # A checkpoint does not load with a pathlib.Path in it.
         model, save_to = (None if place is None else str(place) for place in (model, save_to))
         self.save_hyperparameters()
@@ -161,7 +165,7 @@ class SFTModule(TrainedOnly):
         if recomputes(self.hparams["gradient_checkpointing"]):
             recompute_activations(network)
         if self.hparams["lora"] is not None:
-            network = add_lora(network, self.hparams["lora"])
+            network = add_lora(network, {**LORA, **self.hparams["lora"]}, "lora")
         # transformers loads models in eval mode, where dropout and gradient checkpointing do nothing.
         self.network = network.train()
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in network.parameters()]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import os
 import shutil
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -20,26 +18,10 @@ from ..chat_template import stop_at_end_tokens
 from ..errors import UserError
 from ..policy.base_model import load_model, untie_head
 
-OWN_KEYS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "dtype")
-"""Keys of LlamaConfig that are not the user's to set: the tokenizer and SFTModule's ``dtype`` decide."""
-
-
-def check_keys(option: str, given: dict[str, Any] | None, config: type, taken: Collection[str] = ()) -> None:
-    """Checks the keys of a dict that a config class is made from.
-
-    transformers' configs keep keys that they do not know, so that a misspelt one would do nothing.
-
-    Raises:
-        UserError: a key is ``taken``, or ``config`` does not know it.
-    """
-    known = inspect.signature(config).parameters
-    for key in given or {}:
-        if key in taken:
-            raise UserError(f"{option} has the key {key!r}, which is set from elsewhere; leave it out.")
-        if key not in known:
-            raise UserError(
-                f"{option} has the key {key!r}, which {config.__name__} does not know; remove it."
-            )
+OWN_KEYS = dict.fromkeys(
+    ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"), "the tokenizer sets it; leave it out"
+) | {"dtype": "set the module's dtype instead"}
+"""Keys of LlamaConfig that are not the user's to set, and what to do about each."""
 
 
 def new_llama(
@@ -88,12 +70,7 @@ def load_pretrained(name: str, tokenizer: PreTrainedTokenizerBase, dtype: torch.
             f"set the datamodule's tokenizer to {name}."
         )
     path = Path(name).expanduser()
-    try:
-        model = load_model(str(path) if path.is_dir() else name, dtype)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"The model {name} cannot be loaded ({_first_line(error)}); give a model's folder or Hub id."
-        ) from None
+    model = load_model(str(path) if path.is_dir() else name, dtype)
     rows = cast("nn.Embedding", model.get_input_embeddings()).num_embeddings
     if len(tokenizer) > rows:
         raise UserError(
@@ -103,23 +80,6 @@ def load_pretrained(name: str, tokenizer: PreTrainedTokenizerBase, dtype: torch.
     if model.config.pad_token_id is None:
         model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model
-
-
-def add_lora(model: PreTrainedModel, options: dict[str, Any]) -> PeftModel:
-    """The model with a trainable adapter, in fp32 whatever the model's dtype, and its own weights frozen.
-
-    Args:
-        model: the base.
-        options: keys of ``peft.LoraConfig``; ``target_modules`` is "all-linear" where it is left out.
-
-    Raises:
-        UserError: the options do not fit each other or the model.
-    """
-    options = {"target_modules": "all-linear", "task_type": "CAUSAL_LM", **options}
-    try:
-        return get_peft_model(model, LoraConfig(**options))
-    except ValueError as error:
-        raise UserError(f"lora cannot be used with this model ({_first_line(error)}); change it.") from None
 
 
 def save_model(folder: Path, model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -145,7 +105,3 @@ def save_model(folder: Path, model: PreTrainedModel | PeftModel, tokenizer: PreT
         os.replace(folder, old)
     os.replace(partial, folder)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")

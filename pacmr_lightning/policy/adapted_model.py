@@ -9,13 +9,11 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers import PreTrainedModel
 
 from ..batch import PairBatch
-from ..errors import UserError
 from ..ranks import max_over_ranks
 from ..strategies.sharding import is_sharded
 from .base_model import (
@@ -31,6 +29,7 @@ from .base_model import (
 from .combined_adapter import save_with_bases
 from .compiled import compile_layers
 from .lora import check_hooked, check_lora, lora_linears
+from .new_adapter import add_lora
 from .quantized import AskedQuantization
 
 
@@ -84,13 +83,9 @@ class AdaptedModel(nn.Module):
         base = load_base(self.name, self.dtype, asked, self.quantization, pair)
         base.requires_grad_(False)
         base.config.use_cache = False
-        try:
-            config = LoraConfig(**self.lora)
-        except TypeError as error:
-            raise UserError(f"lora_options has a key that peft.LoraConfig does not know: {error}.") from None
         compared = pair is not None and not is_sharded(next(base.parameters()))
         expected = next_token_log_probs(base, check_tokens(base, pair)) if compared else None
-        self.peft = get_peft_model(base, config)
+        self.peft = add_lora(base, self.lora, "lora_options")
         check_lora(self.peft)
         # Dicts, not submodules: the modules are registered in self.peft already.
         self._linears = lora_linears(self)
@@ -116,8 +111,8 @@ class AdaptedModel(nn.Module):
         # A 4-bit layer's weight has half as many bytes as parameters, which transformers knows.
         total = base.num_parameters()
         rank_zero_info(
-            f"Reference: {self.name} without adapter; policy: the same with LoRA r={config.r}, {trained:,} "
-            f"trained of {total:,} parameters."
+            f"Reference: {self.name} without adapter; policy: the same with LoRA r={self.lora['r']}, "
+            f"{trained:,} trained of {total:,} parameters."
         )
 
     @property

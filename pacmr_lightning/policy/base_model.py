@@ -13,13 +13,14 @@ from peft import PeftConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils import cached_file, find_adapter_config_file
 
 from ..batch import PairBatch, Segment
 from ..errors import UserError
 from ..strategies.sharding import is_sharded, whole
 from .attention import use_attention
+from .loading import loading, pretrained
 from .quantized import AskedQuantization, prepare_quantized, quantization_options
 
 MERGE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
@@ -82,25 +83,14 @@ def load_model(
                 "merged model."
             )
         options |= quantization_options(dtype)
-    try:
+    with loading(name, attention):
         if adapter:
             # Compared on whatever device it is loaded on, where kernels for GPUs may not run.
             model = _merged(name, pair, options | {"attn_implementation": None})
             if attention is not None:
                 use_attention(model, attention)
         else:
-            model = _plain(name, options)
-    except (OSError, ImportError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        about_attention = isinstance(error, ImportError) or "attention" in first_line.lower()
-        if attention not in (None, "sdpa") and about_attention:
-            sentence = first_line.split(". ")[0].rstrip(".")
-            raise _cannot_be_loaded(
-                name, f"{sentence}; or set attn_implementation to sdpa or auto."
-            ) from None
-        if isinstance(error, ValueError) and quantization is None:
-            raise
-        raise _cannot_be_loaded(name, error) from None
+            model = pretrained(name, **options)
     if quantization is not None:
         prepare_quantized(model, dtype)
     elif getattr(model, "is_loaded_in_4bit", False):
@@ -118,14 +108,12 @@ def is_adapter(name: str) -> bool:
         UserError: there is no such folder, or the Hub has nothing of that name.
     """
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
-    if looks_local and not Path(name).is_dir():
+    if looks_local and not Path(name).exists():
         raise UserError(
             f"The model folder {name} does not exist; check the path, run SFT first, or give a Hub id."
         )
-    try:
+    with loading(name):
         return find_adapter_config_file(name) is not None
-    except OSError as error:
-        raise _cannot_be_loaded(name, error) from None
 
 
 def adapter_base(name: str) -> str:
@@ -168,14 +156,6 @@ def adapter_chain(name: str) -> list[str]:
     return chain
 
 
-def _cannot_be_loaded(name: str, reason: object) -> UserError:
-    return UserError(f"The model {name} cannot be loaded: {str(reason).strip().splitlines()[0]}")
-
-
-def _plain(name: str, options: dict[str, Any], revision: str | None = None) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(name, revision=revision, **options)
-
-
 def _merged(name: str, pair: PairBatch | None, options: dict[str, Any]) -> PreTrainedModel:
     """An adapter's base with the adapter inside of its weights.
 
@@ -191,7 +171,7 @@ def _merged(name: str, pair: PairBatch | None, options: dict[str, Any]) -> PreTr
             "another."
         )
     below = is_adapter(base)
-    model = _merged(base, pair, options) if below else _plain(base, options, config.revision)
+    model = _merged(base, pair, options) if below else pretrained(base, revision=config.revision, **options)
     rank_zero_info(f"Merging the adapter {name} into its base {base}.")
     if getattr(model, "is_loaded_in_4bit", False):
         raise UserError(

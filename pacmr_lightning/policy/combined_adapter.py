@@ -6,10 +6,11 @@ from typing import Any, cast
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..errors import UserError
 from .base_model import check_same, check_tokens, next_token_log_probs
+from .loading import pretrained
 from .lora import ADAPTER
 
 
@@ -31,7 +32,7 @@ def save_with_bases(policy: PeftModel, chain: list[str], folder: str, **options:
     """
     *adapters, plain = chain
     model = cast("PreTrainedModel", policy.get_base_model())
-    base = AutoModelForCausalLM.from_pretrained(plain, dtype=model.dtype)
+    base = pretrained(plain, dtype=model.dtype)
     tokens = check_tokens(base, None)
     names = [f"base_{number}" for number in range(len(adapters))]
     try:

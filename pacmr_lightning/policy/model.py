@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from peft import LoraConfig
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 from transformers import GenerationConfig
@@ -22,10 +24,20 @@ from .attention import (
     plain_attention,
     use_attention,
 )
+from .new_adapter import OVERRULED, check_keys
 from .quantized import AskedQuantization, check_quantization, quantized_numerics
 from .rows import Rows, rows_of
 from .scoring import Judged, ScoringModel
 from .selfcheck import choose_plan
+
+OWN_KEYS = OVERRULED | {
+    "r": "set the option rank instead",
+    "lora_alpha": "set the option alpha instead",
+    "target_modules": "set the option target_modules, beside lora_options, instead",
+    "lora_dropout": "dropout is always off; leave it out",
+    "layer_replication": "the reference has the model's own layers; leave it out",
+}
+"""Keys of ``peft.LoraConfig`` that ``lora_options`` may not have, and what to do about each."""
 
 
 class PolicyModel(ScoringModel):
@@ -63,7 +75,7 @@ class PolicyModel(ScoringModel):
 
     def __init__(
         self,
-        model: str,
+        model: str | Path,
         rank: int = 16,
         alpha: float = 32,
         target_modules: str | list[str] = "all-linear",
@@ -78,6 +90,8 @@ class PolicyModel(ScoringModel):
     ):
         if rank < 1:
             raise UserError(f"LoRA rank is {rank}, but it must be at least 1 (the paper uses 16).")
+        if not alpha > 0:
+            raise UserError(f"LoRA alpha is {alpha}, but it must be above 0 (the paper uses 32).")
         if logit_chunk < 1:
             raise UserError(f"logit_chunk is {logit_chunk}, but it must be at least 1.")
         kind = base_dtype(dtype)
@@ -88,6 +102,7 @@ class PolicyModel(ScoringModel):
                 "compile and quantization are both set, but no 4-bit layer has been compiled here; set one "
                 "of them to its default."
             )
+        check_keys("lora_options", lora_options, LoraConfig, OWN_KEYS)
         lora = {
             **(lora_options or {}),
             "r": rank,

@@ -35,8 +35,8 @@ class Rows:
 
     input_ids: Tensor
     """(R, T) int64."""
-    position_ids: Tensor
-    """(R, T) int64."""
+    position_ids: Tensor | None
+    """(R, T) int64; None: the model counts them itself."""
     source: tuple[Tensor, Tensor]
     """Row and column (K,) of the hidden state that predicts each response token."""
     targets: Tensor
@@ -67,7 +67,7 @@ def rows_of(layout: Layout, batch: PairBatch) -> Rows:
     if layout == "packed":
         return packed_rows(batch)
     if layout == "plain":
-        return separate_rows(batch)
+        return replace(separate_rows(batch), position_ids=None)
     rows = shared_rows(batch) if layout == "shared" else separate_rows(batch)
     return padded(rows, row_multiple(batch.input_ids.device))
 

@@ -123,5 +123,6 @@ class ScoringModel(AdaptedModel):
 
     def _inputs(self, rows: Rows) -> dict[str, Any]:
         inputs = attention_inputs(rows, self.model.config, self.model.dtype)
-        inputs |= {"input_ids": rows.input_ids, "position_ids": rows.position_ids, "use_cache": False}
-        return inputs
+        if rows.position_ids is not None:
+            inputs["position_ids"] = rows.position_ids
+        return inputs | {"input_ids": rows.input_ids, "use_cache": False}

@@ -7,14 +7,17 @@ from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..batch import PairBatch, Segment
-from ..errors import UserError
+from ..errors import UserError, is_out_of_memory
 from ..numerics import wide
 from ..ranks import max_over_ranks
 from .attention import PLAIN, AttentionPlan, attention_plans, plain_attention, use_attention
+from .logprobs import upcast
+from .new_adapter import linear_names
 from .rows import Layout
 from .scoring import ScoringModel
 
@@ -22,6 +25,8 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2}
 """Accepted difference of a response's mean token log-probability, in nats, by the base's dtype."""
 GRADIENT_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.3}
 """Accepted relative error of the gradient at the embeddings, by the base's dtype."""
+CAUSAL_FACTOR = 10
+"""How many times ``TOLERANCE`` later tokens may change a prediction, since sizes round differently."""
 JUDGE_BYTES = 2**32
 """What the attention weights that others are compared with may take."""
 
@@ -80,7 +85,7 @@ def _first_right(
         stack.enter_context(sdpa_kernel(_judges(policy, pair)))
         if policy.compiles:  # or this kernel would stay in what is compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        truth = _computed(policy, "plain", pair)
+        truth = _trusted(policy, pair)
     for plan, following in zip(candidates, [*candidates[1:], None], strict=True):
         fault = None if plan == AttentionPlan(trusted, "plain") else _fault(policy, plan, pair, truth)
         if policy.is_sharded:  # a plan that only some ranks take would leave the others waiting
@@ -102,12 +107,73 @@ def _first_right(
     )
 
 
+def _trusted(policy: ScoringModel, pair: PairBatch) -> tuple[Tensor, Tensor]:
+    """Return what the model's own forward computes; see ``_computed``. Warns of adapters that it never calls.
+
+    Raises:
+        UserError: it fails, or a token's prediction depends on later tokens.
+    """
+    name, called = type(policy.model).__name__, set()
+    adapted = {n: m for n, m in policy.model.named_modules() if isinstance(m, LoraLayer)}
+    handles = [
+        layer.register_forward_hook(lambda *_, key=key: called.add(_last(key)))
+        for key, layer in adapted.items()
+    ]
+    try:
+        truth = _computed(policy, "plain", pair)
+        ahead = _looks_ahead(policy, pair)
+    except Exception as failure:  # whatever a model's code raises
+        if is_out_of_memory(failure) or isinstance(failure, torch.distributed.DistError):
+            raise
+        said = (str(failure).strip().splitlines() or [""])[0].rstrip(".")
+        plain = linear_names(policy.model)
+        others = sorted({_last(key) for key in adapted} - set(plain))
+        fix = "name another model"
+        if others:
+            fix = f"{', '.join(others)} may be no plain layer: set target_modules to [{', '.join(plain)}]"
+        raise UserError(
+            f"{name} cannot be used, for its forward pass fails ({type(failure).__name__}: {said}); {fix}."
+        ) from None
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not ahead <= CAUSAL_FACTOR * TOLERANCE[policy.model.dtype]:
+        raise UserError(
+            f"{name} is not causal: its predictions change by {ahead:.1e} nats a token with the tokens after "
+            "them; name a causal language model (a decoder)."
+        )
+    if unused := sorted({_last(key) for key in adapted} - called):
+        rank_zero_warn(
+            f"{name} never calls {', '.join(unused)} as a layer, so adapters there have no effect; leave "
+            "them out of target_modules."
+        )
+    return truth
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _looks_ahead(policy: ScoringModel, pair: PairBatch) -> float:
+    """Return the mean change of the first half's log-probabilities, in nats, where the rest is cut off."""
+    tokens = pair.input_ids[:, : int((pair.segment_ids <= Segment.CHOSEN).sum())]
+    half = tokens.shape[1] // 2 + 1
+    whole, part = (
+        upcast(policy.model(input_ids=row, use_cache=False).logits[:, : half - 1])
+        .log_softmax(-1)
+        .gather(2, tokens[:, 1:half, None])
+        for row in (tokens, tokens[:, :half])
+    )
+    return float((whole - part).abs().mean())
+
+
 def _judges(policy: ScoringModel, pair: PairBatch) -> list[SDPBackend]:
     """SDPA's plain code; where its attention weights would be large, the next plainest kernel before it."""
     config = policy.model.config.get_text_config()
     layers = 1 if policy.gradient_checkpointing else config.num_hidden_layers
     # Two sequences; scores and weights in fp32.
-    kept = 2 * config.num_attention_heads * pair.input_ids.shape[1] ** 2 * 2 * 4 * layers
+    heads = getattr(config, "num_attention_heads", None) or 1  # recurrent models may have none
+    kept = 2 * heads * pair.input_ids.shape[1] ** 2 * 2 * 4 * layers
     return [*([] if kept <= JUDGE_BYTES else [SDPBackend.EFFICIENT_ATTENTION]), SDPBackend.MATH]
 
 
@@ -134,8 +200,9 @@ def _computed(policy: ScoringModel, layout: Layout, pair: PairBatch) -> tuple[Te
     """(2,) log-probabilities, and the gradient of a combination of them by token id, (V', H)."""
     embedded: list[tuple[Tensor, Tensor]] = []
 
-    def watch(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def watch(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         embedded.append((inputs[0], output.requires_grad_()))
+        return output.clone()  # some models scale it in place, which a leaf does not allow
 
     # At the embeddings, since an adapter that is off, or has not learned yet, has no gradient.
     handle = policy.model.get_input_embeddings().register_forward_hook(watch)

@@ -445,9 +445,14 @@ def test_a_folder_with_other_things_is_not_replaced(tmp_path):
         ),
         (
             {"from_scratch": {"vocab_size": 8}},
-            "from_scratch has the key 'vocab_size', which is set from elsewhere",
+            "from_scratch has the key 'vocab_size', which would be ignored there: the tokenizer sets it",
         ),
         ({"model": "m", "lora": {"rank": 8}}, "lora has the key 'rank', which LoraConfig does not know"),
+        (
+            {"model": "m", "lora": {"task_type": "SEQ_CLS"}},
+            "lora has the key 'task_type', which would be ign",
+        ),
+        ({"model": "m", "lora": {"inference_mode": True}}, "the adapter is always trained; leave it out"),
         ({"model": "m", "learning_rate": 0.0}, "learning_rate is 0.0, but it must be above 0"),
         ({"model": "m", "warmup_ratio": 1.0}, "warmup_ratio is 1.0"),
         ({"model": "m", "min_lr_ratio": -0.1}, "min_lr_ratio is -0.1"),
@@ -472,7 +477,7 @@ def test_models_that_cannot_be_had(base, built, tmp_path):
         build(from_scratch={**SHAPE, "hidden_size": 30})
     with pytest.raises(UserError, match=r"does not describe a Llama model \(.*expected int, got str"):
         build(from_scratch={**SHAPE, "hidden_size": "wide"})
-    with pytest.raises(UserError, match="lora cannot be used with this model"):
+    with pytest.raises(UserError, match=r"target_modules names c_attn, but .* or some of \[down_proj, gate_"):
         build(model=base, lora={"target_modules": ["c_attn"]})
     with pytest.raises(UserError, match="the tokenizer is a new one"):
         build(tokenizer=None, model=base)

@@ -187,12 +187,12 @@ def test_the_judge_is_sdpas_plain_code(make_policy, make_batch, monkeypatch):
         lambda *_: enabled.append((backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled()))
     )
     policy.log_probs(pair)
-    assert enabled[0] == (False, False) and set(enabled[1:]) == {(True, True)}
+    assert set(enabled[:3]) == {(False, False)} and set(enabled[3:]) == {(True, True)}
     monkeypatch.setattr("pacmr_lightning.policy.selfcheck.JUDGE_BYTES", 1000)
     enabled.clear()
     policy._plan = None
     policy.log_probs(pair)
-    assert enabled[0] == (False, True) and set(enabled[1:]) == {(True, True)}
+    assert set(enabled[:3]) == {(False, True)} and set(enabled[3:]) == {(True, True)}
 
 
 @pytest.mark.parametrize(("tokens_worth", "layout"), [(55, "shared"), (62, "plain")])

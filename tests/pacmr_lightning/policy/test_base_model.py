@@ -17,7 +17,14 @@ from peft import (
     get_peft_model,
 )
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, MixtralConfig
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    MixtralConfig,
+)
 
 from pacmr_lightning.commands.audit_model import _base
 from pacmr_lightning.errors import UserError
@@ -283,3 +290,64 @@ def test_tokens_that_only_the_adapter_knows(tiny_llama, tiny_tokenizer_folder, t
         else:
             with pytest.raises(UserError, match=r"has 3 tokens that its base .* does not know"):
                 load_base(str(folder), torch.float32, None)
+
+
+def edited(folder, to, **keys):
+    """A copy of a model whose config.json has other keys."""
+    shutil.copytree(folder, to)
+    config = json.loads((to / "config.json").read_text()) | keys
+    (to / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value != ""}))
+    return to
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            {"auto_map": {"AutoConfig": "a.B", "AutoModelForCausalLM": "c.D"}, "model_type": "x"},
+            "code of its own",
+        ),
+        ({"model_type": "x"}, "model type `x` but Transformers does not recognize"),
+        ({"model_type": ""}, "Should have a `model_type`"),
+        ({"model_type": "vit"}, "ViTConfig is not of a causal language model"),
+        ({"model_type": "t5"}, "is an encoder-decoder"),
+        ({"hidden_size": 32}, "the weights have other shapes than its config.json says"),
+        ({"num_hidden_layers": 9}, "weights of LlamaForCausalLM, the first being model.layers."),
+    ],
+)
+def test_configs_that_are_of_no_usable_model(keys, said, model, tmp_path):
+    folder = edited(model, tmp_path / "edited", **keys)
+    with pytest.raises(UserError, match=said):
+        load_base(str(folder), torch.float32, None)
+
+
+def test_files_that_are_of_no_usable_model(model, tmp_path):
+    broken = edited(model, tmp_path / "broken")
+    weights = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(UserError, match=r"broken cannot be loaded: a safetensors file is incomplete .*again"):
+        load_base(str(broken), torch.float32, None)
+    (broken / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"broken cannot be loaded: .*no file named model.safetensors"):
+        load_base(str(broken), torch.float32, None)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UserError, match=r"model.gguf is a file; name a folder"):
+        load_base(str(tmp_path / "model.gguf"), torch.float32, None)
+
+
+@pytest.mark.parametrize("headless", [AutoModel, AutoModelForSequenceClassification])
+def test_a_model_without_a_head(headless, model, tmp_path):
+    """transformers would draw one at random."""
+    headless.from_pretrained(model).save_pretrained(tmp_path / "headless")
+    with pytest.raises(
+        UserError, match=r"lacks 1 weights of LlamaForCausalLM, the first being lm_head.weight"
+    ):
+        load_base(str(tmp_path / "headless"), torch.float32, None)
+
+
+def test_weights_in_torchs_own_format(model, tmp_path):
+    loaded = AutoModelForCausalLM.from_pretrained(model)
+    folder = edited(model, tmp_path / "pickled")
+    (folder / "model.safetensors").unlink()
+    torch.save(loaded.state_dict(), folder / "pytorch_model.bin")
+    assert torch.equal(logits(load_base(str(folder), torch.float32, None)), logits(loaded))

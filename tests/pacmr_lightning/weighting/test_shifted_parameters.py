@@ -110,16 +110,15 @@ def test_a_fresh_policy_is_the_reference(make_policy, make_batch):
     ("options", "message"),
     [
         ({"use_dora": True}, "DoRA|Dora"),
-        ({"lora_bias": True}, "trainable"),
+        ({"lora_bias": True}, "lora_bias"),
         ({"modules_to_save": ["lm_head"]}, "trainable"),
         ({"init_lora_weights": False}, "identity"),
         ({"lora_dropuot": 1}, "lora_dropuot"),
     ],
 )
 def test_variants_that_bypass_the_linears_are_refused(options, message, save_model):
-    policy = PolicyModel(save_model("llama"), rank=4, lora_options=options)
     with pytest.raises(UserError, match=message):
-        policy.build()
+        PolicyModel(save_model("llama"), rank=4, lora_options=options).build()
 
 
 def test_norm(make_policy):

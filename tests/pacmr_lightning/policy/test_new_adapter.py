@@ -1,0 +1,90 @@
+"""LoRA options: what would be overruled or do nothing is refused, with what to type instead."""
+
+import pytest
+
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.policy import PolicyModel
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"r": 4}, "lora_options has the key 'r', .* set the option rank instead"),
+        ({"lora_alpha": 8}, "set the option alpha instead"),
+        ({"target_modules": ["q_proj"]}, "set the option target_modules, beside lora_options"),
+        ({"lora_dropout": 0.1}, "'lora_dropout', .* dropout is always off"),
+        ({"task_type": "SEQ_CLS"}, "always CAUSAL_LM"),
+        ({"inference_mode": True}, "the adapter is always trained"),
+        ({"peft_type": "IA3"}, "'peft_type'"),
+        ({"use_qalora": True}, "'use_qalora', .* no effect"),
+        ({"layer_replication": [[0, 1]]}, "the reference has the model's own layers"),
+        ({"rank": 4}, "'rank', which LoraConfig does not know"),
+    ],
+)
+def test_options_that_would_be_overruled(options, message):
+    with pytest.raises(UserError, match=message):
+        PolicyModel("anything", lora_options=options)
+
+
+@pytest.mark.parametrize("alpha", [0, -1.0])
+def test_an_alpha_that_switches_the_adapter_off(alpha):
+    with pytest.raises(UserError, match=f"alpha is {alpha}, but it must be above 0"):
+        PolicyModel("anything", alpha=alpha)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank_pattern": {"nope": 2}}, r"rank_pattern keys did not match.*\['nope'\]"),
+        ({"exclude_modules": ["lm_head", "nope"]}, "exclude_modules names nope"),
+        ({"layers_to_transform": [0]}, "`layers_to_transform` cannot be used when `target_modules` is a str"),
+        ({"init_lora_weights": "eva"}, "init_lora_weights eva, which is computed from data"),
+        ({"init_lora_weights": "nonsense"}, "cannot be used with this model .Unknown initialization"),
+        ({"loftq_config": {"loftq_bits": 4}}, "`loftq_config` specified but will be ignored"),
+        ({"bias": "some"}, "Requested bias: some, is not implemented"),
+    ],
+)
+def test_options_without_effect(options, message, save_model):
+    with pytest.raises(UserError, match=message):
+        PolicyModel(save_model("llama"), lora_options=options).build()
+
+
+@pytest.mark.parametrize(
+    "there", [["query_key_value"], ["q_proj", "query_key_value"], "query_key_value", "q_proj"]
+)
+def test_target_modules_that_the_model_lacks(there, save_model):
+    """Also one beside others that it has, and a bare name, which PEFT takes for a whole one."""
+    with pytest.raises(UserError) as error:
+        PolicyModel(save_model("llama"), target_modules=there).build()
+    assert str(error.value).startswith("target_modules ") and "LlamaForCausalLM has no such layer" in str(
+        error.value
+    )
+    assert "[down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj]" in str(error.value)
+
+
+def test_target_modules_that_cannot_be_adapted(save_model):
+    with pytest.raises(
+        UserError, match=r"\['self_attn'\], which PEFT cannot adapt in Llama.*set it to \[down_"
+    ):
+        PolicyModel(save_model("llama"), target_modules=["self_attn"]).build()
+    with pytest.raises(UserError, match="layer 9 in layers_to_transform, which adapts nothing"):
+        options = {"layers_to_transform": [0, 9]}
+        PolicyModel(save_model("llama"), target_modules=["q_proj"], lora_options=options).build()
+
+
+def test_options_that_have_an_effect(save_model):
+    options = {"rank_pattern": {"q_proj": 2}, "exclude_modules": ["down_proj"], "use_rslora": True}
+    policy = PolicyModel(save_model("llama"), rank=4, lora_options=options)
+    policy.build()
+    shapes = {
+        name.split(".")[-4]: weight.shape for name, weight in policy.adapter().items() if "lora_A" in name
+    }
+    assert "down_proj" not in shapes and shapes["q_proj"][0] == 2 and shapes["v_proj"][0] == 4
+
+
+def test_a_regular_expression_and_conv1d(save_model):
+    policy = PolicyModel(save_model("llama"), target_modules=r".*\.0\..*(q|v)_proj")
+    policy.build()
+    assert len(policy.adapter()) == 4
+    with pytest.raises(UserError, match=r"names q_proj, .*\[c_attn, c_fc, c_proj\]"):
+        PolicyModel(save_model("gpt2"), target_modules=["q_proj"]).build()
