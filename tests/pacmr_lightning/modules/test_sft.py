@@ -19,7 +19,8 @@ from pacmr_lightning.datamodules.completions import CompletionFiles, WorldComple
 from pacmr_lightning.datamodules.sft import SFTDataModule
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules.sft import SFTModule
-from pacmr_lightning.modules.sft_model import add_lora, save_model
+from pacmr_lightning.modules.sft_model import save_model
+from pacmr_lightning.policy.new_adapter import add_lora
 
 SHAPE = {
     "hidden_size": 32,
@@ -178,7 +179,9 @@ def test_the_saved_model_stops_where_the_template_ends_a_turn(base, tmp_path, lo
     tokenizer, model = AutoTokenizer.from_pretrained(base), AutoModelForCausalLM.from_pretrained(base)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}<|end|>\n{% endfor %}"
-    save_model(tmp_path / "model", model if lora is None else add_lora(model, lora), tokenizer)
+    if lora is not None:
+        model = add_lora(model, {**lora, "target_modules": ["q_proj"]}, "lora")
+    save_model(tmp_path / "model", model, tokenizer)
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "model").generation_config.eos_token_id
     assert found == [tokenizer.convert_tokens_to_ids("<|end|>"), tokenizer.eos_token_id]
 

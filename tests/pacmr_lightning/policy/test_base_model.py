@@ -160,11 +160,12 @@ ADAPTERS = {
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT's, about tied weights
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("kind", ADAPTERS)
+@pytest.mark.parametrize(
+    ("kind", "tied"),
+    # Of "both, tied" on a model that is not, PEFT loads something else than it has saved.
+    [(kind, tied) for kind in ADAPTERS for tied in (True, False) if tied or kind != "both, tied"],
+)
 def test_base_and_adapter_are_what_peft_computes(tiny_llama, tmp_path, kind, tied):
-    if kind == "both, tied" and not tied:
-        pytest.skip("PEFT refuses nothing, but loads something else than it has saved")
     base = tiny_llama(tmp_path / "base", initializer_range=0.3, tie_word_embeddings=tied)
     expected = trained(base, tmp_path / "adapter", ADAPTERS[kind])
     found = load_base(str(tmp_path / "adapter"), torch.float32, None)
