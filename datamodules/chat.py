@@ -1,45 +1,129 @@
 """Chat messages: how rows keep them, what of them is prompt and response, and the tokenizer's template.
 
-A conversation is a list of ``{"role": ..., "content": ...}``. Rows keep it as JSON text.
+A conversation is a list of ``{"role": ..., "content": ...}``, perhaps with further fields that the template
+reads. Rows keep it as JSON text.
 """
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from typing import Any
 
+from datasets import Dataset
 from jinja2 import TemplateError
+from lightning.pytorch.utilities import rank_zero_info
 from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.conversation import Messages
 
-Messages = list[dict[str, str]]
-
-_CALLS = ("tool_calls", "function_call", "tool_call_id")
-"""Fields of messages that nothing here reads, and without which a message would not be the same."""
+_ROLES = {
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bot", "chatbot", "model", "ai"), "assistant"),
+    "system": "system",
+}
+"""What chat templates call a role that data may name otherwise."""
 
 
 def encode_messages(messages: list[Any]) -> str:
-    """JSON of a conversation.
+    """Return the JSON of a conversation.
+
+    A message keeps all fields that are not null. The ``content`` of an assistant that has other fields, such
+    as ``tool_calls``, may be null. A ``content`` that is a list of text parts becomes one text.
 
     Raises:
-        ValueError: an entry is no message with two texts, or calls a tool.
+        ValueError: an entry is no message, its role has another name in chat templates, or its content is
+            no text.
     """
-    for message in messages:
-        # Parquet gives every message all fields, empty where they are not its own.
-        for key in _CALLS if isinstance(message, dict) else ():
-            if message.get(key):
-                raise ValueError(
-                    f"a list with {message!r}, but of a chat message only 'role' and 'content' are read; "
-                    f"write its {key!r} into 'content' as text and remove the field, or remove the row"
-                )
-        texts = [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else []
-        if not texts or not all(isinstance(text, str) for text in texts):
-            raise ValueError(
-                f"a list with {message!r}, but a chat message must be an object with two texts, 'role' and "
-                "'content'"
+    # The last message is the response, so its faults are named first.
+    checked = [_message(m, last=number == 0) for number, m in enumerate(reversed(messages))]
+    # Dates and the like are written by templates as they are here.
+    return json.dumps(checked[::-1], ensure_ascii=False, default=str)
+
+
+def _message(message: Any, last: bool) -> dict[str, Any]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        hint = ""
+        if isinstance(message, dict) and "from" in message:
+            hint = (
+                "; rename 'from' to 'role' and 'value' to 'content', and the roles to 'user' and 'assistant'"
             )
-    return json.dumps([{"role": m["role"], "content": m["content"]} for m in messages], ensure_ascii=False)
+        raise ValueError(
+            f"a list with {message!r}, but a chat message must be an object with two texts, 'role' and "
+            f"'content'{hint}"
+        )
+    role = message["role"]
+    known = _ROLES.get(role.strip().lower(), role)
+    if known != role:
+        raise ValueError(
+            f"a list of chat messages in which {'the last' if last else 'one'} has the role {role!r}, but "
+            f"chat templates call it {known!r} (the response must be from 'assistant'); rename the role"
+        )
+    fields = {name: value for name, value in message.items() if value is not None}
+    content = message.get("content")
+    if isinstance(content, (list, tuple)):
+        other = [part for part in content if not isinstance(part, dict) or part.get("type") != "text"]
+        if other:
+            kind = other[0].get("type") if isinstance(other[0], dict) else other[0]
+            raise ValueError(
+                f"a list of chat messages with a part of content that is {kind!r}, but only parts of "
+                "the type 'text' are read; remove the part or the row"
+            )
+        content = "".join(part.get("text") or "" for part in content)
+    calls = role == "assistant" and fields.keys() - {"role", "content", "name"}
+    if not isinstance(content, str) and not (content is None and calls):
+        raise ValueError(
+            f"a list with {message!r}, but a chat message must be an object with two texts, 'role' and "
+            "'content'"
+        )
+    return fields | {"content": content}
+
+
+def messages_of(value: object) -> object:
+    """Return the messages that a text holds as JSON or as Python writes them; any other value as it is."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+        return value
+    for read in (json.loads, ast.literal_eval):
+        try:
+            found = read(value.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        messages = found if isinstance(found, list) else [found]
+        keys = [m.keys() for m in messages if isinstance(m, dict)]
+        fits = all(
+            {"role", "content"} <= k or {"role", "tool_calls"} <= k or {"from", "value"} <= k for k in keys
+        )
+        return found if messages and len(keys) == len(messages) and fits else value
+    return value
+
+
+def fields_of(text: str) -> set[str]:
+    """Return the names of the fields beside role and content in what ``encode_messages`` wrote."""
+    return {name for message in decode_messages(text) for name in message} - {"role", "content"}
+
+
+def template_options(tools: str | None, options: str | None) -> dict[str, Any]:
+    """Return the keyword arguments of ``apply_chat_template`` of a row.
+
+    Args:
+        tools: the row's ``tools`` as JSON; None for none.
+        options: the row's ``chat_template_kwargs`` as JSON; None for none.
+    """
+    found = {} if tools is None else {"tools": json.loads(tools)}
+    return found if options is None else found | json.loads(options)
+
+
+def say_what_the_template_leaves_out(tokenizer: PreTrainedTokenizerBase, rows: Dataset) -> None:
+    """Print a line with the ``template_fields`` of rows that the chat template does not name, if any."""
+    found = rows.data.column("template_fields").unique().to_pylist()
+    fields = {field for names in found if names for field in names.split()}
+    template = str(tokenizer.chat_template)
+    if unread := sorted(name for name in fields if not re.search(rf"\b{re.escape(name)}\b", template)):
+        rank_zero_info(
+            f"The chat template of {tokenizer.name_or_path!r} does not read {', '.join(unread)} of the rows."
+        )
 
 
 def decode_messages(text: str) -> Messages:
@@ -47,8 +131,19 @@ def decode_messages(text: str) -> Messages:
     return json.loads(text)
 
 
-def render(tokenizer: PreTrainedTokenizerBase, prompt: Messages, response: str) -> tuple[str, str, bool]:
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Messages,
+    answer: dict[str, Any],
+    options: dict[str, Any] | None = None,
+) -> tuple[str, str, bool]:
     """Prompt and response as the tokenizer's chat template writes them, special tokens included.
+
+    Args:
+        tokenizer: has the template.
+        prompt: the messages before the answer.
+        answer: the assistant's whole message.
+        options: further keyword arguments of ``apply_chat_template``, such as ``tools``.
 
     Returns:
         The prompt's text with the beginning of the assistant's turn; the response's text; and whether the
@@ -62,10 +157,10 @@ def render(tokenizer: PreTrainedTokenizerBase, prompt: Messages, response: str) 
             f"The rows are chat messages, but the tokenizer {tokenizer.name_or_path!r} has no chat template; "
             "name an instruction-tuned model, or write prompt and responses as texts."
         )
-    answer = {"role": "assistant", "content": response}
+    options = options or {}
     try:
-        start = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-        whole = tokenizer.apply_chat_template([*prompt, answer], tokenize=False)
+        start = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, **options)
+        whole = tokenizer.apply_chat_template([*prompt, answer], tokenize=False, **options)
     except TemplateError as error:
         raise UserError(
             f"The chat template of {tokenizer.name_or_path!r} refuses the roles "
@@ -79,4 +174,4 @@ def render(tokenizer: PreTrainedTokenizerBase, prompt: Messages, response: str) 
         )
     # Templates put a newline after the end of the turn, which nobody has to learn.
     text = whole[len(start) :].rstrip()
-    return start, text, not text.endswith(response.rstrip())
+    return start, text, not text.endswith((answer["content"] or "").rstrip())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
@@ -15,7 +16,7 @@ from pacmr_lightning.evaluation.conversation import Messages
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 
 from .augmentation.files import prompt_hash
-from .chat import decode_messages, render
+from .chat import decode_messages, render, template_options
 from .prompts import split_row
 from .rows import values_of
 from .sampling import stratified_sample
@@ -32,8 +33,10 @@ class EvaluationPrompt:
     text: str
     """A text, or a conversation as JSON."""
     chat: bool = False
-    response: str = ""
-    """A response to it in the data, where there is one."""
+    answer: dict[str, Any] = field(default_factory=dict)
+    """A response to it in the data, as a message; empty where the prompt is a text."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further keyword arguments of the chat template, such as ``tools``."""
 
     @property
     def asked(self) -> str | Messages:
@@ -42,7 +45,9 @@ class EvaluationPrompt:
 
     def rendered(self, tokenizer: PreTrainedTokenizerBase) -> str:
         """The text that a model reads, special tokens of a chat template included."""
-        return render(tokenizer, decode_messages(self.text), self.response)[0] if self.chat else self.text
+        if not self.chat:
+            return self.text
+        return render(tokenizer, decode_messages(self.text), self.answer, self.options)[0]
 
 
 def draw_prompts(source: Source, count: int | None, seed: int) -> list[EvaluationPrompt]:
@@ -59,16 +64,20 @@ def draw_prompts(source: Source, count: int | None, seed: int) -> list[Evaluatio
     Raises:
         UserError: the source has none.
     """
+    # The same messages with other tools are another prompt.
     found: dict[str, EvaluationPrompt] = {}
     if source.prompts is not None:
         found = {text: EvaluationPrompt(prompt_hash(text), text) for text in source.prompts if text.strip()}
     else:
         rows = source.load("validation")
-        columns = ("id", "prompt", "chosen", "rejected", "chat")
-        for name, prompt, chosen, rejected, chat in values_of(rows, *columns):
-            split = split_row(prompt, chosen, rejected, chat)
+        columns = ("id", "prompt", "chosen", "rejected", "chat", "tools", "chat_template_kwargs")
+        for name, *row, tools, kwargs in values_of(rows, *columns):
+            split = split_row(*row)
             if split.reason is None and split.prompt.strip():
-                found.setdefault(split.prompt, EvaluationPrompt(name, split.prompt, chat, split.chosen))
+                prompt = EvaluationPrompt(
+                    name, split.prompt, row[-1], split.chosen_message, template_options(tools, kwargs)
+                )
+                found.setdefault(split.prompt + (tools or "") + (kwargs or ""), prompt)
     if not found:
         raise UserError(f"{source.name} has no prompt to answer; look at its validation rows.")
     hashes = [prompt_hash(text) for text in found]

@@ -18,7 +18,7 @@ from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.errors import UserError
 
 from . import rewording
-from .chat import decode_messages, encode_messages, render
+from .chat import decode_messages, encode_messages, render, say_what_the_template_leaves_out, template_options
 from .prompts import DIFFERENT_PROMPTS, NO_COMMON_PROMPT, Split, split_row
 from .tokenizer import prompt_tokens, response_tokens, tokenizer_digest
 
@@ -81,6 +81,7 @@ def tokenize_pairs(
     Raises:
         UserError: all rows were dropped.
     """
+    say_what_the_template_leaves_out(tokenizer, rows)
     given = None if augmentations is None else sorted(augmentations.items())
     state = [_LAYOUT, rewording.VERSION, rows._fingerprint, tokenizer_digest(tokenizer), max_length, given]
     tokenized = rows.map(
@@ -132,9 +133,10 @@ def _tokenize_batch(
         # A prompt that has none is its own: the same tokens are no second view.
         views = [augmentations.get(split.prompt, split.prompt) for split in splits]
     texts = []
-    for split, view, chat in zip(splits, views, chats, strict=True):
+    options = map(template_options, rows["tools"], rows["chat_template_kwargs"])
+    for split, view, chat, option in zip(splits, views, chats, options, strict=True):
         if chat and split.reason is None:
-            texts.append(_rendered(tokenizer, split, view))
+            texts.append(_rendered(tokenizer, split, view, option))
         else:
             texts.append((split.prompt, split.chosen, split.rejected, view, False, False))
     prompts, chosen, rejected, views, chosen_ended, rejected_ended = map(list, zip(*texts, strict=True))
@@ -193,13 +195,13 @@ def _second_views(splits: list[Split], given: list[str | None], chats: list[bool
 
 
 def _rendered(
-    tokenizer: PreTrainedTokenizerBase, split: Split, view: str
+    tokenizer: PreTrainedTokenizerBase, split: Split, view: str, options: dict[str, Any]
 ) -> tuple[str, str, str, str, bool, bool]:
     """Prompt, chosen, rejected and the second view's prompt under the chat template, and which ended."""
     prompt = decode_messages(split.prompt)
-    start, chosen, chosen_ended = render(tokenizer, prompt, split.chosen)
-    _, rejected, rejected_ended = render(tokenizer, prompt, split.rejected)
-    other, *_ = render(tokenizer, decode_messages(view), split.chosen)
+    start, chosen, chosen_ended = render(tokenizer, prompt, split.chosen_message, options)
+    _, rejected, rejected_ended = render(tokenizer, prompt, split.rejected_message, options)
+    other, *_ = render(tokenizer, decode_messages(view), split.chosen_message, options)
     return start, chosen, rejected, other, chosen_ended, rejected_ended
 
 

@@ -9,6 +9,7 @@ import pytest
 from pacmr_lightning.datamodules.reading import read_preferences, read_sft
 from pacmr_lightning.errors import UserError
 
+TEMPLATE = ("tools", "chat_template_kwargs", "template_fields")
 ROW = {"prompt": "a", "chosen": " b", "rejected": " c"}
 
 
@@ -24,7 +25,8 @@ def test_json_lines(write_rows, name):
 
 
 def test_parquet_gives_the_same_rows(write_rows, tmp_path):
-    rows = [ROW | {"flipped": False}, {"chosen": "x y", "rejected": "x z", "eta": 1}]
+    said = "\n\nHuman: x\n\nAssistant:"
+    rows = [ROW | {"flipped": False}, {"chosen": f"{said} y", "rejected": f"{said} z", "eta": 1}]
     path = tmp_path / "rows.parquet"
     pd.DataFrame(rows).astype({"flipped": "boolean"}).to_parquet(path)
     assert read_preferences(path)[:] == read_preferences(write_rows(rows))[:]
@@ -42,7 +44,7 @@ def test_sft_rows(write_rows):
     rows = read_sft(
         write_rows([{"prompt": "a", "completion": "  b"}, {"prompt": "", "completion": "c", "id": "i"}])
     )
-    assert set(rows.column_names) == {"id", "prompt", "completion", "chat"}
+    assert set(rows.column_names) == {"id", "prompt", "completion", *TEMPLATE, "chat", "unread"}
     assert rows["completion"][:] == ["  b", "c"] and rows["id"][1] == "i"
 
 
