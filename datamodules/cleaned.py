@@ -331,13 +331,13 @@ def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> int:
             and chat messages.
     """
     if path.suffix != ".parquet":
-        return _write_json((_plain(row) for row in rows), path)
+        return _write_json((plain_row(row) for row in rows), path)
     found = list(rows)
-    write_table([_plain(row) for row in found], path, PREFERENCES.features.arrow_schema)
+    write_table([plain_row(row) for row in found], path, PREFERENCES.features.arrow_schema)
     return len(found)
 
 
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
+def plain_row(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row of a ``Source`` as a file has it: messages as lists, ``tools`` as JSON text."""
     about = ("chat", "template_fields", "unread")
     found = {name: value for name, value in row.items() if value is not None and name not in about}

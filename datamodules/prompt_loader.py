@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +17,14 @@ from pacmr_lightning.evaluation.conversation import Messages
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 
 from .augmentation.files import prompt_hash
-from .chat import decode_messages, render, template_options
+from .chat import decode_messages, render
 from .prompts import split_row
 from .rows import values_of
 from .sampling import stratified_sample
 from .sources import Source
 from .tokenizer import prompt_tokens
+
+_Row = tuple[str, str, list[int], str | Messages, int, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,8 @@ class EvaluationPrompt:
     chat: bool = False
     answer: dict[str, Any] = field(default_factory=dict)
     """A response to it in the data, as a message; empty where the prompt is a text."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Further keyword arguments of the chat template, such as ``tools``."""
+    columns: dict[str, Any] = field(default_factory=dict)
+    """``tools`` and ``chat_template_kwargs`` of the row, where there are such."""
 
     @property
     def asked(self) -> str | Messages:
@@ -47,7 +50,9 @@ class EvaluationPrompt:
         """The text that a model reads, special tokens of a chat template included."""
         if not self.chat:
             return self.text
-        return render(tokenizer, decode_messages(self.text), self.answer, self.options)[0]
+        options = {name: value for name, value in self.columns.items() if name == "tools"}
+        options |= self.columns.get("chat_template_kwargs", {})
+        return render(tokenizer, decode_messages(self.text), self.answer, options)[0]
 
 
 def draw_prompts(source: Source, count: int | None, seed: int) -> list[EvaluationPrompt]:
@@ -74,9 +79,9 @@ def draw_prompts(source: Source, count: int | None, seed: int) -> list[Evaluatio
         for name, *row, tools, kwargs in values_of(rows, *columns):
             split = split_row(*row)
             if split.reason is None and split.prompt.strip():
-                prompt = EvaluationPrompt(
-                    name, split.prompt, row[-1], split.chosen_message, template_options(tools, kwargs)
-                )
+                texts = {"tools": tools, "chat_template_kwargs": kwargs}
+                given = {column: json.loads(text) for column, text in texts.items() if text is not None}
+                prompt = EvaluationPrompt(name, split.prompt, row[-1], split.chosen_message, given)
                 found.setdefault(split.prompt + (tools or "") + (kwargs or ""), prompt)
     if not found:
         raise UserError(f"{source.name} has no prompt to answer; look at its validation rows.")
@@ -97,7 +102,7 @@ def prompt_loader(
     batch_size: int,
     world_size: int,
     longest_first: bool,
-) -> DataLoader[tuple[str, str, list[int], str | Messages, int]]:
+) -> DataLoader[_Row]:
     """``PromptBatch`` after ``PromptBatch``, each prompt once; Lightning shares them between the ranks.
 
     Args:
@@ -116,7 +121,7 @@ def prompt_loader(
     tokens = prompt_tokens(tokenizer, texts, [prompt.chat for prompt in prompts])
     columns = zip(prompts, texts, tokens, strict=True)
     rows = [
-        (prompt.id, text, ids, prompt.asked, place)
+        (prompt.id, text, ids, prompt.asked, place, prompt.columns)
         for place, (prompt, text, ids) in enumerate(columns)
         if 0 < len(ids) <= max_length
     ]
@@ -138,10 +143,10 @@ def prompt_loader(
     if longest_first:
         rows.sort(key=lambda row: -len(row[2]))
 
-    def collate(part: list[tuple[str, str, list[int], str | Messages, int]]) -> PromptBatch:
-        names, texts, ids, asked, places = zip(*part, strict=True)
+    def collate(part: list[_Row]) -> PromptBatch:
+        names, texts, ids, asked, places, columns = zip(*part, strict=True)
         return PromptBatch.collate(
-            names, texts, ids, pad_id=tokenizer.pad_token_id, asked=asked, places=places
+            names, texts, ids, pad_id=tokenizer.pad_token_id, asked=asked, places=places, columns=columns
         )
 
     # Any sequence will do, but torch asks for a Dataset in its types.
@@ -163,7 +168,7 @@ class PromptData(LightningDataModule):
         """Whether prompts are all that the trainer wants."""
         return self.trainer is not None and self.trainer.state.fn == TrainerFn.PREDICTING
 
-    def predict_dataloader(self) -> DataLoader[tuple[str, str, list[int], str | Messages, int]]:
+    def predict_dataloader(self) -> DataLoader[_Row]:
         """``PromptBatch`` of the drawn prompts; the longest first where the trainer predicts."""
         world_size = 1 if self.trainer is None else self.trainer.world_size
         return prompt_loader(
