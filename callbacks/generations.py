@@ -112,8 +112,8 @@ class GenerationWriter(BasePredictionWriter):
             self._store.put(dict(zip(self._keys(batch), map(asdict, prediction), strict=True)))
         else:
             self._stored += len(batch)
-        columns = zip(batch.places, batch.ids, batch.asked, prediction, strict=True)
-        self._rows |= {place: generation(name, asked, response) for place, name, asked, response in columns}
+        rows = zip(batch.places, batch.ids, batch.asked, prediction, batch.columns, strict=True)
+        self._rows |= {place: generation(*row) | columns for place, *row, columns in rows}
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Collects the ranks' rows and writes the file."""

@@ -1,47 +1,131 @@
 """Chat messages: how rows keep them, what of them is prompt and response, and the tokenizer's template.
 
-A conversation is a list of ``{"role": ..., "content": ...}``. Rows keep it as JSON text.
+A conversation is a list of ``{"role": ..., "content": ...}``, perhaps with further fields that the template
+reads. Rows keep it as JSON text.
 """
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from datasets import Dataset
 from jinja2 import TemplateError
+from lightning.pytorch.utilities import rank_zero_info
 from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.chat_template import render_messages
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.conversation import Messages
 
-Messages = list[dict[str, Any]]
-
-_CALLS = ("tool_calls", "function_call", "tool_call_id")
-"""Fields of messages that nothing here reads, and without which a message would not be the same."""
+_ROLES = {
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bot", "chatbot", "model", "ai"), "assistant"),
+    "system": "system",
+}
+"""What chat templates call a role that data may name otherwise."""
 
 
 def encode_messages(messages: list[Any]) -> str:
-    """JSON of a conversation.
+    """Return the JSON of a conversation.
+
+    A message keeps all fields that are not null. The ``content`` of an assistant that has other fields, such
+    as ``tool_calls``, may be null. A ``content`` that is a list of text parts becomes one text.
 
     Raises:
-        ValueError: an entry is no message with two texts, or calls a tool.
+        ValueError: an entry is no message, its role has another name in chat templates, or its content is
+            no text.
     """
-    for message in messages:
-        # Parquet gives every message all fields, empty where they are not its own.
-        for key in _CALLS if isinstance(message, dict) else ():
-            if message.get(key):
-                raise ValueError(
-                    f"a list with {message!r}, but of a chat message only 'role' and 'content' are read; "
-                    f"write its {key!r} into 'content' as text and remove the field, or remove the row"
-                )
-        texts = [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else []
-        if not texts or not all(isinstance(text, str) for text in texts):
-            raise ValueError(
-                f"a list with {message!r}, but a chat message must be an object with two texts, 'role' and "
-                "'content'"
+    # The last message is the response, so its faults are named first.
+    checked = [_message(m, last=number == 0) for number, m in enumerate(reversed(messages))]
+    # Dates and the like are written by templates as they are here.
+    return json.dumps(checked[::-1], ensure_ascii=False, default=str)
+
+
+def _message(message: Any, last: bool) -> dict[str, Any]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        hint = ""
+        if isinstance(message, dict) and "from" in message:
+            hint = (
+                "; rename 'from' to 'role' and 'value' to 'content', and the roles to 'user' and 'assistant'"
             )
-    return json.dumps([{"role": m["role"], "content": m["content"]} for m in messages], ensure_ascii=False)
+        raise ValueError(
+            f"a list with {message!r}, but a chat message must be an object with two texts, 'role' and "
+            f"'content'{hint}"
+        )
+    role = message["role"]
+    known = _ROLES.get(role.strip().lower(), role)
+    if known != role:
+        raise ValueError(
+            f"a list of chat messages in which {'the last' if last else 'one'} has the role {role!r}, but "
+            f"chat templates call it {known!r} (the response must be from 'assistant'); rename the role"
+        )
+    fields = {name: value for name, value in message.items() if value is not None}
+    content = message.get("content")
+    if isinstance(content, (list, tuple)):
+        other = [part for part in content if not isinstance(part, dict) or part.get("type") != "text"]
+        if other:
+            kind = other[0].get("type") if isinstance(other[0], dict) else other[0]
+            raise ValueError(
+                f"a list of chat messages with a part of content that is {kind!r}, but only parts of "
+                "the type 'text' are read; remove the part or the row"
+            )
+        content = "".join(part.get("text") or "" for part in content)
+    calls = role == "assistant" and fields.keys() - {"role", "content", "name"}
+    if not isinstance(content, str) and not (content is None and calls):
+        raise ValueError(
+            f"a list with {message!r}, but a chat message must be an object with two texts, 'role' and "
+            "'content'"
+        )
+    return fields | {"content": content}
+
+
+def messages_of(value: object) -> object:
+    """Return the messages that a text holds as JSON or as Python writes them; any other value as it is."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+        return value
+    for read in (json.loads, ast.literal_eval):
+        try:
+            found = read(value.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        messages = found if isinstance(found, list) else [found]
+        keys = [m.keys() for m in messages if isinstance(m, dict)]
+        fits = all(
+            {"role", "content"} <= k or {"role", "tool_calls"} <= k or {"from", "value"} <= k for k in keys
+        )
+        return found if messages and len(keys) == len(messages) and fits else value
+    return value
+
+
+def fields_of(text: str) -> set[str]:
+    """Return the names of the fields beside role and content in what ``encode_messages`` wrote."""
+    return {name for message in decode_messages(text) for name in message} - {"role", "content"}
+
+
+def template_options(tools: str | None, options: str | None) -> dict[str, Any]:
+    """Return the keyword arguments of ``apply_chat_template`` of a row.
+
+    Args:
+        tools: the row's ``tools`` as JSON; None for none.
+        options: the row's ``chat_template_kwargs`` as JSON; None for none.
+    """
+    found = {} if tools is None else {"tools": json.loads(tools)}
+    return found if options is None else found | json.loads(options)
+
+
+def say_what_the_template_leaves_out(tokenizer: PreTrainedTokenizerBase, rows: Dataset) -> None:
+    """Print a line with the ``template_fields`` of rows that the chat template does not name, if any."""
+    found = rows.data.column("template_fields").unique().to_pylist()
+    fields = {field for names in found if names for field in names.split()}
+    template = str(tokenizer.chat_template)
+    if unread := sorted(name for name in fields if not re.search(rf"\b{re.escape(name)}\b", template)):
+        rank_zero_info(
+            f"The chat template of {tokenizer.name_or_path!r} does not read {', '.join(unread)} of the rows."
+        )
 
 
 def decode_messages(text: str) -> Messages:
@@ -102,7 +186,7 @@ def render(
                     f"The chat template of {name} writes a prompt in another way once its response follows, "
                     "so the two cannot be told apart; use another template."
                 )
-        left_out = list(_left_out([*prompt, answer], whole, options, str(tokenizer.chat_template), text_of))
+        left_out = list(_left_out([*prompt, answer], whole, text_of))
     except (TemplateError, ValueError, TypeError) as error:
         raise UserError(
             f"The chat template of {name} refuses the roles {[m['role'] for m in [*prompt, answer]]} "
@@ -112,20 +196,14 @@ def render(
     return Rendered(start, whole[len(start) :].rstrip(), left_out)
 
 
-LEFT_OUT = ("a message", "reasoning", "tool calls", "tools")
+LEFT_OUT = ("a message", "reasoning")
 """Parts of a row that a template may leave out."""
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
-def _left_out(
-    messages: Messages, whole: str, options: dict[str, Any], template: str, text_of: Callable[[Messages], str]
-) -> Iterator[str]:
+def _left_out(messages: Messages, whole: str, text_of: Callable[[Messages], str]) -> Iterator[str]:
     """Yield those of ``LEFT_OUT`` that a conversation has and its rendered text lacks."""
-    if options.get("tools") and "tools" not in template:
-        yield "tools"
-    if any(m.get("tool_calls") for m in messages) and "tool_calls" not in template:
-        yield "tool calls"
     flat = " ".join(whole.split())
     reasoning, missing = False, False
     for place, message in enumerate(messages):
@@ -133,9 +211,7 @@ def _left_out(
         text = content if isinstance(content, str) else ""
         before, mark, rest = text.partition("</think>")
         thoughts = [before.rpartition("<think>")[2]] if mark else []
-        thoughts += [
-            str(message[key]) for key in ("reasoning_content", "reasoning", "thinking") if message.get(key)
-        ]
+        thoughts += [str(message[key]) for key in _REASONING if message.get(key)]
         reasoning |= any(" ".join(thought.split()) not in flat for thought in thoughts)
         said = " ".join((rest if mark else text).split())
         # A text of another message may hold this one, and templates may change a text: so it is changed.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
@@ -15,13 +18,20 @@ from tqdm import tqdm
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing
 
-from .chat import decode_messages
-from .columns import PREFERENCES, checked
+from .columns import PREFERENCES, checked, words_of
 from .reading import numbered_rows
 from .sources import Files, Source
 
 _JSON = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
-_MESSAGES = pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))
+_SIDE = re.compile("chosen|rejected", re.IGNORECASE)
+_DIFFERENCE = re.compile("margins?|diff|differences?|minus")
+"""Words in the names of columns that hold a difference between the sides, chosen minus rejected."""
+_SIDED = re.compile(
+    f"{_DIFFERENCE.pattern}|chosen|rejected|(dis)?prefer(red|ences?)?|labels?|winner|loser|win|lose|better|"
+    "worse|best|worst|choice|selected|verdict|rank(s|ing)?|judge?ment|votes?|side|delta|gap|scores|ratings|"
+    "rewards|positive|negative|rationale|explanation"
+)
+"""Words in the names of columns that may speak of a side."""
 
 
 def check_output(source: Source, output: str) -> Path:
@@ -50,9 +60,10 @@ def write_cleaned(source: Source, output: str, drop: set[str], flip: set[str]) -
     """Writes all training rows of a source, some of them dropped and some with their label exchanged.
 
     Rows of ``Files`` keep their columns, their order and the format of their file, rows that training did not
-    use included; other sources are written in this package's own columns. Where a label is exchanged,
-    ``chosen`` and ``rejected`` change places, and ``flipped`` and ``eta``, which speak of the label, become
-    their opposites.
+    use included; other sources are written in this package's own columns. Where a label is swapped,
+    ``chosen`` and ``rejected`` change places, and so do other columns that speak of them (``Sides``);
+    ``flipped`` and ``eta``, which speak of the label, become their opposites. A line says which columns were
+    changed, and which were not although they may speak of a side.
 
     Args:
         source: where the rows come from.
@@ -72,15 +83,18 @@ def write_cleaned(source: Source, output: str, drop: set[str], flip: set[str]) -
         _check_ids(source, set(rows["id"]), drop | flip)
         kept = (exchanged(row) if row["id"] in flip else row for row in rows if row["id"] not in drop)
         return write_rows(kept, path)
-    train = source.splits.train
-    ids = [row["id"] for row in checked(numbered_rows(train), PREFERENCES, train)]
+    train, sides = source.splits.train, Sides()
+    numbered = sides.seen(numbered_rows(train))
+    ids = [row["id"] for row in checked(numbered, PREFERENCES, train)]
     _check_ids(source, set(ids), drop | flip)
+    if flip:
+        sides.announce()
     if path.suffix == ".parquet":
-        return _write_parquet(Path(train).expanduser(), path, ids, drop, flip)
+        return _write_parquet(Path(train).expanduser(), path, ids, drop, flip, sides)
     raw = (row for _, row in numbered_rows(train))
     return _write_json(
         (
-            exchanged(row) if name in flip else row
+            sides.exchanged(row) if name in flip else row
             for name, row in zip(ids, raw, strict=True)
             if name not in drop
         ),
@@ -97,12 +111,104 @@ def _check_ids(source: Source, there: set[str], asked: set[str]) -> None:
 
 
 def exchanged(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with the other label; ``flipped`` and ``eta`` become their opposites."""
-    row = row | {"chosen": row["rejected"], "rejected": row["chosen"]}
-    for name in ("flipped", "eta"):
-        if row.get(name) is not None:
-            row[name] = not row[name] if isinstance(row[name], bool) else 1 - row[name]
-    return row
+    """Return a row of this package's own columns with the other label."""
+    return Sides(row).exchanged(row)
+
+
+class Sides:
+    """Columns of rows that speak of the chosen or the rejected response.
+
+    Columns that differ in the word alone, such as ``score_chosen`` and ``score_rejected`` or ``chosenModel``
+    and ``rejectedModel``, are a pair. Objects are looked through. Numbers in columns such as ``margin`` and
+    ``score_diff`` are differences.
+
+    Args:
+        names: columns that are known already; ``seen`` adds others.
+    """
+
+    def __init__(self, names: Iterable[str] = ()):
+        self.names = dict.fromkeys(names)
+        self.inside: dict[str, Sides] = {}
+        """Fields of columns that hold objects."""
+        self.texts: set[str] = set()
+        """Columns with values that are no numbers."""
+
+    def seen(self, rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the rows, and keep the names of their columns."""
+        for place, row in rows:
+            self._add(row)
+            yield place, row
+
+    def _add(self, row: dict[str, Any]) -> None:
+        for name, value in row.items():
+            self.names[name] = None
+            if isinstance(value, dict):
+                self.inside.setdefault(name, Sides())._add(value)
+            elif not _is_number(value) and value is not None:
+                self.texts.add(name)
+
+    def partner(self, name: str) -> str | None:
+        """Return the other column of a pair; None where there is none."""
+        other = _SIDE.sub(_other_side, name)
+        return other if other != name and other in self.names else None
+
+    def is_difference(self, name: str) -> bool:
+        """Return whether a column holds a difference between the sides, which changes its sign."""
+        numbers = name not in self.texts and name not in self.inside
+        return numbers and self.partner(name) is None and _has(name, _DIFFERENCE)
+
+    def exchanged(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return the row with the other label; a field that only its pair has moves there."""
+        found = {}
+        for name in row:
+            other = self.partner(name)
+            source = name if other is None else other
+            if source in row:
+                found[name] = row[source]
+            if other is not None and other not in row:
+                found[other] = row[name]
+        for name, value in found.items():
+            if name in ("flipped", "eta") and value is not None and self.partner("chosen"):
+                found[name] = not value if isinstance(value, bool) else 1 - value
+            elif name in self.inside and isinstance(value, dict):
+                found[name] = self.inside[name].exchanged(value)
+            elif self.is_difference(name) and _is_number(value):
+                found[name] = -value
+        return found
+
+    def announce(self) -> None:
+        """Print which columns change with a label, and which may speak of a side but do not change."""
+        places = self._paths(lambda sides, name: sides.partner(name) is not None)
+        signs = self._paths(Sides.is_difference)
+        unsure = [
+            name for name in self._paths(lambda _, name: _has(name, _SIDED)) if name not in places + signs
+        ]
+        for names, what in (
+            (places, "change places where a label is swapped"),
+            (signs, "change their sign where a label is swapped"),
+            (unsure, "may speak of a side, but are not changed where a label is swapped; look at them"),
+        ):
+            if names and names != ["chosen", "rejected"]:
+                print(f"Columns that {what}: {', '.join(names)}.")
+
+    def _paths(self, fits: Callable[[Sides, str], bool]) -> list[str]:
+        own = [name for name in self.names if fits(self, name)]
+        return own + [f"{name}.{path}" for name, of in self.inside.items() for path in of._paths(fits)]
+
+
+def _other_side(found: re.Match[str]) -> str:
+    """Return ``rejected`` for ``chosen`` and the other way round, in the same case."""
+    word = found[0]
+    other = "rejected" if word.lower() == "chosen" else "chosen"
+    return other.upper() if word.isupper() else other.title() if word[0].isupper() else other
+
+
+def _has(name: str, word: re.Pattern[str]) -> bool:
+    return any(map(word.fullmatch, words_of(name)))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
 
 
 def _write_json(rows: Iterator[dict[str, Any]], path: Path) -> int:
@@ -125,10 +231,14 @@ def _line(row: dict[str, Any]) -> str:
     return text
 
 
-def _write_parquet(train: Path, path: Path, ids: list[str], drop: set[str], flip: set[str]) -> int:
+def _write_parquet(
+    train: Path, path: Path, ids: list[str], drop: set[str], flip: set[str], sides: Sides
+) -> int:
     count, start = 0, 0
     with pq.ParquetFile(train) as file, replacing(path) as temporary:
         schema = file.schema_arrow
+        if flip:
+            schema = pa.schema(_joint_fields(list(schema), sides), schema.metadata)
         with (
             pq.ParquetWriter(temporary, schema) as writer,
             tqdm(total=len(ids), desc=path.name, unit="row") as bar,
@@ -136,18 +246,8 @@ def _write_parquet(train: Path, path: Path, ids: list[str], drop: set[str], flip
             for batch in file.iter_batches():
                 names = ids[start : start + len(batch)]
                 start += len(batch)
-                touched = {"chosen", "rejected", "flipped", "eta"} & set(schema.names)
-                # Other columns are copied as they are: not all of Arrow survives being made Python objects.
-                rows = batch.select(sorted(touched)).to_pylist()
-                rows = [
-                    exchanged(row) if name in flip else row for name, row in zip(names, rows, strict=True)
-                ]
-                columns = [
-                    pa.array([row[field.name] for row in rows], field.type)
-                    if field.name in touched
-                    else batch.column(field.name)
-                    for field in schema
-                ]
+                flips = np.array([name in flip for name in names])
+                columns = [_exchanged_column(batch, field, flips, sides) for field in schema]
                 kept = pa.array([name not in drop for name in names])
                 table = pa.Table.from_arrays(columns, schema=schema).filter(kept)
                 writer.write_table(table)
@@ -156,38 +256,119 @@ def _write_parquet(train: Path, path: Path, ids: list[str], drop: set[str], flip
     return count
 
 
-def write_rows(rows: Iterator[dict[str, Any]], path: Path) -> int:
+def _joint_fields(fields: Iterable[pa.Field], sides: Sides) -> list[pa.Field]:
+    """Return the fields in types in which both columns of a pair can hold the values of the other one.
+
+    Raises:
+        UserError: there is no such type.
+    """
+    types = {field.name: field.type for field in fields}
+    joint = []
+    for field in fields:
+        kind, other = field.type, types.get(sides.partner(field.name) or "")
+        if other is not None and not (_holds_text(kind) and _holds_text(other)):
+            both = [pa.schema([("x", one)]) for one in (kind, other)]
+            try:
+                kind = pa.unify_schemas(both, promote_options="permissive").field("x").type
+            except pa.ArrowException:
+                raise UserError(
+                    f"The columns {field.name!r} ({kind}) and {sides.partner(field.name)!r} ({other}) must "
+                    "change places where a label is swapped, but their types differ; write both in one type, "
+                    "or take them out."
+                ) from None
+        elif field.name in sides.inside and pa.types.is_struct(kind):
+            kind = pa.struct(_joint_fields(list(kind), sides.inside[field.name]))
+        joint.append(field if kind == field.type else field.with_type(kind).with_nullable(True))
+    return joint
+
+
+def _holds_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _as(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return values in a type that holds all of them."""
+    try:
+        return values if values.type == kind else values.cast(kind)
+    except pa.ArrowException:  # objects in lists that get another field
+        return pa.array(values.to_pylist(), kind)
+
+
+def _exchanged_column(batch: pa.RecordBatch, field: pa.Field, flips: np.ndarray, sides: Sides) -> pa.Array:
+    """Return a column of a file with the values of its pair, or their opposites, where labels are swapped.
+
+    Other values are copied as they are: not all of Arrow survives being made Python objects.
+    """
+    column, name = batch.column(field.name), field.name
+    if not flips.any():
+        return _as(column, field.type)
+    if (other := sides.partner(name)) is not None and not _holds_text(field.type):
+        both = [_as(values, field.type) for values in (column, batch.column(other))]
+        places = np.arange(len(flips)) + len(flips) * flips
+        return pa.concat_arrays(both).take(pa.array(places))
+    if other is not None or name in sides.inside or name in ("flipped", "eta") or sides.is_difference(name):
+        taken = batch.select([name] if other is None else [name, other]).to_pylist()
+        rows = [sides.exchanged(row) if flip else row for row, flip in zip(taken, flips, strict=True)]
+        try:
+            return pa.array([row[name] for row in rows], field.type)
+        except (pa.ArrowException, OverflowError):  # such as a margin without sign
+            raise UserError(
+                f"The column {name!r} ({field.type}) cannot hold its values where a label is swapped; give "
+                "it another type, or take it out."
+            ) from None
+    return column
+
+
+def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> int:
     """Writes rows in this package's columns; those that no row has are left out.
 
     Returns:
         The number of rows.
 
     Raises:
-        UserError: the file ends in .parquet, and some rows are texts and others chat messages.
+        UserError: the file ends in .parquet, and a column cannot hold all of its values there, such as texts
+            and chat messages.
     """
-
-    def plain(row: dict[str, Any]) -> dict[str, Any]:
-        chat = row.pop("chat")
-        for name in ("prompt", "chosen", "rejected", "augmented_prompt"):
-            if chat and row[name] is not None:
-                row[name] = decode_messages(row[name])
-        return {name: value for name, value in row.items() if value is not None}
-
     if path.suffix != ".parquet":
-        return _write_json((plain(dict(row)) for row in rows), path)
-    found = [dict(row) for row in rows]
-    chat = {row["chat"] for row in found}
-    if len(chat) > 1:
-        raise UserError(
-            f"cleaned is {path}, but Parquet cannot hold texts and chat messages in one column; give a file "
-            "ending in .jsonl."
-        )
-    kinds = PREFERENCES.features.arrow_schema
-    text = _MESSAGES if chat == {True} else pa.string()
-    plain_rows = [plain(row) for row in found]
-    names = [name for name in kinds.names if any(name in row for row in plain_rows)]
-    texts = ("prompt", "chosen", "rejected", "augmented_prompt")
-    schema = pa.schema([(name, text if name in texts else kinds.field(name).type) for name in names])
-    with replacing(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(plain_rows, schema), temporary)
+        return _write_json((plain_row(row) for row in rows), path)
+    found = list(rows)
+    write_table([plain_row(row) for row in found], path, PREFERENCES.features.arrow_schema)
     return len(found)
+
+
+def plain_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of a ``Source`` as a file has it: messages as lists, ``tools`` as JSON text."""
+    about = ("chat", "template_fields", "unread")
+    found = {name: value for name, value in row.items() if value is not None and name not in about}
+    for name in ("prompt", "chosen", "rejected", "augmented_prompt", "chat_template_kwargs"):
+        if name in found and (row["chat"] or name == "chat_template_kwargs"):
+            found[name] = json.loads(found[name])
+    return found
+
+
+def write_table(rows: list[dict[str, Any]], path: Path, types: pa.Schema) -> None:
+    """Write rows as Parquet; columns that no row has are left out.
+
+    Args:
+        rows: with a value of its type, or a list or an object, in the columns of ``types``.
+        path: the file.
+        types: those of the columns; that of lists and objects in place of texts is inferred.
+
+    Raises:
+        UserError: a column cannot hold all of its values.
+    """
+    columns = {}
+    try:
+        for field in types:
+            values = [row.get(field.name) for row in rows]
+            nested = any(isinstance(value, (list, dict)) for value in values) and field.type == pa.string()
+            if any(value is not None for value in values):
+                columns[field.name] = pa.array(values, None if nested else field.type)
+        with replacing(path) as temporary:
+            pq.write_table(pa.table(columns), temporary)
+    except pa.ArrowException:
+        raise UserError(
+            f"{path} cannot be written: a column of Parquet cannot hold texts and chat messages, nor "
+            "messages whose fields are empty or of several types; give a file ending in .jsonl."
+        ) from None

@@ -4,21 +4,48 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import date, time
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 from datasets import Features, Value
 
 from pacmr_lightning.errors import UserError
 
-from .chat import encode_messages
+from .chat import decode_messages, encode_messages, fields_of, messages_of, template_options
+from .prompts import HUMAN
+
+_PROMPT_WORDS = frozenset(
+    ["prompt", "question", "query", "instruction", "input", "request", "problem", "post", "context"]
+) | {"message", "conversation", "history", "dialogue", "dialog"}
+_MAY_FOLLOW = frozenset(("text", "str", "string", "body", "content"))
+_NO_PROMPT = frozenset(("chosen", "rejected", "response", "answer", "completion", "output", "system"))
+_ROLES = ("assistant", "user", "system", "developer", "tool", "function")
+"""Roles that the last message of a conversation may have; only those of the assistant are responses."""
+_SET_HERE = frozenset(("conversation", "tokenize", "add_generation_prompt", "continue_final_message"))
+"""Arguments of ``apply_chat_template`` that no row may set."""
+
+
+def words_of(name: str) -> list[str]:
+    """Return the words of a column's name in lower case; ``promptText`` has ``prompt`` and ``text``."""
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
+
+
+def looks_like_prompt(name: str) -> bool:
+    """Return whether a column's name is that of a prompt, such as ``question`` or ``prompt_text``."""
+    words = [word.removesuffix("s") for word in words_of(name) if word not in _MAY_FOLLOW]
+    return bool(words) and words[-1] in _PROMPT_WORDS and _NO_PROMPT.isdisjoint(words)
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r}, but it must be a string")
+        raise ValueError(f"{value!r}, but it must be a string, or a list of chat messages")
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -30,9 +57,43 @@ def _text_or_messages(value: object) -> str:
     return _text(encode_messages(value) if isinstance(value, list) else value)
 
 
-def _label(value: object) -> str:
+def _label(value: object) -> str | None:
     # Ids and categories are often numbers; as text they mean the same.
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(value)
+    if isinstance(value, float) and (math.isnan(value) or value.is_integer()):  # pandas' integers beside gaps
+        return None if math.isnan(value) else str(int(value))
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if isinstance(value, (int, UUID, Decimal, date, time)):  # a datetime is a date
+        return str(value)
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r}, but it must be a string, a whole number or a date")
+    return _text(value)
+
+
+def _tools(value: object) -> str | None:
+    """Return the JSON of a list of tools' JSON schemas; it may be given as JSON text, whole or by tool."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+        tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in found or ()]  # type: ignore[attr-defined]
+    except (ValueError, TypeError):
+        tools = [None]
+    if not all(isinstance(tool, dict) for tool in tools):
+        raise ValueError(f"{value!r}, but it must be a list of JSON schemas, or such a list as JSON text")
+    return json.dumps(tools, ensure_ascii=False, default=str) if tools else None
+
+
+def _template_kwargs(value: object) -> str | None:
+    """Return the JSON of keyword arguments of a chat template; they may be given as JSON text."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        found = value
+    if not isinstance(found, dict | None) or not _SET_HERE.isdisjoint(found or ()):
+        raise ValueError(
+            f"{value!r}, but it must be an object with arguments of the chat template, such as "
+            f'{{"enable_thinking": false}}, and without {", ".join(sorted(_SET_HERE))}'
+        )
+    return json.dumps(found, ensure_ascii=False, default=str) if found else None
 
 
 def _flag(value: object) -> bool:
@@ -56,34 +117,40 @@ class Columns:
     """Columns that every row has; texts, or all of them lists of chat messages."""
     required: tuple[str, ...]
     """Further columns that rows of texts have; messages may hold the prompt themselves."""
-    optional: dict[str, Callable[[object], str | float]]
+    optional: dict[str, Callable[[object], str | float | None]]
     hashed: tuple[str, ...]
     """Columns that a missing id is made of."""
 
     @property
     def features(self) -> Features:
-        """The columns of a dataset of such rows: ``chat`` says that the row holds chat messages as JSON."""
-        kinds: dict[Callable[[object], str | float], Value]
+        """The columns of a dataset of such rows.
+
+        ``chat`` is true where the row holds chat messages as JSON. ``template_fields`` names what the chat
+        template must read of them beside role and content, and ``unread`` the columns of the row that are
+        not read, each separated by spaces and null where there are none.
+        """
+        kinds: dict[Callable[[object], str | float | None], Value]
         kinds = {_flag: Value("bool"), _probability: Value("float64")}
         texts = {name: Value("string") for name in ("id", *self.responses)}
         others = {name: kinds.get(check, Value("string")) for name, check in self.optional.items()}
-        return Features(texts | others | {"chat": Value("bool")})
+        found = {"chat": Value("bool"), "template_fields": Value("string"), "unread": Value("string")}
+        return Features(texts | others | found)
 
     def check(self, row: dict[str, Any], place: str) -> dict[str, Any]:
-        """The row's values for ``features``, an id of None where it has none.
+        """Return the row's values for ``features``, an id of None where it has none.
 
         Raises:
             UserError: a column is missing or holds a wrong value; it begins with ``place``.
         """
-        clean = {}
+        texts = [name for name in (*self.responses, "prompt", "augmented_prompt") if name in row]
+        given = row
+        row = row | {name: messages_of(row[name]) for name in texts}
         lists = {name for name in self.responses if isinstance(row.get(name), list)}
         for name in self.responses if lists else (*self.required, *self.responses):
             if row.get(name) is None:
-                found = ", ".join(repr(c) for c in row) or "none"
-                raise UserError(
-                    f"{place} has no {name!r} (columns found: {found}); rename the column or remove the row."
-                )
+                raise UserError(f"{place} {_missing(name, row)}")
         checks = dict.fromkeys(self.responses, _text_or_messages) | {"id": _label} | self.optional
+        clean: dict[str, Any] = {}
         for name, check in checks.items():
             value = row.get(name)
             try:
@@ -108,7 +175,56 @@ class Columns:
                 )
             if lists and isinstance(row.get(name), str):
                 clean[name] = encode_messages([{"role": "user", "content": row[name]}])
+        self._check_prompt(clean, row, place)
+        fields: set[str] = set()
+        if lists:
+            self._check_speaker(clean, place)
+            fields = fields.union(*(fields_of(clean[name]) for name in texts if clean.get(name)))
+            fields |= template_options(clean["tools"], clean["chat_template_kwargs"]).keys()
+        else:
+            clean |= {"tools": None, "chat_template_kwargs": None}  # only chat templates read them
+        read = {name for name, value in clean.items() if value is not None}
+        unread = [
+            name for name, value in given.items() if value not in (None, "", [], {}) and name not in read
+        ]
+        clean["template_fields"] = " ".join(sorted(fields)) or None
+        clean["unread"] = "\n".join(sorted(unread)) or None
         return clean
+
+    def _check_prompt(self, clean: dict[str, Any], row: dict[str, Any], place: str) -> None:
+        """Refuse a row whose prompt would have to be guessed although another column may hold it."""
+        if clean["prompt"] is not None:
+            return
+        sides = [clean[name] for name in self.responses]
+        if all(len(decode_messages(s)) > 1 if clean["chat"] else s.startswith(HUMAN) for s in sides):
+            return
+        for name, value in row.items():
+            if looks_like_prompt(name) and name not in clean and isinstance(value, (str, list)) and value:
+                raise UserError(
+                    f"{place} has no 'prompt', but a column {name!r}, which may be it; rename it to 'prompt' "
+                    f"(for a dataset of the Hub: --source.columns '{{prompt: {name}}}'), or remove it."
+                )
+
+    def _check_speaker(self, clean: dict[str, Any], place: str) -> None:
+        for name in self.responses:
+            messages = decode_messages(clean[name])
+            if messages and messages[-1]["role"] not in _ROLES:
+                raise UserError(
+                    f"{place}: the last message of {name!r} has the role {messages[-1]['role']!r}, but the "
+                    "response must be from 'assistant'; rename the role."
+                )
+
+
+def _missing(name: str, row: dict[str, Any]) -> str:
+    if name in row:
+        return (
+            f"has no {name!r}: its value is null (in CSV an empty cell is read so); write a text, or remove "
+            "the row."
+        )
+    return (
+        f"has no {name!r} (columns found: {', '.join(map(repr, row)) or 'none'}); rename the column or "
+        "remove the row."
+    )
 
 
 PREFERENCES = Columns(
@@ -122,6 +238,8 @@ PREFERENCES = Columns(
         "flipped": _flag,
         "eta": _probability,
         "annotator": _label,
+        "tools": _tools,
+        "chat_template_kwargs": _template_kwargs,
     },
     hashed=("prompt", "chosen", "rejected"),
 )
@@ -129,7 +247,11 @@ SFT = Columns(
     kind="sft",
     responses=("completion",),
     required=("prompt",),
-    optional={"prompt": _text_or_messages},
+    optional={
+        "prompt": _text_or_messages,
+        "tools": _tools,
+        "chat_template_kwargs": _template_kwargs,
+    },
     hashed=("prompt", "completion"),
 )
 
@@ -149,8 +271,18 @@ def checked(
     """
     places: dict[str, str] = {}
     repeats: Counter[str] = Counter()
+    with_prompt = without = ""
     for place, row in numbered:
         clean = columns.check(row, place)
+        if clean["prompt"] is not None:
+            with_prompt = with_prompt or place
+        elif "prompt" in row and not clean["chat"] and not clean[columns.responses[0]].startswith(HUMAN):
+            without = without or place
+        if with_prompt and without:
+            raise UserError(
+                f"{without} has no 'prompt': its value is null, but {with_prompt} has one; give "
+                "each row its prompt, or remove the row."
+            )
         if clean["id"] is None:
             digest = _content_hash(clean[name] for name in columns.hashed)
             clean["id"] = f"{digest}-{repeats[digest]}"

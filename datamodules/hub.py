@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from datasets import Dataset, Value, load_dataset
+from datasets import Dataset, Value, load_dataset, load_dataset_builder
 from datasets.exceptions import DatasetGenerationError
+from datasets.features.features import require_decoding
+from datasets.packaged_modules.csv.csv import CsvConfig
 
 from pacmr_lightning.errors import UserError
 
 from .columns import PREFERENCES, SFT, Columns, checked
 from .completions import Completions
 from .prompts import completion_prompts, pair_prompts
-from .reading import written_once
+from .reading import announced, arrow_row, written_once
 from .sources import Source
 from .splits import DEFAULT_FRACTION, Split, Splits
 
-_LAYOUT = 3
+_LAYOUT = 4
 """Part of the cache's key; raised whenever the same dataset is read into other rows."""
 
 
@@ -35,7 +37,10 @@ def load_split(path: str, split: str, subset: str | None = None, folder: str | N
     """
     where = str(path) + "".join(f", {part}" for part in (subset, folder) if part)
     try:
-        return load_dataset(str(path), name=subset, data_dir=folder, split=split, streaming=False)
+        found = load_dataset_builder(str(path), name=subset, data_dir=folder)
+        # Unasked, pandas reads the texts None, NA and null as missing.
+        nulls = {"keep_default_na": False, "na_values": [""]} if isinstance(found.config, CsvConfig) else {}
+        return load_dataset(str(path), name=subset, data_dir=folder, split=split, streaming=False, **nulls)
     except DatasetGenerationError as error:
         raise UserError(
             f"The split {split!r} of the dataset {where} cannot be read ({_first_line(error.__cause__)}); "
@@ -76,13 +81,13 @@ def convert(
 
     def rows() -> Iterator[dict[str, Any]]:
         numbered = (
-            (f"{part}, row {number}", row(part, values))
+            (f"{part}, row {number}", row(part, arrow_row(values)))
             for part, dataset in parts
             for number, values in enumerate(dataset, 1)
         )
         yield from checked(numbered, columns, name)
 
-    return written_once(rows, columns, repr(states))
+    return announced(written_once(rows, columns, repr(states)), name)
 
 
 class _Renamed:
@@ -121,10 +126,14 @@ class _Renamed:
                     f"them it is, as --source.columns '{{{name}: response_j}}' does for a column response_j."
                 )
 
-        def row(part: str, values: dict[str, Any]) -> dict[str, Any]:
-            return {ours: values[theirs] for ours, theirs in names.items()}
+        others = [name for name in found.column_names if name not in names.values()]
+        media = [name for name in others if require_decoding(found.features[name])]
 
-        parts = [(f"{self.path} {split}", found.select_columns(sorted(set(names.values()))))]
+        def row(part: str, values: dict[str, Any]) -> dict[str, Any]:
+            unread = {name: values.get(name, "not decoded") for name in others}
+            return unread | {ours: values[theirs] for ours, theirs in names.items()}
+
+        parts = [(f"{self.path} {split}", found.remove_columns(media))]
         return convert(parts, self.columns, row, self.path, repr(sorted(names.items())))
 
 

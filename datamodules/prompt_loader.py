@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
+from typing import Any
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
@@ -22,6 +24,8 @@ from .sampling import stratified_sample
 from .sources import Source
 from .tokenizer import prompt_tokens
 
+_Row = tuple[str, str, list[int], str | Messages, int, dict[str, Any]]
+
 
 @dataclass(frozen=True)
 class EvaluationPrompt:
@@ -32,8 +36,10 @@ class EvaluationPrompt:
     text: str
     """A text, or a conversation as JSON."""
     chat: bool = False
-    response: str = ""
-    """A response to it in the data, where there is one."""
+    answer: dict[str, Any] = field(default_factory=dict)
+    """A response to it in the data, as a message; empty where the prompt is a text."""
+    columns: dict[str, Any] = field(default_factory=dict)
+    """``tools`` and ``chat_template_kwargs`` of the row, where there are such."""
 
     @property
     def asked(self) -> str | Messages:
@@ -44,8 +50,9 @@ class EvaluationPrompt:
         """The text that a model reads, special tokens of a chat template included."""
         if not self.chat:
             return self.text
-        answer = {"role": "assistant", "content": self.response}
-        return render(tokenizer, decode_messages(self.text), answer).prompt
+        options = {name: value for name, value in self.columns.items() if name == "tools"}
+        options |= self.columns.get("chat_template_kwargs", {})
+        return render(tokenizer, decode_messages(self.text), self.answer, options).prompt
 
 
 def draw_prompts(source: Source, count: int | None, seed: int) -> list[EvaluationPrompt]:
@@ -62,16 +69,20 @@ def draw_prompts(source: Source, count: int | None, seed: int) -> list[Evaluatio
     Raises:
         UserError: the source has none.
     """
+    # The same messages with other tools are another prompt.
     found: dict[str, EvaluationPrompt] = {}
     if source.prompts is not None:
         found = {text: EvaluationPrompt(prompt_hash(text), text) for text in source.prompts if text.strip()}
     else:
         rows = source.load("validation")
-        columns = ("id", "prompt", "chosen", "rejected", "chat")
-        for name, prompt, chosen, rejected, chat in values_of(rows, *columns):
-            split = split_row(prompt, chosen, rejected, chat)
+        columns = ("id", "prompt", "chosen", "rejected", "chat", "tools", "chat_template_kwargs")
+        for name, *row, tools, kwargs in values_of(rows, *columns):
+            split = split_row(*row)
             if split.reason is None and split.prompt.strip():
-                found.setdefault(split.prompt, EvaluationPrompt(name, split.prompt, chat, split.chosen))
+                texts = {"tools": tools, "chat_template_kwargs": kwargs}
+                given = {column: json.loads(text) for column, text in texts.items() if text is not None}
+                prompt = EvaluationPrompt(name, split.prompt, row[-1], split.chosen_message, given)
+                found.setdefault(split.prompt + (tools or "") + (kwargs or ""), prompt)
     if not found:
         raise UserError(f"{source.name} has no prompt to answer; look at its validation rows.")
     hashes = [prompt_hash(text) for text in found]
@@ -91,7 +102,7 @@ def prompt_loader(
     batch_size: int,
     world_size: int,
     longest_first: bool,
-) -> DataLoader[tuple[str, str, list[int], str | Messages, int]]:
+) -> DataLoader[_Row]:
     """``PromptBatch`` after ``PromptBatch``, each prompt once; Lightning shares them between the ranks.
 
     Args:
@@ -110,7 +121,7 @@ def prompt_loader(
     tokens = prompt_tokens(tokenizer, texts, [prompt.chat for prompt in prompts])
     columns = zip(prompts, texts, tokens, strict=True)
     rows = [
-        (prompt.id, text, ids, prompt.asked, place)
+        (prompt.id, text, ids, prompt.asked, place, prompt.columns)
         for place, (prompt, text, ids) in enumerate(columns)
         if 0 < len(ids) <= max_length
     ]
@@ -132,10 +143,10 @@ def prompt_loader(
     if longest_first:
         rows.sort(key=lambda row: -len(row[2]))
 
-    def collate(part: list[tuple[str, str, list[int], str | Messages, int]]) -> PromptBatch:
-        names, texts, ids, asked, places = zip(*part, strict=True)
+    def collate(part: list[_Row]) -> PromptBatch:
+        names, texts, ids, asked, places, columns = zip(*part, strict=True)
         return PromptBatch.collate(
-            names, texts, ids, pad_id=tokenizer.pad_token_id, asked=asked, places=places
+            names, texts, ids, pad_id=tokenizer.pad_token_id, asked=asked, places=places, columns=columns
         )
 
     # Any sequence will do, but torch asks for a Dataset in its types.
@@ -161,7 +172,7 @@ class PromptData(LightningDataModule):
         """Return the token ids of prompts that are texts, as ``predict`` gives them to the model."""
         return prompt_tokens(self.tokenizer, prompts)
 
-    def predict_dataloader(self) -> DataLoader[tuple[str, str, list[int], str | Messages, int]]:
+    def predict_dataloader(self) -> DataLoader[_Row]:
         """``PromptBatch`` of the drawn prompts; the longest first where the trainer predicts."""
         world_size = 1 if self.trainer is None else self.trainer.world_size
         return prompt_loader(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from pacmr_lightning.evaluation.conversation import message_text
 
 from .chat import Messages, decode_messages, encode_messages
 
@@ -23,8 +25,14 @@ class Split:
     prompt: str = ""
     """A text, or a conversation as JSON where the row holds chat messages."""
     chosen: str = ""
+    """A text; of a chat message its content, and its other fields as JSON."""
     rejected: str = ""
+    """Likewise."""
     reason: str | None = None
+    chosen_message: dict[str, Any] = field(default_factory=dict)
+    """The whole message; empty for texts."""
+    rejected_message: dict[str, Any] = field(default_factory=dict)
+    """Likewise."""
 
 
 def split_row(prompt: str | None, chosen: str, rejected: str, chat: bool = False) -> Split:
@@ -47,7 +55,10 @@ class Demonstration:
     prompt: str = ""
     """A text, or a conversation as JSON where the row holds chat messages."""
     completion: str = ""
+    """A text; of a chat message its content, and its other fields as JSON."""
     reason: str | None = None
+    message: dict[str, Any] = field(default_factory=dict)
+    """The whole message; empty for texts."""
 
 
 def split_completion(prompt: str | None, completion: str, chat: bool = False) -> Demonstration:
@@ -63,7 +74,7 @@ def split_completion(prompt: str | None, completion: str, chat: bool = False) ->
     messages = _joined(prompt, completion)
     if messages is None or len(messages) < 2 or messages[-1]["role"] != "assistant":
         return Demonstration(reason=NO_COMPLETION)
-    return Demonstration(encode_messages(messages[:-1]), messages[-1]["content"])
+    return Demonstration(encode_messages(messages[:-1]), message_text(messages[-1]), message=messages[-1])
 
 
 def pair_prompts(columns: Mapping[str, list[Any]]) -> list[str]:
@@ -122,7 +133,8 @@ def _split_messages(prompt: str | None, *sides: str) -> Split:
         return Split(reason=NO_COMMON_PROMPT)
     if chosen[:-1] != rejected[:-1]:
         return Split(reason=DIFFERENT_PROMPTS)
-    return Split(encode_messages(chosen[:-1]), chosen[-1]["content"], rejected[-1]["content"])
+    answers = chosen[-1], rejected[-1]
+    return Split(encode_messages(chosen[:-1]), *map(message_text, answers), None, *answers)
 
 
 def _joined(prompt: str | None, rest: str) -> Messages | None:
@@ -142,7 +154,7 @@ def _joined(prompt: str | None, rest: str) -> Messages | None:
         return (own_system or system) + turns
     # A system message, the prompt's last question, or any question right after it: that may be the prompt in
     # other words, or another one.
-    question = next((turn for turn in reversed(_stripped(asked)) if turn[0] == "user"), None)
+    question = next((turn for turn in reversed(_stripped(asked)) if turn["role"] == "user"), None)
     asks_again = [turn["role"] for turn in (asked[-1], *turns[:1])] == ["user", "user"]
     return None if own_system or question in before or asks_again else head + messages
 
@@ -153,5 +165,5 @@ def _system_and_turns(messages: Messages) -> tuple[Messages, Messages]:
     return messages[:count], messages[count:]
 
 
-def _stripped(messages: Messages) -> list[tuple[str, str]]:
-    return [(message["role"], message["content"].strip()) for message in messages]
+def _stripped(messages: Messages) -> Messages:
+    return [message | {"content": (message["content"] or "").strip()} for message in messages]

@@ -11,20 +11,23 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datasets import Dataset
 from datasets.exceptions import DatasetGenerationError
+from lightning.pytorch.utilities import rank_zero_info
 
 from pacmr_lightning.command_line.exceptions import user_error
 from pacmr_lightning.errors import UserError
 
 from .columns import PREFERENCES, SFT, Columns, checked
 
-LAYOUT = 4
+LAYOUT = 5
 """Part of the cache's key; raised whenever the same file is read into other rows."""
 
 _JSON_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
@@ -39,8 +42,9 @@ def read_preferences(path: str | Path) -> Dataset:
 
     Returns:
         Rows with ``id, prompt, chosen, rejected, category, augmented_prompt, annotator`` (strings; annotator:
-        who gave the label), ``flipped`` (bool) and ``eta`` (float: the probability that chosen is the better
-        one); None where the file says nothing.
+        who gave the label), ``flipped`` (bool), ``eta`` (float: the probability that chosen is the better
+        one), ``tools`` and ``chat_template_kwargs`` (JSON); None where the file says nothing. Columns that
+        are not read are named in a line.
         Where ``chat`` is true, the texts are chat messages as JSON; ``prompts.split_row`` makes one prompt
         and two responses of a row, also where the prompt is implicit (None). A missing id is a hash of
         prompt and responses with a counter for repeated rows.
@@ -58,7 +62,8 @@ def read_sft(path: str | Path) -> Dataset:
 
 def rows_to_dataset(rows: Iterable[dict[str, Any]], columns: Columns, name: str) -> Dataset:
     """The same checks and features for rows of a program; errors say ``name`` for the file."""
-    return Dataset.from_list(list(checked(_numbered(rows, name), columns, name)), features=columns.features)
+    found = list(checked(_numbered(rows, name), columns, name))
+    return announced(Dataset.from_list(found, features=columns.features), name)
 
 
 def made_once(make: Callable[[], Iterable[dict[str, Any]]], columns: Columns, name: str, key: str) -> Dataset:
@@ -96,6 +101,39 @@ def written_once(rows: Callable[[], Iterator[dict[str, Any]]], columns: Columns,
         raise UserError(str(cause)) from None
 
 
+def announced(rows: Dataset, name: str) -> Dataset:
+    """Return the rows, after a line on columns that are not read, and on prompts that some rows lack."""
+    found = rows.data.column("unread").unique().to_pylist()
+    if unread := sorted({column for columns in found if columns for column in columns.split("\n")}):
+        _say(f"{name}: these columns are not read: {', '.join(unread)}.")
+    texts = rows.data.table.filter(pc.invert(rows.data.column("chat")))
+    missing = texts.column("prompt").null_count
+    if 0 < missing < len(texts):
+        _say(
+            f"{name}: {missing} of {len(texts)} rows of texts have no prompt, so it is what their responses "
+            "begin with; give them one if it is not."
+        )
+    return rows
+
+
+@cache
+def _say(line: str) -> None:
+    """Print a line once in a process: both splits may come from one file."""
+    rank_zero_info(line)
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a value without the null fields that Arrow gives an object because another one has them."""
+    if isinstance(value, dict):
+        return {name: without_nulls(field) for name, field in value.items() if field is not None}
+    return [without_nulls(entry) for entry in value] if isinstance(value, list) else value
+
+
+def arrow_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of Arrow as its JSON would be: without null fields in objects; null columns stay."""
+    return {name: without_nulls(value) for name, value in row.items()}
+
+
 def _numbered(rows: Iterable[dict[str, Any]], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     return ((f"{name}, row {number}", row) for number, row in enumerate(rows, 1))
 
@@ -128,7 +166,8 @@ def _read(path: str | Path, columns: Columns) -> Dataset:
     state = path.stat()
     # A changed file must not be served from the cache.
     key = f"{LAYOUT}:{path.resolve()}:{state.st_size}:{state.st_mtime_ns}"
-    return written_once(lambda: checked(numbered_rows(path), columns, str(path)), columns, key)
+    rows = written_once(lambda: checked(numbered_rows(path), columns, str(path)), columns, key)
+    return announced(rows, str(path))
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -173,7 +212,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             for batch in file.iter_batches():
                 for row in batch.to_pylist():
                     number += 1
-                    yield f"{path}, row {number}", row
+                    yield f"{path}, row {number}", arrow_row(row)
     # Damage is an OSError where it breaks the compression, and no UTF-8 where it is in a text.
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0].rstrip(".")

@@ -19,7 +19,13 @@ from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.errors import UserError
 
-from .chat import Rendered, decode_messages, render
+from .chat import (
+    Rendered,
+    decode_messages,
+    render,
+    say_what_the_template_leaves_out,
+    template_options,
+)
 from .completions import Completions
 from .prompts import NO_COMPLETION, split_completion
 from .stream import RowsLeft, StepLoader
@@ -245,6 +251,7 @@ def tokenize_completions(
     Raises:
         UserError: all rows were dropped.
     """
+    say_what_the_template_leaves_out(tokenizer, rows)
     key = f"sft:{_LAYOUT}:{rows._fingerprint}:{tokenizer_digest(tokenizer)}:{max_length}"
     tokenized = rows.map(
         _tokenize_batch,
@@ -277,11 +284,12 @@ def _tokenize_batch(
     """What ``Dataset.map`` calls: columns in, columns out."""
     names = ("prompt", "completion", "chat")
     splits = [split_completion(*row) for row in zip(*(rows[name] for name in names), strict=True)]
+    options = map(template_options, rows["tools"], rows["chat_template_kwargs"])
     texts = [
-        render(tokenizer, decode_messages(split.prompt), {"role": "assistant", "content": split.completion})
+        render(tokenizer, decode_messages(split.prompt), split.message, option)
         if chat and split.reason is None
         else Rendered(split.prompt, split.completion, [])
-        for split, chat in zip(splits, rows["chat"], strict=True)
+        for split, chat, option in zip(splits, rows["chat"], options, strict=True)
     ]
     prompt_texts = [text.prompt for text in texts]
     prompts = prompt_tokens(tokenizer, prompt_texts, rows["chat"])

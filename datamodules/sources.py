@@ -13,6 +13,7 @@ from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.reward import Reward
 
+from .chat import messages_of
 from .columns import PREFERENCES
 from .prompts import pair_prompts
 from .reading import made_once, numbered_rows, read_preferences
@@ -101,7 +102,7 @@ class Prompts(Source):
         self.name = Path(file).name
         self.prompts = []
         for place, row in numbered_rows(file):
-            if not isinstance(row.get("prompt"), str):
+            if not isinstance(messages_of(row.get("prompt")), str):
                 raise UserError(f"{place}: 'prompt' is {row.get('prompt')!r}, but it must be a text.")
             self.prompts.append(row["prompt"])
 

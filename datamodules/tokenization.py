@@ -20,7 +20,14 @@ from pacmr_lightning.chat_template import template_warnings
 from pacmr_lightning.errors import UserError
 
 from . import rewording
-from .chat import LEFT_OUT, decode_messages, encode_messages, render
+from .chat import (
+    LEFT_OUT,
+    decode_messages,
+    encode_messages,
+    render,
+    say_what_the_template_leaves_out,
+    template_options,
+)
 from .prompts import DIFFERENT_PROMPTS, NO_COMMON_PROMPT, Split, split_row
 from .tokenizer import prompt_tokens, response_tokens, tokenizer_digest
 
@@ -89,6 +96,7 @@ def tokenize_pairs(
     Raises:
         UserError: all rows were dropped.
     """
+    say_what_the_template_leaves_out(tokenizer, rows)
     given = None if augmentations is None else sorted(augmentations.items())
     state = [_LAYOUT, rewording.VERSION, rows._fingerprint, tokenizer_digest(tokenizer), max_length, given]
     tokenized = rows.map(
@@ -141,11 +149,12 @@ def _tokenize_batch(
     else:
         # A prompt that has none is its own: the same tokens are no second view.
         views = [augmentations.get(split.prompt, split.prompt) for split in splits]
+    options = map(template_options, rows["tools"], rows["chat_template_kwargs"])
     texts = [
-        _rendered(tokenizer, split, view)
+        _rendered(tokenizer, split, view, option)
         if chat and split.reason is None
         else _Texts(split.prompt, split.chosen, split.rejected, view, [])
-        for split, view, chat in zip(splits, views, chats, strict=True)
+        for split, view, chat, option in zip(splits, views, chats, options, strict=True)
     ]
     prompts = [text.prompt for text in texts]
     sides = [text.chosen for text in texts] + [text.rejected for text in texts]
@@ -218,12 +227,12 @@ class _Texts(NamedTuple):
     left_out: list[str]
 
 
-def _rendered(tokenizer: PreTrainedTokenizerBase, split: Split, view: str) -> _Texts:
+def _rendered(tokenizer: PreTrainedTokenizerBase, split: Split, view: str, options: dict[str, Any]) -> _Texts:
     """A pair of conversations under the chat template."""
     prompt = decode_messages(split.prompt)
-    chosen = render(tokenizer, prompt, {"role": "assistant", "content": split.chosen})
-    rejected = render(tokenizer, prompt, {"role": "assistant", "content": split.rejected})
-    other = render(tokenizer, decode_messages(view), {"role": "assistant", "content": split.chosen})
+    chosen = render(tokenizer, prompt, split.chosen_message, options)
+    rejected = render(tokenizer, prompt, split.rejected_message, options)
+    other = render(tokenizer, decode_messages(view), split.chosen_message, options)
     left_out = chosen.left_out + rejected.left_out
     return _Texts(chosen.prompt, chosen.response, rejected.response, other.prompt, left_out)
 

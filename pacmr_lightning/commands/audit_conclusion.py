@@ -15,6 +15,7 @@ from ..datamodules.chat import decode_messages
 from ..datamodules.cleaned import write_cleaned
 from ..datamodules.prompts import split_row
 from ..datamodules.sources import Source
+from ..evaluation.conversation import message_text
 from ..files import replacing
 from .audit_options import Wanted
 
@@ -171,7 +172,9 @@ def _texts(rows: Dataset, table: pd.DataFrame) -> dict[str, Texts]:
         split = split_row(*(found[column][i] for column in ("prompt", "chosen", "rejected", "chat")))
         prompt = split.prompt
         if found["chat"][i]:
-            prompt = "\n\n".join(f"{m['role']}: {m['content']}" for m in decode_messages(prompt))
+            prompt = "\n\n".join(f"{m['role']}: {message_text(m)}" for m in decode_messages(prompt))
+            if tools := found["tools"][i]:
+                prompt = f"tools: {tools}\n\n{prompt}"
         responses = (split.chosen, split.rejected)
         texts[name] = Texts(prompt, *(responses if observed == "chosen" else responses[::-1]))
     return texts

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from ..command_line.parser import run_tool
 from ..datamodules.chat import decode_messages
+from ..datamodules.cleaned import plain_row, write_table
 from ..datamodules.prompts import Split, split_row
 from ..datamodules.rows import values_of
 from ..datamodules.sampling import stratified_sample
@@ -32,7 +32,7 @@ __all__ = ["EndpointJudge", "RewardModelJudge", "clean_meta", "main"]
 
 _ON_LABEL: dict[Preference, str] = {"first": "right", "second": "wrong", "none": "none"}
 """What a preference says of a pair's label, with the chosen response first."""
-_MESSAGES = pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))
+_MORE = ("augmented_prompt", "annotator", "tools", "chat_template_kwargs")
 _ORDER = pa.struct({"verdict": pa.string(), "answer": pa.string(), "problem": pa.string()})
 _VERDICT = pa.struct({"judge": pa.string(), "verdict": pa.string(), "orders": pa.list_(_ORDER)})
 
@@ -43,6 +43,8 @@ class _Pair:
     category: str | None
     chat: bool
     split: Split
+    more: dict[str, Any]
+    """Further columns of the row that training reads, whichever response is the better one."""
 
     @property
     def comparison(self) -> Comparison:
@@ -119,11 +121,14 @@ def clean_meta(
         _row(pair, corrected, [_told(name, of[i]) for name, of in zip(names, verdicts, strict=True)])
         for i, (pair, corrected) in enumerate(zip(pairs, wrong, strict=True))
     ]
-    _write(rows, path, chat == {True})
+    _write(rows, path)
     console = Console()
     if names:
         console.print(_table(names, verdicts))
     opinions = (opinion for of in verdicts for verdict in of for opinion in verdict.orders)
+    unseen = {name for pair in pairs for name in ("tools", "chat_template_kwargs") if name in pair.more}
+    if names and unseen:
+        console.print(f"The judges were not shown the columns {' and '.join(sorted(unseen))}.")
     if missing := Counter(opinion.problem for opinion in opinions if opinion.answer is None):
         console.print(
             f"No answer to {missing.total()} questions (mostly: {missing.most_common(1)[0][0]}); a new run "
@@ -142,11 +147,13 @@ def clean_meta(
 def _sample(source: Source, n: int, seed: int) -> tuple[list[_Pair], int]:
     """The sample, and how many pairs could have been in it."""
     rows = source.load("train")
-    columns = values_of(rows, "id", "category", "chat", "prompt", "chosen", "rejected")
-    pairs = [
-        _Pair(name, category, chat, split_row(prompt, chosen, rejected, chat))
-        for name, category, chat, prompt, chosen, rejected in columns
-    ]
+    names = ("prompt", "chosen", "rejected", "chat", "id", "category", *_MORE)
+    pairs = []
+    for *sides, chat, name, category, augmented, annotator, tools, kwargs in values_of(rows, *names):
+        more = plain_row(
+            {"chat": chat} | dict(zip(_MORE, (augmented, annotator, tools, kwargs), strict=True))
+        )
+        pairs.append(_Pair(name, category, chat, split_row(*sides, chat), more))
     usable = [pair for pair in pairs if _is_usable(pair.split)]
     # Labels are flipped by the hash of id and seed alone, and a sample must not be what the noise takes.
     names = [f"clean {pair.id}" for pair in usable]
@@ -174,28 +181,27 @@ def _told(judge: str, verdict: Verdict) -> dict[str, Any]:
 
 def _row(pair: _Pair, corrected: bool, verdicts: list[dict[str, Any]]) -> dict[str, Any]:
     responses: list[Any] = [pair.split.chosen, pair.split.rejected]
+    if pair.chat:
+        responses = [[pair.split.chosen_message], [pair.split.rejected_message]]
     if corrected:
         responses.reverse()
-    if pair.chat:
-        responses = [[{"role": "assistant", "content": response}] for response in responses]
     return {
         "id": pair.id,
         "prompt": decode_messages(pair.split.prompt) if pair.chat else pair.split.prompt,
         "chosen": responses[0],
         "rejected": responses[1],
         "category": pair.category,
+        **pair.more,
         "corrected": corrected,
         "verdicts": verdicts,
     }
 
 
-def _write(rows: list[dict[str, Any]], path: Path, chat: bool) -> None:
+def _write(rows: list[dict[str, Any]], path: Path) -> None:
     if path.suffix == ".parquet":
-        text = _MESSAGES if chat else pa.string()
-        types = {"id": pa.string(), "prompt": text, "chosen": text, "rejected": text}
-        types |= {"category": pa.string(), "corrected": pa.bool_(), "verdicts": pa.list_(_VERDICT)}
-        with replacing(path) as temporary:
-            pq.write_table(pa.Table.from_pylist(rows, pa.schema(types)), temporary)
+        texts = ("id", "prompt", "chosen", "rejected", "category", *_MORE)
+        types = {name: pa.string() for name in texts}
+        write_table(rows, path, pa.schema(types | {"corrected": pa.bool_(), "verdicts": pa.list_(_VERDICT)}))
         return
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

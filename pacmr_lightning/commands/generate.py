@@ -50,7 +50,11 @@ def generate(
     with AnswerStore(answers_path(path)) as store:
         answers = endpoint.ask(conversations, store, f"Asking {endpoint.model}")
     pairs = zip(prompts, answers, strict=True)
-    rows = [generation(p.id, p.asked, _response(answer, endpoint)) for p, answer in pairs if answer.text]
+    rows = [
+        generation(p.id, p.asked, _response(answer, endpoint)) | p.columns
+        for p, answer in pairs
+        if answer.text
+    ]
     missing = Counter(answer.problem for answer in answers if not answer.text)
     failed = (
         f"{missing.total()} prompts got no answer (mostly: {missing.most_common(1)[0][0]})" if missing else ""
@@ -60,6 +64,8 @@ def generate(
     write_generations(path, rows)
     cut = sum(row["finish_reason"] == "length" for row in rows)
     console = Console(soft_wrap=True, highlight=False, markup=False)
+    if unsent := sorted({column for prompt in prompts for column in prompt.columns}):
+        console.print(f"The endpoint was not sent the columns {' and '.join(unsent)}; they are in the file.")
     if failed:
         console.print(f"{failed} and are not in the file; a new run asks for them again.")
     console.print(f"{path}: {len(rows)} responses of {endpoint.model}, {cut} of them cut.")

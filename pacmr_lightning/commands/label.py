@@ -14,6 +14,7 @@ from ..datamodules.hashing import unit_hash
 from ..datamodules.reading import numbered_rows
 from ..errors import UserError
 from ..evaluation.answer_store import content_key
+from ..evaluation.conversation import message_text
 from ..evaluation.generation_file import output_path
 from ..evaluation.response_pairs import ResponsePair, pair_rows, read_rows
 from ..evaluation.reward import LexiconReward, Reward
@@ -78,7 +79,7 @@ def label(
 
 
 def _row(pair: ResponsePair, reward: Reward, temperature: float, seed: int) -> dict[str, Any]:
-    prompt = pair.prompt if isinstance(pair.prompt, str) else pair.prompt[-1]["content"]
+    prompt = pair.prompt if isinstance(pair.prompt, str) else message_text(pair.prompt[-1])
     eta = float(expit((reward(prompt, pair.first) - reward(prompt, pair.second)) / temperature))
     chosen, rejected = pair.first, pair.second
     # Prompts may have been drawn, and labels may yet be flipped, by the hash of id and seed alone.
@@ -87,7 +88,7 @@ def _row(pair: ResponsePair, reward: Reward, temperature: float, seed: int) -> d
     sides: dict[str, Any] = {"chosen": chosen, "rejected": rejected}
     if not isinstance(pair.prompt, str):
         sides = {name: [{"role": "assistant", "content": text}] for name, text in sides.items()}
-    return {"id": f"{pair.id}-{seed}", "prompt": pair.prompt, **sides, "eta": eta}
+    return {"id": f"{pair.id}-{seed}", "prompt": pair.prompt, **sides, "eta": eta, **pair.columns}
 
 
 def _with_categories(rows: list[dict[str, Any]], path: str) -> list[dict[str, Any]]:

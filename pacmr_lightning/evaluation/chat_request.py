@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ..errors import UserError
 from .chat_server import OPENAI_URL, ChatServer
+from .conversation import Messages
 
 if TYPE_CHECKING:
     from openai import APIError, APIStatusError, AsyncOpenAI
     from openai.types.chat import ChatCompletionMessageParam
-
-
-Messages = list[dict[str, str]]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0
 """Seconds before a broken answer is asked for again: doubled each time, as the openai client does it."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 
 _TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 _ROLES = {"Human": "user", "Assistant": "assistant"}
@@ -30,8 +32,16 @@ def as_messages(prompt: str | Messages) -> Messages:
     return turns[:-1] if turns[-1] == {"role": "assistant", "content": ""} else turns
 
 
+def message_text(message: dict[str, Any]) -> str:
+    """Return a message's content, then its other fields, such as ``tool_calls``, as JSON."""
+    fields = {name: value for name, value in message.items() if name not in ("role", "content")}
+    return "\n".join(
+        filter(None, (message.get("content"), fields and json.dumps(fields, ensure_ascii=False)))
+    )
+
+
 def as_text(messages: Messages) -> str:
     """A transcript of ``Human:`` and ``Assistant:`` turns; other roles by their own names."""
     return "\n\n".join(
-        f"{_NAMES.get(m['role'], m['role'].title())}: {m['content'].strip()}" for m in messages
+        f"{_NAMES.get(m['role'], m['role'].title())}: {message_text(m).strip()}" for m in messages
     )

@@ -12,8 +12,9 @@ from tqdm import tqdm
 
 from ..errors import UserError
 from .answer_store import AnswerStore, content_key
-from .chat_request import Answer, ChatRequests, Failure, Messages
+from .chat_request import Answer, ChatRequests, Failure
 from .chat_server import ChatServer
+from .conversation import Messages
 
 _FEWEST = 3
 """Failures one after the other from which on a server seems to be broken."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from .conversation import Messages, as_messages, as_text
+from .conversation import Messages, as_messages, as_text, message_text
 
 Task = Literal["summary", "dialogue"]
 
@@ -117,12 +117,12 @@ def parse_verdict(task: Task, answer: str) -> Literal["A", "B"] | None:
 
 def _post(messages: Messages) -> str:
     # Datasets of summaries in chat form hold the post as the only message.
-    return messages[0]["content"] if len(messages) == 1 else as_text(messages)
+    return message_text(messages[0]) if len(messages) == 1 else as_text(messages)
 
 
 def _split_query(messages: Messages) -> tuple[Messages, str]:
     """The turns before the last one of the user; that one, with what stands after it."""
     last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=0)
     if not messages[last + 1 :]:
-        return messages[:last], messages[last]["content"].strip()
+        return messages[:last], message_text(messages[last]).strip()
     return messages[:last], as_text(messages[last:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -42,6 +42,8 @@ class PromptBatch:
     """N prompts for judges: chat messages where the data holds such, else the same texts."""
     places: list[int]
     """N places in the order of the data, in which files are written; batches may be in another one."""
+    columns: list[dict[str, Any]]
+    """N further columns of their rows, ``tools`` and ``chat_template_kwargs``, for files of responses."""
     answers: list[Response] | None = None
     """N answers of an earlier run, so that nothing has to be generated."""
 
@@ -58,6 +60,7 @@ class PromptBatch:
         pad_id: int,
         asked: Sequence[str | Messages] | None = None,
         places: Sequence[int] | None = None,
+        columns: Sequence[dict[str, Any]] | None = None,
     ) -> PromptBatch:
         """Lays N tokenized prompts out as rows.
 
@@ -68,6 +71,7 @@ class PromptBatch:
             pad_id: token id that fills the rows up; it is never attended to.
             asked: N prompts for judges; None for the texts.
             places: N places in the order of the data; None for that of the batch.
+            columns: N further columns of their rows; None for none.
         """
         length = max((len(t) for t in tokens), default=0)
         input_ids = torch.full((len(tokens), length), pad_id, dtype=torch.long)
@@ -82,4 +86,5 @@ class PromptBatch:
             attention_mask,
             list(prompts if asked is None else asked),
             list(range(len(tokens)) if places is None else places),
+            [{} for _ in tokens] if columns is None else list(columns),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ class ResponsePair:
     prompt: str | Messages
     first: str
     second: str
+    columns: dict[str, Any] = field(default_factory=dict)
+    """``tools`` and ``chat_template_kwargs`` of the first model's row, where it has such."""
 
     @property
     def comparison(self) -> Comparison:
@@ -113,7 +115,14 @@ def pair_rows(
             f"as {changed[0]!r}; generate both from the same prompts."
         )
     return [
-        ResponsePair(key, row["prompt"], row["response"], other[key]["response"]) for key, row in one.items()
+        ResponsePair(
+            key,
+            row["prompt"],
+            row["response"],
+            other[key]["response"],
+            {name: row[name] for name in ("tools", "chat_template_kwargs") if name in row},
+        )
+        for key, row in one.items()
     ]
 
 
@@ -165,7 +174,12 @@ def _is_chat(prompt: object) -> bool:
 
 
 def _is_message(entry: object) -> bool:
-    return isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("role", "content"))
+    # The content of a message that calls tools may be null.
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("role"), str)
+        and isinstance(entry.get("content"), str | None)
+    )
 
 
 def _example(row: Mapping[str, Any]) -> str:

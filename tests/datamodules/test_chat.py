@@ -2,13 +2,16 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.datamodules.chat import decode_messages, encode_messages, render
 from pacmr_lightning.datamodules.columns import PREFERENCES, SFT
+from pacmr_lightning.datamodules.prompt_loader import draw_prompts
 from pacmr_lightning.datamodules.prompts import split_completion, split_row
-from pacmr_lightning.datamodules.reading import rows_to_dataset
+from pacmr_lightning.datamodules.reading import read_preferences, rows_to_dataset
 from pacmr_lightning.datamodules.sft import tokenize_completions
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.errors import UserError
@@ -210,32 +213,189 @@ def test_columns_that_are_not_read_may_hold_anything():
     for wording in ("What's the sea?", QUESTION):
         row = {"completion": QUESTION + answer("Rain."), "augmented_prompt": wording}
         [clean] = rows_to_dataset([row], SFT, "test")
-        assert set(clean) == {"id", "prompt", "completion", "chat"}
+        assert "augmented_prompt" not in clean and clean["unread"] == "augmented_prompt"
 
 
 CALL = {"id": "1", "type": "function", "function": {"name": "tide", "arguments": "{}"}}
 
 
+TOOLS = [{"type": "function", "function": {"name": "tide", "description": "Says how high the sea is."}}]
+TOOL_TEMPLATE = (
+    "{% if tools %}[tools]{{ tools | tojson }}{% endif %}{% for m in messages %}[{{ m['role'] }}]"
+    "{% if m.reasoning_content and (keep is not defined or keep) %}<think>{{ m.reasoning_content }}</think>"
+    "{% endif %}{% if m.content is string %}{{ m.content }}{% elif m.content is not none %}BROKEN{% endif %}"
+    "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{{ m.tool_call_id }}\n{% endfor %}" + START
+)
+TALK = [
+    *QUESTION,
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "High.", "tool_call_id": "1"},
+]
+ANSWERS = {
+    "text": answer("High."),
+    "reasoning": [{"role": "assistant", "content": "High.", "reasoning_content": "The tool says so."}],
+    "call": [{"role": "assistant", "content": None, "tool_calls": [CALL]}],
+    "call beside a text": [{"role": "assistant", "content": "I look.", "tool_calls": [CALL, CALL]}],
+}
+
+
+@pytest.mark.parametrize("kwargs", [None, {"keep": False}])
+@pytest.mark.parametrize("kind", ANSWERS)
+@pytest.mark.parametrize("ending", ["jsonl", "parquet", "text"])
+def test_all_that_the_template_reads(tokenizer, tmp_path, write_rows, kind, ending, kwargs):
+    """Tools, arguments of the template and all fields of messages: the tokens are those of the template."""
+    tokenizer.chat_template = TOOL_TEMPLATE
+    row = {"prompt": TALK, "chosen": ANSWERS[kind], "rejected": answer("Low."), "tools": TOOLS}
+    row |= {"chat_template_kwargs": kwargs}
+    rows = [row | {"id": "a"}, WAYS["explicit"] | {"id": "b"}]
+    if ending == "text":
+        rows[0] |= {name: json.dumps(row[name]) for name in row}
+    path = write_rows(rows)
+    if ending == "parquet":
+        path = str(tmp_path / "rows.parquet")
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    kept, _ = tokenize_pairs(read_preferences(path), tokenizer, 1024)
+    options = {"tools": TOOLS, "tokenize": False, **(kwargs or {})}
+    whole = tokenizer.apply_chat_template(TALK + ANSWERS[kind], **options).rstrip()
+    found = tokenizer.decode(kept["prompt_ids"][0] + kept["chosen_ids"][0])
+    assert found.removesuffix("<eos>").rstrip() == whole
+    assert tokenizer.decode(kept["prompt_ids"][0]) == tokenizer.apply_chat_template(
+        TALK, add_generation_prompt=True, **options
+    )
+    view = tokenizer.decode(kept["augmented_ids"][0] or kept["prompt_ids"][0])
+    assert view.startswith("[tools]") and "tool_call" not in view and '"tide"' in view
+    assert "[tools]" not in tokenizer.decode(kept["prompt_ids"][1])
+    data = {
+        "prompt": row["prompt"],
+        "completion": row["chosen"],
+        "tools": TOOLS,
+        "chat_template_kwargs": kwargs,
+    }
+    sft, _ = tokenize_completions(rows_to_dataset([data], SFT, "test"), tokenizer, 1024)
+    assert sft["completion_ids"][0] == kept["chosen_ids"][0] and sft["prompt_ids"][0] == kept["prompt_ids"][0]
+
+
+def test_prompts_to_answer_have_the_tools_too(tokenizer, write_rows):
+    tokenizer.chat_template = TOOL_TEMPLATE
+    rows = [
+        {"prompt": TALK, "chosen": answer("High."), "rejected": answer("Low."), "tools": tools}
+        for tools in (TOOLS, TOOLS, None)
+    ]
+    path = write_rows(rows)
+    found = [p.rendered(tokenizer) for p in draw_prompts(Files(path, path), None, 1)]
+    assert found == [
+        tokenizer.apply_chat_template(TALK, tools=tools, tokenize=False, add_generation_prompt=True)
+        for tools in (TOOLS, None)
+    ]
+
+
+def test_what_is_not_read_is_named(tokenizer, write_rows, caplog):
+    tokenizer.chat_template = TURNS.replace("{{ END }}", "") + START
+    chat = WAYS["explicit"] | {"chosen": ANSWERS["reasoning"], "tools": TOOLS, "images": ["a"], "margin": 1.5}
+    text = {
+        "prompt": "a",
+        "chosen": " b",
+        "rejected": " c",
+        "tools": TOOLS,
+        "system": "Be calm.",
+        "label": None,
+    }
+    path = write_rows([chat, text, {"chosen": "a b", "rejected": "a c"}])
+    with caplog.at_level("INFO"):
+        tokenize_pairs(read_preferences(path), tokenizer, 512)
+    assert f"{path}: these columns are not read: images, margin, system, tools." in caplog.messages
+    assert any("1 of 2 rows of texts have no prompt" in line for line in caplog.messages)
+    assert any("does not read reasoning_content, tools of the rows" in line for line in caplog.messages)
+
+
 @pytest.mark.parametrize(
-    ("field", "message"),
+    ("role", "known"),
     [
-        ("tool_calls", {"role": "assistant", "content": "", "tool_calls": [CALL]}),
-        ("tool_calls", {"role": "assistant", "content": None, "tool_calls": [CALL]}),
-        ("function_call", {"role": "assistant", "content": "", "function_call": CALL["function"]}),
-        ("tool_call_id", {"role": "tool", "content": "High.", "tool_call_id": "1"}),
+        ("human", "user"),
+        ("User", "user"),
+        ("gpt", "assistant"),
+        ("Assistant", "assistant"),
+        ("model", "assistant"),
     ],
 )
-def test_calls_of_tools_are_refused(field, message):
-    pair = {"chosen": [*QUESTION, message, *answer("High.")], "rejected": QUESTION + answer("Low.")}
-    with pytest.raises(UserError, match=f"^test, row 1: 'chosen' is .*; write its '{field}' into 'content'"):
-        rows_to_dataset([pair], PREFERENCES, "test")
-    # As Parquet has it in the messages of a file in which others call.
-    row = {"completion": [m | {"tool_calls": None, "tool_call_id": None} for m in QUESTION + answer("High.")]}
-    [clean] = rows_to_dataset([row], SFT, "test")
-    assert decode_messages(clean["completion"]) == QUESTION + answer("High.")
+def test_roles_of_other_names(role, known):
+    messages = [USER, *answer("Rain.")]
+    messages[known == "assistant"] = messages[known == "assistant"] | {"role": role}
+    with pytest.raises(
+        UserError, match=f"row 1: 'chosen' is .* has the role '{role}', but .*call it '{known}'"
+    ):
+        rows_to_dataset([{"chosen": messages, "rejected": messages}], PREFERENCES, "test")
+
+
+BAD_MESSAGES = {
+    "unknown last role": (
+        [USER, {"role": "expert", "content": "a"}],
+        "has the role 'expert', but .*'assistant'",
+    ),
+    "ShareGPT": ([{"from": "human", "value": "a"}], "rename 'from' to 'role' and 'value' to 'content'"),
+    "image": ([USER | {"content": [{"type": "image"}]}], "part of content that is 'image'"),
+    "no content": ([USER, {"role": "assistant", "content": None}], "two texts, 'role' and 'content'"),
+    "text of them": (json.dumps([{"role": "user", "content": 3}]), "two texts, 'role' and 'content'"),
+    "one message": (USER, "but it must be a string, or a list of chat messages"),
+    "text of one": (json.dumps(USER), "but it must be a string, or a list of chat messages"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_MESSAGES)
+def test_bad_messages(case):
+    messages, expected = BAD_MESSAGES[case]
+    with pytest.raises(UserError, match=f"^test, row 1: .*{expected}"):
+        rows_to_dataset([{"chosen": messages, "rejected": messages}], PREFERENCES, "test")
+
+
+@pytest.mark.parametrize("write", [json.dumps, repr, lambda messages: json.dumps(messages, indent=1)])
+def test_messages_as_text(write):
+    row = WAYS["repeated"] | {"augmented_prompt": [USER | {"content": "The sea?"}]}
+    [expected] = rows_to_dataset([row], PREFERENCES, "test")
+    [found] = rows_to_dataset([{name: write(value) for name, value in row.items()}], PREFERENCES, "test")
+    assert found == expected and found["chat"]
+    [found] = rows_to_dataset([row | {"chosen": write(row["chosen"])}], PREFERENCES, "test")
+    assert found == expected, "one of them as text, the other as a list"
+    with pytest.raises(UserError, match="'rejected' is a text, but 'chosen' is a list"):
+        rows_to_dataset([row | {"chosen": write(row["chosen"]), "rejected": "No."}], PREFERENCES, "test")
+    with pytest.raises(UserError, match="'prompt' is a list of chat messages, but 'chosen' is a text"):
+        rows_to_dataset([{"prompt": write(QUESTION), "chosen": "a", "rejected": "b"}], PREFERENCES, "test")
+
+
+@pytest.mark.parametrize(
+    "text", ['[{"name": "tide"}]', "[1, 2]", "[see above]", '{"role": "admin"}', "[", "[" * 9999]
+)
+def test_other_json_is_a_text(text):
+    [row] = rows_to_dataset([{"prompt": text, "chosen": text, "rejected": "b"}], PREFERENCES, "test")
+    assert (row["prompt"], row["chosen"], row["chat"]) == (text, text, False)
+
+
+def test_parts_of_text_are_one_text():
+    parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "the sea?", "image": None}]
+    row = WAYS["explicit"] | {"prompt": [SYSTEM, USER | {"content": parts}]}
+    [found] = rows_to_dataset([row], PREFERENCES, "test")
+    assert decode_messages(found["prompt"]) == QUESTION
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("tools", "[{", "list of JSON schemas"),
+        ("tools", {"name": "tide"}, "list of JSON schemas"),
+        ("tools", 3, "list of JSON schemas"),
+        ("chat_template_kwargs", [1], "an object with arguments of the chat template"),
+        ("chat_template_kwargs", "no", "an object with arguments of the chat template"),
+        ("chat_template_kwargs", {"tokenize": True}, "without add_generation_prompt, .*tokenize"),
+    ],
+)
+def test_bad_tools_and_arguments(name, value, said):
+    with pytest.raises(UserError, match=f"row 1: '{name}' is .*{said}"):
+        rows_to_dataset([WAYS["explicit"] | {name: value}], PREFERENCES, "test")
 
 
 def test_messages_survive_as_text():
     messages = [{"role": "user", "content": 'quotes " and \n lines \\ and émoji 🌊'}]
-    assert decode_messages(encode_messages([messages[0] | {"name": "x"}])) == messages
+    assert decode_messages(encode_messages([messages[0] | {"name": None}])) == messages
+    named = [messages[0] | {"name": "x"}]
+    assert decode_messages(encode_messages(named)) == named
     json.loads(encode_messages(messages))

@@ -80,6 +80,90 @@ def test_parquet(tmp_path):
     assert found["eta"].to_pylist() == [None, 0.75]
 
 
+SIDED = {
+    "score_chosen": 8.5, "score_rejected": 2, "chosen_model": "a", "rejected_model": "b", "chosenTime": [1],
+    "rejectedTime": [2], "response-CHOSEN": None, "response-REJECTED": "x", "margin": 6.5, "score_diff": 3,
+    "meta": {"chosen_score": 1.5, "rejected_score": 2, "margin": -0.5, "eta": 0.9, "source": "s"},
+    "winner": "A", "chosen_index": 0, "label": 1, "note_margin": "wide", "tokens": 7, "difficulty": 2,
+}  # fmt: skip
+SWAPPED = SIDED | {
+    "score_chosen": 2, "score_rejected": 8.5, "chosen_model": "b", "rejected_model": "a", "chosenTime": [2],
+    "rejectedTime": [1], "response-CHOSEN": "x", "response-REJECTED": None, "margin": -6.5, "score_diff": -3,
+    "meta": {"chosen_score": 2, "rejected_score": 1.5, "margin": 0.5, "eta": 0.9, "source": "s"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_columns_that_speak_of_a_side(ending, write_rows, tmp_path, capsys):
+    rows = [{"id": str(i), "prompt": "p", "chosen": f"a{i}", "rejected": f"b{i}", **SIDED} for i in range(3)]
+    path, output = write_rows(rows), tmp_path / f"out.{ending}"
+    if ending == "parquet":
+        path = str(tmp_path / "rows.parquet")
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    write_cleaned(Files(path), str(output), drop={"0"}, flip={"1"})
+    found = lines(output) if ending == "jsonl" else pq.read_table(output).to_pylist()
+    assert found == [rows[1] | SWAPPED | {"chosen": "b1", "rejected": "a1"}, rows[2]]
+    assert capsys.readouterr().out.splitlines() == [
+        "Columns that change places where a label is swapped: chosen, rejected, score_chosen, "
+        "score_rejected, chosen_model, rejected_model, chosenTime, rejectedTime, response-CHOSEN, "
+        "response-REJECTED, meta.chosen_score, meta.rejected_score.",
+        "Columns that change their sign where a label is swapped: margin, score_diff, meta.margin.",
+        "Columns that may speak of a side, but are not changed where a label is swapped; look at them: "
+        "winner, chosen_index, label, note_margin.",
+    ]
+    write_cleaned(Files(path), str(output), drop={"0"}, flip=set())
+    assert capsys.readouterr().out == "", "nothing was swapped"
+
+
+def test_a_field_that_only_one_side_has(write_rows, tmp_path):
+    rows = [{"id": "a", "chosen": "p x", "rejected": "p y", "score_chosen": 1, "margin": None}]
+    rows += [{"id": "b", "chosen": "p x", "rejected": "p y", "score_rejected": 2, "margin": 1}]
+    path, output = write_rows(rows), tmp_path / "out.jsonl"
+    write_cleaned(Files(path), str(output), set(), {"a", "b"})
+    assert lines(output) == [
+        {"id": "a", "chosen": "p y", "rejected": "p x", "score_rejected": 1, "margin": None},
+        {"id": "b", "chosen": "p y", "rejected": "p x", "score_chosen": 2, "margin": -1},
+    ]
+
+
+def test_parquet_sides_of_several_types(tmp_path):
+    """Both columns hold what the other one held: numbers, times, messages with other fields."""
+    user, call = {"role": "user", "content": "q"}, {"role": "assistant", "content": "x", "tool": {"n": 1}}
+    columns = {
+        "id": pa.array(["a", "b"]),
+        "chosen": pa.array([[user, call]] * 2),
+        "rejected": pa.array([[user, {"role": "assistant", "content": "y"}]] * 2),
+        "chosen_n": pa.array([1, 2]),
+        "rejected_n": pa.array([1.5, None]),
+        "chosen_at": pa.array([2**60 + 1, 7], pa.timestamp("ns")),
+        "rejected_at": pa.array([2**60 + 3, 8], pa.timestamp("ns")),
+        "rejected_note": pa.array([None, None]),
+        "chosen_note": pa.array(["n", "m"]),
+    }
+    path, output = str(tmp_path / "in.parquet"), tmp_path / "out.parquet"
+    pq.write_table(pa.table(columns), path)
+    write_cleaned(Files(path), str(output), set(), {"b"})
+    found = pq.read_table(output)
+    assert found["chosen_n"].to_pylist() == [1, None] and found["rejected_n"].to_pylist() == [1.5, 2]
+    times = [found[name].cast(pa.int64()).to_pylist() for name in ("chosen_at", "rejected_at")]
+    assert times == [[2**60 + 1, 8], [2**60 + 3, 7]]
+    assert found["rejected_note"].to_pylist() == [None, "m"] and found["chosen_note"].to_pylist() == [
+        "n",
+        None,
+    ]
+    assert found["rejected"].to_pylist()[1] == [user | {"tool": None}, call]
+    assert read_preferences(output)["rejected"][1] == read_preferences(path)["chosen"][1]
+    pq.write_table(pa.table(columns | {"chosen_n": pa.array(["1", "2"])}), path)
+    with pytest.raises(
+        UserError, match=r"'chosen_n' \(string\) and 'rejected_n' \(double\) must change places"
+    ):
+        write_cleaned(Files(path), str(output), set(), {"b"})
+    assert write_cleaned(Files(path), str(output), {"a"}, set()) == 1
+    pq.write_table(pa.table(columns | {"margin": pa.array([1, 2], pa.uint8())}), path)
+    with pytest.raises(UserError, match=r"'margin' \(uint8\) cannot hold its values"):
+        write_cleaned(Files(path), str(output), set(), {"b"})
+
+
 def test_messages_and_whole_transcripts(write_rows, tmp_path):
     chat = [{"role": "user", "content": "q"}]
     rows = [
@@ -124,6 +208,30 @@ def test_messages_of_a_hub_dataset(ending, tmp_path):
     assert found["chat"][:] == [True] * 3 and found["prompt"][:] == known["prompt"][:]
     assert found["chosen"][1] == known["rejected"][1] and found["rejected"][1] == known["chosen"][1]
     assert found["chosen"][2] == known["chosen"][2]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_tools_of_a_hub_dataset(ending, tmp_path):
+    """All that the chat template reads is written again."""
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": {"name": "f", "arguments": {"n": 1}}}],
+    }
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"a": {"enum": ["x", None]}}}}]
+    rows = [
+        {"prompt": [{"role": "user", "content": f"q{i}"}], "chosen": [call | {"reasoning_content": "r"}],
+         "rejected": [{"role": "assistant", "content": "y"}], "tools": json.dumps(tools),
+         "chat_template_kwargs": {"enable_thinking": False}}
+        for i in range(3)
+    ]  # fmt: skip
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source, path = HubPreferences(str(tmp_path / "set")), tmp_path / f"out.{ending}"
+    known = source.load_all()
+    assert known["template_fields"][0] == "enable_thinking reasoning_content tool_calls tools"
+    write_cleaned(source, str(path), set(), set())
+    assert read_preferences(path)[:] == known[:]
 
 
 def test_bad_input(write_rows, tmp_path):

@@ -5,7 +5,9 @@ import json
 from pathlib import Path
 
 import pandas as pd
+import PIL.Image as PIL
 import pytest
+from datasets import Dataset
 
 from pacmr_lightning.datamodules import (
     TLDR,
@@ -160,6 +162,42 @@ def test_conversations(tmp_path):
     assert all(pairs.load("train")["chat"]) and len(pairs.load("validation")) == 3
     rows = HubCompletions(str(tmp_path / "chat"), columns={"completion": "messages"}).load("train")
     assert all(rows["chat"])
+
+
+def test_csv(tmp_path):
+    """The texts None, NA and null are texts; an empty cell is missing; messages are read from their JSON."""
+    (tmp_path / "csv").mkdir()
+    turns = {"question": [message("user", "q")], "good": [message("assistant", "NA")]}
+    texts = [*("None", "NA", "null", "nan"), json.dumps(turns["good"])]
+    rows = [
+        {"id": i, "question": f"q{i}", "good": text, "bad": f"b{i}", "category": "NA", "margin": ""}
+        for i, text in enumerate(texts)
+    ]
+    rows[-1] |= {"question": json.dumps(turns["question"]), "bad": json.dumps([message("assistant", "b")])}
+    pd.DataFrame(rows).to_csv(tmp_path / "csv" / "train.csv", index=False)
+    columns = {"prompt": "question", "chosen": "good", "rejected": "bad"}
+    found = HubPreferences(str(tmp_path / "csv"), columns=columns).load_all()
+    assert found["chosen"][:4] == texts[:4] and set(found["category"]) == {"NA"}
+    assert found["chat"][:] == [False] * 4 + [True] and json.loads(found["chosen"][4]) == turns["good"]
+    assert json.loads(found["prompt"][4]) == turns["question"] and set(found["unread"]) == {None}
+    pd.DataFrame([*rows, rows[0] | {"id": 9, "good": None}]).to_csv(
+        tmp_path / "csv" / "train.csv", index=False
+    )
+    with pytest.raises(UserError, match=r"row 6 has no 'chosen': its value is null \(in CSV an empty cell"):
+        HubPreferences(str(tmp_path / "csv"), columns=columns).load_all()
+
+
+def test_columns_that_are_not_read(tmp_path, caplog):
+    rows = [{"prompt": f"q{i}", "chosen": "a", "rejected": "b", "score_chosen": 1.0} for i in range(30)]
+    rows = Dataset.from_list([row | {"image": PIL.new("RGB", (2, 2))} for row in rows])
+    (tmp_path / "set").mkdir()
+    rows.to_parquet(tmp_path / "set" / "train.parquet")
+    with caplog.at_level("INFO"):
+        HubPreferences(str(tmp_path / "set")).load("train")
+    assert f"{tmp_path / 'set'}: these columns are not read: image, score_chosen." in caplog.messages
+    write_parquet(tmp_path / "other", "train", [{"question": "q", "chosen": "a b", "rejected": "a c"}])
+    with pytest.raises(UserError, match=r"column 'question', .*--source.columns '\{prompt: question\}'"):
+        HubPreferences(str(tmp_path / "other")).load("train")
 
 
 def test_second_load_comes_from_the_cache(tldr, monkeypatch):

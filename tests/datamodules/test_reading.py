@@ -1,14 +1,19 @@
 import gzip
 import json
+from datetime import date, datetime
+from decimal import Decimal
+from uuid import UUID
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pacmr_lightning.datamodules.reading import read_preferences, read_sft
+from pacmr_lightning.datamodules.columns import PREFERENCES
+from pacmr_lightning.datamodules.reading import read_preferences, read_sft, rows_to_dataset
 from pacmr_lightning.errors import UserError
 
+TEMPLATE = ("tools", "chat_template_kwargs", "template_fields")
 ROW = {"prompt": "a", "chosen": " b", "rejected": " c"}
 
 
@@ -24,7 +29,8 @@ def test_json_lines(write_rows, name):
 
 
 def test_parquet_gives_the_same_rows(write_rows, tmp_path):
-    rows = [ROW | {"flipped": False}, {"chosen": "x y", "rejected": "x z", "eta": 1}]
+    said = "\n\nHuman: x\n\nAssistant:"
+    rows = [ROW | {"flipped": False}, {"chosen": f"{said} y", "rejected": f"{said} z", "eta": 1}]
     path = tmp_path / "rows.parquet"
     pd.DataFrame(rows).astype({"flipped": "boolean"}).to_parquet(path)
     assert read_preferences(path)[:] == read_preferences(write_rows(rows))[:]
@@ -38,11 +44,86 @@ def test_missing_ids_are_hashes_with_a_counter(write_rows):
     assert read_preferences(write_rows([ROW | {"chosen": " d"}], "other.jsonl"))["id"][0] == ids[1]
 
 
+NAMES = [
+    (7, "7"), (7.0, "7"), (True, "True"), (b"x", "x"), (Decimal("1.50"), "1.50"),
+    (date(2024, 5, 6), "2024-05-06"),
+    (datetime(2024, 5, 6, 7), "2024-05-06 07:00:00"), (UUID(int=1), str(UUID(int=1))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "text"), NAMES)
+def test_ids_and_categories_of_any_type(value, text):
+    row = ROW | {"id": value, "category": value, "annotator": value}
+    [found] = rows_to_dataset([row], PREFERENCES, "test")
+    assert (found["id"], found["category"], found["annotator"]) == (text, text, text)
+    with pytest.raises(UserError, match=f"row 2 has the id '{text}' of test, row 1"):
+        rows_to_dataset([row, ROW | {"id": text}], PREFERENCES, "test")
+
+
+def test_ids_of_pandas_with_gaps(tmp_path):
+    """Numbers beside a gap are floats there."""
+    path = tmp_path / "rows.parquet"
+    frame = pd.DataFrame([ROW | {"id": 3, "category": 1}, ROW])
+    frame.to_parquet(path)
+    first, second = read_preferences(path)
+    assert (first["id"], first["category"], second["category"]) == ("3", "1", None)
+    assert len(second["id"]) > 10
+    [found] = rows_to_dataset([ROW | {"category": float("nan")}], PREFERENCES, "test")
+    assert found["category"] is None and found["unread"] == "category"
+    for value in ([1], {"a": 1}):
+        with pytest.raises(UserError, match=r"row 1: 'id' is .*a whole number or a date"):
+            rows_to_dataset([ROW | {"id": value}], PREFERENCES, "test")
+
+
+PAIR = {"chosen": "It is calm and blue.", "rejected": "It is calm and red."}
+LONE = {side: [{"role": "assistant", "content": side}] for side in PAIR}
+
+
+@pytest.mark.parametrize(
+    "name", ["question", "instruction", "query", "input", "Prompt", "prompt_text", "userPrompt", "messages"]
+)
+@pytest.mark.parametrize("sides", [PAIR, LONE], ids=["texts", "messages"])
+def test_no_prompt_is_guessed_beside_one(sides, name):
+    """A column that looks like the prompt is named; the texts' common beginning is not taken for it."""
+    value = [{"role": "user", "content": "a"}] if name == "messages" else "What is the sea?"
+    with pytest.raises(
+        UserError, match=f"row 1 has no 'prompt', but a column '{name}', which may be it; rename"
+    ):
+        rows_to_dataset([sides | {name: value}], PREFERENCES, "test")
+    with pytest.raises(UserError, match=f"has no 'prompt', but a column '{name}'"):
+        rows_to_dataset([sides | {"prompt": None, name: value}], PREFERENCES, "test")
+    [found] = rows_to_dataset([sides | {"prompt": "Which?", name: value}], PREFERENCES, "test")
+    assert found["unread"] == name
+    talk = {side: f"\n\nHuman: a\n\nAssistant: {side}" for side in PAIR}
+    [found] = rows_to_dataset([talk | {name: value}], PREFERENCES, "test")
+    assert found["prompt"] is None, "transcripts hold their prompt"
+
+
+@pytest.mark.parametrize(
+    "name", ["prompt_id", "question_type", "input_tokens", "system_prompt", "chosen_input"]
+)
+def test_columns_about_a_prompt_are_none(name):
+    [found] = rows_to_dataset([PAIR | {name: "x"}], PREFERENCES, "test")
+    assert found["unread"] == name
+
+
+def test_a_null_prompt_among_prompts(write_rows):
+    rows = [PAIR | {"prompt": "What is the sea?"}, PAIR | {"prompt": None}]
+    for found in (rows, rows[::-1]):
+        with pytest.raises(
+            UserError, match=r"line \d has no 'prompt': its value is null, but .*line \d has one"
+        ):
+            read_preferences(write_rows(found))
+    assert len(read_preferences(write_rows([rows[1]] * 2))) == 2, "all of them are implicit"
+    with pytest.raises(UserError, match="line 1 has no 'chosen': its value is null"):
+        read_preferences(write_rows([rows[0] | {"chosen": None}]))
+
+
 def test_sft_rows(write_rows):
     rows = read_sft(
         write_rows([{"prompt": "a", "completion": "  b"}, {"prompt": "", "completion": "c", "id": "i"}])
     )
-    assert set(rows.column_names) == {"id", "prompt", "completion", "chat"}
+    assert set(rows.column_names) == {"id", "prompt", "completion", *TEMPLATE, "chat", "unread"}
     assert rows["completion"][:] == ["  b", "c"] and rows["id"][1] == "i"
 
 

@@ -239,9 +239,6 @@ def test_options_of_the_template():
     tokenizer, answer = build("byte level", template=template), {"role": "assistant", "content": "blue."}
     assert render(tokenizer, QUESTION, answer, {"tools": [tool]}).prompt.startswith("tide\n")
     tokenizer.chat_template = CHATML
-    assert render(tokenizer, QUESTION, answer, {"tools": [tool]}).left_out == ["tools"]
-    calls = answer | {"tool_calls": [tool]}
-    assert render(tokenizer, QUESTION, calls).left_out == ["tool calls"]
     thought = answer | {"reasoning_content": "of the sea"}
     assert render(tokenizer, QUESTION, thought).left_out == ["reasoning"]
 
