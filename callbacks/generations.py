@@ -113,7 +113,10 @@ class GenerationWriter(BasePredictionWriter):
         else:
             self._stored += len(batch)
         rows = zip(batch.places, batch.ids, batch.asked, prediction, batch.columns, strict=True)
-        self._rows |= {place: generation(*row) | columns for place, *row, columns in rows}
+        self._rows |= {
+            place: generation(name, asked, response) | columns
+            for place, name, asked, response, columns in rows
+        }
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Collects the ranks' rows and writes the file."""

@@ -84,7 +84,7 @@ def _message(message: Any, last: bool) -> dict[str, Any]:
 
 
 def messages_of(value: object) -> object:
-    """Return the messages that a text holds as JSON or as Python writes them; any other value as it is."""
+    """Return what a text of messages holds, as JSON or as Python writes it; any other value as it is."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return value
     for read in (json.loads, ast.literal_eval):
@@ -93,12 +93,16 @@ def messages_of(value: object) -> object:
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
         messages = found if isinstance(found, list) else [found]
-        keys = [m.keys() for m in messages if isinstance(m, dict)]
-        fits = all(
-            {"role", "content"} <= k or {"role", "tool_calls"} <= k or {"from", "value"} <= k for k in keys
-        )
-        return found if messages and len(keys) == len(messages) and fits else value
+        return found if messages and all(map(_is_message, messages)) else value
     return value
+
+
+def _is_message(value: object) -> bool:
+    """Return whether a value is a message, perhaps of another layout, or an object that holds messages."""
+    if not isinstance(value, dict):
+        return False
+    kinds = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
+    return any(kind <= value.keys() for kind in kinds) or isinstance(value.get("messages"), list)
 
 
 def fields_of(text: str) -> set[str]:

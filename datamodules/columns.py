@@ -70,11 +70,11 @@ def _label(value: object) -> str | None:
     return _text(value)
 
 
-def _tools(value: object) -> str | None:
+def _tools(value: Any) -> str | None:
     """Return the JSON of a list of tools' JSON schemas; it may be given as JSON text, whole or by tool."""
     try:
         found = json.loads(value) if isinstance(value, str) else value
-        tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in found or ()]  # type: ignore[attr-defined]
+        tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in found or ()]
     except (ValueError, TypeError):
         tools = [None]
     if not all(isinstance(tool, dict) for tool in tools):
@@ -82,7 +82,7 @@ def _tools(value: object) -> str | None:
     return json.dumps(tools, ensure_ascii=False, default=str) if tools else None
 
 
-def _template_kwargs(value: object) -> str | None:
+def _template_kwargs(value: Any) -> str | None:
     """Return the JSON of keyword arguments of a chat template; they may be given as JSON text."""
     try:
         found = json.loads(value) if isinstance(value, str) else value

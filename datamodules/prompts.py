@@ -133,8 +133,13 @@ def _split_messages(prompt: str | None, *sides: str) -> Split:
         return Split(reason=NO_COMMON_PROMPT)
     if chosen[:-1] != rejected[:-1]:
         return Split(reason=DIFFERENT_PROMPTS)
-    answers = chosen[-1], rejected[-1]
-    return Split(encode_messages(chosen[:-1]), *map(message_text, answers), None, *answers)
+    return Split(
+        encode_messages(chosen[:-1]),
+        message_text(chosen[-1]),
+        message_text(rejected[-1]),
+        chosen_message=chosen[-1],
+        rejected_message=rejected[-1],
+    )
 
 
 def _joined(prompt: str | None, rest: str) -> Messages | None:

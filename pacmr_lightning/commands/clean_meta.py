@@ -147,13 +147,11 @@ def clean_meta(
 def _sample(source: Source, n: int, seed: int) -> tuple[list[_Pair], int]:
     """The sample, and how many pairs could have been in it."""
     rows = source.load("train")
-    names = ("prompt", "chosen", "rejected", "chat", "id", "category", *_MORE)
+    columns = ("id", "category", "chat", "prompt", "chosen", "rejected", *_MORE)
     pairs = []
-    for *sides, chat, name, category, augmented, annotator, tools, kwargs in values_of(rows, *names):
-        more = plain_row(
-            {"chat": chat} | dict(zip(_MORE, (augmented, annotator, tools, kwargs), strict=True))
-        )
-        pairs.append(_Pair(name, category, chat, split_row(*sides, chat), more))
+    for name, category, chat, prompt, chosen, rejected, *more in values_of(rows, *columns):
+        others = plain_row({"chat": chat, **dict(zip(_MORE, more, strict=True))})
+        pairs.append(_Pair(name, category, chat, split_row(prompt, chosen, rejected, chat), others))
     usable = [pair for pair in pairs if _is_usable(pair.split)]
     # Labels are flipped by the hash of id and seed alone, and a sample must not be what the noise takes.
     names = [f"clean {pair.id}" for pair in usable]

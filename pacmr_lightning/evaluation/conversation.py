@@ -35,9 +35,8 @@ def as_messages(prompt: str | Messages) -> Messages:
 def message_text(message: dict[str, Any]) -> str:
     """Return a message's content, then its other fields, such as ``tool_calls``, as JSON."""
     fields = {name: value for name, value in message.items() if name not in ("role", "content")}
-    return "\n".join(
-        filter(None, (message.get("content"), fields and json.dumps(fields, ensure_ascii=False)))
-    )
+    parts = [message.get("content") or "", json.dumps(fields, ensure_ascii=False) if fields else ""]
+    return "\n".join(filter(None, parts))
 
 
 def as_text(messages: Messages) -> str:
