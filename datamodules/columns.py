@@ -32,6 +32,10 @@ _SET_HERE = frozenset(("conversation", "tokenize", "add_generation_prompt", "con
 """Arguments of ``apply_chat_template`` that no row may set."""
 
 
+def _is_empty(value: object) -> bool:
+    return value is None or (isinstance(value, (str, list, dict)) and not value)
+
+
 def words_of(name: str) -> list[str]:
     """Return the words of a column's name in lower case; ``promptText`` has ``prompt`` and ``text``."""
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
@@ -185,7 +189,7 @@ class Columns:
             clean |= {"tools": None, "chat_template_kwargs": None}  # only chat templates read them
         read = {name for name, value in clean.items() if value is not None}
         unread = [
-            name for name, value in given.items() if value not in (None, "", [], {}) and name not in read
+            name for name, value in given.items() if name not in read and not _is_empty(value)
         ]
         clean["template_fields"] = " ".join(sorted(fields)) or None
         clean["unread"] = "\n".join(sorted(unread)) or None
