@@ -333,6 +333,11 @@ BAD_MESSAGES = {
     "image": ([USER | {"content": [{"type": "image"}]}], "part of content that is 'image'"),
     "no content": ([USER, {"role": "assistant", "content": None}], "two texts, 'role' and 'content'"),
     "text of them": (json.dumps([{"role": "user", "content": 3}]), "two texts, 'role' and 'content'"),
+    "as NumPy writes them": (
+        "[{'content': 'a', 'role': 'user'}\n {'content': 'b', 'role': 'assistant'}]",
+        "looks like a list of chat messages but cannot be read; write it as JSON",
+    ),
+    "messages in an object": (json.dumps({"messages": QUESTION}), "but it must be a string, or a list"),
     "one message": (USER, "but it must be a string, or a list of chat messages"),
     "text of one": (json.dumps(USER), "but it must be a string, or a list of chat messages"),
 }
