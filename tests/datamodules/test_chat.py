@@ -174,7 +174,7 @@ def test_sft(chatting, way):
 
 def test_through_the_datamodule(chatting, tmp_path, write_rows):
     chatting.save_pretrained(tmp_path / "tokenizer")
-    rows = [WAYS["explicit"] | {"id": i} for i in range(4)]
+    rows = [WAYS["explicit"] | {"id": i, "tools": TOOLS} for i in range(4)]
     path = write_rows(rows)
     data = PreferenceDataModule(Files(path, path), str(tmp_path / "tokenizer"), global_batch_size=2)
     data.prepare_data()
@@ -183,6 +183,7 @@ def test_through_the_datamodule(chatting, tmp_path, write_rows):
     (prompts,) = list(data.predict_dataloader())
     expected = chatting.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
     assert prompts.prompts == [expected] and prompts.asked == [QUESTION]
+    assert prompts.columns == [{"tools": TOOLS}]
     assert chatting.decode(prompts.input_ids[0]) == expected
 
 
