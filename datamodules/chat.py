@@ -27,6 +27,7 @@ _ROLES = {
     "system": "system",
 }
 """What chat templates call a role that data may name otherwise."""
+_LIKE_MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']:\s.*\}\s*\]\s*$""", re.DOTALL)
 
 
 def encode_messages(messages: list[Any]) -> str:
@@ -84,7 +85,11 @@ def _message(message: Any, last: bool) -> dict[str, Any]:
 
 
 def messages_of(value: object) -> object:
-    """Return what a text of messages holds, as JSON or as Python writes it; any other value as it is."""
+    """Return what a text of messages holds, as JSON or as Python writes it; any other value as it is.
+
+    Raises:
+        ValueError: a text looks like messages and is neither.
+    """
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return value
     for read in (json.loads, ast.literal_eval):
@@ -94,6 +99,11 @@ def messages_of(value: object) -> object:
             continue
         messages = found if isinstance(found, list) else [found]
         return found if messages and all(map(_is_message, messages)) else value
+    if _LIKE_MESSAGES.match(value):  # as NumPy writes them, without commas
+        raise ValueError(
+            f"{value[:80]!r}..., which looks like a list of chat messages but cannot be read; write "
+            "it as JSON"
+        )
     return value
 
 

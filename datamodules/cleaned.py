@@ -136,14 +136,15 @@ class Sides:
     def seen(self, rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the rows, and keep the names of their columns."""
         for place, row in rows:
-            self._add(row)
+            self.add(row)
             yield place, row
 
-    def _add(self, row: dict[str, Any]) -> None:
+    def add(self, row: dict[str, Any]) -> None:
+        """Keep the names of a row's columns, and of the fields of its objects."""
         for name, value in row.items():
             self.names[name] = None
             if isinstance(value, dict):
-                self.inside.setdefault(name, Sides())._add(value)
+                self.inside.setdefault(name, Sides()).add(value)
             elif not _is_number(value) and value is not None:
                 self.texts.add(name)
 
@@ -178,10 +179,10 @@ class Sides:
 
     def announce(self) -> None:
         """Print which columns change with a label, and which may speak of a side but do not change."""
-        places = self._paths(lambda sides, name: sides.partner(name) is not None)
-        signs = self._paths(Sides.is_difference)
+        places = self.paths(lambda sides, name: sides.partner(name) is not None)
+        signs = self.paths(Sides.is_difference)
         unsure = [
-            name for name in self._paths(lambda _, name: _has(name, _SIDED)) if name not in places + signs
+            name for name in self.paths(lambda _, name: _has(name, _SIDED)) if name not in places + signs
         ]
         for names, what in (
             (places, "change places where a label is swapped"),
@@ -191,9 +192,10 @@ class Sides:
             if names and names != ["chosen", "rejected"]:
                 print(f"Columns that {what}: {', '.join(names)}.")
 
-    def _paths(self, fits: Callable[[Sides, str], bool]) -> list[str]:
+    def paths(self, fits: Callable[[Sides, str], bool]) -> list[str]:
+        """Return the names that fit, those of fields behind the names of their columns."""
         own = [name for name in self.names if fits(self, name)]
-        return own + [f"{name}.{path}" for name, of in self.inside.items() for path in of._paths(fits)]
+        return own + [f"{name}.{path}" for name, of in self.inside.items() for path in of.paths(fits)]
 
 
 def _other_side(found: re.Match[str]) -> str:

@@ -148,7 +148,11 @@ class Columns:
         """
         texts = [name for name in (*self.responses, "prompt", "augmented_prompt") if name in row]
         given = row
-        row = row | {name: messages_of(row[name]) for name in texts}
+        for name in texts:
+            try:
+                row = row | {name: messages_of(row[name])}
+            except ValueError as error:
+                raise UserError(f"{place}: {name!r} is {error}.") from None
         lists = {name for name in self.responses if isinstance(row.get(name), list)}
         for name in self.responses if lists else (*self.required, *self.responses):
             if row.get(name) is None:

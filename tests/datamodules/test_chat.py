@@ -177,7 +177,7 @@ def test_sft(chatting, way):
 
 def test_through_the_datamodule(chatting, tmp_path, write_rows):
     chatting.save_pretrained(tmp_path / "tokenizer")
-    rows = [WAYS["explicit"] | {"id": i} for i in range(4)]
+    rows = [WAYS["explicit"] | {"id": i, "tools": TOOLS} for i in range(4)]
     path = write_rows(rows)
     data = PreferenceDataModule(Files(path, path), str(tmp_path / "tokenizer"), global_batch_size=2)
     data.prepare_data()
@@ -186,6 +186,7 @@ def test_through_the_datamodule(chatting, tmp_path, write_rows):
     (prompts,) = list(data.predict_dataloader())
     expected = chatting.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
     assert prompts.prompts == [expected] and prompts.asked == [QUESTION]
+    assert prompts.columns == [{"tools": TOOLS}]
     assert chatting.decode(prompts.input_ids[0]) == expected
 
 
@@ -336,6 +337,11 @@ BAD_MESSAGES = {
     "image": ([USER | {"content": [{"type": "image"}]}], "part of content that is 'image'"),
     "no content": ([USER, {"role": "assistant", "content": None}], "two texts, 'role' and 'content'"),
     "text of them": (json.dumps([{"role": "user", "content": 3}]), "two texts, 'role' and 'content'"),
+    "as NumPy writes them": (
+        "[{'content': 'a', 'role': 'user'}\n {'content': 'b', 'role': 'assistant'}]",
+        "looks like a list of chat messages but cannot be read; write it as JSON",
+    ),
+    "messages in an object": (json.dumps({"messages": QUESTION}), "but it must be a string, or a list"),
     "one message": (USER, "but it must be a string, or a list of chat messages"),
     "text of one": (json.dumps(USER), "but it must be a string, or a list of chat messages"),
 }

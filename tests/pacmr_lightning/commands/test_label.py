@@ -86,6 +86,21 @@ def test_chat_prompts(files, tmp_path):
     assert Files("pairs.jsonl").load_all()[0]["chat"]
 
 
+def test_tools_stay_with_the_prompt(files, tmp_path):
+    """The columns of a row of responses that a chat template reads, and messages that call tools."""
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
+    chat = [{"role": "user", "content": "q"}, call, {"role": "tool", "content": "x", "tool_call_id": "1"}]
+    more = {"tools": [{"type": "function"}], "chat_template_kwargs": {"enable_thinking": False}}
+    for name, text in (("a.jsonl", "good"), ("b.jsonl", "plain")):
+        row = {"id": "c", "prompt": chat, "response": text, **more}
+        (tmp_path / name).write_text(json.dumps(row) + "\n")
+    label("--output=pairs.jsonl", "--temperature=0.01")
+    (row,) = map(json.loads, (tmp_path / "pairs.jsonl").read_text().splitlines())
+    assert row["prompt"] == chat and {name: row[name] for name in more} == more
+    [found] = Files("pairs.jsonl").load_all()
+    assert json.loads(found["tools"]) == more["tools"] and json.loads(found["prompt"]) == chat
+
+
 def test_categories_are_those_of_the_prompts(files, tmp_path):
     rows = [{"prompt": f"prompt {i}", "category": i % 3, "more": "not read"} for i in reversed(range(2500))]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
