@@ -171,6 +171,18 @@ class PreferenceModule(PreferenceCheckpoint):
         if data is not None:
             data.fill_reference(self.policy)
 
+    def on_validation_start(self) -> None:
+        """Checks that the policy can read the pairs, where no fit has done so.
+
+        Raises:
+            UserError: it cannot.
+        """
+        data = datamodule(self.trainer)
+        if data is not None and not self.trainer.training:
+            data.check_model(self.policy)
+
+    on_test_start = on_validation_start
+
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW over the adapter; linear warm-up, then a cosine to ``min_lr_ratio`` of the peak."""
         optimizer = torch.optim.AdamW(

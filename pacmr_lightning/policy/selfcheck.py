@@ -137,7 +137,7 @@ def _trusted(policy: ScoringModel, pair: PairBatch) -> tuple[Tensor, Tensor]:
     finally:
         for handle in handles:
             handle.remove()
-    if not ahead <= CAUSAL_FACTOR * TOLERANCE[policy.model.dtype]:
+    if ahead > CAUSAL_FACTOR * TOLERANCE[policy.model.dtype]:
         raise UserError(
             f"{name} is not causal: its predictions change by {ahead:.1e} nats a token with the tokens after "
             "them; name a causal language model (a decoder)."
