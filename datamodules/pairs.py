@@ -7,10 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from datasets import Dataset
+from pyarrow import compute
 
 from pacmr_lightning.batch import LogProbs, PairBatch
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy.limits import check_tokens
 
 from .noise import flip_flags
+
+PART = 10_000
+"""Pairs that are looked at together."""
 
 
 class Pairs:
@@ -45,6 +51,23 @@ class Pairs:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def check_model(self, policy: PolicyModel) -> None:
+        """Check that a model can read the pairs, their reworded prompts included.
+
+        Raises:
+            UserError: it has too few positions, or too few embeddings for the tokenizer.
+        """
+        lengths, largest = [], self.pad_id
+        columns = ["prompt_ids", "chosen_ids", "rejected_ids", "augmented_ids"]
+        for part in self.rows.select_columns(columns).with_format("arrow").iter(PART):
+            prompt, chosen, rejected, augmented = (
+                compute.list_value_length(part[name]).to_numpy() for name in columns
+            )
+            lengths.append(np.maximum(prompt, augmented) + np.maximum(chosen, rejected))
+            ids = [compute.max(compute.list_flatten(part[name])).as_py() for name in columns]
+            largest = max(largest, *(token for token in ids if token is not None))
+        check_tokens(policy.name, policy.model, np.concatenate(lengths), largest)
 
     def select(self, indices: Sequence[int]) -> Pairs:
         """Some of the pairs, with their noise."""

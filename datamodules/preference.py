@@ -236,12 +236,24 @@ class PreferenceDataModule(PairLoaders, PromptData):
         if self.validation_pairs is None and stage != TrainerFn.PREDICTING:
             self.validation_pairs = self._preparation.validation()
 
+    def check_model(self, policy: PolicyModel) -> None:
+        """Check that the module's policy can read the pairs that are loaded.
+
+        Raises:
+            UserError: it has too few positions, or too few embeddings for the tokenizer.
+        """
+        for pairs in (self.train_pairs, self.validation_pairs, self.clean_pairs):
+            if pairs is not None:
+                pairs.check_model(policy)
+
     def fill_reference(self, policy: PolicyModel) -> None:
         """What ``reference: cached`` asks for; the module calls it before training, with its policy.
 
         Raises:
-            UserError: the cache is damaged, or a log-probability is not finite.
+            UserError: the policy cannot read the pairs, the cache is damaged, or a log-probability is not
+                finite.
         """
+        self.check_model(policy)
         if self.reference == "live":
             return
         assert self.trainer is not None and self.train_pairs is not None and self.validation_pairs is not None

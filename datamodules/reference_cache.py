@@ -115,6 +115,7 @@ def _cached(
     title: str,
 ) -> np.ndarray:
     """(N, width) values that ``ask`` gives of pairs as found; see ``cached_log_probs``."""
+    pairs.check_model(policy)
     asked = np.array(pairs.with_second_view if augmented else range(len(pairs)), dtype=np.int64)
     plain = Pairs(pairs.rows, pairs.pad_id)
 

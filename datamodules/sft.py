@@ -15,9 +15,10 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.policy.limits import check_tokens
 
 from .chat import (
     Rendered,
@@ -186,6 +187,20 @@ class SFTDataModule(LightningDataModule):
         # False repeats a few rows instead, which matters in validation only.
         options = {"shuffle": shuffle, "seed": self.seed, "drop_last": not shuffle}
         return RowsLeft(self._rows[split], done, **ranks, **options)
+
+    def check_model(self, name: str, model: PreTrainedModel) -> None:
+        """Check that a model can read the rows of both splits.
+
+        Raises:
+            UserError: it has too few positions, or too few embeddings for the tokenizer.
+        """
+        for rows in self._rows.values():
+            lengths, largest = np.zeros(len(rows), dtype=int), self.tokenizer.pad_token_id
+            for column in ("prompt_ids", "completion_ids"):
+                values = rows[column][:]
+                lengths += np.array([len(tokens) for tokens in values])
+                largest = max(largest, *(max(tokens, default=0) for tokens in values))
+            check_tokens(name, model, lengths, largest)
 
     @cached_property
     def _response_tokens(self) -> np.ndarray:

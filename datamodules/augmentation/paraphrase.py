@@ -57,11 +57,9 @@ class Paraphrase(Rewriter):
         ]
         with AnswerStore(answers) as store:
             replies = self.endpoint.ask(conversations, store, "Paraphrasing", valid=_one_line)
-        limit = self.endpoint.max_tokens
         found = {}
         for piece, reply in zip(pieces, replies, strict=True):
-            is_cut = limit is not None and reply.completion_tokens >= limit
-            problem = CUT if is_cut else reply.problem
+            problem = CUT if reply.is_cut(self.endpoint.max_tokens) else reply.problem
             found[piece] = rewriting(piece, reply.text or "", problem, reply.cached)
         return found
 

@@ -81,7 +81,8 @@ def augment(
         seed: of the sample and of the report's examples.
 
     Raises:
-        UserError: the output cannot be written, no training pair is usable, or ``n`` is out of range.
+        UserError: the output cannot be written, no training pair is usable, ``n`` is out of range, or nothing
+            was worded differently.
     """
     path = Path(output).expanduser()
     if path.suffix != ".parquet" or path.is_dir():
@@ -98,6 +99,12 @@ def augment(
     cut = _Cut(prompts, rewriter)
     answers = path.with_name(f"{path.name}.answers.sqlite")
     rewritings = rewriter.rewrite(cut.pieces, answers)
+    if rewritings and all(rewriting.kept for rewriting in rewritings.values()):
+        reasons = Counter(rewriting.kept for rewriting in rewritings.values())
+        raise UserError(
+            f"{rewriter.method} worded none of {len(rewritings):,} pieces differently (mostly: "
+            f"{reasons.most_common(1)[0][0]}); change its options, or use another rewriter."
+        )
     rows = [cut.join(number, rewritings) for number in range(len(prompts))]
     write_augmentations(path, rows, rewriter.method, settings)
     about = f"{rewriter.method} of {len(rows):,} of {found:,} distinct training prompts of {source.name}"

@@ -28,7 +28,8 @@ def generate(
 
     The same n and seed give the prompts that pacmr predict answers, with the same ids (predict_prompts and
     predict_seed of its data), so that pacmr judge can compare the two. Chat messages are sent as they are,
-    transcripts of Human and Assistant turn by turn, other texts as one turn of the user. Answers are in
+    transcripts of Human and Assistant turn by turn, other texts as one turn of the user. Reasoning between
+    tags such as <think> and </think> is left out of the responses. Answers are in
     OUTPUT.answers.sqlite as they come: run the same command again after a kill and it goes on.
 
     Args:
@@ -72,15 +73,11 @@ def generate(
 
 
 def _response(answer: Answer, endpoint: Endpoint) -> Response:
-    """An answer with text as a row's response; servers that give no reason are judged by their tokens."""
+    """Return an answer with text as a row's response."""
     assert answer.text is not None
-    limit = endpoint.max_tokens
-    is_cut = answer.finish_reason == "length"
-    if answer.finish_reason is None:
-        is_cut = limit is not None and answer.completion_tokens >= limit
     # 0 means that the server did not count.
     counts = (answer.prompt_tokens or None, answer.completion_tokens or None)
-    return Response(answer.text, "length" if is_cut else "stop", *counts)
+    return Response(answer.text, "length" if answer.is_cut(endpoint.max_tokens) else "stop", *counts)
 
 
 def main(arguments: list[str]) -> None:

@@ -203,6 +203,10 @@ def _notes(result: WinRate, judged: Sequence[Judged], costs: dict[str, Any], jud
             f"no answer to {missing.total()} questions (mostly: {missing.most_common(1)[0][0]}); a new run "
             "asks endpoints for them again"
         )
+    if invalid := Counter(
+        opinion.problem for opinion in opinions if opinion.answer is not None and opinion.problem
+    ):
+        notes.append(f"invalid answers: {invalid.total()} (mostly: {invalid.most_common(1)[0][0]})")
     return notes
 
 

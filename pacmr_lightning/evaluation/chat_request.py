@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from ..errors import UserError
 from .chat_server import OPENAI_URL, ChatServer
 from .conversation import Messages
+from .thoughts import without_thoughts
 
 if TYPE_CHECKING:
     from openai import APIError, APIStatusError, AsyncOpenAI
@@ -35,7 +36,8 @@ class Answer:
     """What a model said, or why it said nothing.
 
     Attributes:
-        text: None where there is no answer.
+        text: None where there is no answer; the store keeps it with the model's reasoning, ``Endpoint.ask``
+            returns it without.
         prompt_tokens: that the request cost, by the server's count; 0 where it does not say.
         completion_tokens: likewise, of the answer.
         cached: it comes from the store; the tokens are what it cost then.
@@ -49,6 +51,12 @@ class Answer:
     cached: bool
     problem: str | None = None
     finish_reason: str | None = None
+
+    def is_cut(self, max_tokens: int | None) -> bool:
+        """Return whether a limit ended the text; of a server that gives no reason, by its count of tokens."""
+        if self.finish_reason is None:
+            return max_tokens is not None and self.completion_tokens >= max_tokens
+        return self.finish_reason == "length"
 
     def stored(self) -> dict[str, Any]:
         """What the store keeps of it."""
@@ -70,6 +78,8 @@ class Failure:
     """The same for failures of the same kind."""
     scope: Literal["request", "server", "unknown"]
     """Whose fault it is: this conversation's, the server's, or one or the other."""
+    example: str = ""
+    """What the server answered, for messages."""
 
 
 class ChatRequests:
@@ -169,15 +179,19 @@ class ChatRequests:
             read, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
         except (ValueError, LookupError, TypeError, AttributeError):
             return Failure("the server's answer is no chat completion", "broken answer", "unknown")
-        if not text.strip():
+        if not without_thoughts(text).strip():
             if choice.get("finish_reason") == "content_filter":
                 return Failure("the server's content filter took the answer away", "filtered", "request")
             if choice.get("finish_reason") == "length":
                 problem = f"no text within max_tokens {self.server.max_tokens}; the model may need more"
                 return Failure(problem, "too few tokens", "unknown")
+            message = choice["message"]
+            if text.strip() or message.get("reasoning_content") or message.get("reasoning"):
+                return Failure("the answer is nothing but reasoning", "reasoning alone", "unknown")
             return Failure("the answer is empty", "empty answer", "unknown")
-        if valid is not None and not valid(text):
-            return Failure("the answer is not of the kind that was asked for", "invalid answer", "unknown")
+        if valid is not None and not valid(without_thoughts(text)):
+            problem = "the answer is not of the kind that was asked for"
+            return Failure(problem, "invalid answer", "unknown", f": {text.strip()[:200]!r}")
         reason = choice.get("finish_reason")
         return Answer(
             text,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tqdm import tqdm
@@ -15,6 +15,7 @@ from .answer_store import AnswerStore, content_key
 from .chat_request import Answer, ChatRequests, Failure
 from .chat_server import ChatServer
 from .conversation import Messages
+from .thoughts import without_thoughts
 
 _FEWEST = 3
 """Failures one after the other from which on a server seems to be broken."""
@@ -39,12 +40,12 @@ class Endpoint(ChatServer):
             conversations: N lists of ``{"role": ..., "content": ...}``; equal ones are asked once.
             store: of the answers, under a hash of ``settings`` and conversation.
             description: what the progress bar says.
-            valid: an answer for which it is false counts as broken: it is asked again like one that did not
-                come, also where it was in the store.
+            valid: an answer for which it is false, without the model's reasoning, counts as broken: it is
+                asked again like one that did not come, also where it was in the store.
 
         Returns:
-            N answers in the order of the conversations. After all retries one may have no text; it is not
-            stored, so that the next call asks again.
+            N answers in the order of the conversations, without the model's reasoning. After all retries one
+            may have no text; it is not stored, so that the next call asks again.
 
         Raises:
             UserError: there is no key, or the ``openai`` package is missing; no request can succeed (wrong
@@ -56,7 +57,7 @@ class Endpoint(ChatServer):
         found = {
             key: Answer(**value, cached=True)
             for key, value in store.get(list(asked)).items()
-            if valid is None or valid(value["text"])
+            if (answer := without_thoughts(value["text"])).strip() and (valid is None or valid(answer))
         }
         pending = {key: messages for key, messages in asked.items() if key not in found}
         if pending:
@@ -64,7 +65,10 @@ class Endpoint(ChatServer):
             with tqdm(total=len(asked), initial=len(found), desc=description, unit="answer") as bar:
                 progress = _Progress(bar, self, len(pending), stored=len(found))
                 found |= _run(self._ask_pending(secret, pending, store, valid, progress))
-        return [found[key] for key in keys]
+        return [
+            answer if answer.text is None else replace(answer, text=without_thoughts(answer.text))
+            for answer in map(found.__getitem__, keys)
+        ]
 
     async def _ask_pending(
         self,
@@ -149,8 +153,9 @@ class _Progress:
         done = self.answered + self.failed == self.pending
         if self.streak >= enough and not (done and ever_answered):
             raise UserError(
-                f"{self.endpoint.where} failed {self.streak} requests in a row ({result.problem}); see to "
-                "the server, or to model, max_tokens and timeout, and run again: what was answered is kept."
+                f"{self.endpoint.where} failed {self.streak} requests in a row ({result.problem}"
+                f"{result.example}); see to the server, or to model, max_tokens and timeout, and run again: "
+                "what was answered is kept."
             )
 
 

@@ -13,6 +13,7 @@ from ..chat_template import end_tokens
 from ..errors import UserError
 from ..numerics import numerics
 from ..policy import PolicyModel
+from ..policy.limits import positions
 from .answer_store import content_key
 from .prompt_batch import PromptBatch, Response
 
@@ -131,13 +132,13 @@ def check_room(policy: PolicyModel, batch: PromptBatch, max_new_tokens: int) -> 
     """
     if max_new_tokens < 1:
         raise UserError(f"max_new_tokens is {max_new_tokens}, but it must be at least 1.")
-    positions = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    limit = positions(policy.model.config)
     longest = batch.input_ids.shape[1]
-    if positions is not None and longest + max_new_tokens > positions:
+    if limit is not None and longest + max_new_tokens > limit:
         name = batch.ids[int(batch.attention_mask.sum(1).argmax())]
         raise UserError(
             f"The prompt {name} has {longest} tokens and max_new_tokens is {max_new_tokens}, but "
-            f"{policy.name} has {positions} positions for both together; lower predict_max_length or "
+            f"{policy.name} has {limit} positions for both together; lower predict_max_length or "
             "max_new_tokens."
         )
 

@@ -33,7 +33,7 @@ class Opinion:
     Attributes:
         preferred: the response that it names, by its place in the ``Comparison`` and not by the place at
             which the judge saw it; ``none`` where it names none.
-        answer: the judge's own words; None where there are none.
+        answer: the judge's own words, without its reasoning; None where there are none.
         problem: why ``preferred`` is ``none``, where that is no opinion of the judge.
         prompt_tokens: that were paid for, now or when the answer came into the store; 0 for local models.
         completion_tokens: likewise.
@@ -133,5 +133,8 @@ class EndpointJudge(PairJudge):
             return Opinion("none", None, answer.problem, *costs)
         letter = parse_verdict(self.task, answer.text)
         if letter is None:
-            return Opinion("none", answer.text, "the answer does not end in a verdict", *costs)
+            limit = self.endpoint.max_tokens
+            cut = f"the answer was cut before a verdict; raise max_tokens, now {limit}"
+            problem = cut if answer.is_cut(limit) else "the answer does not end in a verdict"
+            return Opinion("none", answer.text, problem, *costs)
         return Opinion(a if letter == "A" else b, answer.text, None, *costs)

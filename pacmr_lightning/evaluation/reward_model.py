@@ -18,6 +18,7 @@ from tqdm import tqdm
 from ..chat_template import render_messages
 from ..errors import UserError
 from ..numerics import numerics
+from ..policy.limits import positions
 from .answer_store import AnswerStore, content_key
 from .conversation import Messages, as_messages, as_text
 from .judging import Comparison, Opinion, PairJudge, Verdict, by_scores
@@ -148,7 +149,7 @@ class RewardModelJudge(PairJudge):
                 f"{len(loading['missing_keys'])} of its weights are missing); give a sequence classifier "
                 "that was trained with one label."
             )
-        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        limit = positions(model.config)
         if limit is not None and self.max_length > limit:
             raise UserError(
                 f"max_length is {self.max_length}, but {self.name} reads at most {limit} tokens; set it to "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -113,7 +114,7 @@ def judge_pairs(
     """Verdicts on N pairs, in their order.
 
     Raises:
-        UserError: the judge cannot work, or does not answer each question.
+        UserError: the judge cannot work, does not answer each question, or gives no verdict at all.
     """
     asked = [pair for pair in pairs if not pair.identical]
     items = [pair.comparison for pair in asked]
@@ -126,6 +127,14 @@ def judge_pairs(
         raise UserError(
             f"The judge {judge.name} gave {len(verdicts)} verdicts on {len(items)} pairs, so that nobody "
             "knows which belongs to which; return one verdict a pair, in their order."
+        )
+    opinions = [opinion for verdict in verdicts for opinion in verdict.orders]
+    if opinions and all(opinion.problem is not None for opinion in opinions):
+        (problem, _), *_ = Counter(opinion.problem for opinion in opinions).most_common()
+        answer = next((f": {opinion.answer.strip()[:200]!r}" for opinion in opinions if opinion.answer), "")
+        raise UserError(
+            f"The judge {judge.name} gave no verdict on any of {len(items)} pairs (mostly: {problem})"
+            f"{answer}; name another judge, or change its options."
         )
     said = iter(verdicts)
     return [Judged(pair, None if pair.identical else next(said)) for pair in pairs]

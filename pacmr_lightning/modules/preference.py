@@ -177,6 +177,18 @@ class PreferenceModule(PreferenceCheckpoint):
             if self.weighting.every:
                 check_shifted(self.policy, move_data_to_device(self.checked_pair, self.policy.device))
 
+    def on_validation_start(self) -> None:
+        """Checks that the policy can read the pairs, where no fit has done so.
+
+        Raises:
+            UserError: it cannot.
+        """
+        data = datamodule(self.trainer)
+        if data is not None and not self.trainer.training:
+            data.check_model(self.policy)
+
+    on_test_start = on_validation_start
+
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW over the adapter; linear warm-up, then a cosine to ``min_lr_ratio`` of the peak."""
         optimizer = torch.optim.AdamW(

@@ -222,9 +222,11 @@ class SFTModule(TrainedOnly):
         """Refuses a trainer precision that turned the trained weights into half precision.
 
         Raises:
-            UserError: a trained weight is below fp32.
+            UserError: a trained weight is below fp32, or the model cannot read the rows.
         """
         assert self.network is not None
+        network = self.network.get_base_model() if isinstance(self.network, PeftModel) else self.network
+        datamodule(self.trainer).check_model(self.hparams["model"] or "from_scratch", network)
         for name, parameter in self.network.named_parameters():
             if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
                 raise UserError(

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import signal
 import sys
 import time
@@ -182,6 +183,24 @@ def test_missing_and_invalid_answers_are_ties_and_told(files, server, tmp_path, 
     judge_files(*files, judge, str(tmp_path / "out"))
     assert len(server.requests) == 2 * PAIRS + 1
     assert [row["verdict"] for row in read(tmp_path / "out")[1]] == ["win", "tie", "tie", *EXPECTED[3:]]
+
+
+def test_a_judge_without_any_verdict(files, server, tmp_path, capsys):
+    server.reply = lambda messages: "I like both."
+    judge = EndpointJudge("tldr", base_url=server.url)
+    said = (
+        f"no verdict on any of {PAIRS} pairs (mostly: the answer does not end in a verdict): 'I like both.'"
+    )
+    with pytest.raises(UserError, match=re.escape(said)):
+        judge_files(*files, judge, str(tmp_path / "out"))
+    assert not (tmp_path / "out" / "summary.json").exists()
+
+
+def test_answers_that_are_cut_are_told(files, server, tmp_path, capsys):
+    server.script = ["cut short"] * 3
+    judge_files(*files, EndpointJudge("tldr", base_url=server.url), str(tmp_path / "out"))
+    said = "invalid answers: 3 (mostly: the answer was cut before a verdict; raise max_tokens, now 96)"
+    assert said in capsys.readouterr().out
 
 
 def test_a_judge_that_goes_by_position(files, server, tmp_path):

@@ -188,6 +188,10 @@ class Handler(BaseHTTPRequestHandler):
             self.send(200, body)
         elif fault == "length":
             self.send(200, choice("", "length"))
+        elif fault == "reasoning alone":
+            self.send(200, choice(None, reasoning_content="Hm, Preferred: A"))
+        elif fault == "cut reasoning":
+            self.send(200, choice("<think>Hm.\nPreferred: A", "length"))
         elif fault == "half a surrogate pair":
             self.send(200, choice("\ud800"))
         elif fault == "content filter":

@@ -270,7 +270,7 @@ def test_answers_that_are_not_valid_are_asked_again(server, store, quick):
     assert (answer.text, answer.cached, len(server.requests)) == ("yes", False, 3)
     [answer] = endpoint.ask(said(1), store, valid=lambda text: text == "yes")
     assert (answer.text, answer.cached, len(server.requests)) == ("yes", True, 3)
-    server.reply = lambda messages: "no"
+    server.reply = lambda messages: "<think>yes</think>no"
     answer = endpoint.ask(said(2), store, valid=lambda text: text == "yes")[1]
     assert answer.problem == "the answer is not of the kind that was asked for" and len(server.requests) == 5
 

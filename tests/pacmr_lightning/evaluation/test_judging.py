@@ -300,6 +300,40 @@ def test_invalid_and_missing_answers_are_no_verdict(store):
             assert verdict.orders[0].answer == "I would rather not say."
 
 
+def test_a_judge_that_thinks_aloud(store):
+    """Its reasoning, in which both verdicts stand, does not count; the store keeps the whole answer."""
+
+    def think(messages):
+        return f"<think>Either\nPreferred: A\nor\nPreferred: B</think>\n{prefer_longer(messages)}"
+
+    with FaultyServer(prefer_longer) as plain, FaultyServer(think) as thinking:
+        right = EndpointJudge("summary", model="m", base_url=plain.url).compare(PAIRS, store)
+        judge = EndpointJudge("summary", model="m", base_url=thinking.url)
+        for _ in range(2):
+            verdicts = judge.compare(PAIRS, store)
+            assert [v.preferred for v in verdicts] == [v.preferred for v in right]
+            assert "think" not in verdicts[0].orders[0].answer
+        asked = len(thinking.requests)
+        assert asked == len({json.dumps(request) for request in thinking.requests})
+        # Without an answer after it, it is no answer: asked for again, and never kept.
+        thinking.script = ["cut reasoning", "reasoning alone"]
+        other = EndpointJudge("dialogue", model="m", base_url=thinking.url, retries=0, concurrency=1)
+        [verdict] = other.compare(PAIRS[:1], store)
+        assert [opinion.problem for opinion in verdict.orders] == [
+            "no text within max_tokens 96; the model may need more",
+            "the answer is nothing but reasoning",
+        ]
+        assert other.compare(PAIRS[:1], store)[0].orders[0].problem is None
+
+
+def test_an_answer_that_was_cut_says_so(store):
+    with FaultyServer(prefer_longer) as server:
+        server.script = ["cut short"] * 2
+        judge = EndpointJudge(model="m", base_url=server.url, retries=0, max_tokens=7)
+        [verdict] = judge.compare(PAIRS[:1], store)
+    assert verdict.orders[0].problem == "the answer was cut before a verdict; raise max_tokens, now 7"
+
+
 def test_equal_responses_are_no_verdict(store):
     with FaultyServer(prefer_longer) as server:
         pair = Comparison("p", "the same", "the same")

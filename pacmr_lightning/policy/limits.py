@@ -1,0 +1,57 @@
+"""What a model can read: how many positions it has, and how many token ids."""
+
+from __future__ import annotations
+
+import numpy as np
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..errors import UserError
+
+_STRETCHED = ("linear", "dynamic", "yarn")
+"""Kinds of rotary scaling that go beyond ``max_position_embeddings`` by their factor."""
+
+
+def positions(config: PreTrainedConfig) -> int | None:
+    """Return how many tokens a model can read; None for one without a limit, such as with ALiBi.
+
+    Args:
+        config: of the model.
+    """
+    config = config.get_text_config()
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    if limit is None or getattr(config, "alibi", False):
+        return None
+    found = [limit]
+    rope = getattr(config, "rope_parameters", None) or {}
+    for scaling in (rope, *rope.values()):  # some have one for each type of layers
+        if isinstance(scaling, dict) and scaling.get("rope_type") in _STRETCHED:
+            before = scaling.get("original_max_position_embeddings") or limit
+            found.append(int(before * scaling.get("factor", 1)))
+    return max(found)
+
+
+def check_tokens(name: str, model: PreTrainedModel, lengths: np.ndarray, largest: int) -> None:
+    """Check that a model can read N sequences.
+
+    Args:
+        name: of the model.
+        model: loaded.
+        lengths: (N,) tokens of each.
+        largest: token id that occurs in them, padding included.
+
+    Raises:
+        UserError: it has too few positions, or too few embeddings for the tokenizer.
+    """
+    limit = positions(model.config)
+    if limit is not None and lengths.max() > limit:
+        raise UserError(
+            f"{(lengths > limit).sum():,} of {len(lengths):,} rows are longer than the {limit} positions "
+            f"of the model {name} (the longest has {lengths.max():,} tokens); set max_length to {limit} or "
+            "less, which leaves them out."
+        )
+    rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    if rows is not None and largest >= rows:
+        raise UserError(
+            f"The tokenizer has the token id {largest}, but the model {name} has {rows} embeddings; use the "
+            "model's own tokenizer, or save the model with more (resize_token_embeddings)."
+        )

@@ -1,0 +1,121 @@
+"""How many positions a model has, and pairs that it cannot read."""
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from pacmr_lightning.commands.audit_model import audit_model
+from pacmr_lightning.datamodules import PreferenceDataModule, SFTDataModule
+from pacmr_lightning.datamodules.completions import CompletionFiles
+from pacmr_lightning.datamodules.sources import Files
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.modules import PreferenceModule, SFTModule
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy.limits import check_tokens, positions
+
+
+def scaled(kind, **keys):
+    return {"max_position_embeddings": 64, "rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **keys}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "limit"),
+    [
+        ("llama", {"max_position_embeddings": 64}, 64),
+        ("gpt2", {"n_positions": 64}, 64),
+        ("opt", {"max_position_embeddings": 64}, 64),
+        ("mpt", {"max_seq_len": 64}, 64),
+        ("bloom", {}, None),
+        ("mamba", {}, None),
+        ("falcon", {"alibi": True}, None),
+        ("falcon", {"alibi": False, "max_position_embeddings": 64}, 64),
+        ("llama", scaled("linear", factor=4.0), 256),
+        ("llama", scaled("yarn", factor=4.0, original_max_position_embeddings=64), 256),
+        ("llama", scaled("yarn", factor=2.0, original_max_position_embeddings=32), 64),
+        ("gemma3", {"text_config": {"max_position_embeddings": 64}}, 64),
+    ],
+)
+def test_positions(kind, keys, limit):
+    assert positions(AutoConfig.for_model(kind, **keys)) == limit
+
+
+def test_tokens_that_fit_are_passed(save_model):
+    policy = PolicyModel(save_model("llama"))
+    policy.build()
+    limit, rows = positions(policy.model.config), policy.model.get_input_embeddings().num_embeddings
+    check_tokens("m", policy.model, np.array([limit, 1]), rows - 1)
+    with pytest.raises(
+        UserError, match=f"1 of 2 rows are longer than the {limit} positions .* set max_length to"
+    ):
+        check_tokens("m", policy.model, np.array([limit + 1, 1]), 0)
+    with pytest.raises(UserError, match=f"token id {rows}, but the model m has {rows} embeddings"):
+        check_tokens("m", policy.model, np.array([1]), rows)
+
+
+@pytest.fixture
+def pairs(write_rows, pair_rows):
+    return write_rows(pair_rows(8))
+
+
+def preference(model, pairs, **options):
+    sizes = {"global_batch_size": 4, "validation_batch_size": 4, "max_length": 256}
+    return PreferenceDataModule(Files(pairs, pairs), model, **sizes, **options)
+
+
+def trainer(tmp_path):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    return Trainer(accelerator="cpu", max_steps=1, default_root_dir=tmp_path, **quiet)
+
+
+@pytest.fixture(params=["llama", "gpt2"])
+def short(request, tiny_tokenizer_folder, tmp_path):
+    """A model that has 16 positions."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
+    torch.manual_seed(0)
+    keys = {
+        "llama": {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        },
+        "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2},
+    }[request.param]
+    ids = {"vocab_size": len(tokenizer), "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = AutoConfig.for_model(request.param, max_position_embeddings=16, **ids, **keys)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "short")
+    tokenizer.save_pretrained(tmp_path / "short")
+    return str(tmp_path / "short")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_longer_pairs_are_told_before_anything_is_computed(short, pairs, write_rows, tmp_path):
+    said = r"8 of 8 rows are longer than the 16 positions of the model .*short \(the longest has \d+ tokens\)"
+    for reference in ("live", "cached"):
+        data = preference(short, pairs, reference=reference)
+        with pytest.raises(UserError, match=said):
+            trainer(tmp_path).fit(PreferenceModule(PolicyModel(short)), data)
+    with pytest.raises(UserError, match=said):
+        trainer(tmp_path).validate(PreferenceModule(PolicyModel(short)), preference(short, pairs))
+    with pytest.raises(UserError, match=said):
+        audit_model(short, source=Files(pairs), output=str(tmp_path / "audit"), scorer="probe")
+    rows = write_rows(
+        [{"prompt": "What is it of many?", "completion": " It is one of many."}] * 8, "sft.jsonl"
+    )
+    data = SFTDataModule(CompletionFiles(rows, rows), tokenizer=short, batch_size=4)
+    with pytest.raises(UserError, match=said):
+        trainer(tmp_path).fit(SFTModule(model=short), data)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_tokenizer_with_tokens_that_the_model_lacks(tiny_llama, tiny_tokenizer_folder, pairs, tmp_path):
+    larger = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
+    rows = len(larger)
+    model = tiny_llama(tmp_path / "model", vocab_size=rows)
+    larger.add_tokens(["best of"])
+    larger.save_pretrained(model)
+    said = rf"The tokenizer has the token id {rows}, but the model .* has {rows} embeddings"
+    with pytest.raises(UserError, match=said):
+        trainer(tmp_path).fit(PreferenceModule(PolicyModel(model)), preference(model, pairs))
