@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from ..errors import UserError
+from ..files import content_digest
 from ..numerics import numerics
 from .answer_store import AnswerStore, content_key
 from .conversation import Messages, as_messages, as_text
@@ -215,11 +216,17 @@ def _verdict(first: _Score, second: _Score) -> Verdict:
     return Verdict((opinion, opinion))
 
 
-def _state(model: str) -> list[list[Any]]:
-    """Names, sizes and times of a folder's files: a model that is trained anew must not get old scores."""
+def _state(model: str) -> str | None:
+    """Return a digest of a folder's files or the commit of a Hub id: a model's scores are its weights' own."""
+    from transformers.utils.hub import cached_file, extract_commit_hash
+
     path = Path(model).expanduser()
-    files = sorted(path.iterdir()) if path.is_dir() else []
-    return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files if file.is_file()]
+    if path.is_dir():
+        return content_digest(path)
+    try:
+        return extract_commit_hash(cached_file(model, "config.json"), None)
+    except OSError:  # loading it says what is wrong
+        return None
 
 
 def _first_line(error: Exception) -> str:
