@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from jinja2 import TemplateError
@@ -217,7 +217,7 @@ def _verdict(first: _Score, second: _Score) -> Verdict:
 
 
 def _state(model: str) -> str | None:
-    """Return a digest of a folder's files or the commit of a Hub id: a model's scores are its weights' own."""
+    """Return what identifies a model's weights: a digest of its folder, or the commit of its Hub id."""
     from transformers.utils.hub import cached_file, extract_commit_hash
 
     path = Path(model).expanduser()

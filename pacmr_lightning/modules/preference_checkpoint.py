@@ -113,6 +113,6 @@ class PreferenceCheckpoint(HeldOutSteps):
         # In another precision the same weights are other bytes: a fit refuses that by the option's name.
         if now != saved and all(now[name] == saved[name] for name in ("dtype", "quantization")):
             raise UserError(
-                f"The weights of {self.policy.name} differ from those that the checkpoint was trained on; restore "
-                "them, or train again in a new folder."
+                f"The weights of {self.policy.name} differ from those that the checkpoint was trained on; "
+                "restore them, or train again in a new folder."
             )

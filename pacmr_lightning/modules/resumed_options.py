@@ -46,8 +46,8 @@ def flat_options(name: str, value: Any) -> dict[str, Any]:
 
     Args:
         name: of the option.
-        value: a plain value, a mapping, a sequence, or an object. An object's options are the arguments of its
-            class that it keeps under their names. A file is known by its name and content, not by its folder.
+        value: a plain value, a mapping, a sequence, or an object. An object's options are the arguments of
+            its class that it keeps under their names. A file is known by its name and content.
     """
     if isinstance(value, str) and os.path.isfile(value):
         return {name: f"{Path(value).name} ({content_digest(value)[:12]})"}
@@ -86,8 +86,8 @@ def check_options(saved: dict[str, Any], now: dict[str, Any]) -> None:
     for name in changed:
         if name not in _USED:
             raise UserError(
-                f"{name} is {now.get(name)}, but the checkpoint was trained with {saved.get(name)}; resume with "
-                "that, or start a new run in another folder."
+                f"{name} is {now.get(name)}, but the checkpoint was trained with {saved.get(name)}; resume "
+                "with that, or start a new run in another folder."
             )
     if changed:
         told = ", ".join(f"{name} {now.get(name)} instead of {saved.get(name)}" for name in changed)

@@ -265,8 +265,8 @@ class SFTModule(TrainedOnly):
         check_options(checkpoint["options"], self.options)
         if checkpoint["base"] != self._base_digest:
             raise UserError(
-                f"The weights of {self.hparams['model']} differ from those that the checkpoint was trained on; "
-                "restore them, or start a new run in another folder."
+                f"The weights of {self.hparams['model']} differ from those that the checkpoint was trained "
+                "on; restore them, or start a new run in another folder."
             )
 
     def on_train_start(self) -> None:
