@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
+import datasets
 from datasets import Dataset, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.answer_store import content_key
+from pacmr_lightning.files import content_digest
 
 from .columns import PREFERENCES, SFT, Columns, checked
 from .completions import Completions
@@ -33,9 +37,15 @@ def load_split(path: str, split: str, subset: str | None = None, folder: str | N
     Raises:
         UserError: there is no such dataset, subset or split, or it cannot be reached.
     """
+    # datasets knows a local file by its time alone.
+    local = Path(path).expanduser()
+    content = content_digest(local) if local.is_dir() else None
+    cache = None if content is None else Path(datasets.config.HF_DATASETS_CACHE) / "pacmr-folders" / content
     where = path + "".join(f", {part}" for part in (subset, folder) if part)
     try:
-        return load_dataset(path, name=subset, data_dir=folder, split=split, streaming=False)
+        found = load_dataset(
+            path, name=subset, data_dir=folder, split=split, streaming=False, cache_dir=cache and str(cache)
+        )
     except DatasetGenerationError as error:
         raise UserError(
             f"The split {split!r} of the dataset {where} cannot be read ({_first_line(error.__cause__)}); "
@@ -46,6 +56,9 @@ def load_split(path: str, split: str, subset: str | None = None, folder: str | N
             f"The split {split!r} of the dataset {where} cannot be loaded ({_first_line(error)}); give a Hub "
             "id or a folder, a subset and a split that exist."
         ) from None
+    if content is not None:
+        found._fingerprint = content_key(content, subset, folder, split)[:16]
+    return found
 
 
 def _first_line(error: BaseException | None) -> str:

@@ -72,15 +72,16 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def content_digest(path: str | Path) -> str:
-    """Return a hash (XXH3, 128 bits) of a file, or of the names and content of all files below a folder.
+    """Return a hash (XXH3, 128 bits) of a file, or of the names and content of a folder's files.
 
-    A bar is shown where reading takes longer than two seconds.
+    Hidden files of a folder are left out. A bar is shown where reading takes longer than two seconds.
     """
     import xxhash
     from tqdm import tqdm
 
     path = Path(path)
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    files = [file for file in files if file == path or "/." not in f"/{file.relative_to(path).as_posix()}"]
     total = sum(file.stat().st_size for file in files)
     digest = xxhash.xxh3_128()
     with tqdm(total=total, desc=f"Reading {path.name}", unit="B", unit_scale=True, delay=2) as progress:

@@ -83,15 +83,14 @@ def check_options(saved: dict[str, Any], now: dict[str, Any]) -> None:
         UserError: another option differs.
     """
     changed = [name for name in now | saved if now.get(name) != saved.get(name)]
-    for name in changed:
-        if name not in _USED:
-            raise UserError(
-                f"{name} is {now.get(name)}, but the checkpoint was trained with {saved.get(name)}; resume "
-                "with that, or start a new run in another folder."
-            )
-    if changed:
-        told = ", ".join(f"{name} {now.get(name)} instead of {saved.get(name)}" for name in changed)
-        rank_zero_info(f"Resuming with other options than the checkpoint's: {told}.")
+    told = {name: f"{name} {now.get(name)} instead of {saved.get(name)}" for name in changed}
+    if refused := [text for name, text in told.items() if name not in _USED]:
+        raise UserError(
+            f"The fit has other options than its checkpoint: {', '.join(refused)}; resume with the "
+            "checkpoint's, or start a new run in another folder."
+        )
+    if told:
+        rank_zero_info(f"Resuming with other options than the checkpoint's: {', '.join(told.values())}.")
 
 
 def use_options(
