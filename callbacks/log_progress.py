@@ -55,8 +55,14 @@ class LogProgress(Callback):
             flush=True,
         )
 
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the update that the validation metrics are of."""
+        self._validated = trainer.global_step
+
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Says the last metrics, on rank 0."""
+        """Print the last metrics on rank 0, with the step of a validation before the last update."""
         if trainer.is_global_zero:
             found = ", ".join(f"{name} {value:.4g}" for name, value in trainer.progress_bar_metrics.items())
+            if "val/" in found and self._validated != trainer.global_step:
+                found += f" (val/... after update {self._validated:,})"
             print(f"{trainer.global_step:,} updates done" + (f": {found}" if found else ""), file=sys.stderr)

@@ -33,8 +33,9 @@ class RunSummary(Callback):
     Keys; null stands wherever a number is unknown or not finite:
 
     - ``method, task, noise_rate, seed, steps`` (policy updates), ``counts`` (the datamodule's), ``versions``;
-    - ``val_accuracy, val_margin``, of ``val_pairs`` pairs, and ``metrics`` with every ``val/...`` metric that
-      a module or a callback has logged last;
+    - ``val_accuracy, val_margin``, of ``val_pairs`` pairs after ``val_step`` policy updates, which are fewer
+      than ``steps`` where no validation came after the last update; and ``metrics`` with every ``val/...``
+      metric that a module or a callback has logged last;
     - over the last ``window`` visits on all ranks, in whole steps (all visits of the earliest step count, see
       ``LastVisits``), those of them whose flip is known (``window_pairs``): ``weight_mean_unflipped,
       weight_mean_flipped``, their difference ``weight_gap``, and how well a low weight (``flip_auroc``) or a
@@ -63,6 +64,7 @@ class RunSummary(Callback):
         self._pairs = 0
         self._visits.clear()
         self._metrics: dict[str, float] = {}
+        self._val_step: int | None = None
         self._statistics: dict[str, float | int | None] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -82,6 +84,7 @@ class RunSummary(Callback):
             "pairs": self._all_pairs(trainer.strategy.root_device),
             "rows": self._visits.of_all_ranks(trainer.strategy.root_device),
             "metrics": self._val_metrics(trainer),
+            "val_step": self._val_step,
         }
 
     def on_load_checkpoint(
@@ -94,6 +97,7 @@ class RunSummary(Callback):
         self._reset()
         self._seconds = state["seconds"]
         self._metrics = state["metrics"]
+        self._val_step = state.get("val_step")
         self._visits.load(state["rows"], trainer.is_global_zero)
         # What counts is the sum over the ranks, so rank 0 holds it.
         if trainer.is_global_zero:
@@ -106,7 +110,9 @@ class RunSummary(Callback):
         self._mark = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the clock again, so that the time since the last training step does not count."""
+        """Note the update; start the clock again, so that the time since the last step does not count."""
+        if not trainer.sanity_checking:
+            self._val_step = trainer.global_step
         self._mark = time.perf_counter()
 
     def on_train_batch_end(
@@ -152,6 +158,7 @@ class RunSummary(Callback):
             "val_accuracy": metrics.get("val/rewards/accuracies"),
             "val_margin": metrics.get("val/rewards/margins"),
             "val_pairs": _validated(trainer),
+            "val_step": self._val_step,
             **self._statistics,
             "metrics": metrics,
             **({"learned": learned} if learned else {}),

@@ -192,9 +192,7 @@ class Columns:
         else:
             clean |= {"tools": None, "chat_template_kwargs": None}  # only chat templates read them
         read = {name for name, value in clean.items() if value is not None}
-        unread = [
-            name for name, value in given.items() if name not in read and not _is_empty(value)
-        ]
+        unread = [name for name, value in given.items() if name not in read and not _is_empty(value)]
         clean["template_fields"] = " ".join(sorted(fields)) or None
         clean["unread"] = "\n".join(sorted(unread)) or None
         return clean

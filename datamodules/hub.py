@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
+import datasets
 from datasets import Dataset, Value, load_dataset, load_dataset_builder
 from datasets.exceptions import DatasetGenerationError
 from datasets.features.features import require_decoding
 from datasets.packaged_modules.csv.csv import CsvConfig
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.answer_store import content_key
+from pacmr_lightning.files import content_digest
 
 from .columns import PREFERENCES, SFT, Columns, checked
 from .completions import Completions
@@ -35,12 +39,17 @@ def load_split(path: str, split: str, subset: str | None = None, folder: str | N
     Raises:
         UserError: there is no such dataset, subset or split, or it cannot be reached.
     """
+    # datasets knows a local file by its time alone.
+    local = Path(path).expanduser()
+    content = content_digest(local) if local.is_dir() else None
+    cache = None if content is None else Path(datasets.config.HF_DATASETS_CACHE) / "pacmr-folders" / content
+    options: dict[str, Any] = {"name": subset, "data_dir": folder, "cache_dir": cache and str(cache)}
     where = str(path) + "".join(f", {part}" for part in (subset, folder) if part)
     try:
-        found = load_dataset_builder(str(path), name=subset, data_dir=folder)
-        # Unasked, pandas reads the texts None, NA and null as missing.
-        nulls = {"keep_default_na": False, "na_values": [""]} if isinstance(found.config, CsvConfig) else {}
-        return load_dataset(str(path), name=subset, data_dir=folder, split=split, streaming=False, **nulls)
+        if isinstance(load_dataset_builder(str(path), **options).config, CsvConfig):
+            # Unasked, pandas reads the texts None, NA and null as missing.
+            options |= {"keep_default_na": False, "na_values": [""]}
+        found = load_dataset(str(path), split=split, streaming=False, **options)
     except DatasetGenerationError as error:
         raise UserError(
             f"The split {split!r} of the dataset {where} cannot be read ({_first_line(error.__cause__)}); "
@@ -51,6 +60,9 @@ def load_split(path: str, split: str, subset: str | None = None, folder: str | N
             f"The split {split!r} of the dataset {where} cannot be loaded ({_first_line(error)}); give a Hub "
             "id or a folder, a subset and a split that exist."
         ) from None
+    if content is not None:
+        found._fingerprint = content_key(content, subset, folder, split)[:16]
+    return found
 
 
 def _first_line(error: BaseException | None) -> str:

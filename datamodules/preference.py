@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
 from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.errors import UserError
@@ -76,6 +77,8 @@ class PreferenceDataModule(PairLoaders, PromptData):
             ``noise_rate`` is the share of flipped pairs after ``setup("fit")``.
         counts: after ``setup``, for ``train`` and ``validation``: ``rows``, ``kept``, dropped pairs by
             reason, ``no second view``, and for ``train`` ``flipped`` (labels the noise changed).
+        trained_texts: hash of the training pairs' texts of a run whose policy is looked at, which ``setup``
+            compares; None: not compared.
         train_pairs: after ``setup("fit")``, the kept training pairs.
         validation_pairs: after ``setup``, the kept validation pairs.
 
@@ -160,6 +163,7 @@ class PreferenceDataModule(PairLoaders, PromptData):
         self.predict_prompts = predict_prompts
         self.predict_seed = predict_seed
         self.predict_max_length = predict_max_length
+        self.trained_texts: str | None = None
         self.clean_pairs: Pairs | None = None
         self.train_pairs: Pairs | None = None
         self.validation_pairs: Pairs | None = None
@@ -218,7 +222,8 @@ class PreferenceDataModule(PairLoaders, PromptData):
         """Loads what the stage needs: training pairs for ``fit``, validation pairs, nothing for ``predict``.
 
         Raises:
-            UserError: a batch size cannot be shared by the trainer's processes, or no pair is left.
+            UserError: a batch size cannot be shared by the trainer's processes, no pair is left, or the
+                pairs are not those that a run was trained on.
         """
         check_shares("global_batch_size", self.global_batch_size, self._ranks["world_size"])
         if stage == TrainerFn.FITTING and self.train_pairs is None:
@@ -233,6 +238,13 @@ class PreferenceDataModule(PairLoaders, PromptData):
             self.train_pairs = self._preparation.train(self.clean_pairs)
             if not self.uniform_noise:
                 self.noise_rate = sum(self.train_pairs.swapped) / len(self.train_pairs)
+            if self.trained_texts is not None and self.trained_texts != self._preparation.texts_digest():
+                raise UserError(
+                    f"The texts of {self.source.name} are not those that the run was trained on; restore "
+                    "them, or use pacmr audit-model, which takes any pairs."
+                )
+            if self.trainer is not None:
+                rank_zero_info(self._epoch_line())
         if self.validation_pairs is None and stage != TrainerFn.PREDICTING:
             self.validation_pairs = self._preparation.validation()
 

@@ -15,6 +15,7 @@ from pacmr_lightning.weighting.audited import easiest_first
 from .augmentation.files import read_augmentations
 from .noise import AnnotatorNoise, LabelNoise
 from .pairs import Pairs
+from .reference_cache import TEXTS, tokens_digest
 from .rows import prompts_of
 from .sources import Source
 from .tokenization import summary_line, token_warnings, tokenize_pairs
@@ -126,6 +127,10 @@ class Preparation:
         So runs that hold pairs out and runs that do not share a cache.
         """
         return ask(self._everything)[self._kept]
+
+    def texts_digest(self) -> str:
+        """Return a hash of the tokens of all training pairs, held out or not, before any noise."""
+        return tokens_digest(self._everything.rows, *TEXTS)
 
     def _split(self, split: str) -> tuple[Dataset, Dataset, dict[str, int]]:
         return self._filled.pop(split) if split in self._filled else self._read(split)

@@ -1,6 +1,6 @@
 """Reads preference pairs and SFT rows from JSON Lines and Parquet files, and says what is wrong with them.
 
-Rows become a ``datasets.Dataset`` of fixed features, written to datasets' cache once for each state of a
+Rows become a ``datasets.Dataset`` of fixed features, written to datasets' cache once for each content of a
 file.
 """
 
@@ -24,6 +24,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from pacmr_lightning.command_line.exceptions import user_error
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.files import content_digest
 
 from .columns import PREFERENCES, SFT, Columns, checked
 
@@ -163,9 +164,8 @@ def _checked_path(path: str | Path) -> Path:
 
 def _read(path: str | Path, columns: Columns) -> Dataset:
     path = _checked_path(path)
-    state = path.stat()
-    # A changed file must not be served from the cache.
-    key = f"{LAYOUT}:{path.resolve()}:{state.st_size}:{state.st_mtime_ns}"
+    # The path is a part of it because errors and made-up ids of rows name it.
+    key = f"{LAYOUT}:{path.resolve()}:{content_digest(path)}"
     rows = written_once(lambda: checked(numbered_rows(path), columns, str(path)), columns, key)
     return announced(rows, str(path))
 

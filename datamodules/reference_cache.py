@@ -27,6 +27,8 @@ from .pairs import Pairs
 
 _LAYOUT = 1
 """Part of the key; raised whenever the same model and tokens are written in another form."""
+TEXTS = ("prompt_ids", "chosen_ids", "rejected_ids")
+"""Columns of a pair's tokens."""
 PART = 1024
 """Pairs in a file: what a killed run loses at most, and what ranks share out."""
 BATCH_TOKENS = 16_384
@@ -219,8 +221,13 @@ def _read(path: Path, shape: tuple[int, int]) -> np.ndarray:
     return values
 
 
+def tokens_digest(rows: Dataset, *columns: str) -> str:
+    """Return a hash of the tokens of all rows, in their order."""
+    return _lengths_and_digest(rows.select_columns(list(columns)), np.arange(len(rows)))[1]
+
+
 def _lengths_and_digest(rows: Dataset, asked: np.ndarray) -> tuple[np.ndarray, str]:
-    """(n,) tokens over all columns of each row that is asked for, and a hash of the tokens."""
+    """Return (n,) tokens over all columns of each row that is asked for, and a hash of the tokens."""
     digest = hashlib.sha256()
     lengths = []
     # A part at a time: all tokens of a large dataset need not fit into memory.

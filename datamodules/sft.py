@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from datasets import Dataset, Features, List, Value
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -29,6 +30,7 @@ from .chat import (
 )
 from .completions import Completions
 from .prompts import NO_COMPLETION, split_completion
+from .reference_cache import tokens_digest
 from .stream import RowsLeft, StepLoader
 from .tokenization import count_oddities, oddities, token_warnings
 from .tokenizer import load_tokenizer, prompt_tokens, response_tokens, tokenizer_digest
@@ -138,6 +140,49 @@ class SFTDataModule(LightningDataModule):
             rank_zero_info(_summary(self.source.name, split, counts))
         for sentence in dict.fromkeys(self._warnings):
             rank_zero_info(sentence)
+
+        if stage == TrainerFn.FITTING:
+            rank_zero_info(self._epoch_line())
+
+    def _epoch_line(self) -> str:
+        """Return a sentence on an epoch's batches, and on the rows that processes cannot share evenly."""
+        assert self.trainer is not None
+        ranks, rows = self.trainer.world_size, len(self._rows["train"])
+        size, left = self.batch_size * ranks, len(self._rows["validation"]) % ranks
+        last = rows % size
+        whole = f"An epoch: {-(-rows // size)} batches of {size} rows"
+        parts = [f"the last has {last} rows"] * (last > 0)
+        parts += [f"{-rows % ranks} rows come twice, for {ranks} processes"] * (rows % ranks > 0)
+        parts += [f"{left} validation rows are left out"] * (left > 0)
+        return f"{'; '.join([whole, *parts])}."
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what decides the rows of a step: options, and a hash of the rows in their order."""
+        if self.trainer is None or not self._rows:
+            return {}
+        return {
+            "max_length": self.max_length,
+            "rows of a batch over all processes": self.batch_size * self.trainer.world_size,
+            "seed": self.seed,
+            "training rows": tokens_digest(self._rows["train"], "prompt_ids", "completion_ids"),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Check that a resumed fit goes on with the rows that it began with.
+
+        Raises:
+            UserError: training is resumed with other rows, or in another order.
+        """
+        assert self.trainer is not None
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            return
+        now = self.state_dict()
+        for name, value in state_dict.items():
+            if now[name] != value:
+                raise UserError(
+                    f"The checkpoint has {name} {value}, but this run has {now[name]}; resume with the same "
+                    "data, tokenizer and data options, or start a new run in another folder."
+                )
 
     def _prepare(self) -> None:
         if self._rows:

@@ -1,4 +1,4 @@
-"""Files that are on disk whole or not at all."""
+"""Files that are on disk whole or not at all, and digests of their content."""
 
 from __future__ import annotations
 
@@ -69,6 +69,30 @@ def replacing(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def content_digest(path: str | Path) -> str:
+    """Return a hash (XXH3, 128 bits) of a file, or of the names and content of a folder's files.
+
+    Hidden files of a folder are left out. A bar is shown where reading takes longer than two seconds.
+    """
+    import xxhash
+    from tqdm import tqdm
+
+    path = Path(path)
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    files = [file for file in files if file == path or "/." not in f"/{file.relative_to(path).as_posix()}"]
+    total = sum(file.stat().st_size for file in files)
+    digest = xxhash.xxh3_128()
+    with tqdm(total=total, desc=f"Reading {path.name}", unit="B", unit_scale=True, delay=2) as progress:
+        for file in files:
+            if file != path:
+                digest.update(f"{file.relative_to(path)}:{file.stat().st_size}:".encode())
+            with file.open("rb") as content:
+                while block := content.read(1 << 22):
+                    digest.update(block)
+                    progress.update(len(block))
+    return digest.hexdigest()
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import warnings
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from transformers import (
 from transformers.utils import cached_file, extract_commit_hash
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.files import content_digest
 
 from .decoding import Decoding
 
@@ -78,13 +78,7 @@ class Translator:
         self.config  # noqa: B018 - says what is wrong with the name
         if not self._folder.is_dir():
             return extract_commit_hash(cached_file(self.name, "config.json"), None)
-        digest = hashlib.sha256()
-        for file in sorted(file for file in self._folder.iterdir() if file.is_file()):
-            digest.update(file.name.encode())
-            with file.open("rb") as content:
-                while block := content.read(1 << 20):
-                    digest.update(block)
-        return digest.hexdigest()[:16]
+        return content_digest(self._folder)[:16]
 
     @property
     def _folder(self) -> Path:

@@ -56,6 +56,14 @@ def _cell(form: str, summary: dict[str, Any]) -> str:
         return ""
 
 
+def _validated(run: str) -> str | None:
+    """Return a sentence where a run's last validation is older than its last update."""
+    summary = read_summary(run)
+    if summary.get("val_step") in (None, summary["steps"]):
+        return None
+    return f"{run}: accuracy is of update {summary['val_step']:,}; the run ended after {summary['steps']:,}"
+
+
 def compare(runs: list[str], figure: str | None = None) -> None:
     """Prints a table of finished runs side by side, and draws how they learned.
 
@@ -68,7 +76,8 @@ def compare(runs: list[str], figure: str | None = None) -> None:
     """
     console = Console(markup=False)
     console.print(table(runs))
-    for note in NOTES:
+    notes = [*NOTES, *filter(None, map(_validated, runs))]
+    for note in notes:
         console.print(f"  {note}", highlight=False, style="dim")
     if figure:
         from ..analysis.learning_curves import draw

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from jinja2 import TemplateError
@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from ..chat_template import render_messages
 from ..errors import UserError
+from ..files import content_digest
 from ..numerics import numerics
 from ..policy.limits import positions
 from .answer_store import AnswerStore, content_key
@@ -218,11 +219,17 @@ def _verdict(first: _Score, second: _Score) -> Verdict:
     return Verdict((opinion, opinion))
 
 
-def _state(model: str) -> list[list[Any]]:
-    """Names, sizes and times of a folder's files: a model that is trained anew must not get old scores."""
+def _state(model: str) -> str | None:
+    """Return what identifies a model's weights: a digest of its folder, or the commit of its Hub id."""
+    from transformers.utils.hub import cached_file, extract_commit_hash
+
     path = Path(model).expanduser()
-    files = sorted(path.iterdir()) if path.is_dir() else []
-    return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files if file.is_file()]
+    if path.is_dir():
+        return content_digest(path)
+    try:
+        return extract_commit_hash(cached_file(model, "config.json"), None)
+    except OSError:  # loading it says what is wrong
+        return None
 
 
 def _first_line(error: Exception) -> str:

@@ -110,6 +110,7 @@ class PreferenceModule(PreferenceCheckpoint):
         self.train_means = Means((*REWARDS, "grad_norm"), checked=False)
         self.weight_statistics = WeightStatistics()
         self.checked_pair: PairBatch | None = None
+        self.options = {}
         # Of the last VNet update, until they are logged.
         self.outer_values = {}
 
@@ -160,6 +161,7 @@ class PreferenceModule(PreferenceCheckpoint):
                 f"micro_batch_size {self.micro_batch_size} does not divide the {share} pairs that a "
                 "device gets for one step; choose a divisor."
             )
+        self.options = self.fit_options()
 
     def on_fit_start(self) -> None:
         """Lets the datamodule ask the reference, which is on its device now, for what it keeps on disk.
@@ -169,6 +171,7 @@ class PreferenceModule(PreferenceCheckpoint):
                 cannot learn from parameters that ZeRO-3 keeps in parts.
         """
         check_adapter(self.policy.adapter())
+        self.policy.reference_digest()  # which takes longer than a checkpoint should
         if self.policy.is_sharded:
             self.weighting.check_sharded()
         data = datamodule(self.trainer)

@@ -17,10 +17,11 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from ..errors import UserError
 from ..numerics import AskedDtype, base_dtype, recomputes
-from ..policy.base_model import recompute_activations
+from ..policy.base_model import recompute_activations, weights_digest
 from ..policy.logprobs import upcast
 from ..policy.new_adapter import OVERRULED, add_lora, check_keys
 from .datamodule import datamodule
+from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
 from .schedule import check_schedule, planned_updates, warmup_cosine
 from .sft_model import OWN_KEYS, load_pretrained, new_llama, save_model
 from .trained_only import TrainedOnly
@@ -107,6 +108,8 @@ class SFTModule(TrainedOnly):
         model, save_to = (None if place is None else str(place) for place in (model, save_to))
         self.save_hyperparameters()
         self.network: PreTrainedModel | PeftModel | None = None
+        self.options: dict[str, Any] = {}
+        self._base_digest: str | None = None
         # An adapter's checkpoint lacks the frozen base, so on_load_checkpoint checks it instead of Lightning.
         self.strict_loading = lora is None
         self.train_loss = MeanMetric(dist_sync_on_step=True)
@@ -146,6 +149,7 @@ class SFTModule(TrainedOnly):
                 f"SFT saves whole weights, but {type(strategy).__name__} splits them over the processes "
                 "here; use trainer.strategy ddp or deepspeed_stage_2."
             )
+        self.options = self._options()
 
     def configure_model(self) -> None:
         """Loads or makes the model and adds LoRA. Does nothing the second time.
@@ -165,6 +169,8 @@ class SFTModule(TrainedOnly):
         if recomputes(self.hparams["gradient_checkpointing"]):
             recompute_activations(network)
         if self.hparams["lora"] is not None:
+            if is_fitting(self):
+                self._base_digest = weights_digest(network)
             network = add_lora(network, {**LORA, **self.hparams["lora"]}, "lora")
         # transformers loads models in eval mode, where dropout and gradient checkpointing do nothing.
         self.network = network.train()
@@ -244,16 +250,17 @@ class SFTModule(TrainedOnly):
         rank_zero_info(f"The model is saved in {self.folder}.")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leaves the frozen base out."""
+        """Leave the frozen base out; add the options and the base's digest."""
+        checkpoint |= {"options": self.options, "base": self._base_digest}
         if self.hparams["lora"] is not None:
             state = checkpoint["state_dict"]
             checkpoint["state_dict"] = {name: state[name] for name in self.trained_names()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Checks that the checkpoint holds every trained weight.
+        """Check that the checkpoint holds every trained weight and, in a fit, its base and its options.
 
         Raises:
-            UserError: one is missing.
+            UserError: a weight is missing, the base has other weights, or an option cannot change.
         """
         missing = [name for name in self.trained_names() if name not in checkpoint["state_dict"]]
         if missing:
@@ -261,3 +268,24 @@ class SFTModule(TrainedOnly):
                 f"The checkpoint lacks {len(missing)} trained weights, the first being {missing[0]}; resume "
                 "with the model and lora options that it was made with."
             )
+        if not is_fitting(self):
+            return
+        check_options(checkpoint["options"], self.options)
+        if checkpoint["base"] != self._base_digest:
+            raise UserError(
+                f"The weights of {self.hparams['model']} differ from those that the checkpoint was trained "
+                "on; restore them, or start a new run in another folder."
+            )
+
+    def on_train_start(self) -> None:
+        """Set this fit's learning rate, betas and weight decay where a checkpoint restored its own."""
+        use_options(self, *(self.hparams[name] for name in ("learning_rate", "betas", "weight_decay")))
+
+    def _options(self) -> dict[str, Any]:
+        names = (*OPTIMIZER, "dtype", "lora", "from_scratch")
+        trainer = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
+        return {
+            **flat_options("", {name: self.hparams[name] for name in names}),
+            **flat_options("trainer", {name: getattr(self.trainer, name) for name in trainer}),
+            **trainer_options(self),
+        }

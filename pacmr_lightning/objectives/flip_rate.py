@@ -130,6 +130,7 @@ class RPOEM(Objective):
         if not 0 < momentum <= 1:
             raise UserError(f"momentum is {momentum}, but it must be above 0 and at most 1 (usual: 0.1).")
         self.momentum = momentum
+        self.initial_rate = initial_rate
         self.estimated_rate = initial_rate
 
     def right(self, rewards: Rewards) -> Tensor:

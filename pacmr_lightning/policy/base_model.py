@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+import xxhash
 from lightning.pytorch.utilities import rank_zero_info
 from peft import PeftConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -309,8 +309,11 @@ def _switch_off_dropout(model: PreTrainedModel) -> None:
 
 
 def weights_digest(model: PreTrainedModel) -> str:
-    """A hash of the model's weights, by name and byte; a LoRA adapter is no part of it."""
-    digest = hashlib.sha256()
+    """Return a hash (XXH3, 128 bits) of the model's weights, by name and byte; LoRA is no part of it.
+
+    It is the same on every device and under every strategy. Another dtype or quantization makes other bytes.
+    """
+    digest = xxhash.xxh3_128()
     with torch.no_grad():
         for name, value in model.state_dict(keep_vars=True).items():
             if "lora_" in name:

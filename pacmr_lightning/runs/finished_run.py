@@ -72,6 +72,8 @@ class PreferenceData(Protocol):
     reference: str
     clean_meta: Any
     hold_out_clean_meta: bool
+    trained_texts: str | None
+    """Hash of the texts that the run was trained on, which ``setup`` compares."""
     clean_pairs: Any
     """After ``setup``, as the following."""
     train_pairs: Any
@@ -156,7 +158,8 @@ def load(
             in the data, and with second wordings.
 
     Raises:
-        UserError: the configuration cannot be used, or the checkpoint is broken or does not fit it.
+        UserError: the configuration cannot be used, the checkpoint is broken or does not fit it, or its base
+            has other weights. Later, at ``setup``: the training pairs have other texts.
     """
     parser = ToolParser(exit_on_error=False)
     for kind, section in ((LightningModule, "model"), (LightningDataModule, "data")):
@@ -183,11 +186,13 @@ def load(
     objects = parser.instantiate(config)
     if objects.model.micro_batch_size is None:
         objects.model.micro_batch_size = min(objects.data.global_batch_size, MOST_AT_ONCE)
-    return objects.model, objects.data, _restore(objects.model, run.checkpoint)
+    checkpoint = _restore(objects.model, run.checkpoint)
+    objects.data.trained_texts = checkpoint.get(type(objects.data).__qualname__, {}).get("texts")
+    return objects.model, objects.data, checkpoint["global_step"]
 
 
-def _restore(module: PreferenceModule, path: Path) -> int:
-    """Gives the module the checkpoint's adapter; returns the policy updates behind it."""
+def _restore(module: PreferenceModule, path: Path) -> dict[str, Any]:
+    """Give the module the checkpoint's adapter; return the checkpoint."""
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
@@ -201,7 +206,7 @@ def _restore(module: PreferenceModule, path: Path) -> int:
     try:
         module.on_load_checkpoint(checkpoint)
         module.load_state_dict(checkpoint["state_dict"], strict=False)
-        return checkpoint["global_step"]
+        return checkpoint
     except (KeyError, TypeError, RuntimeError):
         raise UserError(
             f"{path} does not fit the model of the run's {CONFIG}; name the checkpoint of another step, or "

@@ -231,10 +231,12 @@ def _metrics(summary: dict[str, Any] | None, step: int) -> str:
     rows = [f"| {key} | {value:.4g} |" for key, value in values.items() if value is not None]
     if not rows:
         return "The run's summary holds none."
+    val_step = summary.get("val_step")
+    validated = "" if val_step in (None, step) else f" after update {val_step:,}"
     return "\n".join(
         [
-            "Those that the run logged last: `val/` on its validation pairs, the others on the weights of "
-            "its last training pairs.\n",
+            f"Those that the run logged last: `val/` on its validation pairs{validated}, the others on the "
+            "weights of its last training pairs.\n",
             "| metric | value |",
             "| --- | --- |",
             *rows,

@@ -121,6 +121,8 @@ class PeerWeights(Weighting):
         self._optimizer = torch.optim.AdamW(second, betas=self._betas, weight_decay=self._weight_decay)
         if self._saved["optimizer"]:
             self._optimizer.load_state_dict(self._saved["optimizer"])
+            # These options are the fit's, which may resume with others.
+            self._optimizer.param_groups[0] |= {"betas": self._betas, "weight_decay": self._weight_decay}
         self._saved = {"adapter": {}, "optimizer": {}}
 
     def _step(self, gradient: Direction, learning_rate: float) -> None:

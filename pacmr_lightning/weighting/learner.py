@@ -100,6 +100,10 @@ class VNetWeighting(Weighting):
             check_offset("start_offset", start_offset)
         self.soft_labels = soft_labels
         self.every = every
+        self.learning_rate = learning_rate
+        self.hidden = list(hidden)
+        self.features = list(features)
+        self.history = history
         self.virtual_lr = virtual_lr
         # Its own random stream, so that runs with and without VNet start from the same adapter.
         with torch.random.fork_rng(devices=[]):

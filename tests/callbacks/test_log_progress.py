@@ -24,3 +24,15 @@ def test_a_line_each_time(fit, tmp_path, capsys, make_module):
 def test_seldom(fit, tmp_path, capsys):
     fit(tmp_path, [LogProgress(seconds=60)])
     assert capsys.readouterr().err.splitlines()[-1] == "12 updates done"
+
+
+def test_an_older_validation_says_its_step(fit, tmp_path, capsys, make_module):
+    class Logging(make_module):
+        def validation_step(self, batch, batch_idx):
+            self.log("val/loss", 0.3, prog_bar=True, batch_size=4)
+
+    fit(tmp_path, [LogProgress(seconds=60)], Logging(), check_val_every_n_epoch=2)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "12 updates done: val/loss 0.3 (val/... after update 8)"
+    fit(tmp_path, [LogProgress(seconds=60)], Logging())
+    assert capsys.readouterr().err.splitlines()[-1] == "12 updates done: val/loss 0.3"

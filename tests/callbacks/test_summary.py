@@ -7,12 +7,13 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pacmr_lightning.callbacks import RunSummary, WeightRecorder, summary
+from pacmr_lightning.commands.compare import compare
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.folder import read_weights
 
 PROMISED = [
     *("method", "task", "noise_rate", "seed", "steps", "val_accuracy", "val_margin", "metrics", "counts"),
-    "val_pairs",
+    *("val_pairs", "val_step"),
     *("weight_mean_unflipped", "weight_mean_flipped", "weight_gap", "flip_auroc", "flip_auroc_u"),
     *("window_pairs", "seconds", "pairs_per_second", "versions"),
 ]
@@ -44,6 +45,7 @@ def test_the_numbers_of_a_run(fit, tmp_path, monkeypatch):
     }
     assert summary["val_accuracy"] == 0.75
     assert summary["val_margin"] == 1.5
+    assert summary["val_step"] == 12
     assert summary["metrics"] == pytest.approx(
         {"val/loss": 0.3, "val/rewards/accuracies": 0.75, "val/rewards/margins": 1.5}
     )
@@ -79,11 +81,25 @@ def test_unknown_is_null(fit, tmp_path, make_module, make_data, monkeypatch):
     nulls = {key for key, value in summary.items() if value is None}
     assert nulls == {
         *("noise_rate", "seed", "val_accuracy", "val_margin", "flip_auroc", "flip_auroc_u"),
-        "val_pairs",
+        *("val_pairs", "val_step"),
         *("weight_mean_unflipped", "weight_mean_flipped", "weight_gap"),
     }
     assert summary["window_pairs"] == 0
     assert summary["metrics"] == {}
+
+
+def test_an_older_validation_says_its_step(fit, tmp_path, capsys):
+    """Three epochs of four updates, of which the second alone is validated; resumed after the validation."""
+    saving = ModelCheckpoint(tmp_path / "checkpoints", every_n_train_steps=10, save_top_k=-1)
+    fit(tmp_path, [RunSummary(), saving], check_val_every_n_epoch=2)
+    assert (summary_of(tmp_path)["val_step"], summary_of(tmp_path)["steps"]) == (8, 12)
+    (resume,) = (tmp_path / "checkpoints").iterdir()
+    fit(tmp_path, [RunSummary()], resume=resume, check_val_every_n_epoch=2)
+    assert summary_of(tmp_path)["val_step"] == 8
+    capsys.readouterr()
+    compare([str(tmp_path)])
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert "accuracy is of update 8; the run ended after 12" in " ".join(said.split())
 
 
 def test_no_flip_among_the_known(fit, tmp_path, make_module, make_data):

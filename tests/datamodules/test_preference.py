@@ -130,12 +130,58 @@ def test_epochs_that_are_cut_short_go_on_through_the_data(trainer, data):
     assert cut.seen == whole.seen
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"chosen": " It is another."}, "texts of the training pairs"),
+        ({"eta": 0.5}, "ids, labels, order or augmented prompts of the training pairs"),
+        ({"augmented_prompt": "Once more, in other words:"}, "augmented prompts of the training pairs"),
+    ],
+)
+def test_resuming_with_other_pairs_of_the_same_ids_is_refused(
+    trainer, data, tmp_path, write_rows, pair_rows, change, message
+):
+    run = trainer(max_steps=2)
+    run.fit(Recorder(), data())
+    run.save_checkpoint(tmp_path / "two.ckpt")
+    trainer(max_steps=4).fit(Recorder(), data(), ckpt_path=tmp_path / "two.ckpt")
+    rows = pair_rows(46)
+    rows[3] |= change
+    write_rows(rows)
+    with pytest.raises(UserError, match=message):
+        trainer(max_steps=4).fit(Recorder(), data(), ckpt_path=tmp_path / "two.ckpt")
+    trainer().validate(Recorder(), data(), ckpt_path=tmp_path / "two.ckpt")  # whose pairs are the same
+
+
+def test_other_validation_pairs_are_told(trainer, data, tmp_path, write_rows, pair_rows):
+    run = trainer(max_steps=2)
+    run.fit(Recorder(), data())
+    run.save_checkpoint(tmp_path / "two.ckpt")
+    write_rows(pair_rows(8), "validation.jsonl")
+    with pytest.warns(UserWarning, match="The validation pairs have changed"):
+        trainer(max_steps=4).fit(Recorder(), data(), ckpt_path=tmp_path / "two.ckpt")
+
+
+def test_incomplete_batches_are_told(trainer, data, caplog):
+    trainer(max_steps=1).fit(Recorder(), data(global_batch_size=32, meta_batch_size=20))
+    assert (
+        "An epoch: 1 update of 32 pairs, 14 of 46 pairs left out; a pass over the meta pairs: " in caplog.text
+    )
+    assert "2 batches of 20 pairs, 6 of 46 pairs left out." in caplog.text
+    trainer(max_steps=1).fit(Recorder(), data(global_batch_size=23, meta_every=None))
+    assert "An epoch: 2 updates of 23 pairs.\n" in caplog.text
+
+
 def test_resuming_with_other_data_options_is_refused(trainer, data, tmp_path):
     run = trainer(max_steps=2)
     run.fit(Recorder(), data())
     run.save_checkpoint(tmp_path / "two.ckpt")
     with pytest.raises(UserError, match=r"noise_rate 0\.0, but this run has 0\.2"):
         trainer(max_steps=4).fit(Recorder(), data(noise_rate=0.2), ckpt_path=tmp_path / "two.ckpt")
+    for options in ({"max_length": 700}, {"meta_batch_size": 8}, {"seed": 1}):
+        (name,) = options
+        with pytest.raises(UserError, match=f"The checkpoint has {name}"):
+            trainer(max_steps=4).fit(Recorder(), data(**options), ckpt_path=tmp_path / "two.ckpt")
     other = Recorder()
     trainer().validate(other, data(noise_rate=0.2), ckpt_path=tmp_path / "two.ckpt")
     assert len(other.evaluated) == 10

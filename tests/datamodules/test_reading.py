@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 from datetime import date, datetime
 from decimal import Decimal
 from uuid import UUID
@@ -133,6 +134,11 @@ def test_a_changed_file_is_read_again(write_rows):
     assert len(read_preferences(path)) == 1
     write_rows([ROW, ROW])
     assert len(read_preferences(path)) == 2
+    before = os.stat(path)
+    write_rows([ROW, ROW | {"chosen": " c", "rejected": " b"}])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert os.stat(path).st_size == before.st_size
+    assert read_preferences(path)["chosen"][1] == " c"
 
 
 def test_blank_lines_and_byte_order_marks_are_harmless(tmp_path):

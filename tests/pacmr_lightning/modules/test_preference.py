@@ -2,25 +2,29 @@
 
 import json
 import math
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
+from transformers import AutoModelForCausalLM
 
 from pacmr_lightning.callbacks import RunSummary, Throughput, WeightRecorder
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.modules.schedule import warmup_cosine
 from pacmr_lightning.objectives import DPO, RDPO, ROPO, RPOEM, AnnotatorRPOEM, DrDPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
@@ -64,13 +68,22 @@ def make_run(tmp_path, save_model, tiny_tokenizer_folder, world_files):
     """A function that fits a method in a folder and returns trainer and module."""
     model = save_model("llama", vocab_size=2048)
 
-    def run(method: str, name: str = "run", *, steps: int = 6, ckpt: str | None = None, **options):
+    def run(
+        method: str,
+        name: str = "run",
+        *,
+        steps: int = 6,
+        ckpt: str | None = None,
+        model: str = model,
+        more: Sequence[Callback] = (),
+        **options,
+    ):
         seed_everything(0)
         weighting = WEIGHTINGS[method]()
         module_options = {"objective": DPO(1.0), "method": method, "learning_rate": 1e-2}
+        module_options["weighting"] = weighting
         module = PreferenceModule(
             PolicyModel(model, rank=4, **options.pop("policy", {})),
-            weighting=weighting,
             **{**module_options, **options.pop("module", {})},
         )
         data = PreferenceDataModule(
@@ -99,6 +112,7 @@ def make_run(tmp_path, save_model, tiny_tokenizer_folder, world_files):
                 ModelCheckpoint(
                     root / "checkpoints", every_n_train_steps=5, save_top_k=-1, filename="{step}"
                 ),
+                *more,
             ],
             **options,
         )
@@ -233,8 +247,101 @@ def test_checkpoints_hold_trainables_only(make_run, tmp_path):
 def test_a_foreign_checkpoint_is_refused(make_run, tmp_path):
     make_run("dpo")
     path = next((tmp_path / "run" / "checkpoints").glob("*.ckpt"))
-    with pytest.raises(UserError, match="does not fit this model's adapter"):
+    with pytest.raises(UserError, match=r"policy\.target_modules \['q_proj'\] instead of all-linear"):
         make_run("dpo", "other", policy={"target_modules": ["q_proj"]}, ckpt=str(path))
+    assert make_run("dpo", "same", ckpt=str(path))[0].global_step == 6
+
+
+class NextUpdate(Callback):
+    """Keeps the optimizer's options of a fit's first update."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if not hasattr(self, "group"):
+            self.group = dict(trainer.optimizers[0].param_groups[0])
+
+
+@pytest.mark.parametrize("method", ["dpo", "pacmr"])
+def test_a_resumed_fit_uses_its_own_optimizer_options(make_run, tmp_path, caplog, method):
+    make_run(method)
+    ckpt = str(next((tmp_path / "run" / "checkpoints").glob("*.ckpt")))
+    caplog.clear()
+    trainer, module = make_run(method, "same", ckpt=ckpt)
+    assert "instead of" not in caplog.text
+    group = trainer.optimizers[0].param_groups[0]
+    assert group["initial_lr"] == 1e-2 and group["lr"] == pytest.approx(1e-3)  # min_lr_ratio at the end
+
+    changed = {"learning_rate": 3e-3, "betas": (0.8, 0.9), "weight_decay": 0.1, "max_grad_norm": 0.5}
+    watch = NextUpdate()
+    trainer, _ = make_run(method, "other", steps=8, ckpt=ckpt, module=changed, more=[watch])
+    said = caplog.text
+    for text in (
+        "learning_rate 0.003 instead of 0.01",
+        "betas [0.8, 0.9] instead of [0.9, 0.95]",
+        "weight_decay 0.1 instead of 0.0",
+        "max_grad_norm 0.5 instead of 1.0",
+        "planned updates 8 instead of 6",
+    ):
+        assert text in said
+    fresh = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=3e-3)
+    schedule = warmup_cosine(fresh, 8, module.warmup_ratio, module.min_lr_ratio)["scheduler"]
+    assert watch.group["lr"] == pytest.approx(3e-3 * schedule.lr_lambdas[0](5))
+    assert watch.group["betas"] == (0.8, 0.9) and watch.group["weight_decay"] == 0.1
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(3e-4)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("dpo", {"policy": {"alpha": 64}}, r"policy\.alpha 64 instead of 32"),
+        ("dpo", {"policy": {"lora_options": {"use_rslora": True}}}, "policy.use_rslora True instead of None"),
+        ("dpo", {"policy": {"dtype": "bfloat16"}}, "policy.dtype bfloat16 instead of float32"),
+        ("dpo", {"module": {"objective": DPO(0.5)}}, r"objective\.beta 0\.5 instead of 1\.0"),
+        (
+            "dpo",
+            {"module": {"objective": RDPO(1.0, 0.1)}},
+            "objective RDPO instead of DPO, objective.label_noise",
+        ),
+        (
+            "fixed",
+            {"module": {"weighting": SigmoidPrior(0.7, 0.3)}},
+            r"weighting\.slope 0\.7 instead of 0\.8",
+        ),
+        (
+            "pacmr",
+            {
+                "module": {
+                    "weighting": VNetWeighting(
+                        PromptAugmentationConsistency(0.6), GhostDotProduct(), every=2, learning_rate=1e-2
+                    )
+                }
+            },
+            r"weighting\.outer\.tau 0\.6 instead of 0\.5, weighting\.learning_rate 0\.01 instead of 0\.001",
+        ),
+    ],
+)
+def test_a_fit_with_another_method_does_not_resume(make_run, tmp_path, method, options, message):
+    make_run(method)
+    ckpt = str(next((tmp_path / "run" / "checkpoints").glob("*.ckpt")))
+    with pytest.raises(UserError, match=message):
+        make_run(method, "other", ckpt=ckpt, **options)
+
+
+def test_another_reference_is_refused(make_run, tmp_path):
+    trainer, module = make_run("dpo")
+    ckpt = str(next((tmp_path / "run" / "checkpoints").glob("*.ckpt")))
+    folder = Path(module.policy.name)
+    copy = tmp_path / "moved"
+    shutil.copytree(folder, copy)
+    assert make_run("dpo", "moved-run", model=str(copy), ckpt=ckpt)[0].global_step == 6
+    base = AutoModelForCausalLM.from_pretrained(copy)
+    with torch.no_grad():
+        base.get_output_embeddings().weight[0, 0] += 1e-3
+    base.save_pretrained(copy)
+    with pytest.raises(UserError, match=f"The weights of {copy} differ from those that the checkpoint"):
+        make_run("dpo", "other", model=str(copy), ckpt=ckpt)
+    changed = PreferenceModule(PolicyModel(str(copy), rank=4), DPO(1.0))
+    with pytest.raises(UserError, match="differ from those"):
+        trainer.validate(changed, trainer.datamodule, ckpt_path=ckpt)
 
 
 def test_a_vnet_step_needs_meta_pairs(make_run):

@@ -330,6 +330,44 @@ def test_a_resumed_run_ends_with_the_same_model(base, tmp_path, lora):
             run(tmp_path / "broken", middle)
 
 
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_what_a_resumed_run_may_change(base, tmp_path, caplog, lora):
+    def run(data=None, model=base, epochs=2, **options):
+        checkpoints = ModelCheckpoint(tmp_path / "checkpoints", save_top_k=-1, filename="{epoch}")
+        module = SFTModule(model=model, **{"lora": lora, "learning_rate": 1e-2, **options})
+        middle = None if not epochs else tmp_path / "checkpoints" / "epoch=0.ckpt"
+        trainer = make_trainer(
+            tmp_path / "run", max_epochs=epochs or 1, enable_checkpointing=True, callbacks=[checkpoints]
+        )
+        trainer.fit(module, datamodule=data or make_data(tokenizer=base), ckpt_path=middle)
+        return trainer
+
+    run(epochs=0)
+    trainer = run(learning_rate=1e-3, weight_decay=0.5)
+    said = caplog.text
+    assert "learning_rate 0.001 instead of 0.01, weight_decay 0.5 instead of 0.0" in said
+    assert "planned updates 12 instead of 6" in said
+    group = trainer.optimizers[0].param_groups[0]
+    assert group["lr"] == pytest.approx(1e-4) and group["weight_decay"] == 0.5
+    with pytest.raises(UserError, match="rows of a batch over all processes 8, but this run has 4"):
+        run(make_data(tokenizer=base, batch_size=4))
+    with pytest.raises(UserError, match="training rows"):
+        run(make_data(tokenizer=base, rows=49))
+    other = tmp_path / "other"
+    changed = AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        changed.get_output_embeddings().weight[0, 0] += 1e-3
+    changed.save_pretrained(other)
+    AutoTokenizer.from_pretrained(base).save_pretrained(other)
+    if lora is None:
+        run(model=str(other))  # all weights come from the checkpoint
+        return
+    with pytest.raises(UserError, match=r"lora\.lora_alpha 16 instead of 8"):
+        run(lora={**LORA, "lora_alpha": 16})
+    with pytest.raises(UserError, match=f"weights of {other} differ"):
+        run(model=str(other))
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_run_that_is_resumed_in_mid_epoch(base, tmp_path, accumulate):
     """Epochs of 6 batches; the checkpoint is made after 8 of the 12 batches."""

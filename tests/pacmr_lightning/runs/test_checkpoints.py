@@ -147,7 +147,7 @@ def test_trainables_only(runs):
     assert set(found) == {
         *("epoch", "global_step", "pytorch-lightning_version", "state_dict", "loops", "callbacks"),
         *("optimizer_states", "lr_schedulers", "hparams_name", "hyper_parameters", "weighting", "objective"),
-        *("metrics", "PreferenceDataModule"),
+        *("metrics", "options", "reference", "PreferenceDataModule"),
     }
     assert len(found["state_dict"]) == 14 and all(".lora_" in name for name in found["state_dict"])
     assert {len(state["state"]) for state in found["optimizer_states"]} == {14}
@@ -163,9 +163,12 @@ def test_a_checkpoint_of_something_else(runs, capsys):
     more = ["--trainer.max_steps", "3", TO, "other", "--ckpt_path"]
     run, dpo, sft = (f"{name}/checkpoints/last.ckpt" for name in ("run", "dpo", "sft"))
     cases = [
-        ([*runs["pairs"], *VNET, "--model.policy.model", "wide", *more, run], "size mismatch"),
-        ([*runs["pairs"], *VNET, "--model.policy.rank", "4", *more, run], "size mismatch"),
-        ([*runs["pairs"], *VNET, "--model.weighting.hidden", "[8]", *more, run], "other layers or inputs"),
+        ([*runs["pairs"], *VNET, "--model.policy.model", "wide", *more, run], "weights of wide differ"),
+        ([*runs["pairs"], *VNET, "--model.policy.rank", "4", *more, run], "policy.rank 4 instead of 16"),
+        (
+            [*runs["pairs"], *VNET, "--model.weighting.hidden", "[8]", *more, run],
+            "weighting.hidden [8] instead of [64, 16]",
+        ),
         ([*runs["pairs"], *VNET, *more, dpo], "weighting"),
         ([*runs["pairs"], *more, run], "weighting"),
         ([*runs["pairs"], *more, sft], "does not fit this model's adapter"),
