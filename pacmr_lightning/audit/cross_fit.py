@@ -71,7 +71,10 @@ class CrossFit:
         self.halves = [[i for i, side in enumerate(sides) if side == half] for half in (0, 1)]
         self.updates = [max(1, round(updates * len(half) / len(prompts))) for half in self.halves]
         labels = hashlib.sha256("\n".join(map(str, zip(prompts, self.pairs.swapped, strict=True))).encode())
+        # Of the base weights; the audit has compared them with those that are there now.
+        reference = torch.load(run.checkpoint, "cpu", mmap=True, weights_only=True)["reference"]
         state = [self.policy_options, self.options, beta, data.state_dict(), labels.hexdigest(), self.updates]
+        state.append(reference)
         self.key = content_key(*state)[:12]
 
     @property

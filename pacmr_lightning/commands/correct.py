@@ -31,6 +31,7 @@ from .second_pass import (
     compare_passes,
     fit,
     folder_beside,
+    kept_file,
     objective,
     train_again,
     write_record,
@@ -85,6 +86,7 @@ def correct(
     tokens = (data.clean_pairs.rows[f"{name}_ids"][:] for name in ("prompt", "chosen", "rejected"))
     named = f"{data.clean_meta.name} ({content_key(*tokens)[:8]})"
     asked = {"run": str(run), "clean": named, "beta": beta}
+    asked["checkpoint"] = kept_file("last", first.checkpoint)
     asked |= {f"rounds.{name}": value for name, value in asdict(rounds).items()}
     read_summary(run)  # which the comparison at the end needs
     check_folder(folder, asked, RECORD)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +22,7 @@ from .second_pass import (
     check_folder,
     compare_passes,
     folder_beside,
+    kept_file,
     objective,
     train_again,
     write_record,
@@ -95,7 +95,8 @@ def refine(
         )
     folder = Path(output) if output else folder_beside(run, "refined")
     asked = {"run": str(run), "labels": labels, "share": share, "beta": beta}
-    asked |= {"scorer": scorer, "checkpoint": checkpoint, "decisions": _kept(decisions)}
+    asked |= {"scorer": scorer, "checkpoint": kept_file(checkpoint, found.checkpoint)}
+    asked["decisions"] = None if decisions is None else kept_file(decisions, Path(decisions).expanduser())
     if labels == "easiest":
         easiest = 0.5 if easiest is None else easiest
         asked["easiest"] = easiest
@@ -147,15 +148,6 @@ def _warn_of_rules(audited: Path) -> None:
             f"{audited / 'report.html'}.",
             file=sys.stderr,
         )
-
-
-def _kept(decisions: str | None) -> str | None:
-    """What a record keeps of a file of decisions, which may change under its name."""
-    if decisions is None:
-        return None
-    path = Path(decisions).expanduser()
-    digest = sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else "missing"
-    return f"{decisions} ({digest})"
 
 
 def _check_easiest(labels: Labels, easiest: float | None, scorer: str) -> None:

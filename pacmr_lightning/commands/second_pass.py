@@ -13,7 +13,7 @@ from typing import Any
 
 from ..analysis.second_pass_doubts import doubts
 from ..errors import UserError
-from ..files import check_writable, replacing
+from ..files import check_writable, content_digest, replacing
 from ..objectives import DPO
 from ..runs.checkpoints import LAST
 from ..runs.finished_run import Run
@@ -41,6 +41,11 @@ def folder_beside(run: str, ending: str) -> Path:
     path = Path(run)
     path = path if path.name not in ("", "..") else path.resolve()  # "." has no name of its own
     return path.with_name(f"{path.name}-{ending}")
+
+
+def kept_file(name: str, path: Path) -> str:
+    """Return what a record keeps of a file, which may change under its name."""
+    return f"{name} ({content_digest(path)[:12] if path.is_file() else 'missing'})"
 
 
 def check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:

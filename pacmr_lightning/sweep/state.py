@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError
-from ..files import replacing
+from ..files import content_digest, replacing
 from ..runs.folder import CHECKPOINTS, CONFIG, SUMMARY
 from .cells import Cell, config_contents
 
@@ -96,7 +97,19 @@ def _described(cell: Cell) -> dict[str, Any]:
     """What decides the cell's result, as it comes back from JSON."""
     described = {"arguments": cell.arguments, "configs": config_contents(cell)}
     described |= {"first": cell.first} if cell.first else {}
+    if files := _files([cell.arguments, described["configs"]], cell.folder.parent):
+        described["files"] = files
     return json.loads(json.dumps(described, default=str))
+
+
+def _files(options: Any, output: Path) -> dict[str, str]:
+    """Return digests of the files that options name, by path: not of configs, nor of other cells' files."""
+    if isinstance(options, str):
+        data = os.path.isfile(options) and not options.endswith((".yaml", ".yml"))
+        made = data and Path(options).resolve().is_relative_to(output.resolve())
+        return {options: content_digest(options)} if data and not made else {}
+    values = options.values() if isinstance(options, dict) else options if isinstance(options, list) else []
+    return {path: digest for value in values for path, digest in _files(value, output).items()}
 
 
 def _read(cell: Cell) -> dict[str, Any]:

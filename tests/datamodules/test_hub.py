@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -271,3 +272,22 @@ def test_real_rows(shared_data, tmp_path, tokenizer):
     assert len(train) + len(validation) == 2077 and len(source.prompts) > 50
     completions = HHCompletions(str(tmp_path / "hh"), ["harmless-base"])
     assert len(completions.load("train")) + len(completions.load("validation")) == 2077 - 3
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "train.parquet"])
+def test_a_changed_folder_is_read_again(tmp_path, name):
+    """Another label in a file of the same size and time."""
+    file = tmp_path / "any" / name
+    file.parent.mkdir()
+
+    def write(chosen, rejected):
+        row = pd.DataFrame([{"prompt": "Say a word:", "chosen": chosen, "rejected": rejected}])
+        row.to_csv(file, index=False) if name.endswith("csv") else row.to_parquet(file)
+        os.utime(file, ns=(0, 10**18))
+        return file.stat().st_size
+
+    size = write("one", "two")
+    source = HubPreferences(str(file.parent), validation_fraction=0.01)
+    assert source.load_all()["chosen"][:] == ["one"]
+    assert write("two", "one") == size
+    assert source.load_all()["chosen"][:] == ["two"]

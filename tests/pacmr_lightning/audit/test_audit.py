@@ -1,6 +1,7 @@
 """``pacmr audit`` on a real run of a tiny model: values, halves, resuming, files, bad input."""
 
 import json
+from dataclasses import replace
 from importlib.metadata import version
 
 import numpy as np
@@ -315,7 +316,7 @@ def test_labels_of_the_judged_half_do_not_matter(fitted, finished, tmp_path):
     np.testing.assert_allclose(other.u().iloc[fit.halves[1]], -u.iloc[fit.halves[1]], atol=1e-3)
 
 
-def test_a_second_audit_trains_nothing(fitted, finished, monkeypatch):
+def test_a_second_audit_trains_nothing(fitted, finished, monkeypatch, tmp_path):
     fit, u = fitted
     monkeypatch.setattr(cross_fit, "Trainer", None)
     found, _, data, updates = loaded(finished)
@@ -324,6 +325,11 @@ def test_a_second_audit_trains_nothing(fitted, finished, monkeypatch):
     again.path.unlink()  # the policies themselves are kept too
     pd.testing.assert_series_equal(again.u(), u)
     assert CrossFit(found, data, updates, 0.5, fit.folder).kept() is None, "another beta, other policies"
+    checkpoint = torch.load(found.checkpoint, weights_only=True)
+    checkpoint["reference"]["digest"] = "of others"
+    torch.save(checkpoint, tmp_path / "other.ckpt")
+    other = replace(found, checkpoint=tmp_path / "other.ckpt")
+    assert CrossFit(other, data, updates, 1.0, fit.folder).kept() is None, "other base weights"
 
 
 def test_training_goes_on_after_a_kill(fitted, finished, tmp_path, monkeypatch):

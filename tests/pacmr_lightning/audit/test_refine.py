@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import yaml
 
 from pacmr_lightning import cli
@@ -123,6 +124,11 @@ def test_going_on(refined, tmp_path, capsys):
         for name in ("seconds", "pairs_per_second"):
             del numbers[name]
     assert again == same and table.stat().st_mtime_ns == seen[0]
+
+    last = run / "checkpoints" / "last.ckpt"
+    torch.save(torch.load(last, weights_only=True) | {"trained": "again"}, last)
+    with pytest.raises(UserError, match=r"holds a second pass with checkpoint last \(.*\) already"):
+        refine(str(run))
 
     (second / "summary.json").unlink()
     refine(str(run))

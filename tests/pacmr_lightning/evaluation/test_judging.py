@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -419,7 +420,11 @@ def test_scores_are_kept_as_long_as_the_model_is_the_same(reward_model, store, m
     model = LlamaForSequenceClassification.from_pretrained(folder)
     with torch.no_grad():
         model.score.weight.mul_(-2)
+    times = {file.name: file.stat() for file in Path(folder).iterdir()}
     model.save_pretrained(folder)
+    for file in Path(folder).iterdir():  # as an archive restores them
+        if file.name in times:
+            os.utime(file, ns=(times[file.name].st_atime_ns, times[file.name].st_mtime_ns))
     other = RewardModelJudge(folder, max_length=200, device="cpu").compare(PAIRS, store)
     assert [scores(v) for v in other] == [pytest.approx([-2 * s for s in scores(v)], rel=1e-3) for v in first]
 

@@ -8,8 +8,12 @@ import yaml
 
 from pacmr_lightning import cli
 from pacmr_lightning.commands.fit import parser_of
+from pacmr_lightning.errors import UserError
 from pacmr_lightning.sweep.cells import cells
 from pacmr_lightning.sweep.spec import read_sweep
+from pacmr_lightning.sweep.state import prepare, state
+
+from .conftest import OPTIONS
 
 ROOT = Path(__file__).parents[3]
 SWEEPS = sorted(set((ROOT / "configs/sweeps").glob("*.yaml")) - {ROOT / "configs/sweeps/world_base.yaml"})
@@ -174,3 +178,18 @@ def test_shipped_sweeps(path, whole, tmp_path, monkeypatch, capsys):
     without = path.stem in ("told_share", "sentiment_tiny", "sentiment_small", "sentiment_noise")
     assert without or any(line.startswith("pacmr-noise") for line in found)
     assert all("{" not in line for line in found)
+
+
+def test_a_cell_knows_its_files(write_sweep, capsys):
+    """It is no cell of other pairs under the same name; what other cells have made may change."""
+    Path("pairs.jsonl").write_text("one")
+    Path("out").mkdir()
+    made = Path("out/made.parquet")
+    options = OPTIONS | {"data.source.train": "pairs.jsonl", "data.augmentations": str(made)}
+    (cell, *_) = cells(read_sweep(write_sweep(options=options)))
+    prepare(cell)
+    made.write_text("by a cell before")
+    assert state(cell) == "waiting"
+    Path("pairs.jsonl").write_text("two")
+    with pytest.raises(UserError, match="holds a run with other files than the sweep file has now"):
+        state(cell)
