@@ -174,12 +174,10 @@ def _is_chat(prompt: object) -> bool:
 
 
 def _is_message(entry: object) -> bool:
-    # The content of a message that calls tools may be null.
-    return (
-        isinstance(entry, dict)
-        and isinstance(entry.get("role"), str)
-        and isinstance(entry.get("content"), str | None)
-    )
+    if not isinstance(entry, dict) or not isinstance(entry.get("role"), str):
+        return False
+    # A message that calls tools may have no content.
+    return isinstance(entry.get("content"), str) or entry.keys() > {"role", "content"}
 
 
 def _example(row: Mapping[str, Any]) -> str:

@@ -195,6 +195,7 @@ def test_contradictions_bound_and_estimate_the_noise(rate):
 
 
 def test_what_the_columns_say(write_rows, pair_rows, tokenizer):
+    talk = "\n\nHuman: q\n\nAssistant:"
     rows = [
         row | extra
         for row, extra in zip(
@@ -206,7 +207,7 @@ def test_what_the_columns_say(write_rows, pair_rows, tokenizer):
                 {"category": "ä"},
                 {"augmented_prompt": "Name it"},
                 {"chosen": " ä"},
-                {"prompt": None, "chosen": "q ä", "rejected": "q b"},
+                {"prompt": None, "chosen": f"{talk} ä", "rejected": f"{talk} b"},
                 {"category": "sea"},
             ],
             strict=True,
