@@ -175,7 +175,7 @@ class PreferenceDataModule(PairLoaders, PromptData):
         return load_tokenizer(self.tokenizer_name)
 
     @cached_property
-    def _preparation(self) -> Preparation:
+    def _preparation(self) -> Preparation:  # type: ignore[override]
         # Reworded training pairs are needed only where nothing else is learned from.
         reworded = self.meta_every is not None and self.clean_meta is None
         return Preparation(

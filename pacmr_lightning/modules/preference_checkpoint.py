@@ -47,7 +47,7 @@ class PreferenceCheckpoint(HeldOutSteps):
                 resumes with options that cannot change.
         """
         if is_fitting(self) and "weighting" in checkpoint:  # else it is another module's
-            check_options(checkpoint["options"], self.options)
+            check_options(checkpoint["options"], self.options, checkpoint["global_step"])
         saved, needed = set(checkpoint["state_dict"]), {f"policy.{name}" for name in self.policy.adapter()}
         if saved != needed:
             odd = sorted(saved ^ needed)[0]

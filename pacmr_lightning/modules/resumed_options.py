@@ -76,21 +76,32 @@ def _arguments(kind: type) -> list[str]:
         return []
 
 
-def check_options(saved: dict[str, Any], now: dict[str, Any]) -> None:
+def check_options(saved: dict[str, Any], now: dict[str, Any], done: int) -> None:
     """Compare a resumed fit's options with the checkpoint's, and print those that it may change.
+
+    Args:
+        saved: the checkpoint's.
+        now: the fit's.
+        done: updates of the checkpoint.
 
     Raises:
         UserError: another option differs.
     """
     changed = [name for name in now | saved if now.get(name) != saved.get(name)]
     told = {name: f"{name} {now.get(name)} instead of {saved.get(name)}" for name in changed}
-    if refused := [text for name, text in told.items() if name not in _USED]:
+    # The options of another class are not compared.
+    refused = [told[name] for name in changed if name not in _USED and name.rpartition(".")[0] not in told]
+    if refused:
         raise UserError(
             f"The fit has other options than its checkpoint: {', '.join(refused)}; resume with the "
             "checkpoint's, or start a new run in another folder."
         )
     if told:
         rank_zero_info(f"Resuming with other options than the checkpoint's: {', '.join(told.values())}.")
+    if (planned := now["planned updates"]) <= done:
+        rank_zero_info(
+            f"Nothing is left to train: {done} of {planned} updates are done; raise trainer.max_epochs."
+        )
 
 
 def use_options(

@@ -270,7 +270,7 @@ class SFTModule(TrainedOnly):
             )
         if not is_fitting(self):
             return
-        check_options(checkpoint["options"], self.options)
+        check_options(checkpoint["options"], self.options, checkpoint["global_step"])
         if checkpoint["base"] != self._base_digest:
             raise UserError(
                 f"The weights of {self.hparams['model']} differ from those that the checkpoint was trained "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,8 @@ def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple
                 f"The checkpoint {path} cannot be used: {error}; name another, or last for the newest good "
                 "one of the run."
             ) from None
+        if training:
+            _warn_of_later(path, step, folder)
         return str(path), step
     found = sorted(folder.glob("*.ckpt"))
     newest, step = _newest(found, training)
@@ -101,6 +104,20 @@ def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple
         raise UserError(f"There is no checkpoint in {folder}; train first, or name a checkpoint's file.")
     rank_zero_info(f"There is no checkpoint in {folder} yet; training starts from the beginning.")
     return None, 0
+
+
+def _warn_of_later(path: Path, step: int, folder: Path) -> None:
+    """Warn of a run's checkpoints that a fit which goes back to ``path`` has not made."""
+    later = []
+    for other in sorted(folder.glob("*.ckpt")):
+        with suppress(_Damaged):
+            if _step(other, True) > step:
+                later.append(other.name)
+    if later and path.resolve().parent == folder.resolve():
+        rank_zero_warn(
+            f"{', '.join(later)} in {folder} are of more than {step} updates, from before this fit goes "
+            "back; they stay until it writes its own."
+        )
 
 
 class _Damaged(Exception):

@@ -125,17 +125,17 @@ def test_going_on(refined, tmp_path, capsys):
             del numbers[name]
     assert again == same and table.stat().st_mtime_ns == seen[0]
 
-    last = run / "checkpoints" / "last.ckpt"
-    torch.save(torch.load(last, weights_only=True) | {"trained": "again"}, last)
-    with pytest.raises(UserError, match=r"holds a second pass with checkpoint last \(.*\) already"):
-        refine(str(run))
-
     (second / "summary.json").unlink()
     refine(str(run))
     assert json.loads((second / "summary.json").read_text())["steps"] == again["steps"]
 
     with pytest.raises(UserError, match="holds a second pass with labels soft already; name another with"):
         refine(str(run), labels="drop")
+
+    last = run / "checkpoints" / "last.ckpt"
+    torch.save(torch.load(last, weights_only=True) | {"trained": "again"}, last)
+    with pytest.raises(UserError, match=r"holds a second pass with checkpoint last \(.*\) already"):
+        refine(str(run))
 
 
 @pytest.mark.parametrize("labels", ["weights", "drop", "flip"])

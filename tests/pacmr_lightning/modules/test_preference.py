@@ -299,7 +299,7 @@ def test_a_resumed_fit_uses_its_own_optimizer_options(make_run, tmp_path, caplog
         (
             "dpo",
             {"module": {"objective": RDPO(1.0, 0.1)}},
-            "objective RDPO instead of DPO, objective.label_noise",
+            "objective RDPO instead of DPO;",
         ),
         (
             "fixed",

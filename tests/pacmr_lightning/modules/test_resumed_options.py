@@ -35,14 +35,23 @@ def test_a_file_is_known_by_its_content(tmp_path):
     for file in (one, moved):
         file.write_text("probabilities")
     saved = flat_options("weighting", AuditedWeights(str(one)))
-    check_options(saved, flat_options("weighting", AuditedWeights(str(moved))))
+    saved["planned updates"] = 5
+    check_options(saved, flat_options("weighting", AuditedWeights(str(moved))) | {"planned updates": 5}, 3)
     moved.write_text("Probabilities")
     with pytest.raises(
         UserError, match=r"weighting\.audit pairs\.parquet \(.*\) instead of pairs\.parquet \("
     ):
-        check_options(saved, flat_options("weighting", AuditedWeights(str(moved))))
+        check_options(saved, flat_options("weighting", AuditedWeights(str(moved))), 3)
 
 
 def test_sequences_are_plain_values():
     assert flat_options("betas", (0.9, 0.95)) == flat_options("betas", [0.9, 0.95])
     assert flat_options("", {"b": {"c": 1}, "a": {"z", "y"}}) == {"b.c": 1, "a": ["y", "z"]}
+
+
+def test_a_shorter_run_than_the_checkpoint_is_told(caplog):
+    caplog.set_level("INFO")
+    check_options({"planned updates": 5}, {"planned updates": 6}, 5)
+    assert "Nothing is left" not in caplog.text
+    check_options({"planned updates": 5}, {"planned updates": 3}, 5)
+    assert "Nothing is left to train: 5 of 3 updates are done" in caplog.text

@@ -88,6 +88,10 @@ def test_a_run_that_went_back(tmp_path):
     for step, name in ((300, "alarm-300.ckpt"), (150, "step-150.ckpt"), (150, "last.ckpt")):
         files.save_checkpoint(checkpoint(step), tmp_path / name)
     assert to_resume_from("last", tmp_path, training=True) == (str(tmp_path / "last.ckpt"), 150)
+    named = str(tmp_path / "step-150.ckpt")
+    with pytest.warns(UserWarning, match=r"^alarm-300\.ckpt in .* are of more than 150 updates"):
+        assert to_resume_from(named, tmp_path, training=True) == (named, 150)
+    assert to_resume_from(named, tmp_path / "another-run", training=True) == (named, 150)
     (tmp_path / "last.ckpt").unlink()
     assert to_resume_from("last", tmp_path, training=True) == (str(tmp_path / "alarm-300.ckpt"), 300)
 
