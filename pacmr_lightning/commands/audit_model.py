@@ -96,6 +96,7 @@ def audit_model(
         UserError: an option is out of range, or a model or the pairs cannot be read; or the Hub refuses the
             upload.
     """
+    policy = str(policy)
     upload = Upload(push_cleaned, private, words_of(audit_model, locals()))
     by_hand = (sample, decisions, label_studio)
     wanted = Wanted(top, threshold, share, fallback_share, cleaned, action, *by_hand, upload, output)

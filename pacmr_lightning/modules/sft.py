@@ -103,6 +103,8 @@ class SFTModule(TrainedOnly):
             )
         check_keys("from_scratch", from_scratch, LlamaConfig, OWN_KEYS)
         check_keys("lora", lora, LoraConfig, OVERRULED)
+        # A checkpoint keeps plain values alone.
+        model, save_to = (None if path is None else str(path) for path in (model, save_to))
         self.save_hyperparameters()
         self.network: PreTrainedModel | PeftModel | None = None
         # An adapter's checkpoint lacks the frozen base, so on_load_checkpoint checks it instead of Lightning.
