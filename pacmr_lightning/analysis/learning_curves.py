@@ -35,7 +35,7 @@ def draw(runs: list[str], path: str) -> None:
         path: .png or .pdf file to write.
 
     Raises:
-        UserError: a run's files are missing, or the file has another ending.
+        UserError: a run's files are missing, it was never validated, or the file has another ending.
     """
     if Path(path).suffix not in (".png", ".pdf"):
         raise UserError(f"The figure's file is {path}, but its name must end in .png or .pdf.")
@@ -46,6 +46,8 @@ def draw(runs: list[str], path: str) -> None:
     for axis, (column, label) in zip(axes, CURVES, strict=False):
         for run in runs:
             metrics = _metrics(run)
+            if column not in metrics:
+                raise UserError(f"The run {run} was not validated, so it has no {column}; leave it out.")
             points = metrics.dropna(subset=[column])
             axis.plot(points["step"] + 1, points[column], marker="o", ms=3, label=read_summary(run)["method"])
         axis.set(xlabel="Policy updates", ylabel=label)

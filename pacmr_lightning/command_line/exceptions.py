@@ -73,7 +73,7 @@ def _place(error: BaseException) -> str:
 def misconfigured(error: BaseException) -> UserError | None:
     """What Lightning says of a trainer that cannot be."""
     of_trainer = isinstance(error, ValueError) and _place(error).startswith(
-        "lightning.pytorch.trainer.connectors"
+        ("lightning.pytorch.trainer.connectors", "lightning.fabric.plugins.environments")
     )
     # By name, since importing it takes longer than most tools.
     if type(error).__name__ == "MisconfigurationException" or of_trainer:

@@ -90,6 +90,7 @@ def audit(
         UserError: an option is out of range, the run's files are missing or do not fit, or the run has no
             scorer of the kind; or the Hub refuses the upload.
     """
+    run = str(run)
     upload = Upload(push_cleaned, private, words_of(audit, locals()))
     by_hand = (sample, decisions, label_studio)
     wanted = Wanted(top, threshold, share, fallback_share, cleaned, action, *by_hand, upload, output)

@@ -71,6 +71,7 @@ def export(
             an adapter is asked for whose base does not exist as one model; or the Hub refuses the upload, or
             nobody would find the base there.
     """
+    run, out = str(run), str(out)
     if dtype is not None and not merged:
         raise UserError(
             f"dtype is {dtype}, but an adapter is float32 always; give --merged too, or leave it out."

@@ -19,6 +19,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import CheckpointIO
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.utilities import rank_zero_only
 
 # Importing the packages is what makes the short names of their classes work in YAML.
@@ -162,7 +163,11 @@ class PacmrCLI(LightningCLI):
             refine_run(Path(self.trainer.default_root_dir))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Adds the loggers of a run's folder, the progress bar, and how checkpoints are written and read."""
+        """Adds the loggers of a run's folder, the progress bar, and how checkpoints are written and read.
+
+        Raises:
+            UserError: torchrun has started another number of processes, or they cannot share a batch evenly.
+        """
         settings = self.config_init[self.subcommand].trainer
         plugins = _listed(settings.plugins)
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
@@ -187,7 +192,20 @@ class PacmrCLI(LightningCLI):
                 callbacks.append(monitor("step"))
         elif default:
             kwargs["logger"] = False
+        if TorchElasticEnvironment.detect():
+            # torchrun has started the processes; on a CPU Lightning would take each for a run of its own.
+            local = int(os.environ["LOCAL_WORLD_SIZE"])
+            if settings.devices == "auto":
+                kwargs["devices"] = local
+            if settings.num_nodes == 1:
+                kwargs["num_nodes"] = int(os.environ["WORLD_SIZE"]) // local
         trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
+        started = int(os.environ["WORLD_SIZE"]) if TorchElasticEnvironment.detect() else None
+        if started is not None and trainer.num_devices * trainer.num_nodes != started:
+            raise UserError(
+                f"torchrun has started {started} processes, but trainer.devices is {trainer.num_devices} and "
+                f"trainer.num_nodes {trainer.num_nodes}; leave trainer.devices out, or start as many."
+            )
         if isinstance(self.model, PreferenceModule):
             check_strategy(trainer.strategy, self.model.policy.quantization)
         if self.subcommand == "fit" and isinstance(self.datamodule, PreferenceDataModule):

@@ -104,6 +104,7 @@ def memory(
     Raises:
         UserError: an option is out of its range, or the model is not known.
     """
+    model = str(model)
     devices = devices or [1, 4, 8]
     numbers = {
         "rank": rank,

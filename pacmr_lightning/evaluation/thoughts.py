@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-_TAGS = "think|thinking|thought|thoughts|reason|reasoning|reflection|scratchpad|seed:think"
+_TAGS = "think|thinking|thought|thoughts|reason|reasoning|reflection|scratchpad"
 _MARK = re.compile(
-    rf"(?P<begin><(?:{_TAGS})>|\[THINK\]|◁think▷|<\|begin_of_thought\|>|<unused94>)"
-    rf"|</(?:{_TAGS})>|\[/THINK\]|◁/think▷|<\|end_of_thought\|>|<unused95>",
+    rf"(?P<begin><(?:\w+:)?(?:{_TAGS})>|\[THINK\]|◁think▷|<\|begin_of_thought\|>|<unused94>)"
+    rf"|</(?:\w+:)?(?:{_TAGS})>|\[/THINK\]|◁/think▷|<\|end_of_thought\|>|<unused95>",
     re.I,
 )
 
@@ -28,7 +28,8 @@ def without_thoughts(text: str) -> str:
         return re.split(r"<\|(?:return|end)\|>", final.partition("<|message|>")[2])[0].strip()
     if start.startswith("analysis") and "assistantfinal" in start:  # without its special tokens
         return start.rpartition("assistantfinal")[2].strip()
-    parts, after, begin = [], 0, None
+    parts: list[str] = []
+    after, begin = 0, None
     for mark in _MARK.finditer(text):
         if mark["begin"]:
             begin = mark.start() if begin is None else begin

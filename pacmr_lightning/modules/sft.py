@@ -104,8 +104,8 @@ class SFTModule(TrainedOnly):
             )
         check_keys("from_scratch", from_scratch, LlamaConfig, OWN_KEYS)
         check_keys("lora", lora, LoraConfig, OVERRULED)
-        # A checkpoint does not load with a pathlib.Path in it.
-        model, save_to = (None if place is None else str(place) for place in (model, save_to))
+        # A checkpoint keeps plain values alone.
+        model, save_to = (None if path is None else str(path) for path in (model, save_to))
         self.save_hyperparameters()
         self.network: PreTrainedModel | PeftModel | None = None
         self.options: dict[str, Any] = {}

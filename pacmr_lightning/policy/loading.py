@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -29,7 +29,9 @@ def pretrained(name: str, **options: Any) -> PreTrainedModel:
     options["trust_remote_code"] = False
     if AutoConfig.from_pretrained(name, trust_remote_code=False).is_encoder_decoder:
         raise UserError(f"The model {name} is an encoder-decoder; name a causal language model.")
-    model, found = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
+    # With its information, from_pretrained returns a pair.
+    loaded: Any = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
+    model, found = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
     if missing := sorted(found["missing_keys"]):
         raise UserError(
             f"The model {name} lacks {len(missing)} weights of {type(model).__name__}, the first being "

@@ -49,7 +49,7 @@ def shared_mask(rows: Rows, config: PretrainedConfig, dtype: torch.dtype) -> Mas
     settings = config.to_dict()
     window, kinds = settings.get("sliding_window"), set(settings.get("layer_types") or ())
     segments, positions = rows.segment_ids, rows.position_ids
-    assert segments is not None
+    assert segments is not None and positions is not None
     count, length = rows.input_ids.shape
     device = rows.input_ids.device
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -75,7 +74,7 @@ class PolicyModel(ScoringModel):
 
     def __init__(
         self,
-        model: str | Path,
+        model: str,
         rank: int = 16,
         alpha: float = 32,
         target_modules: str | list[str] = "all-linear",

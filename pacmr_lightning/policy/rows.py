@@ -94,7 +94,8 @@ def padded(rows: Rows, multiple: int) -> Rows:
     return replace(
         rows,
         input_ids=longer(rows.input_ids),
-        position_ids=longer(rows.position_ids),  # 0, which every model has
+        # With 0, which every model has.
+        position_ids=None if rows.position_ids is None else longer(rows.position_ids),
         token_pair=torch.cat([rows.token_pair, rows.token_pair[:, -1:].expand(count, more)], dim=1),
         segment_ids=None if rows.segment_ids is None else longer(rows.segment_ids),
         real=None if rows.real is None else longer(rows.real),
@@ -161,14 +162,14 @@ def separate_rows(batch: PairBatch) -> Rows:
 def packed_rows(batch: PairBatch) -> Rows:
     """A single row: the N chosen sequences, then the N rejected ones."""
     padded = separate_rows(batch)
-    real = padded.real
-    assert real is not None
+    real, positions = padded.real, padded.position_ids
+    assert real is not None and positions is not None
     lengths = real.sum(1)
     starts = lengths.cumsum(0) - lengths
     row, col = padded.source
     return Rows(
         input_ids=padded.input_ids[real][None],
-        position_ids=padded.position_ids[real][None],
+        position_ids=positions[real][None],
         source=(torch.zeros_like(row), starts[row] + col),
         targets=padded.targets,
         owner=padded.owner,

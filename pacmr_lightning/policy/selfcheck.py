@@ -113,11 +113,12 @@ def _trusted(policy: ScoringModel, pair: PairBatch) -> tuple[Tensor, Tensor]:
     Raises:
         UserError: it fails, or a token's prediction depends on later tokens.
     """
-    name, called = type(policy.model).__name__, set()
-    adapted = {n: m for n, m in policy.model.named_modules() if isinstance(m, LoraLayer)}
+    name = type(policy.model).__name__
+    called: set[str] = set()
+    adapted = [key for key, module in policy.model.named_modules() if isinstance(module, LoraLayer)]
     handles = [
-        layer.register_forward_hook(lambda *_, key=key: called.add(_last(key)))
-        for key, layer in adapted.items()
+        policy.model.get_submodule(key).register_forward_hook(lambda *_, key=key: called.add(_last(key)))
+        for key in adapted
     ]
     try:
         truth = _computed(policy, "plain", pair)

@@ -128,6 +128,11 @@ CENTRAL = [*VNET, "--model.weighting.estimator", "CentralDifference"]
         (["--model.micro_batch_size", "3"], "micro_batch_size 3 does not divide the 8 pairs"),
         (["--model.policy.model", "./nowhere"], "nowhere"),
         (["--model.policy.lora_options", "{use_dora: true}"], "bypasses the plain LoRA linears"),
+        (["--model.policy.lora_options", "{r: 4, lora_dropout: 0.1}"], "the key 'r', which would be ignored"),
+        (
+            ["--model.policy.target_modules", "[c_attn]"],
+            "names c_attn, but LlamaForCausalLM has no such layer",
+        ),
         (
             ["--model.policy.dtype", "float16"],
             "model.policy.dtype: expected one of 'auto', 'float32', 'bfloat16', but got float16",
@@ -145,6 +150,22 @@ CENTRAL = [*VNET, "--model.weighting.estimator", "CentralDifference"]
 def test_bad_options(arguments, message, base, capsys):
     assert message in fails(capsys, ["fit", *base, *arguments])
     assert not list(Path().iterdir()), "bad input left something behind"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        # Not given, the number of processes is torchrun's.
+        (["--data.global_batch_size", "7"], "global_batch_size is 7, which 2 processes cannot share evenly"),
+        (["--trainer.devices", "1"], "torchrun has started 2 processes, but trainer.devices is 1"),
+        (["--trainer.devices", "3"], "torchrun has started 2 processes, but trainer.devices is 3"),
+    ],
+)
+def test_processes_that_torchrun_has_started(options, message, base, capsys, monkeypatch):
+    started = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "RANK": 0, "LOCAL_RANK": 0}
+    for name, value in (started | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29511}).items():
+        monkeypatch.setenv(name, str(value))
+    assert message in fails(capsys, ["fit", *base, *options])
 
 
 @pytest.mark.parametrize(

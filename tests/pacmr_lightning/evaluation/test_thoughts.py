@@ -16,6 +16,8 @@ ANSWER = "Comparison: clear.\nPreferred: B"
         f"\n<Thinking>\nPreferred: A\n</thinking>{ANSWER}\n",
         f"<reasoning>x</reasoning>\n<thought>y</thought>{ANSWER}",
         f"[THINK]x[/THINK]{ANSWER}",
+        f"<mm:think>x</mm:think>{ANSWER}",
+        f"the tag </think> is named in it\n</think>\n\n{ANSWER}",
         f"<think></think>{ANSWER}",
         f"the beginning stood in the prompt\nPreferred: A</think>{ANSWER}",
         f"<think>the tag <think> twice</think>{ANSWER}",

@@ -542,3 +542,9 @@ def test_a_trainer_that_does_not_fit(tmp_path):
     with pytest.raises(UserError, match="The run has no end"):
         fit(tmp_path, SFTModule(from_scratch=SHAPE), data, max_epochs=-1)
     assert not Path(tmp_path / "model").exists()
+
+
+def test_paths_are_taken_as_strings_are(base, tmp_path):
+    module = SFTModule(model=Path(base), save_to=tmp_path / "sft")
+    fit(tmp_path, module, make_data(tokenizer=base, rows=8))
+    assert module.hparams["model"] == base and (tmp_path / "sft" / "config.json").is_file()
