@@ -15,6 +15,7 @@ ASSISTANT = "\n\nAssistant:"
 
 DIFFERENT_PROMPTS = "different prompts"
 NO_COMMON_PROMPT = "no common prompt"
+NO_ANSWER = "last message not from assistant"
 NO_COMPLETION = "no completion"
 
 
@@ -129,7 +130,9 @@ def _split_messages(prompt: str | None, *sides: str) -> Split:
     chosen, rejected = (_joined(prompt, side) for side in sides)
     if chosen is None or rejected is None:
         return Split(reason=DIFFERENT_PROMPTS)
-    if min(len(chosen), len(rejected)) < 2 or not chosen[-1]["role"] == rejected[-1]["role"] == "assistant":
+    if not chosen or not rejected or not chosen[-1]["role"] == rejected[-1]["role"] == "assistant":
+        return Split(reason=NO_ANSWER)
+    if min(len(chosen), len(rejected)) < 2:
         return Split(reason=NO_COMMON_PROMPT)
     if chosen[:-1] != rejected[:-1]:
         return Split(reason=DIFFERENT_PROMPTS)

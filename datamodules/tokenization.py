@@ -28,10 +28,10 @@ from .chat import (
     say_what_the_template_leaves_out,
     template_options,
 )
-from .prompts import DIFFERENT_PROMPTS, NO_COMMON_PROMPT, Split, split_row
+from .prompts import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, Split, split_row
 from .tokenizer import prompt_tokens, response_tokens, tokenizer_digest
 
-_LAYOUT = 4
+_LAYOUT = 5
 """Part of the cache's key; raised whenever the same rows are turned into other tokens."""
 
 REASONS = (
@@ -40,6 +40,7 @@ REASONS = (
     "equal responses",
     DIFFERENT_PROMPTS,
     NO_COMMON_PROMPT,
+    NO_ANSWER,
     "empty prompt",
 )
 """Why a pair may be dropped."""

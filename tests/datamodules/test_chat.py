@@ -147,7 +147,8 @@ def test_unusable_conversations_are_counted(chatting):
     ]
     _, counts = tokenize_pairs(rows_to_dataset(rows, PREFERENCES, "test"), chatting, 512)
     assert counts["kept"] == 1 and counts["different prompts"] == 1
-    assert counts["no common prompt"] == 2 and counts["empty response"] == 1
+    assert counts["no common prompt"] == counts["empty response"] == 1
+    assert counts["last message not from assistant"] == 1
 
 
 def test_texts_and_conversations_in_one_dataset(chatting, pair_rows):
