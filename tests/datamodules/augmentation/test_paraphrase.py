@@ -10,6 +10,7 @@ import pytest
 from pacmr_lightning.commands.augment import augment, main
 from pacmr_lightning.datamodules.augmentation.paraphrase import CUT, INSTRUCTION, Paraphrase
 from pacmr_lightning.datamodules.sources import Files
+from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.endpoint import Endpoint
 
 SYNONYMS = {"sea": "ocean", "lost": "misplaced", "calm": "still"}
@@ -124,3 +125,11 @@ def test_from_python(server, paraphrase, write_rows, tmp_path):
     train = write_rows([row | {"chosen": " a", "rejected": " b"} for row in ROWS])
     augment(Files(train), str(tmp_path / "out.parquet"), paraphrase, n=1)
     assert pq.read_table(tmp_path / "out.parquet").num_rows == 1
+
+
+def test_nothing_worded_differently_is_an_error(paraphrase, write_rows, tmp_path):
+    train = write_rows([{"prompt": "the sea was cut", "chosen": " a", "rejected": " b"}])
+    said = rf"paraphrase worded none of 1 pieces differently \(mostly: {CUT}\)"
+    with pytest.raises(UserError, match=said):
+        augment(Files(train), str(tmp_path / "out.parquet"), paraphrase)
+    assert not (tmp_path / "out.parquet").exists()
