@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, TypedDict
 
@@ -15,7 +16,6 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import content_key
 
 from .pairs import Pairs
-from .preparation import Preparation
 from .reference_cache import TEXTS, tokens_digest
 from .stream import PairBatches, PairedBatches, RankSteps, StepLoader
 
@@ -60,7 +60,8 @@ class PairLoaders:
     seed: int
     curriculum: str | None
     num_workers: int
-    _preparation: Preparation
+    texts_digest: Callable[[], str]
+    """Hash of the texts of all training pairs, after ``setup``."""
 
     @property
     def _ranks(self) -> _Ranks:
@@ -130,7 +131,7 @@ class PairLoaders:
         rewords = self.meta_every is not None and self.clean_pairs is None
         labels = [list(pairs.rows[name]) for name in ("id", "flipped", "eta")]
         return {
-            "texts": self._preparation.texts_digest(),
+            "texts": self.texts_digest(),
             "label noise": content_key(pairs.swapped),
             "training pairs": content_key(
                 labels, pairs.annotators, tokens_digest(pairs.rows, "augmented_ids") if rewords else None

@@ -175,7 +175,7 @@ class PreferenceDataModule(PairLoaders, PromptData):
         return load_tokenizer(self.tokenizer_name)
 
     @cached_property
-    def _preparation(self) -> Preparation:  # type: ignore[override]
+    def _preparation(self) -> Preparation:
         # Reworded training pairs are needed only where nothing else is learned from.
         reworded = self.meta_every is not None and self.clean_meta is None
         return Preparation(
@@ -236,9 +236,10 @@ class PreferenceDataModule(PairLoaders, PromptData):
                 )
             self.clean_pairs = self._preparation.clean()
             self.train_pairs = self._preparation.train(self.clean_pairs)
+            self.texts_digest = self._preparation.texts_digest
             if not self.uniform_noise:
                 self.noise_rate = sum(self.train_pairs.swapped) / len(self.train_pairs)
-            if self.trained_texts is not None and self.trained_texts != self._preparation.texts_digest():
+            if self.trained_texts is not None and self.trained_texts != self.texts_digest():
                 raise UserError(
                     f"The texts of {self.source.name} are not those that the run was trained on; restore "
                     "them, or use pacmr audit-model, which takes any pairs."

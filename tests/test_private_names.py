@@ -61,6 +61,9 @@ TABLE = {
     "datamodules/augmentation/seq2seq.py": {
         "transformers": ("transformers.utils:cached_file", "transformers.utils:extract_commit_hash")
     },
+    "pacmr_lightning/evaluation/reward_model.py": {
+        "transformers": ("transformers.utils:cached_file", "transformers.utils:extract_commit_hash")
+    },
     "datamodules/hub.py": {"datasets": ("datasets:Dataset._fingerprint",)},
     "datamodules/sft.py": {"datasets": ("datasets:Dataset._fingerprint",)},
     "datamodules/splits.py": {"datasets": ("datasets:Dataset._fingerprint",)},

@@ -221,7 +221,7 @@ def _verdict(first: _Score, second: _Score) -> Verdict:
 
 def _state(model: str) -> str | None:
     """Return what identifies a model's weights: a digest of its folder, or the commit of its Hub id."""
-    from transformers.utils.hub import cached_file, extract_commit_hash
+    from transformers.utils import cached_file, extract_commit_hash
 
     path = Path(model).expanduser()
     if path.is_dir():

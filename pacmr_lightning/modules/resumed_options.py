@@ -29,7 +29,10 @@ _USED = {
 
 def is_fitting(module: LightningModule) -> bool:
     """Return whether a trainer fits the module; false for an evaluation, and without a trainer."""
-    return module._trainer is not None and module.trainer.state.fn == TrainerFn.FITTING
+    try:
+        return module.trainer.state.fn == TrainerFn.FITTING
+    except RuntimeError:  # Lightning's, where there is no trainer
+        return False
 
 
 def trainer_options(module: LightningModule) -> dict[str, Any]:

@@ -309,6 +309,11 @@ def test_no_second_view(run, capsys, tmp_path):
         },
     )
     message = refused([str(run), "--output", str(tmp_path / "out")], capsys)
+    assert "plain.jsonl are not those that the run was trained on" in message
+    checkpoint = torch.load(run / LAST, weights_only=True)
+    del checkpoint["PreferenceDataModule"]["texts"]  # as where another datamodule made the pairs
+    torch.save(checkpoint, run / LAST)
+    message = refused([str(run), "--output", str(tmp_path / "out")], capsys)
     assert "None of the 8 train pairs has a second view" in message
     assert not (tmp_path / "out").exists()
 
