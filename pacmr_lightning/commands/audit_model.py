@@ -104,6 +104,10 @@ def audit_model(
         raise UserError(f"beta is {beta}, but it must be above 0 (DPO's is usually 0.1).")
     if cleaned is not None:
         check_output(source, cleaned)
+    if scorer == "probe" and beta != 0.1:
+        raise UserError(
+            f"beta is {beta}, but a probe compares a model with none and has no beta; leave it out."
+        )
     if scorer == "probe" and reference is not None:
         raise UserError(f"reference is {reference}, but a probe compares a model with none; leave it out.")
     if scorer == "policy" and reference is None:

@@ -119,7 +119,12 @@ def by_one_word(number: int, wrong: bool) -> dict:
     ("policy", "changed", "said"),
     [
         ("whole", {}, "policy is whole, which is no adapter that names its base model"),
-        ("adapter", {"scorer": "probe", "reference": "whole"}, "reference is whole, but a probe compares"),
+        (
+            "adapter",
+            {"scorer": "probe", "reference": "whole", "beta": None},
+            "reference is whole, but a probe compares",
+        ),
+        ("adapter", {"scorer": "probe"}, "beta is 1.0, but a probe compares a model with none"),
         ("adapter", {"beta": "0"}, "beta is 0.0, but it must be above 0"),
         ("adapter", {"share": "0.7"}, "share is 0.7, but the share of wrong labels is above 0 and below"),
         ("adapter", {"action": "drop"}, "action is given without cleaned"),
