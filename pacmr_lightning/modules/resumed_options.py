@@ -114,10 +114,10 @@ def use_options(
 
     The learning rate is the schedule's at the update that comes next. Nothing changes in a fit from step 0.
     """
-    optimizer, schedule = module.optimizers(use_pl_optimizer=False), module.lr_schedulers()
+    schedule = module.lr_schedulers()
     if not isinstance(schedule, LambdaLR):  # a subclass has another one
         return
-    assert not isinstance(optimizer, list)
+    optimizer = module.trainer.optimizers[0]
     schedule.base_lrs = [learning_rate] * len(schedule.base_lrs)
     for group, shape in zip(optimizer.param_groups, schedule.lr_lambdas, strict=True):
         own = {"initial_lr": learning_rate, "betas": betas, "weight_decay": weight_decay}
