@@ -59,7 +59,7 @@ def _cell(form: str, summary: dict[str, Any]) -> str:
 def _validated(run: str) -> str | None:
     """Return a sentence where a run's last validation is older than its last update."""
     summary = read_summary(run)
-    if summary.get("val_step") in (None, summary["steps"]):
+    if summary.get("val_step") in (None, summary.get("steps")):
         return None
     return f"{run}: accuracy is of update {summary['val_step']:,}; the run ended after {summary['steps']:,}"
 

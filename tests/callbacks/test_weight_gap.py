@@ -157,6 +157,7 @@ def test_rows_along_the_way_do_not_change_the_run(config, tmp_path):
     pd.testing.assert_frame_equal(read_weights(tmp_path / "often"), read_weights(tmp_path / "once"))
 
 
+@pytest.mark.filterwarnings("ignore:.*from before this fit goes back")
 def test_resume_neither_doubles_nor_loses_rows(config, tmp_path):
     whole = fit(config, tmp_path / "whole", *EVERY)
     folder = tmp_path / "cut"
