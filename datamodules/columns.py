@@ -188,9 +188,7 @@ class Columns:
         else:
             clean |= {"tools": None, "chat_template_kwargs": None}  # only chat templates read them
         read = {name for name, value in clean.items() if value is not None}
-        unread = [
-            name for name, value in given.items() if value not in (None, "", [], {}) and name not in read
-        ]
+        unread = [name for name, value in given.items() if name not in read and not _is_empty(value)]
         clean["template_fields"] = " ".join(sorted(fields)) or None
         clean["unread"] = "\n".join(sorted(unread)) or None
         return clean
@@ -217,6 +215,10 @@ class Columns:
                     f"{place}: the last message of {name!r} has the role {messages[-1]['role']!r}, but the "
                     "response must be from 'assistant'; rename the role."
                 )
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or (isinstance(value, (str, list, dict)) and not value)
 
 
 def _missing(name: str, row: dict[str, Any]) -> str:
