@@ -221,6 +221,10 @@ class Columns:
                 )
 
 
+def _is_empty(value: object) -> bool:
+    return value is None or (isinstance(value, (str, list, dict)) and not value)
+
+
 def _missing(name: str, row: dict[str, Any]) -> str:
     if name in row:
         return (
