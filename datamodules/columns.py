@@ -32,10 +32,6 @@ _SET_HERE = frozenset(("conversation", "tokenize", "add_generation_prompt", "con
 """Arguments of ``apply_chat_template`` that no row may set."""
 
 
-def _is_empty(value: object) -> bool:
-    return value is None or (isinstance(value, (str, list, dict)) and not value)
-
-
 def words_of(name: str) -> list[str]:
     """Return the words of a column's name in lower case; ``promptText`` has ``prompt`` and ``text``."""
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
