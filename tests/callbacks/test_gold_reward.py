@@ -78,6 +78,7 @@ def tokenizer():
 def world(tokenizer, make_module, make_data, tmp_path):
     data = make_data()
     data.tokenizer = tokenizer
+    data.prompt_ids = lambda prompts: tokenizer(prompts)["input_ids"]
     data.gold_reward = gold_reward
     data.source = SimpleNamespace(prompts=PROMPTS)
     module = make_module()
