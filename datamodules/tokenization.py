@@ -274,8 +274,8 @@ def token_warnings(
         if f"{part} left out" in counts:
             yield (
                 f"{place}: the chat template leaves {part} out in {counts[f'{part} left out']} of "
-                f"{counts['kept']} rows, so the model does not see it; write it into another message, or "
-                "take another template."
+                f"{counts['kept']} rows, so the model does not see it; write it where the template "
+                "keeps it, or take another template."
             )
     if TWO_BOS in counts:
         yield (

@@ -93,6 +93,12 @@ def template_warnings(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
             f"{name} ends a prompt in {start[-20:]!r} when it generates, but writes none of that before an "
             "answer in a conversation; prompts end where the two part, in training and in predict."
         )
+    begins = probe.removeprefix(start).partition(_ANSWER)[0].strip()
+    if begins and start == render_messages(tokenizer, _TALK[:1]):
+        yield (
+            f"{name} ignores add_generation_prompt, so {begins!r} is learned as the beginning of each "
+            "response; take a template that ends a prompt with it."
+        )
     unknown = [tokenizer.unk_token_id, None]
     marks = [m for m in dict.fromkeys(_MARK.findall(probe)) if tokenizer.convert_tokens_to_ids(m) in unknown]
     if marks:

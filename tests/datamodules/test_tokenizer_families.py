@@ -212,6 +212,14 @@ def test_a_generation_prompt_that_conversations_lack():
     assert "<think>" in sentence and "prompts end where the two part" in sentence
 
 
+def test_a_template_without_a_generation_prompt():
+    tokenizer = build("byte level", template=CHATML.partition("{% if add_generation_prompt")[0])
+    [found] = tokenize_pairs(rows_of(chat_row()), tokenizer, 300)[0]
+    assert tokenizer.decode(found["chosen_ids"]) == "<|im_start|>assistant\nblue.<|im_end|>"
+    [sentence] = template_warnings(tokenizer)
+    assert "ignores add_generation_prompt, so '<|im_start|>assistant' is learned" in sentence
+
+
 @pytest.mark.parametrize(
     ("template", "row", "expected"),
     [

@@ -365,6 +365,16 @@ def test_the_command_says_what_to_do(inspect, pair_rows):
     assert "‹<eos>›" in printed
 
 
+def test_what_is_odd_about_tokens_is_said(inspect, pair_rows):
+    rows = pair_rows(40)
+    numbers, printed = inspect([row | {"prompt": "<bos><bos>" + row["prompt"]} for row in rows], rows[:3])
+    assert numbers["splits"]["train"]["counts"]["two BOS"] == 40
+    assert (
+        "train: 40 of 40 prompts begin with BOS (<bos>) twice; take it out of the texts." in numbers["advice"]
+    )
+    assert "! train: 40 of 40 prompts begin with BOS" in printed
+
+
 def test_good_data_needs_no_advice(inspect, pair_rows):
     rows = [
         row | {"rejected": row["rejected"] + " It is the sea." * (i % 2)}
