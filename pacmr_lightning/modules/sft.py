@@ -17,6 +17,7 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from ..errors import UserError
 from ..numerics import AskedDtype, base_dtype, recomputes
+from ..policy.attention import exclude_cudnn
 from ..policy.base_model import recompute_activations
 from ..policy.logprobs import upcast
 from .datamodule import datamodule
@@ -149,6 +150,7 @@ class SFTModule(TrainedOnly):
         """
         if self.network is not None:
             return
+        exclude_cudnn()
         tokenizer = datamodule(self.trainer).tokenizer
         dtype = base_dtype(self.hparams["dtype"], None if self.hparams["lora"] else False)
         network: PreTrainedModel | PeftModel
@@ -157,7 +159,7 @@ class SFTModule(TrainedOnly):
         else:
             network = load_pretrained(self.hparams["model"], tokenizer, dtype)
         if recomputes(self.hparams["gradient_checkpointing"]):
-            recompute_activations(network)
+            recompute_activations(network, dropout=True)
         if self.hparams["lora"] is not None:
             network = add_lora(network, self.hparams["lora"])
         # transformers loads models in eval mode, where dropout and gradient checkpointing do nothing.

@@ -343,11 +343,19 @@ def weights_digest(model: PreTrainedModel) -> str:
     return digest.hexdigest()
 
 
-def recompute_activations(model: PreTrainedModel, recomputed: bool = True) -> None:
-    """Sets whether activations inside of a layer are computed again in backward, or kept."""
+def recompute_activations(model: PreTrainedModel, recomputed: bool = True, dropout: bool = False) -> None:
+    """Set whether activations inside of a layer are computed again in backward, or kept.
+
+    Args:
+        model: the base.
+        recomputed: compute them again.
+        dropout: the layers draw random numbers, so that checkpoints keep the generators' state.
+    """
     # transformers calls activation checkpointing what it called gradient checkpointing at first.
     kind = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
     if recomputed:
-        getattr(model, f"{kind}_checkpointing_enable")({"use_reentrant": False})
+        getattr(model, f"{kind}_checkpointing_enable")(
+            {"use_reentrant": False, "preserve_rng_state": dropout}
+        )
     else:
         getattr(model, f"{kind}_checkpointing_disable")()

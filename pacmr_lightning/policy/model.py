@@ -6,22 +6,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.attention import sdpa_kernel
 from transformers import GenerationConfig
 
 from ..batch import LogProbs, PairBatch
 from ..errors import UserError
 from ..freed_memory import return_freed_memory
 from ..numerics import AskedDtype, base_dtype, numerics, recomputes
-from .attention import (
-    ANY_LENGTH,
-    FLEX,
-    AskedLayout,
-    AttentionPlan,
-    check_attention,
-    plain_attention,
-    use_attention,
-)
+from .attention import FLEX, AskedLayout, AttentionPlan, check_attention, plain_attention, use_attention
 from .quantized import AskedQuantization, check_quantization, quantized_numerics
 from .rows import Rows, rows_of
 from .scoring import Judged, ScoringModel
@@ -173,8 +164,7 @@ class PolicyModel(ScoringModel):
         """transformers' ``generate`` of the current model; returns prompt and continuation.
 
         Of the model's own ``generation_config`` only the special tokens count: its penalties and cut-offs are
-        no part of the policy. FlexAttention, which would compile for every length, leaves this to SDPA, and
-        SDPA is kept from cuDNN's kernels, which plan for every length.
+        no part of the policy. FlexAttention, which would compile for every length, leaves this to SDPA.
         """
         was_training, own, attention = self.training, self.model.generation_config, self.attention
         special = {name: getattr(own, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -185,8 +175,7 @@ class PolicyModel(ScoringModel):
         self.eval()
         self.model.generation_config = GenerationConfig(**special)
         try:
-            with sdpa_kernel(ANY_LENGTH):
-                return self.peft.generate(**options, use_cache=True)
+            return self.peft.generate(**options, use_cache=True)
         finally:
             use_attention(self.model, attention)
             self.model.generation_config = own

@@ -143,6 +143,17 @@ def test_gradient_checkpointing_changes_nothing(make_policy, make_batch):
         torch.testing.assert_close(a, b)
 
 
+def test_checkpoints_of_a_policy_keep_no_random_state(make_policy, make_batch, monkeypatch):
+    """It has no dropout, and on a GPU each state is a copy that waits for the device."""
+    policy, batch = make_policy(gradient_checkpointing=True).train(), make_batch()
+    policy.log_probs(batch)
+    kept = []
+    monkeypatch.setattr(torch, "get_rng_state", lambda: kept.append(1))
+    found = policy.log_probs(batch)
+    torch.autograd.grad(found.chosen.sum(), list(policy.adapter().values()))
+    assert not kept
+
+
 def test_rows_by_hand():
     """Pair: prompt 5 6 7, chosen 8 2, rejected 9 10 2, one column of padding."""
     batch = PairBatch.collate(
