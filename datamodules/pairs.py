@@ -55,7 +55,7 @@ class Pairs:
         return chosen
 
     def longest(self) -> tuple[int, int]:
-        """Tokens of a prompt and of a response that together make a pair as long as any, augmented ones too."""
+        """Tokens of a prompt and of a response of a pair as long as any, also under augmented prompts."""
         names = ("prompt_ids", "augmented_ids", "chosen_ids", "rejected_ids")
         total = response = 0
         for part in self.rows.with_format("arrow").iter(10_000):

@@ -67,7 +67,7 @@ class AdaptedModel(nn.Module):
         self.compiles = compile
         self.quantization = quantization
         self.has_stepped = False
-        """Set after the first optimizer step in this process, when the device's peak memory is that of a step."""
+        """Set after this process's first optimizer step, when the device's peak memory is that of a step."""
         self.left_free: int | None = None
         """Bytes of a GPU that such a step left free, where VNet's updates need to know."""
         self.keeps_gradients: bool | None = None

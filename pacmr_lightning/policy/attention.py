@@ -124,7 +124,7 @@ def attention_plans(
     if not faster:
         return found, []
     return found, [
-        f"On this GPU attn_implementation {' or '.join(faster)} may be faster; benchmarks/gpu.py measures it."
+        f"On this GPU attn_implementation {' or '.join(faster)} may be faster; try it on your model."
     ]
 
 

@@ -35,7 +35,8 @@ class PolicyModel(ScoringModel):
         lora_options: further keys of ``peft.LoraConfig``. Variants that do not go through plain LoRA linears
             are refused, since the method moves those linears' outputs.
         dtype: of the frozen base; adapters are fp32 always. "bfloat16" is for GPUs, "auto" takes it on one.
-        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so on a GPU.
+        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so on a GPU, but
+            under ``pacmr fit`` only where a step would not fit without it.
         attn_implementation: as in transformers ("sdpa", "eager", "flash_attention_2", "flex_attention", ...);
             "auto" is transformers' own choice (sdpa) on every device. On a GPU others may be faster, which a
             line at the start names.

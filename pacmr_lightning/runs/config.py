@@ -26,7 +26,7 @@ class SaveRunConfig(SaveConfigCallback):
     """Writes ``config.yaml`` into the run's folder once training starts, so bad input leaves nothing."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Decide ``gradient_checkpointing: auto`` by memory, on a GPU, where the pairs' lengths are known now."""
+        """Decide ``gradient_checkpointing: auto`` by memory, on a GPU, now that lengths are known."""
         device = trainer.strategy.root_device
         if stage != "fit" or not isinstance(pl_module, PreferenceModule) or device.type != "cuda":
             return

@@ -183,14 +183,18 @@ def step_bytes(
     model = build(config, policy.lora["r"], policy.lora["target_modules"], policy.dtype)
     base, unpacked = four_bit_base(config, policy.dtype) if policy.quantization else (None, 0)
     counted = held(model, 0, devices, 0.0, base=base).device
-    return counted + unpacked + activation_bytes(
-        model,
-        pairs=pairs,
-        prompt_tokens=prompt_tokens,
-        response_tokens=response_tokens,
-        shared=policy.layout in ("auto", "shared"),
-        gradient_checkpointing=False,
-        logit_chunk=policy.logit_chunk,
+    return (
+        counted
+        + unpacked
+        + activation_bytes(
+            model,
+            pairs=pairs,
+            prompt_tokens=prompt_tokens,
+            response_tokens=response_tokens,
+            shared=policy.layout in ("auto", "shared"),
+            gradient_checkpointing=False,
+            logit_chunk=policy.logit_chunk,
+        )
     )
 
 

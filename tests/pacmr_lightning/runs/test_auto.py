@@ -54,8 +54,8 @@ def test_recomputed_where_a_step_would_not_fit(decided, folder):
         checkpointed, written, said = decided(short, **options)
         assert checkpointed and written
         assert said == [
-            "gradient_checkpointing auto is true: without it a step takes some 0.0 GiB, and 0.0 GiB of the GPU "
-            "are free."
+            "gradient_checkpointing auto is true: without it a step takes some 0.0 GiB, and 0.0 GiB of the "
+            "GPU are free."
         ]
 
 
