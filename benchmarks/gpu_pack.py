@@ -74,7 +74,7 @@ def pack(carry: Path, pairs: Path | None, python: str) -> None:
             import fetch
 
             whole = fetch.download(*fetch.MODEL[:2], Path(temporary)).read_bytes()
-        middle = len(whole) // 2
+        middle = (len(whole) + size(two) - size(one)) // 2  # equal loads
         (one / "model.1").write_bytes(whole[:middle])
         (two / "model.2").write_bytes(whole[middle:])
     files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
