@@ -85,6 +85,7 @@ def run_stage(name: str, options: argparse.Namespace, done: set[str]) -> None:
     def stop(*_: object) -> None:
         raise Deadline(f"not done when the stage's {options.deadline:g} s were over")
 
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with the process that started it
     signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, options.deadline)
     about: Row = {"stage": name, "row": "its start"}
@@ -119,12 +120,12 @@ def start_stage(name: str, options: argparse.Namespace) -> None:
     command += ["--deadline", seconds, "--scratch", options.scratch, "--earlier", *options.earlier]
     command += ["--text", options.text] if options.text else []
     start = time.monotonic()
-    child = subprocess.Popen([*map(str, command)], start_new_session=True)
+    child = subprocess.Popen([*map(str, command)], preexec_fn=os.setpgrp)
     try:
         status = child.wait(seconds + GRACE)
     except subprocess.TimeoutExpired:
         status = f"killed {GRACE} s after its deadline"
-    finally:  # what it has started ends with it, also at ^C
+    finally:  # what it has started ends with it, also at ^C and SIGTERM
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
@@ -235,6 +236,7 @@ def main() -> int:
         run_stage(stage, options, {n for (of, n), row in known.items() if of == stage and "error" not in row})
     if options.device == "cuda" and not has_gpu():
         parser.error("there is no GPU; --device cpu runs tiny shapes.")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     for name in options.stages:
         with tempfile.TemporaryDirectory() as scratch:
             options.scratch = Path(scratch)
