@@ -389,13 +389,12 @@ class Runs:
         zero = ["--config", f"strategies/zero{name[5]}"] if name.startswith("ZeRO") else []
         if name == "audit":
             self.started[whole].result()
-            run = (str(self.root / whole), "--scorer", "policy", "--output", str(self.root / name))
-            self._pacmr("audit", *run)
+            self._pacmr("audit", whole, "--scorer", "policy", "--output", name)
             pairs = pd.read_parquet(self.root / name / "pairs.parquet")
             return {"right": bool(pairs["u"].notna().all()), "says": f"{len(pairs)} pairs"}
         if name.endswith("resumed"):
             self.started[whole].result()
-            zero += ["--ckpt_path", str(self.root / whole / "checkpoints" / f"step-{HALF}.ckpt")]
+            zero += ["--ckpt_path", f"{whole}/checkpoints/step-{HALF}.ckpt"]
         self._fit(name, *zero)
         if name == "fit":
             return {"says": f"{STEPS} updates"}
@@ -410,28 +409,16 @@ class Runs:
         return {"right": error <= allowed, "says": f"differs by {error:.1e} from {whole}"}
 
     def _fit(self, name: str, *more: str) -> None:
-        options = {
-            "data.source.train": self.root / "short.jsonl",
-            "model.policy.model": self.root / "model",
-            "model.learning_rate": 1e-3,
-            "model.weighting.every": 2,
-            "model.max_new_tokens": 16,
-            "data.max_length": self.shape.prompt[1] + self.shape.response[1],
-            "data.global_batch_size": 8,
-            "data.meta_batch_size": 16,
-            "trainer.max_epochs": -1,
-            "trainer.max_steps": STEPS,
-            "trainer.val_check_interval": STEPS,
-            "trainer.check_val_every_n_epoch": "null",
-            "trainer.log_every_n_steps": 2,
-            "trainer.devices": 1,
-            "trainer.accelerator": "gpu" if self.place.on_gpu else "cpu",
-            "trainer.default_root_dir": self.root / name,
-            "checkpoint.every_n_train_steps": HALF,
-            "checkpoint.save_top_k": -1,
-        }
-        words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-        self._pacmr("fit", "--config", "preference", "--config", "methods/pacmr", *more, *words)
+        accelerator = "gpu" if self.place.on_gpu else "cpu"
+        words = f"""--config preference --config methods/pacmr {" ".join(more)}
+            --data.source.train short.jsonl --data.max_length 100 --data.global_batch_size 8
+            --data.meta_batch_size 16 --model.policy.model model --model.learning_rate 1e-3
+            --model.weighting.every 2 --model.max_new_tokens 16 --trainer.max_epochs -1
+            --trainer.max_steps {STEPS} --trainer.val_check_interval {STEPS}
+            --trainer.check_val_every_n_epoch null --trainer.log_every_n_steps 2 --trainer.devices 1
+            --trainer.accelerator {accelerator} --trainer.default_root_dir {name.replace(" ", "-")}
+            --checkpoint.every_n_train_steps {HALF} --checkpoint.save_top_k -1"""
+        self._pacmr("fit", *words.split())
 
     def _pacmr(self, *words: str) -> None:
         with self._slots:
@@ -439,7 +426,8 @@ class Runs:
 
     def _difference(self, name: str, other: str) -> float:
         def trained(run: str) -> Tensor:
-            checkpoint = torch.load(self.root / run / "checkpoints/last.ckpt", map_location="cpu")
+            folder = self.root / run.replace(" ", "-")
+            checkpoint = torch.load(folder / "checkpoints/last.ckpt", map_location="cpu")
             parts = [*checkpoint["state_dict"].values(), *checkpoint["weighting"]["vnet"].values()]
             return torch.cat([value.double().flatten() for value in parts])
 
@@ -629,8 +617,18 @@ def sweep(place: Place) -> Row:
         spec["seeds"] = spec["seeds"][:1]
         spec["options"]["trainer.callbacks.samples"] = 8
     (place.folder / "sweep.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
-    pacmr(place.folder, "sweep", "sweep.yaml", "--jobs", "9" if place.on_gpu else "1")
-    return {"says": " ".join(str(f) for f in (place.folder / "sweep").iterdir())}
+    failed = ""
+    try:
+        pacmr(place.folder, "sweep", "sweep.yaml", "--jobs", "9" if place.on_gpu else "1")
+    except RuntimeError as error:
+        failed = f"; {error}"
+    values: dict[str, list[list[float]]] = {}
+    for file in sorted((place.folder / "sweep").glob("*/summary.json")):
+        metrics = json.loads(file.read_text())["metrics"]
+        found = [metrics["val/gold_reward"], metrics["val/sequence_kl"]]
+        values.setdefault(file.parent.name.partition("-")[0], []).append(found)
+    said = [f"{name}: {', '.join(f'{r:.2f} ({kl:.1f})' for r, kl in v)}" for name, v in values.items()]
+    return {"right": not failed, "says": f"reward (KL) by seed: {'; '.join(said)}{failed}", "values": values}
 
 
 STAGES: dict[str, Callable[[Place], Measured]] = {

@@ -319,12 +319,16 @@ def next_token_log_probs(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def _switch_off_dropout(model: PreTrainedModel) -> None:
-    """Of layers, and of the probabilities that attention keeps as numbers."""
+    """Of layers, of the probabilities that are kept as numbers, and what else is random in training."""
+    # OPT skips whole layers, and Mixtral, MiniMax and DBRX multiply a router's inputs by noise.
+    others = ("pdrop", "layerdrop", "input_jitter_noise", "moe_jitter_eps")
     for holder in (model.config, *model.modules()):
         if isinstance(holder, nn.Dropout):
             holder.p = 0.0
         for name, value in list(vars(holder).items()):
-            if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+            if isinstance(value, float) and (
+                "dropout" in name or name.endswith(others) or name == "jitter_noise"
+            ):
                 setattr(holder, name, 0.0)
 
 

@@ -39,7 +39,8 @@ class SaveRunConfig(SaveConfigCallback):
             return
         policy, data = pl_module.policy, datamodule(trainer)
         pairs = pl_module.micro_batch_size or data.global_batch_size // trainer.world_size
-        needed = step_bytes(policy, pairs, *data.train_pairs.longest(), devices=trainer.world_size)
+        prompt, response = data.train_pairs.longest()
+        needed = step_bytes(policy, pairs, prompt, response, trainer.world_size)
         free, _ = torch.cuda.mem_get_info(device)
         policy.gradient_checkpointing = options["gradient_checkpointing"] = needed > FREE * free
         rank_zero_info(
