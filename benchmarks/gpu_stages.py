@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import subprocess
@@ -617,17 +618,21 @@ def sweep(place: Place) -> Row:
         spec["seeds"] = spec["seeds"][:1]
         spec["options"]["trainer.callbacks.samples"] = 8
     (place.folder / "sweep.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
-    failed = ""
-    try:
+    with contextlib.suppress(RuntimeError):  # what has failed is found below
         pacmr(place.folder, "sweep", "sweep.yaml", "--jobs", "9" if place.on_gpu else "1")
-    except RuntimeError as error:
-        failed = f"; {error}"
     values: dict[str, list[list[float]]] = {}
-    for file in sorted((place.folder / "sweep").glob("*/summary.json")):
-        metrics = json.loads(file.read_text())["metrics"]
+    failed = ""
+    for log in sorted((place.folder / "sweep").glob("*/log.txt")):
+        summary = log.with_name("summary.json")
+        if not summary.exists():
+            failed += f"; {log.parent.name}: {(log.read_text().splitlines() or [''])[-1]}"
+            continue
+        metrics = json.loads(summary.read_text())["metrics"]
         found = [metrics["val/gold_reward"], metrics["val/sequence_kl"]]
-        values.setdefault(file.parent.name.partition("-")[0], []).append(found)
+        values.setdefault(log.parent.name.partition("-")[0], []).append(found)
     said = [f"{name}: {', '.join(f'{r:.2f} ({kl:.1f})' for r, kl in v)}" for name, v in values.items()]
+    if not values:
+        raise RuntimeError(f"no run of the sweep was done{failed}")
     return {"right": not failed, "says": f"reward (KL) by seed: {'; '.join(said)}{failed}", "values": values}
 
 

@@ -33,11 +33,16 @@ class SaveRunConfig(SaveConfigCallback):
         options = _policy_options(self.config)
         if options.get("gradient_checkpointing") != "auto":
             return
-        if isinstance(trainer.strategy, DeepSpeedStrategy):
-            options["gradient_checkpointing"] = pl_module.policy.gradient_checkpointing = True
-            rank_zero_info("gradient_checkpointing auto is true: DeepSpeed is for where memory is short.")
-            return
         policy, data = pl_module.policy, datamodule(trainer)
+        # The parts that a model is cut into, and attention's scores where no kernel avoids them.
+        others = {"DeepSpeed": isinstance(trainer.strategy, DeepSpeedStrategy)}
+        others["eager attention"] = policy.attn_implementation == "eager"
+        if uncounted := [name for name, there in others.items() if there]:
+            options["gradient_checkpointing"] = policy.gradient_checkpointing = True
+            rank_zero_info(
+                f"gradient_checkpointing auto is true: a step's memory with {uncounted[0]} is not estimated."
+            )
+            return
         pairs = pl_module.micro_batch_size or data.global_batch_size // trainer.world_size
         prompt, response = data.train_pairs.longest()
         needed = step_bytes(policy, pairs, prompt, response, trainer.world_size)

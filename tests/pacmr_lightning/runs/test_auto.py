@@ -27,8 +27,8 @@ def folder(tmp_path):
 def decided(folder, monkeypatch):
     """What is decided with so many bytes free, what the configuration then has, and what was printed."""
 
-    def run(free: float, asked="auto", strategy=None, device=GPU, **options):
-        policy = PolicyModel(folder, rank=8, gradient_checkpointing=True)
+    def run(free: float, asked="auto", strategy=None, device=GPU, attention="auto", **options):
+        policy = PolicyModel(folder, rank=8, gradient_checkpointing=True, attn_implementation=attention)
         given = Namespace(gradient_checkpointing=asked)
         config = Namespace(model=Namespace(init_args=Namespace(policy=Namespace(init_args=given))))
         strategy = strategy or SimpleNamespace(root_device=device)
@@ -66,7 +66,10 @@ def test_what_it_leaves_alone(decided):
         assert checkpointed and written == options.get("asked", "auto") and not said
 
 
-def test_deepspeed_recomputes(decided, monkeypatch):
+def test_recomputed_where_the_estimate_does_not_count(decided, monkeypatch):
+    """Parts of a model, and attention's scores."""
     monkeypatch.setattr(DeepSpeedStrategy, "root_device", GPU)
-    checkpointed, written, said = decided(1e12, strategy=DeepSpeedStrategy.__new__(DeepSpeedStrategy))
-    assert checkpointed and written is True and "DeepSpeed" in said[0]
+    strategy = DeepSpeedStrategy.__new__(DeepSpeedStrategy)
+    for options, name in (({"strategy": strategy}, "DeepSpeed"), ({"attention": "eager"}, "eager attention")):
+        checkpointed, written, said = decided(1e12, **options)
+        assert checkpointed and written is True and f"with {name} is not estimated" in said[0]
