@@ -276,7 +276,7 @@ def untie_head(model: PreTrainedModel) -> None:
 def check_tokens(
     model: PreTrainedModel, pair: PairBatch | None, own: list[int] | dict[str, list[int]] | None = None
 ) -> Tensor:
-    """(L,) token ids on which two forms of a model are compared.
+    """(L,) token ids on which two forms of a model are compared, on the CPU.
 
     Args:
         model: what must know the ids, and their number.
@@ -287,12 +287,13 @@ def check_tokens(
     size = _embeddings(model).num_embeddings
     own = [i for ids in own.values() for i in ids] if isinstance(own, dict) else own or []
     if pair is None:
-        tokens = torch.linspace(0, size - 1, 32).long()
+        tokens = torch.linspace(0, size - 1, 32, device="cpu").long()
     else:
         segments = pair.segment_ids[0]
         kept = (segments == Segment.PROMPT) | (segments == Segment.CHOSEN)
         tokens = pair.input_ids[0, kept][:CHECKED].cpu()
-    ids = torch.cat([torch.tensor(own[:8], dtype=torch.long), tokens])
+    # Lightning builds a model with its own device as torch's default.
+    ids = torch.cat([torch.tensor(own[:8], dtype=torch.long, device="cpu"), tokens])
     return ids[ids < size][: getattr(model.config.get_text_config(), "max_position_embeddings", None)]
 
 
