@@ -16,6 +16,7 @@ import datasets
 import torch
 import transformers
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from machine import PeakMemory
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
@@ -107,8 +108,17 @@ def write_tokenizer(folder: Path, vocabulary: int) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad, eos_token=eos).save_pretrained(folder)
 
 
-def random_rows(count: int, shape: Shape, seed: int = 0) -> list[dict[str, str]]:
-    """Pairs of random tokens, each with a second wording of its prompt, as text."""
+def random_rows(
+    count: int, shape: Shape, seed: int = 0, lengths: Sequence[Sequence[int]] | None = None
+) -> list[dict[str, str]]:
+    """Pairs of random tokens, each with an augmented prompt, as text.
+
+    Args:
+        count: number of pairs.
+        shape: of which the bounds of lengths and the vocabulary are used.
+        seed: of the tokens.
+        lengths: tokens of prompt, chosen and rejected with EOS of each pair, in place of random ones.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def text(low: int, high: int) -> str:
@@ -118,15 +128,18 @@ def random_rows(count: int, shape: Shape, seed: int = 0) -> list[dict[str, str]]
 
     # EOS is the last token of a response.
     low, high = shape.response[0] - 1, shape.response[1] - 1
+    bounds = [(shape.prompt, (low, high), (low, high))] * count
+    if lengths is not None:
+        bounds = [((p, p), (c - 1, c - 1), (r - 1, r - 1)) for p, c, r in lengths]
     return [
         {
             "id": str(row),
-            "prompt": text(*shape.prompt),
-            "augmented_prompt": text(*shape.prompt),
-            "chosen": f" {text(low, high)}",
-            "rejected": f" {text(low, high)}",
+            "prompt": text(*prompt),
+            "augmented_prompt": text(*prompt),
+            "chosen": f" {text(*chosen)}",
+            "rejected": f" {text(*rejected)}",
         }
-        for row in range(count)
+        for row, (prompt, chosen, rejected) in enumerate(bounds)
     ]
 
 
@@ -172,6 +185,13 @@ class Memory(Callback):
     def on_train_end(self, *_: Any) -> None:
         """After the last step."""
         self.peak = self._memory.over_start()
+
+
+class OnDevice(SingleDeviceStrategy):
+    """Leaves the model on its device after a run; moving 15 GB to the CPU and back takes seconds."""
+
+    def teardown(self) -> None:
+        """Nothing."""
 
 
 def make_policy(
@@ -242,7 +262,7 @@ def train(
         max_steps=steps,
         max_epochs=-1,
         accelerator="gpu" if device == "cuda" else "cpu",
-        devices=1,
+        strategy=OnDevice("cuda:0" if device == "cuda" else "cpu"),
         limit_val_batches=0,
         callbacks=[clock, *callbacks],
         logger=False,

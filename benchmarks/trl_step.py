@@ -13,7 +13,7 @@ import datasets
 import torch
 from peft import LoraConfig
 from timed_runs import BETAS, LEARNING_RATE, MAX_GRAD_NORM, Shape
-from transformers import AutoTokenizer, TrainerCallback
+from transformers import AutoTokenizer, PreTrainedModel, TrainerCallback
 from trl import DPOConfig, DPOTrainer
 
 from pacmr_lightning.batch import LogProbs
@@ -48,17 +48,18 @@ def make_trl(
     adapter: dict[str, torch.Tensor],
     device: str,
     steps: int = 1,
+    model: PreTrainedModel | None = None,
     **options: Any,
 ) -> DPOTrainer:
     """TRL's trainer at its best (``dpo_step`` says why), with the settings and the adapter of ours.
 
-    ``options`` are more of DPOConfig's.
+    ``model`` is a base in place of the one in the folder; ``options`` are more of DPOConfig's.
     """
     args = DPOConfig(
         output_dir=str(folder / "trl"),
         precompute_ref_log_probs=True,
         **{"gradient_checkpointing": False, "bf16": False, **options},
-        model_init_kwargs={"dtype": shape.dtype, "attn_implementation": "sdpa"},
+        model_init_kwargs=None if model else {"dtype": shape.dtype, "attn_implementation": "sdpa"},
         max_length=None,
         per_device_train_batch_size=shape.micro_batch or shape.pairs,
         gradient_accumulation_steps=shape.pairs // (shape.micro_batch or shape.pairs),
@@ -78,7 +79,7 @@ def make_trl(
     )
     columns = ("prompt", "chosen", "rejected")
     trainer = DPOTrainer(
-        model=str(folder),
+        model=model or str(folder),
         args=args,
         train_dataset=datasets.Dataset.from_list([{name: row[name] for name in columns} for row in rows]),
         processing_class=AutoTokenizer.from_pretrained(folder),

@@ -77,6 +77,19 @@ class Pairs:
         chosen.flipped = [self.flipped[i] for i in indices]
         return chosen
 
+    def longest(self) -> tuple[int, int]:
+        """Tokens of a prompt and of a response of a pair as long as any, also under augmented prompts."""
+        names = ("prompt_ids", "augmented_ids", "chosen_ids", "rejected_ids")
+        total = response = 0
+        for part in self.rows.with_format("arrow").iter(10_000):
+            prompt, augmented, *sides = (
+                np.diff(part[name].combine_chunks().offsets.to_numpy()) for name in names
+            )
+            both = sum(sides)
+            response = max(response, int(both.max() + 1) // 2)
+            total = max(total, int((np.maximum(prompt, augmented) + both).max()))
+        return max(1, total - 2 * response), response
+
     @property
     def with_second_view(self) -> list[int]:
         """Indices of the pairs that have a reworded prompt."""

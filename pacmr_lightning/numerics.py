@@ -27,7 +27,7 @@ def base_dtype(asked: AskedDtype, gpu: bool | None = None) -> torch.dtype:
 
 
 def recomputes(asked: bool | Literal["auto"], gpu: bool | None = None) -> bool:
-    """Whether activations are computed again in backward; "auto": on a GPU, where memory is short.
+    """Return whether activations are computed again in backward; "auto": on a GPU.
 
     Args:
         asked: the option.

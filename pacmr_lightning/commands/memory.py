@@ -17,12 +17,11 @@ from ..errors import UserError
 from ..policy.base_model import adapter_chain
 from ..policy.lora import lora_linears
 from ..policy.quantized import AskedQuantization
-from ..runs.memory_estimate import FP32, Held, activation_bytes, build, four_bit_base, held
+from ..runs.memory_estimate import FP32, GIB, Held, activation_bytes, build, four_bit_base, held
 from ..runs.time_estimate import Plan, pair_flops
 from ..runs.training_cost import Speed, check, times
 from ..weighting.kept_gradients import affordable, kept_inputs
 
-GIB = 2**30
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"stage": 0},
     "zero1": {"stage": 1},

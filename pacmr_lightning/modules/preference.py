@@ -249,6 +249,7 @@ class PreferenceModule(PreferenceCheckpoint):
         if batch_idx == 0:
             check_precision(optimizer, self.policy.adapter(), gradient)
         optimizer.zero_grad()
+        self.policy.has_stepped = True
         schedule.step()
         if log_now:
             self._log_training()

@@ -17,6 +17,7 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from ..errors import UserError
 from ..numerics import AskedDtype, base_dtype, recomputes
+from ..policy.attention import exclude_cudnn
 from ..policy.base_model import recompute_activations, weights_digest
 from ..policy.logprobs import upcast
 from ..policy.new_adapter import OVERRULED, add_lora, check_keys
@@ -159,6 +160,7 @@ class SFTModule(TrainedOnly):
         """
         if self.network is not None:
             return
+        exclude_cudnn()
         tokenizer = datamodule(self.trainer).tokenizer
         dtype = base_dtype(self.hparams["dtype"], None if self.hparams["lora"] else False)
         network: PreTrainedModel | PeftModel
@@ -167,7 +169,7 @@ class SFTModule(TrainedOnly):
         else:
             network = load_pretrained(self.hparams["model"], tokenizer, dtype)
         if recomputes(self.hparams["gradient_checkpointing"]):
-            recompute_activations(network)
+            recompute_activations(network, dropout=True)
         if self.hparams["lora"] is not None:
             if is_fitting(self):
                 self._base_digest = weights_digest(network)

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from ..batch import PairBatch
 from ..ranks import max_over_ranks
 from ..strategies.sharding import is_sharded
+from .attention import exclude_cudnn
 from .base_model import (
     adapter_chain,
     check_same,
@@ -64,6 +65,12 @@ class AdaptedModel(nn.Module):
         self.gradient_checkpointing = gradient_checkpointing
         self.compiles = compile
         self.quantization = quantization
+        self.has_stepped = False
+        """Set after this process's first optimizer step, when the device's peak memory is that of a step."""
+        self.left_free: int | None = None
+        """Bytes of a GPU that such a step left free, where VNet's updates need to know."""
+        self.keeps_gradients: bool | None = None
+        """The last decision on each pair's gradient that was printed."""
         self._digest: str | None = None
 
     def build(self, announce: bool = True, pair: PairBatch | None = None) -> None:
@@ -79,6 +86,7 @@ class AdaptedModel(nn.Module):
         """
         if hasattr(self, "peft"):
             return
+        exclude_cudnn()
         asked = None if self.attn_implementation == "auto" else self.attn_implementation
         base = load_base(self.name, self.dtype, asked, self.quantization, pair)
         base.requires_grad_(False)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch.nn.attention import SDPBackend
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import is_flash_attn_2_available, is_kernels_available
@@ -20,8 +19,6 @@ AskedLayout = Literal["auto", "shared", "separate", "packed"]
 FLEX, FLASH = "flex_attention", "flash_attention_2"
 PLAIN = ("sdpa", "eager")
 """Made of torch's own operations: on any device, with a gradient that can be differentiated again."""
-ANY_LENGTH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""SDPA's kernels that take each length as it comes, while cuDNN's plan for it longer than a token takes."""
 LAYOUT_NAMES = {
     "shared": "a shared prompt",
     "packed": "sequences packed into one row",
@@ -40,6 +37,14 @@ class AttentionPlan:
 
     def __str__(self) -> str:
         return f"{LAYOUT_NAMES[self.layout]} with {self.attention} attention"
+
+
+def exclude_cudnn() -> None:
+    """Keep SDPA from cuDNN's kernels in this process, which plan anew for each number of rows and length.
+
+    For the whole process, since a layer whose activations are recomputed runs again in backward.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def is_flash(attention: str) -> bool:
@@ -119,7 +124,7 @@ def attention_plans(
     if not faster:
         return found, []
     return found, [
-        f"On this GPU attn_implementation {' or '.join(faster)} may be faster; benchmarks/gpu.py measures it."
+        f"On this GPU attn_implementation {' or '.join(faster)} may be faster; try it on your model."
     ]
 
 

@@ -256,7 +256,7 @@ def untie_head(model: PreTrainedModel) -> None:
 def check_tokens(
     model: PreTrainedModel, pair: PairBatch | None, own: list[int] | dict[str, list[int]] | None = None
 ) -> Tensor:
-    """(L,) token ids on which two forms of a model are compared.
+    """(L,) token ids on which two forms of a model are compared, on the CPU.
 
     Args:
         model: what must know the ids, and their number.
@@ -267,12 +267,13 @@ def check_tokens(
     size = _embeddings(model).num_embeddings
     own = [i for ids in own.values() for i in ids] if isinstance(own, dict) else own or []
     if pair is None:
-        tokens = torch.linspace(0, size - 1, 32).long()
+        tokens = torch.linspace(0, size - 1, 32, device="cpu").long()
     else:
         segments = pair.segment_ids[0]
         kept = (segments == Segment.PROMPT) | (segments == Segment.CHOSEN)
         tokens = pair.input_ids[0, kept][:CHECKED].cpu()
-    ids = torch.cat([torch.tensor(own[:8], dtype=torch.long), tokens])
+    # Lightning builds a model with its own device as torch's default.
+    ids = torch.cat([torch.tensor(own[:8], dtype=torch.long, device="cpu"), tokens])
     return ids[ids < size][: getattr(model.config.get_text_config(), "max_position_embeddings", None)]
 
 
@@ -299,12 +300,16 @@ def next_token_log_probs(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def _switch_off_dropout(model: PreTrainedModel) -> None:
-    """Of layers, and of the probabilities that attention keeps as numbers."""
+    """Of layers, of the probabilities that are kept as numbers, and what else is random in training."""
+    # OPT skips whole layers, and Mixtral, MiniMax and DBRX multiply a router's inputs by noise.
+    others = ("pdrop", "layerdrop", "input_jitter_noise", "moe_jitter_eps")
     for holder in (model.config, *model.modules()):
         if isinstance(holder, nn.Dropout):
             holder.p = 0.0
         for name, value in list(vars(holder).items()):
-            if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+            if isinstance(value, float) and (
+                "dropout" in name or name.endswith(others) or name == "jitter_noise"
+            ):
                 setattr(holder, name, 0.0)
 
 
@@ -326,11 +331,19 @@ def weights_digest(model: PreTrainedModel) -> str:
     return digest.hexdigest()
 
 
-def recompute_activations(model: PreTrainedModel, recomputed: bool = True) -> None:
-    """Sets whether activations inside of a layer are computed again in backward, or kept."""
+def recompute_activations(model: PreTrainedModel, recomputed: bool = True, dropout: bool = False) -> None:
+    """Set whether activations inside of a layer are computed again in backward, or kept.
+
+    Args:
+        model: the base.
+        recomputed: compute them again.
+        dropout: the layers draw random numbers, so that checkpoints keep the generators' state.
+    """
     # transformers calls activation checkpointing what it called gradient checkpointing at first.
     kind = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
     if recomputed:
-        getattr(model, f"{kind}_checkpointing_enable")({"use_reentrant": False})
+        getattr(model, f"{kind}_checkpointing_enable")(
+            {"use_reentrant": False, "preserve_rng_state": dropout}
+        )
     else:
         getattr(model, f"{kind}_checkpointing_disable")()

@@ -7,22 +7,13 @@ from typing import Any, Literal
 import torch
 from peft import LoraConfig
 from torch import Tensor
-from torch.nn.attention import sdpa_kernel
 from transformers import GenerationConfig
 
 from ..batch import LogProbs, PairBatch
 from ..errors import UserError
 from ..freed_memory import return_freed_memory
 from ..numerics import AskedDtype, base_dtype, numerics, recomputes
-from .attention import (
-    ANY_LENGTH,
-    FLEX,
-    AskedLayout,
-    AttentionPlan,
-    check_attention,
-    plain_attention,
-    use_attention,
-)
+from .attention import FLEX, AskedLayout, AttentionPlan, check_attention, plain_attention, use_attention
 from .new_adapter import OVERRULED, check_keys
 from .quantized import AskedQuantization, check_quantization, quantized_numerics
 from .rows import Rows, rows_of
@@ -55,7 +46,8 @@ class PolicyModel(ScoringModel):
         lora_options: further keys of ``peft.LoraConfig``. Variants that do not go through plain LoRA linears
             are refused, since the method moves those linears' outputs.
         dtype: of the frozen base; adapters are fp32 always. "bfloat16" is for GPUs, "auto" takes it on one.
-        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so on a GPU.
+        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so on a GPU, but
+            under ``pacmr fit`` only where a step would not fit without it.
         attn_implementation: as in transformers ("sdpa", "eager", "flash_attention_2", "flex_attention", ...);
             "auto" is transformers' own choice (sdpa) on every device. On a GPU others may be faster, which a
             line at the start names.
@@ -187,8 +179,7 @@ class PolicyModel(ScoringModel):
         """transformers' ``generate`` of the current model; returns prompt and continuation.
 
         Of the model's own ``generation_config`` only the special tokens count: its penalties and cut-offs are
-        no part of the policy. FlexAttention, which would compile for every length, leaves this to SDPA, and
-        SDPA is kept from cuDNN's kernels, which plan for every length.
+        no part of the policy. FlexAttention, which would compile for every length, leaves this to SDPA.
         """
         was_training, own, attention = self.training, self.model.generation_config, self.attention
         special = {name: getattr(own, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -199,8 +190,7 @@ class PolicyModel(ScoringModel):
         self.eval()
         self.model.generation_config = GenerationConfig(**special)
         try:
-            with sdpa_kernel(ANY_LENGTH):
-                return self.peft.generate(**options, use_cache=True)
+            return self.peft.generate(**options, use_cache=True)
         finally:
             use_attention(self.model, attention)
             self.model.generation_config = own

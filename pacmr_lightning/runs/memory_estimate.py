@@ -14,17 +14,19 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.base import get_keys_to_not_convert
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from ..policy.base_model import recompute_activations
+from ..policy import PolicyModel
+from ..policy.base_model import adapter_chain, recompute_activations
 from ..policy.logprobs import token_values
 from .live_bytes import LiveBytes
 
 Stage = Literal[0, 1, 2, 3]
 
+GIB = 2**30
 FP32 = 4
 """Bytes of a number of the adapter, of its gradients and of AdamW's state."""
 LIVE = 10**9
@@ -163,6 +165,37 @@ def held(
         found.adapter -= part * adapter
         found.base = 0
     return found
+
+
+def step_bytes(
+    policy: PolicyModel, pairs: int, prompt_tokens: int, response_tokens: int, devices: int
+) -> float:
+    """Bytes that a step of an unbuilt policy holds on each device if no activations are recomputed.
+
+    Args:
+        policy: its options; on one device, or under DDP.
+        pairs: of a micro-batch.
+        prompt_tokens: of the longest pair.
+        response_tokens: of its responses, each.
+        devices: number of processes.
+    """
+    config = AutoConfig.from_pretrained(adapter_chain(policy.name)[-1])
+    model = build(config, policy.lora["r"], policy.lora["target_modules"], policy.dtype)
+    base, unpacked = four_bit_base(config, policy.dtype) if policy.quantization else (None, 0)
+    counted = held(model, 0, devices, 0.0, base=base).device
+    return (
+        counted
+        + unpacked
+        + activation_bytes(
+            model,
+            pairs=pairs,
+            prompt_tokens=prompt_tokens,
+            response_tokens=response_tokens,
+            shared=policy.layout in ("auto", "shared"),
+            gradient_checkpointing=False,
+            logit_chunk=policy.logit_chunk,
+        )
+    )
 
 
 def activation_bytes(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from ..batch import PairBatch
@@ -22,6 +23,8 @@ from .train_pairs import Factors, RecomputedPairs, SeenPairs, TrainPairs
 
 SHARE = 1 / 8
 """Of the memory that a plain step holds anyway: what kept gradients may add."""
+FREE = 0.8
+"""Of the memory that a GPU's largest step so far has left free: what kept gradients may take there."""
 SMALL = 2**26
 """Bytes that they may take whatever else is held."""
 
@@ -112,8 +115,8 @@ def train_pairs(
         micro_batch_size: see ``TrainPairs``.
         often: the step needs them for more than its own gradient, so that keeping each pair's gradient pays.
             They are not kept all the same where a LoRA layer mixes rows, where they would take much of the
-            memory beside the base and one micro-batch's activations, and under ZeRO-3, which puts parameters
-            away to save memory.
+            memory beside the base and one micro-batch's activations (on a GPU: of what a step leaves free),
+            and under ZeRO-3, which puts parameters away to save memory.
         soft_labels: what a weight leaves of 1 goes to the pair's other label.
         entropies: see ``TrainPairs``.
     """
@@ -128,11 +131,34 @@ def train_pairs(
 
 
 def _affordable(policy: PolicyModel, batch: PairBatch, micro_batch_size: int | None) -> bool:
+    """Return whether a VNet update keeps each pair's gradient; printed if they are large."""
+    adapter = sum(p.numel() for p in policy.adapter().values())
     held = sum(p.numel() * p.element_size() for p in policy.parameters())
     if not policy.gradient_checkpointing:
         tokens = batch.input_ids[:micro_batch_size].numel()
         held += kept_inputs(policy.lora_linears(), tokens)
-    return affordable(len(batch), sum(p.numel() for p in policy.adapter().values()), held)
+    needed = 4 * len(batch) * adapter
+    kept, room = affordable(len(batch), adapter, held), ""
+    if not kept and policy.device.type == "cuda":
+        if policy.left_free is None and policy.has_stepped:
+            policy.left_free = _left_free(policy.device)
+        if policy.left_free is None:  # what a step needs is not known yet
+            return False
+        kept = needed <= FREE * policy.left_free
+        room = f"; a step leaves {policy.left_free / 2**30:.1f} GiB free"
+    if needed > SMALL and kept != policy.keeps_gradients:
+        policy.keeps_gradients = kept
+        rank_zero_info(
+            f"VNet's updates {'keep each' if kept else 'recompute each'} pair's gradient "
+            f"({needed / 2**30:.1f} GiB{room})."
+        )
+    return kept
+
+
+def _left_free(device: torch.device) -> int:
+    """Bytes of a GPU that neither others nor this process's largest step so far have taken."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
 
 
 def affordable(pairs: int, adapter: int, held: float) -> bool:

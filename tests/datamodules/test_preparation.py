@@ -51,6 +51,18 @@ def test_the_outer_set_is_the_pairs_of_the_augmented_prompts(make, augmentations
         assert all(text.startswith("Again: What is the best") for text in texts)
 
 
+def test_the_longest_pair(make, augmentations, pair_rows):
+    """An augmented prompt counts where it is longer than the prompt."""
+    prompts = [row["prompt"] for row in pair_rows(30)]
+    pairs = make(augmentations=augmentations(prompts)).train_pairs
+    rows = pairs.rows[:]
+    prompts = [max(map(len, both)) for both in zip(rows["prompt_ids"], rows["augmented_ids"], strict=True)]
+    both = [len(c) + len(r) for c, r in zip(rows["chosen_ids"], rows["rejected_ids"], strict=True)]
+    prompt, response = pairs.longest()
+    assert response == (max(both) + 1) // 2
+    assert prompt + 2 * response == max(p + b for p, b in zip(prompts, both, strict=True))
+
+
 def test_augmentations_are_read_only_where_they_are_used(make, augmentations, pair_rows):
     """One base config serves DPO and MWN too, before the file is there."""
     make(augmentations="none.parquet", meta_every=None)

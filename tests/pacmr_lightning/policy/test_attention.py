@@ -375,16 +375,30 @@ def test_the_check_in_inference_mode(flex_on_cpu, make_policy, make_batch):
     assert policy._plan == AttentionPlan("flex_attention", "shared")
 
 
-def test_generation_keeps_sdpa_from_kernels_that_plan(make_policy, make_batch):
-    """cuDNN's plans anew for every length."""
-    policy, batch = make_policy(), make_batch(1)
+@pytest.fixture
+def cudnn_enabled():
+    """As in a new process."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+def test_no_pass_takes_cudnn(cudnn_enabled, make_policy, make_batch):
+    """Forward, recomputed in backward, and generation; also after the kernels that the check chooses."""
+    policy, batch = make_policy(gradient_checkpointing=True).train(), make_batch()
     backends, seen = torch.backends.cuda, []
-    policy.model.register_forward_pre_hook(
-        lambda *_: seen.append((backends.cudnn_sdp_enabled(), backends.flash_sdp_enabled()))
-    )
-    before = backends.cudnn_sdp_enabled()
-    policy.generate(input_ids=batch.input_ids[:, :4], max_new_tokens=2, do_sample=False)
-    assert set(seen) == {(False, True)} and backends.cudnn_sdp_enabled() == before
+    for layer in policy.model.base_model.layers:
+        layer.self_attn.register_forward_pre_hook(
+            lambda *_: seen.append((backends.cudnn_sdp_enabled(), backends.flash_sdp_enabled()))
+        )
+    found = policy.log_probs(batch)
+    seen.clear()  # the check's own kernels
+    found = policy.log_probs(batch)
+    forward = len(seen)
+    torch.autograd.grad(found.chosen.sum(), list(policy.adapter().values()))
+    assert forward and len(seen) == 2 * forward
+    policy.generate(input_ids=batch.input_ids[:1, :4], max_new_tokens=2, do_sample=False)
+    assert len(seen) > 2 * forward and set(seen) == {(False, True)}
 
 
 def test_generation_leaves_flex_attention(flex_on_cpu, make_policy, make_batch):

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, OPTConfig
 
 from pacmr_lightning.batch import LogProbs, PairBatch, Segment
+from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.attention import AttentionPlan
 from pacmr_lightning.policy.logprobs import token_values
 from pacmr_lightning.policy.masks import shared_mask
@@ -16,6 +17,7 @@ from pacmr_lightning.policy.rows import packed_rows, padded, row_multiple, rows_
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.runs.live_bytes import LiveBytes
 
+SMALL = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 LAYOUTS = ("shared", "separate", "packed", "plain")
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "qwen2-mixed", "mistral", "gpt2"]
 
@@ -139,6 +141,39 @@ def test_gradient_checkpointing_changes_nothing(make_policy, make_batch):
         log_probs = policy.log_probs(batch)
         found.append(torch.autograd.grad(log_probs.chosen.sum(), list(policy.adapter().values())))
     assert policy.model.base_model.gradient_checkpointing
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_checkpoints_of_a_policy_keep_no_random_state(make_policy, make_batch, monkeypatch):
+    """It has no dropout, and on a GPU each state is a copy that waits for the device."""
+    policy, batch = make_policy(gradient_checkpointing=True).train(), make_batch()
+    policy.log_probs(batch)
+    kept = []
+    monkeypatch.setattr(torch, "get_rng_state", lambda: kept.append(1))
+    found = policy.log_probs(batch)
+    torch.autograd.grad(found.chosen.sum(), list(policy.adapter().values()))
+    assert not kept
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MixtralConfig(num_local_experts=4, router_jitter_noise=0.3, num_key_value_heads=2, **SMALL),
+        OPTConfig(layerdrop=0.5, dropout=0.5, ffn_dim=64, word_embed_proj_dim=32, **SMALL),
+    ],
+    ids=["router noise", "skipped layers"],
+)
+def test_nothing_of_a_policy_is_random(config, make_batch, tmp_path):
+    """In training either, so that a recomputed layer is the layer."""
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    batch, found = make_batch(), []
+    for recomputed in (False, True):
+        policy = PolicyModel(str(tmp_path), target_modules=["q_proj"], gradient_checkpointing=recomputed)
+        torch.manual_seed(0)
+        policy.build(announce=False)
+        value = policy.train().log_probs_in("separate", batch).chosen.sum()
+        found.append([value, *torch.autograd.grad(value, list(policy.adapter().values()))])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b)
 

@@ -123,6 +123,31 @@ def test_what_is_affordable(setting, monkeypatch):
     assert module._affordable(policy, batch, 2)
 
 
+def test_on_a_gpu_what_a_step_leaves_free_decides(setting, monkeypatch, without_room):
+    """Not before the first step, whose peak is not known; measured once, and printed."""
+    policy, batch = setting()
+    policy.float()
+    gradients = 6 * 4 * sum(linear.weight.numel() for linear in policy.lora_linears().values())
+    monkeypatch.setattr(type(policy), "device", torch.device("cuda"))
+    free, said = [gradients / module.FREE + 1, 0], []
+    monkeypatch.setattr(module, "_left_free", lambda device: free.pop(0))
+    monkeypatch.setattr(module, "rank_zero_info", said.append)
+    assert not module._affordable(policy, batch, 2) and len(free) == 2
+    policy.has_stepped = True
+    assert module._affordable(policy, batch, 2) and module._affordable(policy, batch, 2)
+    assert len(said) == 1 and said[0].startswith("VNet's updates keep each pair's gradient (0.0 GiB; a step")
+    policy.left_free = None  # another process, which has less
+    assert not module._affordable(policy, batch, 2) and "recompute each" in said[1]
+
+
+def test_what_a_gpu_has_left(monkeypatch):
+    """Free bytes, and those that torch reserved and its largest step did not take."""
+    values = {"mem_get_info": (100, 1000), "memory_reserved": 500, "max_memory_allocated": 420}
+    for name, value in values.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert module._left_free(torch.device("cuda")) == 180
+
+
 def test_layers_that_mix_rows(setting, make_batch):
     """The head sees response tokens only: nothing is kept, ghost says so, central difference goes on."""
     policy, batch = setting(target_modules=["q_proj", "lm_head"])
