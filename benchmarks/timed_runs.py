@@ -263,6 +263,7 @@ def train(
         max_epochs=-1,
         accelerator="gpu" if device == "cuda" else "cpu",
         strategy=OnDevice("cuda:0" if device == "cuda" else "cpu"),
+        devices=1,
         limit_val_batches=0,
         callbacks=[clock, *callbacks],
         logger=False,
