@@ -20,8 +20,7 @@ from .attention import exclude_cudnn
 from .base_model import (
     adapter_chain,
     check_same,
-    check_tokens,
-    is_adapter,
+    compared_tokens,
     load_base,
     next_token_log_probs,
     recompute_activations,
@@ -91,8 +90,10 @@ class AdaptedModel(nn.Module):
         base = load_base(self.name, self.dtype, asked, self.quantization, pair)
         base.requires_grad_(False)
         base.config.use_cache = False
-        compared = pair is not None and not is_sharded(next(base.parameters()))
-        expected = next_token_log_probs(base, check_tokens(base, pair)) if compared else None
+        expected = None
+        if pair is not None and not is_sharded(next(base.parameters())):
+            tokens = compared_tokens(base, pair)
+            expected = next_token_log_probs(base, tokens)
         self.peft = add_lora(base, self.lora, "lora_options")
         check_lora(self.peft)
         # Dicts, not submodules: the modules are registered in self.peft already.
@@ -102,11 +103,12 @@ class AdaptedModel(nn.Module):
         }
         if expected is not None:
             with self.reference():
-                found = next_token_log_probs(self.model, check_tokens(base, pair))
+                found = next_token_log_probs(self.model, tokens)
             check_same(expected, found, f"The reference made of {self.name}", f"{self.name} itself")
-        if is_adapter(self.name):
+        chain = adapter_chain(self.name)
+        if len(chain) > 1:
             self.peft.save_pretrained = partial(  # type: ignore[method-assign]
-                save_with_bases, self.peft, adapter_chain(self.name)
+                save_with_bases, self.peft, chain
             )
         if self.gradient_checkpointing:
             recompute_activations(self.model)

@@ -73,10 +73,10 @@ def load_model(
         UserError: the model cannot be loaded or its adapter not merged, or it does not support the attention
             or the quantization.
     """
-    adapter = is_adapter(name)
+    chain = adapter_chain(name)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
     if quantization is not None:
-        if adapter:
+        if len(chain) > 1:
             raise UserError(
                 f"The model {name} is an adapter, which would be rounded where it is merged into 4 bits; "
                 "merge it first (pacmr export RUN OUT --merged, or PEFT's merge_and_unload) and name the "
@@ -84,9 +84,9 @@ def load_model(
             )
         options |= quantization_options(dtype)
     with loading(name, attention):
-        if adapter:
+        if len(chain) > 1:
             # Compared on whatever device it is loaded on, where kernels for GPUs may not run.
-            model = _merged(name, pair, options | {"attn_implementation": None})
+            model = _merged(chain, pair, options | {"attn_implementation": None})
             if attention is not None:
                 use_attention(model, attention)
         else:
@@ -156,22 +156,34 @@ def adapter_chain(name: str) -> list[str]:
     return chain
 
 
-def _merged(name: str, pair: PairBatch | None, options: dict[str, Any]) -> PreTrainedModel:
-    """An adapter's base with the adapter inside of its weights.
+def _merged(chain: list[str], pair: PairBatch | None, options: dict[str, Any]) -> PreTrainedModel:
+    """The plain model at the end of an ``adapter_chain``, with the adapters before it inside of its weights.
+
+    Raises:
+        UserError: see ``_with_adapter``.
+    """
+    configs: list[Any] = [PeftConfig.from_pretrained(name) for name in chain[:-1]]
+    for name, config in zip(chain, configs, strict=False):
+        if config.task_type not in (None, "CAUSAL_LM"):
+            raise UserError(
+                f"The adapter {name} is for the task {config.task_type}, not for a causal language model; "
+                "name another."
+            )
+    model = pretrained(chain[-1], revision=configs[-1].revision, **options)
+    for place in reversed(range(len(configs))):
+        model = _with_adapter(model, chain[place], chain[place + 1], configs[place], pair)
+    return model
+
+
+def _with_adapter(
+    model: PreTrainedModel, name: str, base: str, config: Any, pair: PairBatch | None
+) -> PreTrainedModel:
+    """A base with one adapter inside of its weights.
 
     Raises:
         UserError: this kind of adapter is no change of weights, the base is stored in 4 bits, or the merged
             model differs from what PEFT computes.
     """
-    base = adapter_chain(name)[1]
-    config = PeftConfig.from_pretrained(name)
-    if config.task_type not in (None, "CAUSAL_LM"):
-        raise UserError(
-            f"The adapter {name} is for the task {config.task_type}, not for a causal language model; name "
-            "another."
-        )
-    below = is_adapter(base)
-    model = _merged(base, pair, options) if below else pretrained(base, revision=config.revision, **options)
     rank_zero_info(f"Merging the adapter {name} into its base {base}.")
     if getattr(model, "is_loaded_in_4bit", False):
         raise UserError(
@@ -187,7 +199,7 @@ def _merged(name: str, pair: PairBatch | None, options: dict[str, Any]) -> PreTr
     known = _embeddings(model).num_embeddings
     _make_room(model, name)
     added = _embeddings(model).weight[known:].clone()
-    tokens = check_tokens(model, pair, getattr(config, "trainable_token_indices", None))
+    tokens = compared_tokens(model, pair, getattr(config, "trainable_token_indices", None))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")
@@ -253,7 +265,7 @@ def untie_head(model: PreTrainedModel) -> None:
                 config.tie_word_embeddings = False
 
 
-def check_tokens(
+def compared_tokens(
     model: PreTrainedModel, pair: PairBatch | None, own: list[int] | dict[str, list[int]] | None = None
 ) -> Tensor:
     """(L,) token ids on which two forms of a model are compared, on the CPU.

@@ -9,7 +9,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from ..errors import UserError
-from .base_model import check_same, check_tokens, next_token_log_probs
+from .base_model import check_same, compared_tokens, next_token_log_probs
 from .loading import pretrained
 from .lora import ADAPTER
 
@@ -33,7 +33,7 @@ def save_with_bases(policy: PeftModel, chain: list[str], folder: str, **options:
     *adapters, plain = chain
     model = cast("PreTrainedModel", policy.get_base_model())
     base = pretrained(plain, dtype=model.dtype)
-    tokens = check_tokens(base, None)
+    tokens = compared_tokens(base, None)
     names = [f"base_{number}" for number in range(len(adapters))]
     try:
         if base.get_input_embeddings().weight.shape != model.get_input_embeddings().weight.shape:

@@ -29,7 +29,7 @@ from transformers import (
 from pacmr_lightning.commands.audit_model import _base
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.policy.base_model import adapter_chain, check_tokens, load_base, load_model
+from pacmr_lightning.policy.base_model import adapter_chain, compared_tokens, load_base, load_model
 
 LLAMA = {
     "vocab_size": 128,
@@ -69,8 +69,8 @@ def test_compared_tokens_are_on_the_cpu(model, make_batch):
     for pair in (None, make_batch()):
         for own in (None, [7, 8]):
             with torch.device("meta"):
-                found = check_tokens(loaded, pair, own)
-            assert torch.equal(found, check_tokens(loaded, pair, own)) and found.device.type == "cpu"
+                found = compared_tokens(loaded, pair, own)
+            assert torch.equal(found, compared_tokens(loaded, pair, own)) and found.device.type == "cpu"
 
 
 def put_on_hub(folder: Path, cache: Path, monkeypatch) -> str:
