@@ -192,15 +192,15 @@ class PacmrCLI(LightningCLI):
                 callbacks.append(monitor("step"))
         elif default:
             kwargs["logger"] = False
-        if TorchElasticEnvironment.detect():
+        started = int(os.environ["WORLD_SIZE"]) if TorchElasticEnvironment.detect() else None
+        if started is not None:
             # torchrun has started the processes; on a CPU Lightning would take each for a run of its own.
             local = int(os.environ["LOCAL_WORLD_SIZE"])
             if settings.devices == "auto":
                 kwargs["devices"] = local
             if settings.num_nodes == 1:
-                kwargs["num_nodes"] = int(os.environ["WORLD_SIZE"]) // local
+                kwargs["num_nodes"] = started // local
         trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
-        started = int(os.environ["WORLD_SIZE"]) if TorchElasticEnvironment.detect() else None
         if started is not None and trainer.num_devices * trainer.num_nodes != started:
             raise UserError(
                 f"torchrun has started {started} processes, but trainer.devices is {trainer.num_devices} and "
