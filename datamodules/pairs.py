@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
-from pyarrow import compute
 
 from pacmr_lightning.batch import LogProbs, PairBatch
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.limits import check_tokens
 
 from .noise import flip_flags
+from .rows import extent, token_counts, token_parts
 
-PART = 10_000
-"""Pairs that are looked at together."""
+TOKENS = ("prompt_ids", "augmented_ids", "chosen_ids", "rejected_ids")
+"""Columns of a pair's token ids."""
 
 
 class Pairs:
@@ -58,16 +59,12 @@ class Pairs:
         Raises:
             UserError: it has too few positions, or too few embeddings for the tokenizer.
         """
-        lengths, largest = [], self.pad_id
-        columns = ["prompt_ids", "chosen_ids", "rejected_ids", "augmented_ids"]
-        for part in self.rows.select_columns(columns).with_format("arrow").iter(PART):
-            prompt, chosen, rejected, augmented = (
-                compute.list_value_length(part[name]).to_numpy() for name in columns
-            )
-            lengths.append(np.maximum(prompt, augmented) + np.maximum(chosen, rejected))
-            ids = [compute.max(compute.list_flatten(part[name])).as_py() for name in columns]
-            largest = max(largest, *(token for token in ids if token is not None))
-        check_tokens(policy.name, policy.model, np.concatenate(lengths), largest)
+
+        def longer(prompt: Any, augmented: Any, chosen: Any, rejected: Any) -> np.ndarray:
+            return np.maximum(prompt, augmented) + np.maximum(chosen, rejected)
+
+        lengths, largest = extent(self.rows, TOKENS, longer)
+        check_tokens(policy.name, policy.model, lengths, max(largest, self.pad_id))
 
     def select(self, indices: Sequence[int]) -> Pairs:
         """Some of the pairs, with their noise."""
@@ -79,13 +76,10 @@ class Pairs:
 
     def longest(self) -> tuple[int, int]:
         """Tokens of a prompt and of a response of a pair as long as any, also under augmented prompts."""
-        names = ("prompt_ids", "augmented_ids", "chosen_ids", "rejected_ids")
         total = response = 0
-        for part in self.rows.with_format("arrow").iter(10_000):
-            prompt, augmented, *sides = (
-                np.diff(part[name].combine_chunks().offsets.to_numpy()) for name in names
-            )
-            both = sum(sides)
+        for lists in token_parts(self.rows, *TOKENS):
+            prompt, augmented, chosen, rejected = map(token_counts, lists)
+            both = chosen + rejected
             response = max(response, int(both.max() + 1) // 2)
             total = max(total, int((np.maximum(prompt, augmented) + both).max()))
         return max(1, total - 2 * response), response

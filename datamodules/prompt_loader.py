@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.conversation import Messages
+from pacmr_lightning.evaluation.conversation import TEMPLATE_COLUMNS, Messages
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 
 from .augmentation.files import prompt_hash
@@ -75,11 +75,11 @@ def draw_prompts(source: Source, count: int | None, seed: int) -> list[Evaluatio
         found = {text: EvaluationPrompt(prompt_hash(text), text) for text in source.prompts if text.strip()}
     else:
         rows = source.load("validation")
-        columns = ("id", "prompt", "chosen", "rejected", "chat", "tools", "chat_template_kwargs")
+        columns = ("id", "prompt", "chosen", "rejected", "chat", *TEMPLATE_COLUMNS)
         for name, *row, tools, kwargs in values_of(rows, *columns):
             split = split_row(*row)
             if split.reason is None and split.prompt.strip():
-                texts = {"tools": tools, "chat_template_kwargs": kwargs}
+                texts = dict(zip(TEMPLATE_COLUMNS, (tools, kwargs), strict=True))
                 given = {column: json.loads(text) for column, text in texts.items() if text is not None}
                 prompt = EvaluationPrompt(name, split.prompt, row[-1], split.chosen_message, given)
                 found.setdefault(split.prompt + (tools or "") + (kwargs or ""), prompt)

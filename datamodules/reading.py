@@ -107,11 +107,12 @@ def announced(rows: Dataset, name: str) -> Dataset:
     found = rows.data.column("unread").unique().to_pylist()
     if unread := sorted({column for columns in found if columns for column in columns.split("\n")}):
         _say(f"{name}: these columns are not read: {', '.join(unread)}.")
-    texts = rows.data.table.filter(pc.invert(rows.data.column("chat")))
-    missing = texts.column("prompt").null_count
-    if 0 < missing < len(texts):
+    texts = pc.invert(rows.data.column("chat"))
+    lacking = pc.and_(texts, pc.is_null(rows.data.column("prompt")))
+    count, missing = (pc.sum(flags).as_py() or 0 for flags in (texts, lacking))
+    if 0 < missing < count:
         _say(
-            f"{name}: {missing} of {len(texts)} rows of texts have no prompt, so it is what their responses "
+            f"{name}: {missing} of {count} rows of texts have no prompt, so it is what their responses "
             "begin with; give them one if it is not."
         )
     return rows

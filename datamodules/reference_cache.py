@@ -24,6 +24,7 @@ from pacmr_lightning.files import replacing
 from pacmr_lightning.policy import PolicyModel
 
 from .pairs import Pairs
+from .rows import token_counts, token_parts
 
 _LAYOUT = 1
 """Part of the key; raised whenever the same model and tokens are written in another form."""
@@ -230,10 +231,8 @@ def _lengths_and_digest(rows: Dataset, asked: np.ndarray) -> tuple[np.ndarray, s
     """Return (n,) tokens over all columns of each row that is asked for, and a hash of the tokens."""
     digest = hashlib.sha256()
     lengths = []
-    # A part at a time: all tokens of a large dataset need not fit into memory.
-    for part in rows.select(asked, keep_in_memory=True).with_format("arrow").iter(10_000):
-        columns = [part[name].combine_chunks() for name in rows.column_names]
-        counts = [np.diff(column.offsets.to_numpy()).astype(np.int64) for column in columns]
+    for columns in token_parts(rows.select(asked, keep_in_memory=True), *rows.column_names):
+        counts = [token_counts(column) for column in columns]
         for column, count in zip(columns, counts, strict=True):
             digest.update(count.tobytes())
             digest.update(column.flatten().to_numpy().tobytes())

@@ -31,6 +31,7 @@ from .chat import (
 from .completions import Completions
 from .prompts import NO_COMPLETION, split_completion
 from .reference_cache import tokens_digest
+from .rows import extent
 from .stream import RowsLeft, StepLoader
 from .tokenization import count_oddities, oddities, token_warnings
 from .tokenizer import load_tokenizer, prompt_tokens, response_tokens, tokenizer_digest
@@ -44,6 +45,7 @@ _LAYOUT = 3
 
 _REASONS = ("too long", "empty completion", "empty prompt", NO_COMPLETION)
 _TOKENS = List(Value("int32"))
+_COLUMNS = ("prompt_ids", "completion_ids")
 _FEATURES = Features(
     {
         "prompt_ids": _TOKENS,
@@ -164,8 +166,13 @@ class SFTDataModule(LightningDataModule):
             "max_length": self.max_length,
             "rows of a batch over all processes": self.batch_size * self.trainer.world_size,
             "seed": self.seed,
-            "training rows": tokens_digest(self._rows["train"], "prompt_ids", "completion_ids"),
+            "training rows": self._rows_digest,
         }
+
+    @cached_property
+    def _rows_digest(self) -> str:
+        """Hash of the training rows; made once, since each checkpoint holds it."""
+        return tokens_digest(self._rows["train"], *_COLUMNS)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Check that a resumed fit goes on with the rows that it began with.
@@ -240,12 +247,8 @@ class SFTDataModule(LightningDataModule):
             UserError: it has too few positions, or too few embeddings for the tokenizer.
         """
         for rows in self._rows.values():
-            lengths, largest = np.zeros(len(rows), dtype=int), self.tokenizer.pad_token_id
-            for column in ("prompt_ids", "completion_ids"):
-                values = rows[column][:]
-                lengths += np.array([len(tokens) for tokens in values])
-                largest = max(largest, *(max(tokens, default=0) for tokens in values))
-            check_tokens(name, model, lengths, largest)
+            lengths, largest = extent(rows, _COLUMNS, np.add)
+            check_tokens(name, model, lengths, max(largest, self.tokenizer.pad_token_id))
 
     @cached_property
     def _response_tokens(self) -> np.ndarray:

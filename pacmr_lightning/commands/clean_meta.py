@@ -23,6 +23,7 @@ from ..datamodules.sampling import stratified_sample
 from ..datamodules.sources import Source
 from ..errors import UserError
 from ..evaluation.answer_store import AnswerStore
+from ..evaluation.conversation import TEMPLATE_COLUMNS
 from ..evaluation.judging import Comparison, EndpointJudge, PairJudge, Preference, Verdict
 from ..evaluation.reward_model import RewardModelJudge
 from ..files import replacing
@@ -32,7 +33,7 @@ __all__ = ["EndpointJudge", "RewardModelJudge", "clean_meta", "main"]
 
 _ON_LABEL: dict[Preference, str] = {"first": "right", "second": "wrong", "none": "none"}
 """What a preference says of a pair's label, with the chosen response first."""
-_MORE = ("augmented_prompt", "annotator", "tools", "chat_template_kwargs")
+_MORE = ("augmented_prompt", "annotator", *TEMPLATE_COLUMNS)
 _ORDER = pa.struct({"verdict": pa.string(), "answer": pa.string(), "problem": pa.string()})
 _VERDICT = pa.struct({"judge": pa.string(), "verdict": pa.string(), "orders": pa.list_(_ORDER)})
 
@@ -126,7 +127,7 @@ def clean_meta(
     if names:
         console.print(_table(names, verdicts))
     opinions = (opinion for of in verdicts for verdict in of for opinion in verdict.orders)
-    unseen = {name for pair in pairs for name in ("tools", "chat_template_kwargs") if name in pair.more}
+    unseen = {name for pair in pairs for name in TEMPLATE_COLUMNS if name in pair.more}
     if names and unseen:
         console.print(f"The judges were not shown the columns {' and '.join(sorted(unseen))}.")
     if missing := Counter(opinion.problem for opinion in opinions if opinion.answer is None):

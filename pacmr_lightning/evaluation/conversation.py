@@ -8,6 +8,9 @@ from typing import Any
 
 Messages = list[dict[str, Any]]
 
+TEMPLATE_COLUMNS = ("tools", "chat_template_kwargs")
+"""Columns of a row that its chat template reads beside the messages."""
+
 _TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 _ROLES = {"Human": "user", "Assistant": "assistant"}
 _NAMES = {role: name for name, role in _ROLES.items()}

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import UserError
 from .answer_store import content_key
-from .conversation import Messages
+from .conversation import TEMPLATE_COLUMNS, Messages
 from .judging import Comparison
 
 
@@ -120,7 +120,7 @@ def pair_rows(
             row["prompt"],
             row["response"],
             other[key]["response"],
-            {name: row[name] for name in ("tools", "chat_template_kwargs") if name in row},
+            {name: row[name] for name in TEMPLATE_COLUMNS if name in row},
         )
         for key, row in one.items()
     ]
