@@ -73,10 +73,10 @@ def load_model(
         UserError: the model cannot be loaded or its adapter not merged, or it does not support the attention
             or the quantization.
     """
-    chain = adapter_chain(name)
+    adapter = is_adapter(name)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
     if quantization is not None:
-        if len(chain) > 1:
+        if adapter:
             raise UserError(
                 f"The model {name} is an adapter, which would be rounded where it is merged into 4 bits; "
                 "merge it first (pacmr export RUN OUT --merged, or PEFT's merge_and_unload) and name the "
@@ -84,9 +84,9 @@ def load_model(
             )
         options |= quantization_options(dtype)
     with loading(name, attention):
-        if len(chain) > 1:
+        if adapter:
             # Compared on whatever device it is loaded on, where kernels for GPUs may not run.
-            model = _merged(chain, pair, options | {"attn_implementation": None})
+            model = _merged(adapter_chain(name), pair, options | {"attn_implementation": None})
             if attention is not None:
                 use_attention(model, attention)
         else:
