@@ -31,9 +31,10 @@ from pacmr_lightning.callbacks import (
     WeightRecorder,
 )
 from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
+from pacmr_lightning.meta_gradient import GhostDotProduct
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.weighting import GhostDotProduct, VNetWeighting
+from pacmr_lightning.weighting import VNetWeighting
 
 CALLBACKS = (
     WeightRecorder,

@@ -46,12 +46,12 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from tqdm import tqdm
 
 from pacmr_lightning.batch import LogProbs, PairBatch
+from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel, scoring
 from pacmr_lightning.policy.logprobs import TokenValues, token_values
 from pacmr_lightning.policy.rows import rows_of
 from pacmr_lightning.weighting import VNetWeighting
-from pacmr_lightning.weighting.train_pairs import RecomputedPairs
 
 COUNTED = 2
 """Updates of a turn, after one that is not counted."""
@@ -106,7 +106,7 @@ SAVINGS = (
     Saving(
         "train pairs run once for virtual step, c and update",
         lambda: patch(
-            "pacmr_lightning.modules.preference.train_pairs", lambda *pairs, **_: RecomputedPairs(*pairs)
+            "pacmr_lightning.modules.preference.train_pairs", lambda *pairs, **_: RecomputedStepPairs(*pairs)
         ),
         vnet=True,
     ),

@@ -29,15 +29,20 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.gradient import accumulated_gradient, norm
+from pacmr_lightning.meta_gradient import (
+    CentralDifference,
+    ExactCoefficients,
+    GhostDotProduct,
+    MetaGradientEstimator,
+)
+from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.weighting import CentralDifference, Estimator, ExactCoefficients, GhostDotProduct
-from pacmr_lightning.weighting.train_pairs import RecomputedPairs
 
 BETA = 0.1
 NORMS = [10.0**k for k in (-4, -3, -2, -1, 0, 1)]
-ESTIMATORS: dict[str, Estimator] = {
+ESTIMATORS: dict[str, MetaGradientEstimator] = {
     "central difference, raw step 3e-3": CentralDifference(3e-3, clip=None),
     "central difference, step 3e-3 / |d|": CentralDifference(3e-3, relative=True, clip=None),
     "central difference, step 0.1 / |d|": CentralDifference(0.1, relative=True, clip=None),
@@ -110,7 +115,7 @@ def call_of(
     if name == WHOLE:
         parameters = list(policy.adapter().values())
         return lambda: torch.autograd.grad(losses(policy, batch).sum(), parameters)
-    pairs = RecomputedPairs(policy, DPO(BETA), batch, None)
+    pairs = RecomputedStepPairs(policy, DPO(BETA), batch, None)
     return lambda: ESTIMATORS[name].coefficients(pairs, direction)
 
 

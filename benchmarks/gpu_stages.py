@@ -35,13 +35,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from pacmr_lightning.batch import PairBatch, Segment
 from pacmr_lightning.evaluation.generation import Decoding, respond
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
+from pacmr_lightning.meta_gradient import GhostDotProduct
+from pacmr_lightning.meta_gradient import step_pairs as kept_gradients
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel, adapted_model
 from pacmr_lightning.policy.attention import use_attention
 from pacmr_lightning.policy.masks import shared_mask
 from pacmr_lightning.policy.rows import shared_rows
-from pacmr_lightning.weighting import GhostDotProduct, Unweighted, VNetWeighting, kept_gradients
-from pacmr_lightning.weighting.inner_gradient import inner_step
+from pacmr_lightning.weighting import Unweighted, VNetWeighting
+from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
 
 Row = dict[str, Any]
 Measured = Iterator[tuple[str, Callable[[], Row]]]
@@ -274,8 +276,8 @@ class Correctness:
         data = make_data(self.folder, self.shape, 1, 16)
         batch = move_data_to_device(next(iter(data.train_dataloader())), self.place.device)
         batch_train = batch.train.with_reference(policy.reference_log_probs(batch.train))
-        pairs = kept_gradients.train_pairs(policy, DPO(0.1), batch_train, self.shape.micro_batch, often=True)
-        gradient = inner_step(pairs, Unweighted()).gradient
+        pairs = kept_gradients.StepPairs.of(policy, DPO(0.1), batch_train, self.shape.micro_batch, often=True)
+        gradient = weighted_gradient(pairs, Unweighted()).gradient
         torch.manual_seed(0)
         weighting = VNetWeighting(PinnedCoverage(0.7), GhostDotProduct(clip=None))
         weighting.to(torch.device(self.place.device))

@@ -39,10 +39,11 @@ from pacmr_lightning.callbacks import (
     WeightRecorder,
 )
 from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
+from pacmr_lightning.meta_gradient import CentralDifference
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.loggers import ContinuedCSVLogger
-from pacmr_lightning.weighting import CentralDifference, VNetWeighting
+from pacmr_lightning.weighting import VNetWeighting
 
 MIB = 2**20
 FLAT = 5.0

@@ -43,18 +43,18 @@ from timed_runs import (
 from torch import Tensor
 from tqdm import tqdm
 
-from pacmr_lightning.weighting import (
+from pacmr_lightning.meta_gradient import (
     CentralDifference,
-    Estimator,
     ExactCoefficients,
     GhostDotProduct,
+    MetaGradientEstimator,
     PromptAugmentationConsistency,
-    VNetWeighting,
 )
+from pacmr_lightning.weighting import VNetWeighting
 
 EVERY = 10
 META_PAIRS = 64
-ESTIMATORS: dict[str, type[Estimator]] = {
+ESTIMATORS: dict[str, type[MetaGradientEstimator]] = {
     "ghost": GhostDotProduct,
     "central difference": CentralDifference,
     "graph retained": ExactCoefficients,

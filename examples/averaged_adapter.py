@@ -20,10 +20,12 @@ from torch import Tensor
 from pacmr_lightning.batch import LogProbs, PairBatch
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.gradient import Direction
+from pacmr_lightning.meta_gradient import PromptAugmentationConsistency, StepPairs
+from pacmr_lightning.meta_gradient.virtual_step import shifted
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.weighting import PromptAugmentationConsistency, TrainPairs, VNetWeighting, Weights
+from pacmr_lightning.weighting import VNetWeighting, Weights
 from pacmr_lightning.weighting.features import PAPER
-from pacmr_lightning.weighting.shifted_parameters import shifted
+from pacmr_lightning.weighting.weighted_gradient import WeightedGradient
 
 
 class AveragedPseudoLabels(PromptAugmentationConsistency):
@@ -81,27 +83,29 @@ class AveragedAdapter(VNetWeighting):
 
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
         """By what the average believes of a step's pairs; see above for pairs of no step."""
-        if batch.weight is None:
+        if self._believed is None:
             return super().weights(rewards, batch)
-        assert self._believed is not None
         ids, believed = self._believed
         rows = torch.tensor([ids.index(name) for name in batch.ids])
         return super().weights(Rewards(believed.policy[rows], believed.reference[rows], believed.beta), batch)
 
-    def update(self, pairs: TrainPairs, meta: PairBatch, learning_rate: float) -> dict[str, Tensor]:
+    def update(self, pairs: StepPairs, meta: PairBatch, learning_rate: float) -> dict[str, Tensor]:
         """Averages, asks the average about the pairs, and learns where it is due."""
         due = self._done % self.learn_every == 0
         believed = replace(pairs.rewards, policy=self._ask(pairs, meta if due else None))
         self._believed = pairs.batch.ids, believed
-        # A mark that travels with the step's pairs, however they are cut.
-        pairs.batch = replace(pairs.batch, weight=torch.ones_like(believed.u))
         if due:
             self._logged = super().update(pairs, meta, learning_rate)
         self._done += 1
         return self._logged
 
+    def observe(self, rewards: Rewards, batch: PairBatch) -> None:
+        """The step is over: what is asked from here on is of no step."""
+        super().observe(rewards, batch)
+        self._believed = None
+
     @torch.no_grad()
-    def _ask(self, pairs: TrainPairs, meta: PairBatch | None) -> LogProbs:
+    def _ask(self, pairs: StepPairs, meta: PairBatch | None) -> LogProbs:
         """Moves the average; its log-probabilities of the train pairs, and its u of the meta pairs."""
         policy = pairs.policy
         now = {name: parameter.detach() for name, parameter in policy.adapter().items()}
@@ -117,11 +121,11 @@ class AveragedAdapter(VNetWeighting):
                 self.outer.believed = torch.cat([Rewards(*both, pairs.objective.beta).u for both in asked])
             return LogProbs.cat([policy.log_probs(part) for part in pairs.micro_batches()])
 
-    def _step(self, inner: Any, features: list[Tensor], coefficients: Tensor) -> dict[str, Tensor]:
+    def _step(self, inner: WeightedGradient, features: list[Tensor], c: Tensor) -> None:
         """With what the average believes; c is the policy's own."""
         assert self._believed is not None
         _, believed = self._believed
-        return super()._step(inner, [believed.delta, believed.u], coefficients)
+        super()._step(inner, [believed.delta, believed.u], c)
 
     def state_dict(self) -> dict[str, Any]:
         """With the average."""

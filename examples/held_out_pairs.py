@@ -17,10 +17,10 @@ from torch import Tensor
 
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.meta_gradient import CleanPreference, OuterGradient
 from pacmr_lightning.objectives import RDPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.weighting import CleanPreference, OuterGradient
 
 
 class HeldOutPreference(CleanPreference):

@@ -15,8 +15,8 @@ from lightning.fabric.utilities import move_data_to_device
 from pacmr_lightning.batch import PairBatch, Segment
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.embedded_world import World
+from pacmr_lightning.meta_gradient.outer_objectives import OuterGradient, PromptAugmentationConsistency
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.weighting.outer_objectives import OuterGradient, PromptAugmentationConsistency
 
 
 class SeveralWordings(PromptAugmentationConsistency):

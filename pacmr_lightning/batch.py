@@ -86,8 +86,6 @@ class PairBatch:
     """The same pairs under reworded prompts (meta batches only)."""
     annotators: list[str | None] | None = None
     """N names of those who gave the labels, None where unknown; None alone where all are."""
-    weight: Tensor | None = None
-    """(N,) weights g that another adapter gives in this step (co-teaching only)."""
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
@@ -107,7 +105,6 @@ class PairBatch:
             reference=None if self.reference is None else self.reference[rows],
             augmented=None if self.augmented is None else self.augmented[rows],
             annotators=None if self.annotators is None else [self.annotators[i] for i in places],
-            weight=None if self.weight is None else self.weight[rows],
         )
 
     def longest_first(self) -> PairBatch:

@@ -11,7 +11,7 @@ from types import ModuleType
 
 MOVED = {
     "pacmr_lightning.robust_objectives": "pacmr_lightning.objectives",
-    "pacmr_lightning.vnet_folder": "pacmr_lightning.weighting.vnet_folder",
+    "pacmr_lightning.vnet_folder": "pacmr_lightning.weighting.vnet",
 }
 """Old name and new."""
 

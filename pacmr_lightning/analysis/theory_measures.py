@@ -25,7 +25,7 @@ from ..errors import UserError
 from ..modules import PreferenceModule
 from ..rewards import Rewards
 from ..theory import noisy_posterior, two_rate_log_ratio
-from ..weighting import CoTeaching, DropFlipped, OracleWeights, Unweighted, Weighting
+from ..weighting import DropFlipped, OracleWeights, Unweighted, Weighting
 from ..weighting.features import PAPER
 from .last_pass import last_pass
 
@@ -88,7 +88,7 @@ def judged_pairs(
 
 def weighs(weighting: Weighting) -> bool:
     """Whether the weights depend on what a pair is, so that g+ and g- are there to be compared."""
-    return not isinstance(weighting, (Unweighted, DropFlipped, CoTeaching)) and not other_features(weighting)
+    return not isinstance(weighting, (Unweighted, DropFlipped)) and not other_features(weighting)
 
 
 def other_features(weighting: Weighting) -> list[str]:

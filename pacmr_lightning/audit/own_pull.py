@@ -26,6 +26,7 @@ from scipy.special import expit
 from torch import Tensor
 from tqdm import tqdm
 
+from ..meta_gradient.per_pair_gradients import each_gradient
 from ..modules import PreferenceModule
 from ..modules.schedule import updates_within, warmup_cosine
 from ..objectives import DPO
@@ -33,7 +34,6 @@ from ..policy.lora import UnhookedLoraError
 from ..runs.finished_run import MOST_AT_ONCE, PreferenceData, Run
 from ..runs.folder import METRICS
 from ..runs.time_estimate import OWN_PULL
-from ..weighting.pair_gradients import each_gradient
 
 WIDTH = 65536
 """Numbers that a pair's gradient is sketched by where it has more: K is then within about 1 / sqrt(WIDTH)."""

@@ -30,8 +30,7 @@ from ..runs.hub import check_repository
 from ..runs.hub import push as upload
 from ..runs.model_card import model_card, on_hub, weighting_settings
 from ..runs.summary import read_summary
-from ..weighting.vnet import VNet
-from ..weighting.vnet_folder import save_vnet
+from ..weighting.vnet import VNet, save_vnet
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 

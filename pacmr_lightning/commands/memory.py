@@ -14,13 +14,13 @@ from transformers import AutoConfig, LlamaConfig, PretrainedConfig
 
 from ..command_line.parser import run_tool
 from ..errors import UserError
+from ..meta_gradient.step_pairs import affordable, kept_inputs
 from ..policy.base_model import adapter_chain
 from ..policy.lora import lora_linears
 from ..policy.quantized import AskedQuantization
 from ..runs.memory_estimate import FP32, GIB, Held, activation_bytes, build, four_bit_base, held
 from ..runs.time_estimate import Plan, pair_flops
 from ..runs.training_cost import Speed, check, times
-from ..weighting.kept_gradients import affordable, kept_inputs
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"stage": 0},

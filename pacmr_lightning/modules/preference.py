@@ -13,28 +13,30 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..batch import LogProbs, PairBatch, PairedBatch
 from ..errors import UserError
+from ..evaluation.generation import Decoding, respond
+from ..evaluation.prompt_batch import PromptBatch, Response
 from ..gradient import clip, norm
-from ..metrics import REWARDS, Means, WeightStatistics, reward_values
+from ..meta_gradient.step_pairs import StepPairs
+from ..meta_gradient.virtual_step import check_shifted
+from ..metrics import REWARDS, Means, WeightStatistics, gold_accuracy, reward_values
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
-from ..rewards import PairRecord
+from ..ranks import on_all_ranks, sum_over_ranks
+from ..rewards import PairRecord, Rewards
 from ..strategies import check_adapter, check_precision, check_strategy, set_gradient
-from ..weighting import Unweighted, Weighting
+from ..weighting import Unweighted, Weighting, Weights
 from ..weighting.base import check_soft_labels, check_update
-from ..weighting.inner_gradient import inner_step
-from ..weighting.kept_gradients import train_pairs
-from ..weighting.shifted_parameters import check_shifted
-from ..weighting.train_pairs import TrainPairs
+from ..weighting.weighted_gradient import WeightedGradient, weighted_gradient
 from .datamodule import datamodule
-from .finite import check_finite
-from .preference_checkpoint import PreferenceCheckpoint
+from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
 from .schedule import check_schedule, planned_updates, warmup_cosine
+from .trained_only import TrainedOnly
 
 CURVES = 20
 """Numbers that an objective has learned (of annotators: hundreds, maybe) up to which they are logged."""
 
 
-class PreferenceModule(PreferenceCheckpoint):
+class PreferenceModule(TrainedOnly):
     """Trains a LoRA policy on preference pairs; every method is a choice of objective and weighting.
 
     One ``training_step`` is one policy update on a whole optimizer-step batch, which the module cuts into
@@ -106,13 +108,17 @@ class PreferenceModule(PreferenceCheckpoint):
         # Checkpoints hold the trainable parameters only; on_load_checkpoint checks that all are there.
         self.strict_loading = False
 
+        self.held_out_means = Means((*REWARDS, "kl", "gold_accuracy"))
+        self.decoding = Decoding()
+        """Of ``predict``."""
         # check_finite looks at what they are given.
         self.train_means = Means((*REWARDS, "grad_norm"), checked=False)
         self.weight_statistics = WeightStatistics()
         self.checked_pair: PairBatch | None = None
-        self.options = {}
-        # Of the last VNet update, until they are logged.
-        self.outer_values = {}
+        self.options: dict[str, Any] = {}
+        """Of this fit, as its checkpoints keep them."""
+        self.outer_values: dict[str, Tensor] = {}
+        """Of the last VNet update, until they are logged."""
 
     @property
     def vnet(self) -> torch.nn.Module | None:
@@ -138,7 +144,6 @@ class PreferenceModule(PreferenceCheckpoint):
         check_strategy(self.trainer.strategy, self.policy.quantization)
         device = self.trainer.strategy.root_device
         self.weighting.to(device)
-        self.weighting.set_optimizer(self.betas, self.weight_decay, self.max_grad_norm)
         # DeepSpeed moves no module whose parameters it keeps in parts, and so none of its metrics.
         for metrics in (self.train_means, self.weight_statistics, self.held_out_means):
             metrics.to(device)
@@ -161,7 +166,7 @@ class PreferenceModule(PreferenceCheckpoint):
                 f"micro_batch_size {self.micro_batch_size} does not divide the {share} pairs that a "
                 "device gets for one step; choose a divisor."
             )
-        self.options = self.fit_options()
+        self.options = self._fit_options()
 
     def on_fit_start(self) -> None:
         """Lets the datamodule ask the reference, which is on its device now, for what it keeps on disk.
@@ -180,18 +185,6 @@ class PreferenceModule(PreferenceCheckpoint):
             if self.weighting.every:
                 check_shifted(self.policy, move_data_to_device(self.checked_pair, self.policy.device))
 
-    def on_validation_start(self) -> None:
-        """Checks that the policy can read the pairs, where no fit has done so.
-
-        Raises:
-            UserError: it cannot.
-        """
-        data = datamodule(self.trainer)
-        if data is not None and not self.trainer.training:
-            data.check_model(self.policy)
-
-    on_test_start = on_validation_start
-
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW over the adapter; linear warm-up, then a cosine to ``min_lr_ratio`` of the peak."""
         optimizer = torch.optim.AdamW(
@@ -207,57 +200,71 @@ class PreferenceModule(PreferenceCheckpoint):
         schedule = warmup_cosine(optimizer, updates, self.warmup_ratio, self.min_lr_ratio)
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
+    def on_train_start(self) -> None:
+        """Set this fit's learning rate, betas and weight decay where a checkpoint restored its own."""
+        use_options(self, self.learning_rate, self.betas, self.weight_decay)
+
     def training_step(self, batch: PairedBatch, batch_idx: int) -> dict[str, Any]:
         """One iteration of Algorithm 1: a VNet update where one is due, then one policy update."""
-        train = batch.train
+        train, update = batch.train, self.global_step
         # What a step does is a sum over pairs, except where an objective groups them as they come.
         if self.micro_batch_size is not None and not self.objective.grouped:
             train = train.longest_first()
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
         assert not isinstance(optimizer, list) and isinstance(schedule, LRScheduler)
-        train = train.with_reference(self._reference(train))
-        # Lightning sets it without declaring it.
-        log_every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        log_now = bool(log_every) and (self.global_step + 1) % log_every == 0
-        every = self.weighting.every
-        learns = bool(every and self.global_step % every == 0)
-        pairs = train_pairs(
+        learns = self.weighting.every is not None and update % self.weighting.every == 0
+        # Lines 2 and 3: this rank's train batch at omega, of which u and Delta are asked.
+        pairs = StepPairs.of(
             self.policy,
             self.objective,
-            train,
+            train.with_reference(self._reference(train)),
             self.micro_batch_size,
             often=learns,
             soft_labels=self.weighting.soft_labels,
             entropies=self.weighting.needs_entropies,
         )
         if learns:
-            if batch.meta is None and self.weighting.needs_meta:
-                raise UserError(
-                    f"Policy update {self.global_step} is due for a VNet update (every {every}), but its "
-                    "batch has no meta pairs; set the datamodule's meta_every to the weighting's every."
-                )
-            meta = train[:0] if batch.meta is None else batch.meta
+            # Lines 4 to 11: Theta, by a virtual update of the policy and the meta batch of line 6.
+            meta = self._meta(batch)
             self.outer_values = self.weighting.update(pairs, meta, optimizer.param_groups[0]["lr"])
-
-        # Line 13: weights under the new Theta, then one weighted update of the policy.
-        record, gradient = self._weighted_gradient(pairs)
-        self.train_means.update({"grad_norm": norm(gradient)})
+        # Line 12: weights under the new Theta, and the policy's update of omega by the weighted loss.
+        inner = weighted_gradient(pairs, self.weighting)
+        self._observe(pairs, inner)
         if self.max_grad_norm is not None:
-            clip(gradient, self.max_grad_norm)
-        set_gradient(self.trainer.strategy, self.policy.adapter(), gradient)
+            clip(inner.gradient, self.max_grad_norm)
+        set_gradient(self.trainer.strategy, self.policy.adapter(), inner.gradient)
         optimizer.step()
         if batch_idx == 0:
-            check_precision(optimizer, self.policy.adapter(), gradient)
+            check_precision(optimizer, self.policy.adapter(), inner.gradient)
         optimizer.zero_grad()
         self.policy.has_stepped = True
         schedule.step()
-        if log_now:
+        # Lightning sets it without declaring it.
+        log_every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if log_every and (update + 1) % log_every == 0:
             self._log_training()
-        return {"record": record}
+        return {"record": _record(pairs, inner.weights)}
 
-    def _weighted_gradient(self, pairs: TrainPairs) -> tuple[PairRecord, dict[str, Tensor]]:
-        """Gradient of the weighted loss over the global batch, and what the step believed of each pair."""
-        inner = inner_step(pairs, self.weighting)
+    def _reference(self, batch: PairBatch) -> LogProbs:
+        if batch.reference is not None:
+            return batch.reference
+        return LogProbs.cat(
+            [self.policy.reference_log_probs(part) for part in batch.micro_batches(self.micro_batch_size)]
+        )
+
+    def _meta(self, batch: PairedBatch) -> PairBatch:
+        """The meta pairs of a VNet update; none for a weighting that needs none."""
+        if batch.meta is not None:
+            return batch.meta
+        if self.weighting.needs_meta:
+            raise UserError(
+                f"Policy update {self.global_step} is due for a VNet update (every {self.weighting.every}), "
+                "but its batch has no meta pairs; set the datamodule's meta_every to the weighting's every."
+            )
+        return batch.train[:0]
+
+    def _observe(self, pairs: StepPairs, inner: WeightedGradient) -> None:
+        """Checks the step's numbers, shows them to what learns from visits, and adds them to the metrics."""
         train, rewards = pairs.batch, pairs.rewards
         # Soft or not, the loss of a run's curve is that of the labels as observed.
         losses = pairs.losses if pairs.soft is None else self.objective(rewards)
@@ -266,26 +273,8 @@ class PreferenceModule(PreferenceCheckpoint):
         self.weighting.observe(rewards, train)
         if self.objective.grouped:
             losses = self.objective.group_value(losses, self.micro_batch_size).expand_as(losses)
-        self.train_means.update(reward_values(rewards, losses))
+        self.train_means.update({**reward_values(rewards, losses), "grad_norm": norm(inner.gradient)})
         self.weight_statistics.add(inner.weights, train.flipped)
-        record = PairRecord(
-            ids=train.ids,
-            u=rewards.u,
-            delta=rewards.delta,
-            weight=inner.weights.g,
-            a=inner.weights.a,
-            b=inner.weights.b,
-            flipped=train.flipped,
-            features=inner.weights.features,
-        )
-        return record, inner.gradient
-
-    def _reference(self, batch: PairBatch) -> LogProbs:
-        if batch.reference is not None:
-            return batch.reference
-        return LogProbs.cat(
-            [self.policy.reference_log_probs(part) for part in batch.micro_batches(self.micro_batch_size)]
-        )
 
     def _log_training(self) -> None:
         values = self.train_means.compute() | self.weight_statistics.compute() | self.outer_values
@@ -295,3 +284,181 @@ class PreferenceModule(PreferenceCheckpoint):
         self.log_dict({f"train/{name}": value for name, value in values.items()})
         if len(learned := self.objective.learned()) <= CURVES:
             self.log_dict({f"train/{name}": value for name, value in learned.items()})
+
+    def on_validation_start(self) -> None:
+        """Checks that the policy can read the pairs, where no fit has done so.
+
+        Raises:
+            UserError: it cannot.
+        """
+        data = datamodule(self.trainer)
+        if data is not None and not self.trainer.training:
+            data.check_model(self.policy)
+
+    on_test_start = on_validation_start
+
+    def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
+        """Adds N held-out pairs to the means: the unweighted loss, rewards, KL to the reference."""
+        self._held_out_step(batch)
+
+    def test_step(self, batch: PairBatch, batch_idx: int) -> None:
+        """As ``validation_step``."""
+        self._held_out_step(batch)
+
+    def _held_out_step(self, batch: PairBatch) -> None:
+        parts = batch.micro_batches(self.micro_batch_size)
+        for part, counts in self.policy.in_step(parts, batch[:1]):
+            judged = self.policy.judged(part)
+            rewards = Rewards.of(judged.policy, part.with_reference(judged.reference), self.objective.beta)
+            values = {**reward_values(rewards, self.objective(rewards)), "kl": judged.token_kl}
+            if part.eta is not None:
+                values["gold_accuracy"] = gold_accuracy(rewards, part.eta)
+            if counts:
+                self.held_out_means.update(values)
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs the means as ``val/...``."""
+        self._log_held_out("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Logs the means as ``test/...``."""
+        self._log_held_out("test")
+
+    def _log_held_out(self, split: str) -> None:
+        for name, value in self.held_out_means.compute().items():
+            shown = name in ("loss", "rewards/accuracies")
+            self.log(f"{split}/{name}", value, prog_bar=shown)
+
+    def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[Response]:
+        """Responses to N prompts, decoded as ``decoding`` says; the answers that the batch brings, if any."""
+        if batch.answers is not None:
+            return batch.answers
+        tokenizer = datamodule(self.trainer).tokenizer
+        return respond(self.policy, tokenizer, batch, self.max_new_tokens, self.decoding)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the trainable parameters only; add options, the reference's digest and what is learned."""
+        names = {f"policy.{name}" for name in self.policy.adapter()}
+        checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k in names}
+        checkpoint["options"] = self.options
+        checkpoint["reference"] = self._reference_weights()
+        checkpoint["weighting"] = self.weighting.state_dict()
+        checkpoint["objective"] = self.objective.state_dict()
+        checkpoint["metrics"] = {
+            "means": self.train_means.gathered_state(),
+            "weights": self.weight_statistics.gathered_state(),
+            "outer": self.outer_values,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the weighting; check the adapter, the reference's weights and, in a fit, the options.
+
+        Raises:
+            UserError: the checkpoint belongs to another adapter, its reference had other weights, or a fit
+                resumes with options that cannot change.
+        """
+        if is_fitting(self) and "weighting" in checkpoint:  # else it is another module's
+            check_options(checkpoint["options"], self.options, checkpoint["global_step"])
+        saved, needed = set(checkpoint["state_dict"]), {f"policy.{name}" for name in self.policy.adapter()}
+        if saved != needed:
+            odd = sorted(saved ^ needed)[0]
+            raise UserError(
+                f"The checkpoint does not fit this model's adapter ({len(saved ^ needed)} parameters differ, "
+                f"{odd} for one); use the model and LoRA settings that it was trained with."
+            )
+        self._check_reference(checkpoint["reference"])
+        for part in ("weighting", "objective"):
+            if checkpoint[part].keys() != getattr(self, part).state_dict().keys():
+                raise UserError(
+                    f"The checkpoint was made with another {part} than {type(getattr(self, part)).__name__}; "
+                    "use the one that it was made with."
+                )
+        self.weighting.load_state_dict(checkpoint["weighting"])
+        self.objective.load_state_dict(checkpoint["objective"])
+        metrics = checkpoint["metrics"]
+        # They are sums over all ranks, of which one goes on with them.
+        if self.global_rank == 0:
+            self.train_means.load_state_dict(metrics["means"])
+            self.weight_statistics.load_state_dict(metrics["weights"])
+        self.outer_values = metrics["outer"]
+
+    def _fit_options(self) -> dict[str, Any]:
+        """Return the options that decide this fit's numbers, as plain values by dotted name."""
+        policy = self.policy
+        lora = {
+            {"r": "rank", "lora_alpha": "alpha"}.get(name, name): value for name, value in policy.lora.items()
+        }
+        if not isinstance(lora["target_modules"], str):
+            lora["target_modules"] = set(lora["target_modules"])  # their order changes nothing
+        own = {name: getattr(self, name) for name in (*OPTIMIZER, "max_grad_norm", "micro_batch_size")}
+        numbers = {
+            "dtype": str(policy.dtype).removeprefix("torch."),
+            "quantization": policy.quantization,
+            "attn_implementation": policy.attn_implementation,
+            "layout": policy.layout,
+            "compile": policy.compiles,
+        }
+        found = {
+            **own,
+            "policy": {**lora, **numbers},
+            "objective": self.objective,
+            "weighting": self.weighting,
+        }
+        return {**flat_options("", found), **trainer_options(self)}
+
+    def _reference_weights(self) -> dict[str, Any]:
+        """Return the digest of the reference's weights, and what it depends on beside them."""
+        policy = self.policy
+        return {
+            "digest": policy.reference_digest(),
+            "dtype": str(policy.dtype),
+            "quantization": policy.quantization,
+        }
+
+    def _check_reference(self, saved: dict[str, Any]) -> None:
+        now = self._reference_weights()
+        # In another precision the same weights are other bytes: a fit refuses that by the option's name.
+        if now != saved and all(now[name] == saved[name] for name in ("dtype", "quantization")):
+            raise UserError(
+                f"The weights of {self.policy.name} differ from those that the checkpoint was trained on; "
+                "restore them, or train again in a new folder."
+            )
+
+
+def _record(pairs: StepPairs, weights: Weights) -> PairRecord:
+    """What the step believed of each pair, for callbacks."""
+    batch, rewards = pairs.batch, pairs.rewards
+    return PairRecord(
+        ids=batch.ids,
+        u=rewards.u,
+        delta=rewards.delta,
+        weight=weights.g,
+        a=weights.a,
+        b=weights.b,
+        flipped=batch.flipped,
+        features=weights.features,
+    )
+
+
+def check_finite(losses: Tensor, ids: list[str], gradient: dict[str, Tensor]) -> None:
+    """Stops all ranks, with the same sentence, before an update spreads what is no number.
+
+    Args:
+        losses: (N,) of this rank's pairs.
+        ids: their ids.
+        gradient: the same on all ranks.
+
+    Raises:
+        UserError: the loss of a pair, or the gradient, is NaN or infinite on some rank.
+    """
+    bad = ~torch.isfinite(losses)
+    count = (bad.any() | ~torch.isfinite(norm(gradient))).float()
+    sum_over_ranks([count])
+    if not count:
+        return
+    found = on_all_ranks([ids[i] for i in bad.nonzero()[:, 0].tolist()])
+    names = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
+    what = f"The loss of {len(found)} pairs ({names})" if found else "The gradient"
+    raise UserError(
+        f"{what} is not a finite number; look at these pairs, lower the learning rate, or use float32."
+    )

@@ -121,7 +121,7 @@ def held(
         offload_parameters: so are the parts of the base; at stage 3.
         bucket: the strategy's ``reduce_bucket_size``.
         base: bytes of the base, where they are not those of the policy's frozen parameters.
-        kept: pairs whose gradients VNet's update keeps on each device, see ``weighting.kept_gradients``.
+        kept: pairs whose gradients VNet's update keeps on each device, see ``meta_gradient.StepPairs``.
     """
     frozen = [p for p in policy.parameters() if not p.requires_grad]
     base = float(sum(p.numel() * p.element_size() for p in frozen)) if base is None else float(base)

@@ -12,8 +12,9 @@ from huggingface_hub import ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from ..meta_gradient import CleanPreference
 from ..modules import PreferenceModule
-from ..weighting import CleanPreference, VNet, VNetWeighting
+from ..weighting import VNet, VNetWeighting
 from ..weighting.features import PAPER
 from .finished_run import NO_NOISE, Run
 
@@ -52,7 +53,7 @@ g = {weight}:
 
 ```python
 import torch
-from pacmr_lightning.weighting.vnet_folder import load_vnet
+from pacmr_lightning.weighting.vnet import load_vnet
 
 g, a, b = load_vnet({name})({values})
 ```"""

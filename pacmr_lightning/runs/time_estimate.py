@@ -124,7 +124,7 @@ def update_flops(flops: PairFlops, plan: Plan, estimator: Estimator | None, kept
         flops: of one pair.
         plan: of the run.
         estimator: of PACMR-DPO's coefficients; None where no VNet is learned, as in DPO.
-        kept: whether an update of VNet keeps each pair's gradient, see ``weighting.kept_gradients``.
+        kept: whether an update of VNet keeps each pair's gradient, see ``meta_gradient.StepPairs``.
     """
     live = 0 if plan.cached else flops.reference
     update = plan.global_batch_size * (flops.gradient + live)

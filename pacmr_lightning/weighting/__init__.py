@@ -1,40 +1,18 @@
-"""How much a pair counts: weightings, and how VNet is learned."""
+"""How much a pair counts: fixed, known or learned weights."""
 
 from .audited import AuditedWeights
 from .base import Weighting, Weights
-from .co_teaching import CoTeaching, PeerPrior, PeerWeights
-from .estimators import CentralDifference, Estimator, ExactCoefficients, GhostDotProduct
-from .learner import VNetWeighting
 from .oracle import DropFlipped, OracleWeights
-from .outer_objectives import (
-    CleanPreference,
-    OuterGradient,
-    OuterObjective,
-    PromptAugmentationConsistency,
-    SoftPromptConsistency,
-)
-from .prior import SigmoidPrior, Unweighted
-from .train_pairs import TrainPairs
+from .sigmoid_prior import SigmoidPrior
+from .unweighted import Unweighted
 from .vnet import VNet
+from .vnet_weighting import VNetWeighting
 
 __all__ = [
     "AuditedWeights",
-    "CentralDifference",
-    "CleanPreference",
-    "CoTeaching",
     "DropFlipped",
-    "Estimator",
-    "ExactCoefficients",
-    "GhostDotProduct",
     "OracleWeights",
-    "OuterGradient",
-    "OuterObjective",
-    "PeerPrior",
-    "PeerWeights",
-    "PromptAugmentationConsistency",
     "SigmoidPrior",
-    "SoftPromptConsistency",
-    "TrainPairs",
     "Unweighted",
     "VNet",
     "VNetWeighting",

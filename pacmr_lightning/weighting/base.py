@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ..batch import PairBatch
 from ..errors import UserError
+from ..meta_gradient.step_pairs import StepPairs
 from ..objectives import Objective
 from ..rewards import Rewards
-from .train_pairs import TrainPairs
 
 
 @dataclass
@@ -45,8 +45,8 @@ class Weighting(ABC):
 
     A weighting is no nn.Module: what it learns must not be cast, sharded or stepped together with the policy.
     One that learns sets ``every``, defines ``update``, and keeps what it learned, which must be the same on
-    all ranks, in ``state_dict``. The module calls ``to``, ``set_optimizer``, ``set_label_noise`` and
-    ``check_pairs`` before training, then ``load_state_dict`` where a run goes on, and then in each step on
+    all ranks, in ``state_dict``. The module calls ``to``, ``set_label_noise`` and ``check_pairs``
+    before training, then ``load_state_dict`` where a run goes on, and then in each step on
     every rank ``update`` (where it is due) and ``weights``.
     """
 
@@ -90,17 +90,6 @@ class Weighting(ABC):
             (N,) weights g on the rewards' device, without gradient, at least 0.
         """
 
-    def set_optimizer(
-        self, betas: tuple[float, float], weight_decay: float, max_grad_norm: float | None
-    ) -> None:
-        """Tells a weighting that trains an adapter of its own how the policy's is, before training starts.
-
-        Args:
-            betas: of AdamW.
-            weight_decay: of AdamW.
-            max_grad_norm: what the gradient's norm is scaled down to; None for no clipping.
-        """
-
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
         """Tells a weighting that depends on it the datamodule's noise rate, before training starts.
 
@@ -136,7 +125,7 @@ class Weighting(ABC):
             UserError: ``update`` does not work with them.
         """
 
-    def update(self, pairs: TrainPairs, meta: PairBatch, learning_rate: float) -> dict[str, Tensor]:
+    def update(self, pairs: StepPairs, meta: PairBatch, learning_rate: float) -> dict[str, Tensor]:
         """Learns from one train and one meta batch; returns 0-dim values to log, by name.
 
         The module calls it where ``every`` is set, by position and on every rank, before it asks for the

@@ -22,15 +22,16 @@ import torch
 from pacmr_lightning import cli
 from pacmr_lightning.datamodules import LabelNoise, Source
 from pacmr_lightning.embedded_world import World
+from pacmr_lightning.meta_gradient import MetaGradientEstimator, OuterObjective
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.objectives import Objective
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.folder import read_weights
-from pacmr_lightning.weighting import Estimator, OuterObjective, Weighting
+from pacmr_lightning.weighting import Weighting
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "extending.md"
-BASES = (Objective, Weighting, OuterObjective, Estimator, Source, LabelNoise)
+BASES = (Objective, Weighting, OuterObjective, MetaGradientEstimator, Source, LabelNoise)
 FINAL = {"LabelNoise.flips"}
 """Public methods that an extension leaves as they are."""
 CALLS: dict[str, set[str]] = defaultdict(set)

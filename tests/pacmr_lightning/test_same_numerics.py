@@ -13,15 +13,11 @@ import torch.nn.functional as F
 
 from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
 from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
+from pacmr_lightning.meta_gradient import GhostDotProduct, PromptAugmentationConsistency
+from pacmr_lightning.meta_gradient import step_pairs as kept_gradients
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.objectives import DPO
-from pacmr_lightning.weighting import (
-    GhostDotProduct,
-    PromptAugmentationConsistency,
-    Unweighted,
-    VNetWeighting,
-    kept_gradients,
-)
+from pacmr_lightning.weighting import Unweighted, VNetWeighting
 
 VOCABULARY = 400
 WEIGHTINGS = {

@@ -105,7 +105,6 @@ with stand_in_gpu():
         ("dpo", []),
         ("pacmr", ["--model.weighting.every", "2", "--model.policy.layout", "separate"]),
         ("pacmr", ["--model.weighting.every", "2", "--model.weighting.estimator", "GhostDotProduct"]),
-        ("co_teaching", []),
     ],
     ids=["dpo", "pacmr-separate", "pacmr-ghost", "co-teaching"],
 )

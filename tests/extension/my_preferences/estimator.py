@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 
 from pacmr_lightning.gradient import Direction, norm
-from pacmr_lightning.weighting import Estimator, TrainPairs
-from pacmr_lightning.weighting.pair_gradients import pair_losses
-from pacmr_lightning.weighting.shifted_parameters import shifted
+from pacmr_lightning.meta_gradient import MetaGradientEstimator, StepPairs
+from pacmr_lightning.meta_gradient.per_pair_gradients import pair_losses
+from pacmr_lightning.meta_gradient.virtual_step import shifted
 
 
-class OneSidedDifference(Estimator):
+class OneSidedDifference(MetaGradientEstimator):
     """[l_i(omega + eps d / norm(d)) - l_i(omega)] norm(d) / eps: one forward pass, half of the central one's.
 
     Args:
         epsilon: length of the step.
-        clip: bound that the coefficients approach; see ``Estimator``.
+        clip: bound that the coefficients approach; see ``MetaGradientEstimator``.
     """
 
     def __init__(self, epsilon: float = 0.05, clip: float | None = 10.0):
@@ -24,7 +24,7 @@ class OneSidedDifference(Estimator):
         self.epsilon = epsilon
 
     @torch.no_grad()
-    def coefficients(self, pairs: TrainPairs, direction: Direction) -> Tensor:
+    def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
         """(N,) unclipped coefficients."""
         step = self.epsilon / float(norm(direction))
         with shifted(pairs.policy, direction, step):

@@ -10,10 +10,10 @@ from torch import Tensor
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.gradient import accumulated_gradient
+from pacmr_lightning.meta_gradient import OuterGradient, OuterObjective
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.ranks import sum_over_ranks
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.weighting import OuterGradient, OuterObjective
 
 
 class BrierConsistency(OuterObjective):

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.meta_gradient import StepPairs
 from pacmr_lightning.ranks import sum_over_ranks
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.weighting import TrainPairs, Weighting, Weights
+from pacmr_lightning.weighting import Weighting, Weights
 
 
 class ConsensusWeights(Weighting):
@@ -42,7 +43,7 @@ class ConsensusWeights(Weighting):
     def _belief(self, u: Tensor) -> Tensor:
         return torch.sigmoid(self.slope * u / self.scale)
 
-    def update(self, pairs: TrainPairs, meta: PairBatch, learning_rate: float) -> dict[str, Tensor]:
+    def update(self, pairs: StepPairs, meta: PairBatch, learning_rate: float) -> dict[str, Tensor]:
         """One step of the slope towards pairs that agree with the weighted gradient."""
         self.scale = self._mean_size(pairs, meta)
         # Over all ranks; pairs.along and pairs.rewards are those of this rank.
@@ -56,7 +57,7 @@ class ConsensusWeights(Weighting):
         return {"consensus/slope": self.slope.detach().clone(), "consensus/scale": self.scale}
 
     @torch.no_grad()
-    def _mean_size(self, pairs: TrainPairs, meta: PairBatch) -> Tensor:
+    def _mean_size(self, pairs: StepPairs, meta: PairBatch) -> Tensor:
         """0-dim mean |u| of the meta pairs over all ranks."""
         policy, beta = pairs.policy, pairs.objective.beta
         sums = torch.zeros(2, device=self.scale.device)

@@ -14,13 +14,6 @@ from .weighting import ConsensusWeights
 class CautiousConsensus(ConsensusWeights):
     """``ConsensusWeights`` where a consensus can be found."""
 
-    def set_optimizer(
-        self, betas: tuple[float, float], weight_decay: float, max_grad_norm: float | None
-    ) -> None:
-        """Refuses weight decay, a pull that no pair agrees to."""
-        if weight_decay:
-            raise UserError(f"A consensus is one of pairs, but weight_decay is {weight_decay}; set it to 0.")
-
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
         """Refuses labels that say nothing."""
         if rate >= 0.5:

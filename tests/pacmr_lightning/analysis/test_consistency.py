@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pacmr_lightning.analysis.consistency import PromptConsistencyMetrics, clustered_standard_error, passes
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.weighting import PromptAugmentationConsistency
+from pacmr_lightning.meta_gradient import PromptAugmentationConsistency
 
 TAUS = (0.5, 0.55, 0.6, 0.7, 0.95)
 REWARDS = st.floats(-20, 20).filter(lambda u: abs(u) > 1e-6)

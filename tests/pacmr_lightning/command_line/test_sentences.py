@@ -58,7 +58,7 @@ CENTRAL = [*VNET, "--model.weighting.estimator", "CentralDifference"]
         (
             ["--model.weighting.evry", "1"],
             "model.weighting.evry: got 1, but its class is not named before it; choose one of "
-            "AuditedWeights, CoTeaching, DropFlipped, OracleWeights, PeerPrior, SigmoidPrior, Unweighted, "
+            "AuditedWeights, DropFlipped, OracleWeights, SigmoidPrior, Unweighted, "
             "VNetWeighting, or give an import path.",
         ),
         (["--model.weighting", "3"], "model.weighting: expected a Weighting or null, but got 3."),

@@ -30,7 +30,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.runs.finished_run import find_run, load
 from pacmr_lightning.runs.model_card import model_card, on_hub, public
-from pacmr_lightning.weighting.vnet_folder import load_vnet
+from pacmr_lightning.weighting.vnet import load_vnet
 
 LAST = "checkpoints/last.ckpt"
 PADDING = 5  # rows of the embeddings that no token has

@@ -16,6 +16,8 @@ import torch
 from pacmr_lightning import objectives, weighting
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.gradient import norm
+from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, SoftPromptConsistency
+from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.objectives import (
     CDPO,
@@ -32,19 +34,13 @@ from pacmr_lightning.objectives import (
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import (
     AuditedWeights,
-    CentralDifference,
-    CoTeaching,
     DropFlipped,
-    GhostDotProduct,
     OracleWeights,
-    PeerPrior,
     SigmoidPrior,
-    SoftPromptConsistency,
     Unweighted,
     VNetWeighting,
 )
-from pacmr_lightning.weighting.inner_gradient import inner_step
-from pacmr_lightning.weighting.kept_gradients import train_pairs
+from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
 
 DOCS = Path(__file__).parents[3] / "docs" / "methods.md"
 BEGIN, END = "<!-- combinations -->\n", "<!-- end of combinations -->"
@@ -80,8 +76,6 @@ WEIGHTINGS = {
     "AuditedWeights, soft labels": lambda: AuditedWeights("audit.parquet", soft_labels=True),
     "OracleWeights": lambda: OracleWeights(0.3),
     "DropFlipped": DropFlipped,
-    "CoTeaching": lambda: CoTeaching(0.3, warmup=0),
-    "PeerPrior": PeerPrior,
 }
 
 
@@ -117,12 +111,12 @@ def one_update(policy, batch, meta, objective, weighting):
     module = PreferenceModule(policy, objective, weighting, micro_batch_size=MICRO_BATCH)
     objective, weighting = module.objective, module.weighting
     soft = weighting.soft_labels
-    pairs = train_pairs(policy, objective, batch, MICRO_BATCH, often=bool(weighting.every), soft_labels=soft)
+    pairs = StepPairs.of(policy, objective, batch, MICRO_BATCH, often=bool(weighting.every), soft_labels=soft)
     if weighting.every:
         before = {} if weighting.vnet is None else copy.deepcopy(weighting.vnet.state_dict())
         weighting.update(pairs, meta if weighting.needs_meta else batch[:0], 1e-2)
         assert not before or any((weighting.vnet.state_dict()[name] != p).any() for name, p in before.items())
-    return inner_step(pairs, weighting).gradient, pairs.batch
+    return weighted_gradient(pairs, weighting).gradient, pairs.batch
 
 
 def expected(policy, batch, objective, weighting):

@@ -23,6 +23,8 @@ from pacmr_lightning.callbacks import RunSummary, Throughput, WeightRecorder
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, PromptAugmentationConsistency
+from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.schedule import warmup_cosine
 from pacmr_lightning.objectives import DPO, RDPO, ROPO, RPOEM, AnnotatorRPOEM, DrDPO
@@ -30,15 +32,8 @@ from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.runs.loggers import ContinuedCSVLogger
-from pacmr_lightning.weighting import (
-    CentralDifference,
-    GhostDotProduct,
-    PromptAugmentationConsistency,
-    SigmoidPrior,
-    Unweighted,
-    VNetWeighting,
-)
-from pacmr_lightning.weighting.train_pairs import RecomputedPairs
+from pacmr_lightning.weighting import SigmoidPrior, Unweighted, VNetWeighting
+from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
 
 WEIGHTINGS = {
     "dpo": Unweighted,
@@ -139,13 +134,13 @@ def test_gradient_of_a_step(weighting, make_policy, make_batch):
     loss = -(g * torch.nn.functional.logsigmoid(rewards.u)).mean()
     expected = torch.autograd.grad(loss, list(policy.adapter().values()))
     for size in (None, 1, 2, 3, 6):
-        record, found = module._weighted_gradient(RecomputedPairs(policy, module.objective, batch, size))
-        for a, b in zip(found.values(), expected, strict=True):
+        pairs = RecomputedStepPairs(policy, module.objective, batch, size)
+        found = weighted_gradient(pairs, module.weighting)
+        for a, b in zip(found.gradient.values(), expected, strict=True):
             torch.testing.assert_close(a, b, atol=1e-13, rtol=1e-9)
-        assert record.ids == batch.ids
-        torch.testing.assert_close(record.weight.double(), g)
-        torch.testing.assert_close(record.u, u)
-        torch.testing.assert_close(record.delta, delta)
+        torch.testing.assert_close(found.weights.g.double(), g)
+        torch.testing.assert_close(pairs.rewards.u, u)
+        torch.testing.assert_close(pairs.rewards.delta, delta)
 
 
 @pytest.mark.parametrize("method", list(WEIGHTINGS))

@@ -3,9 +3,10 @@
 import pytest
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.meta_gradient import CentralDifference
 from pacmr_lightning.modules.resumed_options import check_options, flat_options
 from pacmr_lightning.objectives import RPOEM
-from pacmr_lightning.weighting import AuditedWeights, CentralDifference, VNetWeighting
+from pacmr_lightning.weighting import AuditedWeights, VNetWeighting
 
 
 def test_objects_are_known_by_their_options():

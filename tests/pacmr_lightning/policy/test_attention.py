@@ -17,14 +17,14 @@ from transformers import LlamaConfig, modeling_flash_attention_utils
 
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.meta_gradient import ExactCoefficients
+from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel, attention
 from pacmr_lightning.policy.attention import AttentionPlan, attention_plans, use_attention
 from pacmr_lightning.policy.masks import attention_inputs, shared_mask
 from pacmr_lightning.policy.rows import packed_rows, shared_rows
 from pacmr_lightning.policy.selfcheck import TOLERANCE
-from pacmr_lightning.weighting import ExactCoefficients
-from pacmr_lightning.weighting.train_pairs import RecomputedPairs
 
 GPU = torch.device("cuda")
 
@@ -245,7 +245,7 @@ def test_flex_attention_is_not_differentiated_twice(flex_on_cpu, make_policy, ma
     batch = batch.with_reference(policy.reference_log_probs(batch))
     direction = {name: torch.ones_like(parameter) for name, parameter in policy.adapter().items()}
     with pytest.raises(UserError, match="flex_attention attention cannot; set attn_implementation to sdpa"):
-        ExactCoefficients().coefficients(RecomputedPairs(policy, DPO(), batch, None), direction)
+        ExactCoefficients().coefficients(RecomputedStepPairs(policy, DPO(), batch, None), direction)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

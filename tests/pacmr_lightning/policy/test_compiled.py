@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.meta_gradient import GhostDotProduct
+from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
+from pacmr_lightning.meta_gradient.virtual_step import shifted
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.compiled import compile_layers
-from pacmr_lightning.weighting import GhostDotProduct
-from pacmr_lightning.weighting.shifted_parameters import shifted
-from pacmr_lightning.weighting.train_pairs import RecomputedPairs
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def passes(policy: PolicyModel, batch) -> list[torch.Tensor]:
         found += gradient()
     assert not torch.equal(found[0], found[len(found) // 2])  # the shift matters
     dots = GhostDotProduct().coefficients(
-        RecomputedPairs(policy, DPO(0.5), batch.with_reference(reference), None), direction
+        RecomputedStepPairs(policy, DPO(0.5), batch.with_reference(reference), None), direction
     )
     return [*found, reference.chosen, reference.rejected, dots]
 

@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from pacmr_lightning import cli
 from pacmr_lightning.datamodules import EmbeddedWorld
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct
+from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy import quantized as module
@@ -19,8 +21,6 @@ from pacmr_lightning.policy.selfcheck import choose_plan
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.runs.memory_estimate import build, four_bit_base, held
 from pacmr_lightning.strategies import LoraDeepSpeedStrategy, check_strategy
-from pacmr_lightning.weighting import CentralDifference, GhostDotProduct
-from pacmr_lightning.weighting.kept_gradients import train_pairs
 
 BETA = 0.7
 # Rows of whole blocks: others are refused on CPUs.
@@ -131,7 +131,7 @@ def test_the_estimators_give_the_float64_model_s_coefficients(both, make_batch):
         truth.append(sum((g * direction[n]).sum() for g, n in zip(gradient, exact.adapter(), strict=True)))
     truth = torch.stack(truth)
     assert float(truth.abs().min()) > 1e-3
-    pairs = train_pairs(policy, DPO(BETA), with_reference(policy, make_batch(6)), 4, often=True)
+    pairs = StepPairs.of(policy, DPO(BETA), with_reference(policy, make_batch(6)), 4, often=True)
     for estimator, tolerance in ((GhostDotProduct(), 5e-5), (CentralDifference(0.05, relative=True), 5e-3)):
         found = estimator.coefficients(pairs, direction).double()
         # Pair by pair; a central difference's step leaves 7e-4 in float64 too.

@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from pacmr_lightning import cli
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.commands.memory import memory
+from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, PromptAugmentationConsistency
+from pacmr_lightning.meta_gradient.step_pairs import KeptStepPairs, RecomputedStepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.memory_estimate import build
@@ -23,15 +25,8 @@ from pacmr_lightning.runs.time_estimate import (
     run_flops,
     update_flops,
 )
-from pacmr_lightning.weighting import (
-    CentralDifference,
-    GhostDotProduct,
-    PromptAugmentationConsistency,
-    VNetWeighting,
-)
-from pacmr_lightning.weighting.inner_gradient import inner_step
-from pacmr_lightning.weighting.kept_gradients import KeptGradients
-from pacmr_lightning.weighting.train_pairs import RecomputedPairs
+from pacmr_lightning.weighting import VNetWeighting
+from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
 
 WIDTH, HIDDEN, LAYERS, HEADS, KEYS, WORDS, RANK = 64, 96, 2, 4, 2, 128, 4
 CONFIG = LlamaConfig(
@@ -166,7 +161,7 @@ def test_real_passes(policy):
 
 
 @pytest.mark.parametrize("estimator", [GhostDotProduct, CentralDifference])
-@pytest.mark.parametrize("kind", [RecomputedPairs, KeptGradients])
+@pytest.mark.parametrize("kind", [RecomputedStepPairs, KeptStepPairs])
 def test_a_real_update(policy, estimator, kind):
     """VNet's update and the policy's, as a training step makes them; all meta pairs pass the threshold."""
     batch = pairs_of(policy)
@@ -176,17 +171,17 @@ def test_a_real_update(policy, estimator, kind):
     def step():
         pairs = kind(policy, DPO(0.1), batch, 2)
         weighting.update(pairs, meta, 1e-3)
-        inner_step(pairs, weighting)
+        weighted_gradient(pairs, weighting)
 
     plan = Plan(global_batch_size=PAIRS, every=1, meta_batch_size=PAIRS)
-    name, kept = estimator.__name__, kind is KeptGradients
+    name, kept = estimator.__name__, kind is KeptStepPairs
     expected = update_flops(counted(shared=True), plan, name, kept)
     # Beside it: VNet, kept gradients added up, and inputs of the first layer that need no gradient.
     assert real(step) == pytest.approx(expected, rel=0.01)
     assert weighting.updates == 1
-    assert real(lambda: inner_step(RecomputedPairs(policy, DPO(0.1), batch, 2), weighting)) == pytest.approx(
-        update_flops(counted(shared=True), plan, None), rel=1e-3
-    )
+    assert real(
+        lambda: weighted_gradient(RecomputedStepPairs(policy, DPO(0.1), batch, 2), weighting)
+    ) == pytest.approx(update_flops(counted(shared=True), plan, None), rel=1e-3)
 
 
 FLOPS = PairFlops(reference=100, forward=110, gradient=300, recomputed=True)

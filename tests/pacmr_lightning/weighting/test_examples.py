@@ -1,7 +1,6 @@
 """Changes to PACMR-DPO that are examples of weightings and outer objectives of one's own."""
 
 from copy import deepcopy
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -14,11 +13,12 @@ from pacmr_lightning.batch import PairBatch, Segment
 from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
 from pacmr_lightning.embedded_world import MOODS, TOPICS, World
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.meta_gradient import CleanPreference, PromptAugmentationConsistency
+from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
+from pacmr_lightning.meta_gradient.virtual_step import shifted
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.weighting import CleanPreference, PromptAugmentationConsistency, VNetWeighting
-from pacmr_lightning.weighting.shifted_parameters import shifted
-from pacmr_lightning.weighting.train_pairs import RecomputedPairs
+from pacmr_lightning.weighting import VNetWeighting
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 BETA, LEARNING_RATE = 2.0, 1e-2
@@ -57,7 +57,7 @@ def steps(policy, weighting, make_batch, positions=(1, 2, 3)):
         moved(policy, position)
         batch = make_batch(5, seed=position)
         batch = batch.with_reference(policy.reference_log_probs(batch))
-        pairs = RecomputedPairs(policy, DPO(BETA), batch, 2)
+        pairs = RecomputedStepPairs(policy, DPO(BETA), batch, 2)
         meta = make_batch(4, seed=10 + position, augmented=True)
         assert weighting.update(pairs, meta, LEARNING_RATE)
     return pairs, meta
@@ -118,11 +118,10 @@ def test_an_averaged_adapter(examples, make_policy, make_batch):
 
     # c of the policy's own adapter, along the gradient of the average's labels after the virtual step.
     g, _, _ = vnet(believed.delta, believed.u)
-    pairs.batch = replace(pairs.batch, weight=None)
     size = len(pairs.batch)
     step = pairs.weighted(lambda seen: g.detach()[seen.place] / size)
     with shifted(policy, step, -LEARNING_RATE):
-        direction = outer.gradient(policy, BETA, meta, 2).direction
+        direction = outer.gradient(policy, BETA, meta, 2).d_meta
     c = pairs.along(direction).clamp(-10, 10)  # the estimator's default
     gradients = torch.autograd.grad(-(c * g).sum() / size, list(vnet.parameters()))
     for was, gradient, now in zip(vnet.parameters(), gradients, weighting.vnet.parameters(), strict=True):
@@ -163,8 +162,8 @@ def test_held_out_pairs(examples, make_policy, make_batch):
         outer = example.HeldOutPreference(rate)
         right, wrong = (outer.gradient(policy, BETA, pairs, 2) for pairs in (clean, flipped))
         assert right.retained == 5
-        for name, value in wanted.direction.items():
-            expected = (1 - rate) * right.direction[name] + rate * wrong.direction[name]
+        for name, value in wanted.d_meta.items():
+            expected = (1 - rate) * right.d_meta[name] + rate * wrong.d_meta[name]
             torch.testing.assert_close(expected, value)
         loss = (1 - rate) * right.metrics["meta/loss"] + rate * wrong.metrics["meta/loss"]
         torch.testing.assert_close(loss, wanted.metrics["meta/loss"], check_dtype=False)

@@ -18,13 +18,13 @@ from pacmr_lightning.commands.surfaces import surfaces_page
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.meta_gradient import CleanPreference
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.folder import read_weights
-from pacmr_lightning.weighting import CleanPreference, VNet, VNetWeighting
-from pacmr_lightning.weighting.running_scale import RunningScale
-from pacmr_lightning.weighting.vnet_folder import load_vnet, save_vnet
+from pacmr_lightning.weighting import VNet, VNetWeighting
+from pacmr_lightning.weighting.vnet import RunningScale, load_vnet, save_vnet
 
 BETA = 0.5
 ALL = (

@@ -7,19 +7,14 @@ import torch
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.gradient import norm
+from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, PromptAugmentationConsistency
+from pacmr_lightning.meta_gradient import step_pairs as module
+from pacmr_lightning.meta_gradient.step_pairs import KeptStepPairs, RecomputedStepPairs, StepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.weighting import (
-    CentralDifference,
-    GhostDotProduct,
-    PromptAugmentationConsistency,
-    VNetWeighting,
-)
-from pacmr_lightning.weighting import kept_gradients as module
-from pacmr_lightning.weighting.inner_gradient import inner_step
-from pacmr_lightning.weighting.kept_gradients import KeptGradients, train_pairs
-from pacmr_lightning.weighting.train_pairs import RecomputedPairs
+from pacmr_lightning.weighting import VNetWeighting
+from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
 
 BETA = 0.7
 
@@ -54,7 +49,7 @@ def alone(policy: PolicyModel, batch, i: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("micro_batch_size", [None, 4])
 def test_equal_to_a_pass_a_pair(name, options, micro_batch_size, setting):
     policy, batch = setting(name, **options)
-    found = KeptGradients(policy, DPO(BETA), batch, micro_batch_size)
+    found = KeptStepPairs(policy, DPO(BETA), batch, micro_batch_size)
     factors = torch.linspace(-1, 2, 6, dtype=torch.float64)
     direction = {key: torch.ones_like(p) for key, p in policy.adapter().items()}
     weighted, along = found.weighted(lambda seen: factors[seen.place]), found.along(direction)
@@ -83,7 +78,7 @@ def test_a_shared_step_is_the_same_step(estimator, mean_one, setting, make_batch
     one = VNetWeighting(PromptAugmentationConsistency(0.55), estimator, learning_rate=0.1, mean_one=mean_one)
     one.vnet.double()
     other = copy.deepcopy(one)
-    keeping, running = (form(policy, DPO(BETA), train, 3) for form in (KeptGradients, RecomputedPairs))
+    keeping, running = (form(policy, DPO(BETA), train, 3) for form in (KeptStepPairs, RecomputedStepPairs))
     shared = one.update(keeping, meta, 0.05)
     apart = other.update(running, meta, 0.05)
     assert one.updates == other.updates == 1
@@ -91,7 +86,7 @@ def test_a_shared_step_is_the_same_step(estimator, mean_one, setting, make_batch
         torch.testing.assert_close(shared[name], value, rtol=1e-7, atol=1e-12)
     for a, b in zip(one.vnet.parameters(), other.vnet.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
-    kept, run = inner_step(keeping, one), inner_step(running, one)
+    kept, run = weighted_gradient(keeping, one), weighted_gradient(running, one)
     for name, value in run.gradient.items():
         torch.testing.assert_close(kept.gradient[name], value, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(kept.weights.g, run.weights.g)
@@ -100,7 +95,7 @@ def test_a_shared_step_is_the_same_step(estimator, mean_one, setting, make_batch
 
 def test_not_kept_where_they_are_large(setting, without_room):
     policy, batch = setting()
-    assert isinstance(train_pairs(policy, DPO(BETA), batch, None, often=True), RecomputedPairs)
+    assert isinstance(StepPairs.of(policy, DPO(BETA), batch, None, often=True), RecomputedStepPairs)
 
 
 def test_what_is_affordable(setting, monkeypatch):
@@ -151,8 +146,8 @@ def test_what_a_gpu_has_left(monkeypatch):
 def test_layers_that_mix_rows(setting, make_batch):
     """The head sees response tokens only: nothing is kept, ghost says so, central difference goes on."""
     policy, batch = setting(target_modules=["q_proj", "lm_head"])
-    pairs = train_pairs(policy, DPO(BETA), batch, None, often=True)
-    assert isinstance(pairs, RecomputedPairs)
+    pairs = StepPairs.of(policy, DPO(BETA), batch, None, often=True)
+    assert isinstance(pairs, RecomputedStepPairs)
     direction = {key: torch.ones_like(p) for key, p in policy.adapter().items()}
     with pytest.raises(UserError, match="whole rows"):
         GhostDotProduct().coefficients(pairs, direction)

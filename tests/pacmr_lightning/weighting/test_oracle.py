@@ -7,11 +7,11 @@ import torch
 
 from pacmr_lightning.batch import LogProbs
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import DropFlipped, OracleWeights, SigmoidPrior
-from pacmr_lightning.weighting.inner_gradient import inner_step
-from pacmr_lightning.weighting.train_pairs import RecomputedPairs
+from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
 
 REWARDS = Rewards(*(LogProbs(torch.zeros(5), torch.zeros(5)) for _ in range(2)), 1.0)
 
@@ -76,6 +76,6 @@ def test_mean_one(make, micro_batch_size, make_policy, make_batch):
     g = make().weights(rewards.detach(), batch).g
     assert g.min() < g.max()
     expected = torch.autograd.grad((g / g.mean() * DPO(0.5)(rewards)).mean(), list(policy.adapter().values()))
-    found = inner_step(RecomputedPairs(policy, DPO(0.5), batch, micro_batch_size), make()).gradient
+    found = weighted_gradient(RecomputedStepPairs(policy, DPO(0.5), batch, micro_batch_size), make()).gradient
     for a, b in zip(found.values(), expected, strict=True):
         torch.testing.assert_close(a, b, atol=1e-13, rtol=1e-9)

@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM, MixtralConfig
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.gradient import norm
+from pacmr_lightning.meta_gradient.virtual_step import check_shifted, shifted
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.weighting.shifted_parameters import check_shifted, shifted
 
 SHAPE = {
     **{"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},

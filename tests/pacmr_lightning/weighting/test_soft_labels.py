@@ -9,15 +9,14 @@ import torch.nn.functional as F
 
 from pacmr_lightning.batch import LogProbs
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.meta_gradient.step_pairs import KeptStepPairs, RecomputedStepPairs, StepPairs
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.objectives import CDPO, DPO, IPO, R3M, RDPO, ROPO, RPOEM, HolderDPO
 from pacmr_lightning.objectives.soft_labels import SoftLabelDifference
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import AuditedWeights, SigmoidPrior, VNetWeighting, Weights
-from pacmr_lightning.weighting.inner_gradient import inner_step
-from pacmr_lightning.weighting.kept_gradients import KeptGradients, train_pairs
-from pacmr_lightning.weighting.train_pairs import RecomputedPairs
+from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
 
 BETA = 0.7
 
@@ -46,7 +45,7 @@ def setting(make_policy, make_batch):
     return policy, batch.with_reference(policy.reference_log_probs(batch))
 
 
-@pytest.mark.parametrize("form", [KeptGradients, RecomputedPairs])
+@pytest.mark.parametrize("form", [KeptStepPairs, RecomputedStepPairs])
 @pytest.mark.parametrize("micro_batch_size", [None, 4])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("objective", [DPO(BETA), IPO(BETA), IPO(BETA, length_normalize=True), R3M(BETA)])
@@ -56,7 +55,7 @@ def test_gradient_of_a_step(form, micro_batch_size, checkpointing, objective, se
     policy.gradient_checkpointing = checkpointing
     p = torch.tensor([0.9, 0.0, 1.0, 0.5, 0.3, 0.71], dtype=torch.float64)
     pairs = form(policy, SoftLabelDifference(objective), batch, micro_batch_size)
-    found = inner_step(pairs, Told(p))
+    found = weighted_gradient(pairs, Told(p))
     rewards = Rewards.of(policy.log_probs(batch), batch, BETA)
     other = Rewards(
         LogProbs(rewards.policy.rejected, rewards.policy.chosen),
@@ -79,8 +78,8 @@ def test_a_certain_label_is_a_plain_one(setting):
     parameters = list(policy.adapter().values())
 
     def gradient(p):
-        pairs = train_pairs(policy, DPO(BETA), batch, None, often=False, soft_labels=True)
-        return inner_step(pairs, Told(torch.full((6,), p, dtype=torch.float64))).gradient.values()
+        pairs = StepPairs.of(policy, DPO(BETA), batch, None, often=False, soft_labels=True)
+        return weighted_gradient(pairs, Told(torch.full((6,), p, dtype=torch.float64))).gradient.values()
 
     rewards = Rewards.of(policy.log_probs(batch), batch, BETA)
     for p, loss in ((1.0, -F.logsigmoid(rewards.u)), (0.0, -F.logsigmoid(-rewards.u))):
@@ -190,8 +189,8 @@ def test_equal_to_re_po_at_a_rate_that_stays(setting):
     policy, batch = setting
     prior = SigmoidPrior(offset="auto", soft_labels=True)
     prior.set_label_noise(0.3)
-    pairs = train_pairs(policy, DPO(BETA), batch, 3, often=False, soft_labels=True)
-    found = inner_step(pairs, prior).gradient
+    pairs = StepPairs.of(policy, DPO(BETA), batch, 3, often=False, soft_labels=True)
+    found = weighted_gradient(pairs, prior).gradient
     loss = RPOEM(BETA, initial_rate=0.3)(Rewards.of(policy.log_probs(batch), batch, BETA)).mean()
     expected = torch.autograd.grad(loss, list(policy.adapter().values()))
     for a, b in zip(found.values(), expected, strict=True):

@@ -11,23 +11,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pacmr_lightning.batch import LogProbs, PairBatch, Segment
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.objectives import DPO
-from pacmr_lightning.objectives.soft_labels import SoftLabelDifference
-from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.weighting import (
+from pacmr_lightning.meta_gradient import (
     CentralDifference,
     CleanPreference,
     ExactCoefficients,
     GhostDotProduct,
     PromptAugmentationConsistency,
-    SigmoidPrior,
     SoftPromptConsistency,
-    VNetWeighting,
 )
-from pacmr_lightning.weighting.inner_gradient import inner_step
-from pacmr_lightning.weighting.shifted_parameters import shifted
-from pacmr_lightning.weighting.train_pairs import RecomputedPairs
+from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
+from pacmr_lightning.meta_gradient.virtual_step import shifted
+from pacmr_lightning.objectives import DPO
+from pacmr_lightning.objectives.soft_labels import SoftLabelDifference
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.rewards import Rewards
+from pacmr_lightning.weighting import SigmoidPrior, VNetWeighting
+from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
 
 BETA = 0.7
 
@@ -69,7 +68,7 @@ def test_ghost_is_exact(name, options, micro_batch_size, setting):
     policy, batch, direction = setting(name, **options)
     exact = exact_coefficients(policy, batch, direction)
     found = GhostDotProduct().coefficients(
-        RecomputedPairs(policy, DPO(BETA), batch, micro_batch_size), direction
+        RecomputedStepPairs(policy, DPO(BETA), batch, micro_batch_size), direction
     )
     assert exact.abs().min() > 1e-4  # something to be right about
     torch.testing.assert_close(found, exact, rtol=1e-9, atol=1e-12)
@@ -82,15 +81,15 @@ def test_central_difference(setting):
     policy, batch, direction = setting()
     exact = exact_coefficients(policy, batch, direction)
     relative = CentralDifference(epsilon=1e-4, relative=True)
-    found = relative.coefficients(RecomputedPairs(policy, DPO(BETA), batch, 2), direction)
+    found = relative.coefficients(RecomputedStepPairs(policy, DPO(BETA), batch, 2), direction)
     torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-8)
     longer = {k: 1000 * d for k, d in direction.items()}
-    scaled = relative.coefficients(RecomputedPairs(policy, DPO(BETA), batch, None), longer)
+    scaled = relative.coefficients(RecomputedStepPairs(policy, DPO(BETA), batch, None), longer)
     torch.testing.assert_close(scaled / 1000, found, rtol=1e-9, atol=1e-12)
     errors = [
         (
             CentralDifference(epsilon).coefficients(
-                RecomputedPairs(policy, DPO(BETA), batch, None), direction
+                RecomputedStepPairs(policy, DPO(BETA), batch, None), direction
             )
             - exact
         ).norm()
@@ -275,7 +274,7 @@ def gradient_of_update(weighting, policy, train, meta, micro_batch_size, monkeyp
         lambda: (caught.extend(p.grad.clone() for p in weighting.vnet.parameters()), step()),
     )
     objective = SoftLabelDifference(DPO(BETA)) if weighting.soft_labels else DPO(BETA)
-    pairs = RecomputedPairs(policy, objective, train, micro_batch_size, weighting.needs_entropies)
+    pairs = RecomputedStepPairs(policy, objective, train, micro_batch_size, weighting.needs_entropies)
     return caught, weighting.update(pairs, meta, 99.0)
 
 
@@ -354,9 +353,11 @@ def test_vnet_inputs_are_frozen(make_policy, make_batch, monkeypatch):
     weighting = moved_weighting(outer, GhostDotProduct(clip=None), 0.05)
     start = copy.deepcopy(weighting.vnet)
     caught, _ = gradient_of_update(weighting, policy, train, meta, None, monkeypatch)
-    inner = inner_step(RecomputedPairs(policy, DPO(BETA), train, None), moved_weighting(outer, None, 0.05))
+    inner = weighted_gradient(
+        RecomputedStepPairs(policy, DPO(BETA), train, None), moved_weighting(outer, None, 0.05)
+    )
     with shifted(policy, inner.gradient, -0.05):
-        direction = outer.gradient(policy, BETA, meta, None).direction
+        direction = outer.gradient(policy, BETA, meta, None).d_meta
 
     def side(step):
         with shifted(policy, direction, step), torch.no_grad():
@@ -374,7 +375,7 @@ def test_exact_coefficients(setting, monkeypatch):
     monkeypatch.setattr("pacmr_lightning.policy.logprobs.checkpoint", lambda f, *args, **options: f(*args))
     policy, batch, direction = setting()
     exact = exact_coefficients(policy, batch, direction)
-    found = ExactCoefficients().coefficients(RecomputedPairs(policy, DPO(BETA), batch, 4), direction)
+    found = ExactCoefficients().coefficients(RecomputedStepPairs(policy, DPO(BETA), batch, 4), direction)
     torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-13)
 
 
@@ -382,7 +383,7 @@ def test_a_noisy_estimator_is_reported(make_policy, make_batch):
     """A step of 1e-9 in fp32 is all rounding: the run says so; a sensible one stays silent."""
     policy = make_policy()
     train, meta = with_reference(policy, make_batch(6)), make_batch(7, seed=5, augmented=True)
-    pairs = RecomputedPairs(policy, DPO(BETA), train, None)
+    pairs = RecomputedStepPairs(policy, DPO(BETA), train, None)
     noisy = VNetWeighting(PromptAugmentationConsistency(0.55), CentralDifference(1e-9), check_every=1)
     with pytest.warns(UserWarning, match="off the exact coefficients"):
         assert noisy.update(pairs, meta, 0.05)["meta/estimator_error"] > 0.5
@@ -427,7 +428,7 @@ def test_alpha_defaults_to_the_learning_rate(make_policy, make_batch):
     for virtual_lr, learning_rate in ((0.05, 9.0), (None, 0.05), (None, 0.5)):
         torch.manual_seed(0)
         weighting = VNetWeighting(PromptAugmentationConsistency(0.55), virtual_lr=virtual_lr)
-        weighting.update(RecomputedPairs(policy, DPO(BETA), train, None), meta, learning_rate)
+        weighting.update(RecomputedStepPairs(policy, DPO(BETA), train, None), meta, learning_rate)
         states.append(weighting.vnet_optimizer.state_dict()["state"][4]["exp_avg"])
     assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
 
@@ -441,8 +442,8 @@ def test_micro_batches_do_not_change_the_outer_gradient(outer, make_policy, make
     for size in (1, 4, 9):
         found = outer.gradient(policy, BETA, meta, size)
         assert found.retained == whole.retained > 0
-        for name, value in whole.direction.items():
-            torch.testing.assert_close(found.direction[name], value, rtol=1e-9, atol=1e-12)
+        for name, value in whole.d_meta.items():
+            torch.testing.assert_close(found.d_meta[name], value, rtol=1e-9, atol=1e-12)
         for name, value in whole.metrics.items():
             torch.testing.assert_close(found.metrics[name], value)
 
@@ -465,8 +466,8 @@ def test_pseudo_labels_are_stopped_and_ignore_observed_order(make_policy, make_b
     a, b = (outer.gradient(policy, BETA, m, 4) for m in (meta, other))
     assert a.retained == b.retained > 0
     torch.testing.assert_close(a.metrics["meta/loss"], b.metrics["meta/loss"])
-    for name in a.direction:
-        torch.testing.assert_close(a.direction[name], b.direction[name])
+    for name in a.d_meta:
+        torch.testing.assert_close(a.d_meta[name], b.d_meta[name])
 
 
 def test_a_fresh_policy_retains_nothing_and_skips(make_policy, make_batch):
@@ -475,7 +476,7 @@ def test_a_fresh_policy_retains_nothing_and_skips(make_policy, make_batch):
     assert Rewards(policy.log_probs(train), train.reference, BETA).u.abs().max() == 0
     weighting = VNetWeighting()
     before = copy.deepcopy(weighting.state_dict())
-    metrics = weighting.update(RecomputedPairs(policy, DPO(BETA), train, None), meta, 0.0)
+    metrics = weighting.update(RecomputedStepPairs(policy, DPO(BETA), train, None), meta, 0.0)
     assert metrics["meta/coverage"] == 0 and metrics["meta/skipped_updates"] == 1
     assert weighting.skipped == 1 and weighting.updates == 0
     for key, value in before["vnet"].items():
@@ -500,7 +501,7 @@ def _rewards(u: torch.Tensor, delta: torch.Tensor) -> Rewards:
 def test_state_dict_round_trip(make_policy, make_batch):
     policy = make_policy()
     train, meta = with_reference(policy, make_batch(6)), make_batch(7, seed=5, augmented=True)
-    pairs = RecomputedPairs(policy, DPO(BETA), train, None)
+    pairs = RecomputedStepPairs(policy, DPO(BETA), train, None)
     one = VNetWeighting(PromptAugmentationConsistency(0.55))
     one.update(pairs, meta, 0.05)
     other = VNetWeighting(PromptAugmentationConsistency(0.55))
@@ -552,11 +553,11 @@ def test_pairs_that_the_objective_drops_do_not_teach_vnet(make_policy, make_batc
         lambda: caught.extend(p.grad.clone() for p in weighting.vnet.parameters()),
     )
     objective = Dropping(BETA)
-    pairs = RecomputedPairs(policy, objective, train, None)
+    pairs = RecomputedStepPairs(policy, objective, train, None)
     weighting.update(pairs, meta, 0.0)
-    inner = inner_step(pairs, weighting)
+    inner = weighted_gradient(pairs, weighting)
     with shifted(policy, inner.gradient, -0.05):
-        direction = weighting.outer.gradient(policy, BETA, meta, None).direction
+        direction = weighting.outer.gradient(policy, BETA, meta, None).d_meta
     c = exact_coefficients(policy, train, direction) * objective.pair_weights(train.ids)
     g, _, _ = before(pairs.rewards.delta, pairs.rewards.u)
     expected = torch.autograd.grad(-(c * g).sum() / 6, list(before.parameters()))

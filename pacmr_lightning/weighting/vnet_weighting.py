@@ -11,17 +11,22 @@ from torch import Tensor
 from ..batch import PairBatch
 from ..errors import UserError
 from ..gradient import norm
+from ..meta_gradient.estimators import (
+    GhostDotProduct,
+    MetaGradientEstimator,
+    coefficient_metrics,
+    relative_error,
+)
+from ..meta_gradient.outer_objectives import OuterObjective, PromptAugmentationConsistency
+from ..meta_gradient.step_pairs import StepPairs
+from ..meta_gradient.virtual_step import shifted
 from ..ranks import spread_over_ranks, sum_over_ranks
 from ..rewards import Rewards
 from .base import Weighting, Weights
-from .estimators import Estimator, GhostDotProduct, relative_error
 from .features import PAPER, Feature, PairFeatures
-from .inner_gradient import InnerStep, inner_step
-from .outer_objectives import OuterObjective, PromptAugmentationConsistency
-from .prior import auto_offset, check_offset
-from .shifted_parameters import shifted
-from .train_pairs import TrainPairs
+from .sigmoid_prior import auto_offset, check_offset
 from .vnet import VNet
+from .weighted_gradient import WeightedGradient, weighted_gradient
 
 NORM_FLOOR = 1e-10
 """Below this norm of d_meta there is nothing to learn from, and relative steps would be huge."""
@@ -68,7 +73,7 @@ class VNetWeighting(Weighting):
     def __init__(
         self,
         outer: OuterObjective | None = None,
-        estimator: Estimator | None = None,
+        estimator: MetaGradientEstimator | None = None,
         hidden: Sequence[int] = (64, 16),
         learning_rate: float = 1e-3,
         every: int = 10,
@@ -164,59 +169,59 @@ class VNetWeighting(Weighting):
         """Refuses features of earlier visits where there are none. See ``Weighting``."""
         self._features.check_plan(updates, updates_per_epoch)
 
-    def update(self, pairs: TrainPairs, meta: PairBatch, learning_rate: float) -> dict[str, Tensor]:
-        """One VNet update; omega stays as it is. See ``Weighting.update``.
+    def update(self, pairs: StepPairs, meta: PairBatch, learning_rate: float) -> dict[str, Tensor]:
+        """One VNet update: Algorithm 1, lines 3 to 11; omega stays as it is. See ``Weighting.update``.
 
         Where no meta pair passes the threshold, or d_meta vanishes, VNet stays and the skip is counted.
         """
-        policy = pairs.policy
-        inner = inner_step(pairs, self)
-        step = learning_rate if self.virtual_lr is None else self.virtual_lr
-        with shifted(policy, inner.gradient, -step):
-            # No more at a time than of the train pairs, so that they need no more memory.
-            size = pairs.micro_batch_size or len(pairs.batch)
-            outer = self.outer.gradient(policy, pairs.objective.beta, meta, size)
-
-        length = norm(outer.direction)
-        metrics = {**outer.metrics, "meta/d_norm": length}
-        if outer.retained and float(length) > NORM_FLOOR:
-            c = self.estimator.coefficients(pairs, outer.direction)
+        policy, beta = pairs.policy, pairs.objective.beta
+        # Lines 3 to 5: u, Delta and V of the train batch (meta is line 6's); the weighted loss's gradient.
+        inner = weighted_gradient(pairs, self)
+        alpha = learning_rate if self.virtual_lr is None else self.virtual_lr
+        # Line 5: the virtual update omega^ = omega - alpha gradient, at which the policy runs inside.
+        with shifted(policy, inner.gradient, -alpha):
+            # Lines 7 to 9: u of both views, pseudo-labels, d_meta. No more pairs at a time than in training.
+            outer = self.outer.gradient(policy, beta, meta, pairs.micro_batch_size or len(pairs.batch))
+        d_norm = norm(outer.d_meta)
+        metrics = {**outer.metrics, "meta/d_norm": d_norm}
+        if outer.retained and float(d_norm) > NORM_FLOOR:
+            # Line 10: c_i = d_meta . grad l_i(omega), by a central difference or exactly.
+            c = self.estimator.coefficients(pairs, outer.d_meta)
             if self.check_every and self.updates % self.check_every == 0:
-                exact = pairs.along(outer.direction)
+                exact = pairs.along(outer.d_meta)
                 metrics["meta/estimator_error"] = relative_error(self.estimator, c, exact)
-            metrics |= self._step(inner, self._features(pairs.rewards, pairs.batch), c)
+            clipped = self.estimator.clipped(c)
+            metrics |= coefficient_metrics(c, clipped, inner.total)
+            # Line 11: Theta.
+            self._step(inner, self._features(pairs.rewards, pairs.batch), clipped)
             self.updates += 1
         else:
             self.skipped += 1
         metrics["meta/skipped_updates"] = torch.tensor(float(self.skipped))
         return {name: value for name, value in metrics.items() if torch.isfinite(value)}
 
-    def _step(self, inner: InnerStep, features: list[Tensor], coefficients: Tensor) -> dict[str, Tensor]:
-        """Adam step along -1/N sum_i c_i dV_i/dTheta; returns statistics of c over all ranks."""
-        c = self.estimator.clipped(coefficients)
-        g, total = inner.weights.g, inner.total
-        sums = torch.stack(
-            [c.sum(), c.abs().sum(), (c != coefficients).sum().to(c.dtype), (c * g.to(c.dtype)).sum()]
-        )
-        sum_over_ranks([sums])
-        mean, magnitude, clipped, weighted = sums / total
+    def _step(self, inner: WeightedGradient, features: list[Tensor], c: Tensor) -> None:
+        """Adam step of Theta along -1/N sum_i c_i dV_i/dTheta.
+
+        Args:
+            inner: at omega, with the weights.
+            features: (N,) each, of this rank's pairs.
+            c: (N,) clipped coefficients.
+        """
         if self.mean_one:
             # V_i = g_i / m with m = 1/N sum_j g_j also moves through m:
             # sum_i c_i dV_i = sum_i (c_i - 1/N sum_j c_j g_j / m) / m dg_i.
+            weighted = (c * inner.weights.g.to(c.dtype)).sum() / inner.total
+            sum_over_ranks([weighted])
             c = (c - weighted / inner.mean_weight) / inner.mean_weight
         self.vnet_optimizer.zero_grad()
         with torch.enable_grad():
             g, _, _ = self.vnet(*features)
-            (-(c.to(g.dtype) * g).sum() / total.to(g.dtype)).backward()
+            (-(c.to(g.dtype) * g).sum() / inner.total.to(g.dtype)).backward()
         sum_over_ranks([p.grad for p in self.vnet.parameters() if p.grad is not None])
         self.vnet_optimizer.step()
         if self.updates % SAME_EVERY == 0:
             self._check_same()
-        return {
-            "meta/coefficient_mean": mean,
-            "meta/coefficient_abs_mean": magnitude,
-            "meta/clipped_share": clipped,
-        }
 
     def _check_same(self) -> None:
         """VNet is no part of what a strategy keeps the same on all ranks.

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from ..gradient import Direction
+from ..meta_gradient.step_pairs import PairLosses, StepPairs
 from ..ranks import sum_over_ranks
 from .base import Weighting, Weights
-from .train_pairs import SeenPairs, TrainPairs
 
 
 @dataclass
-class InnerStep:
+class WeightedGradient:
     """The gradient of 1/N sum_i g_i l_i over the global batch, and the weights in it.
 
     Under soft labels it is that of 1/N sum_i [g_i l_i + (1 - g_i) l'_i], l' the loss under the other label.
@@ -29,7 +29,7 @@ class InnerStep:
     """0-dim number of pairs in the global batch."""
 
 
-def inner_step(pairs: TrainPairs, weighting: Weighting) -> InnerStep:
+def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradient:
     """The step's gradient under the current weights, which carry no gradient themselves.
 
     Weights with mean one are g_i over the mean of all g: one factor for the whole gradient, which is applied
@@ -47,7 +47,7 @@ def inner_step(pairs: TrainPairs, weighting: Weighting) -> InnerStep:
     if objective.grouped and len(pairs.micro_batches()) > 1:
         group = objective.group_weights(pairs.losses, pairs.micro_batch_size)
 
-    def factors(seen: SeenPairs) -> Tensor:
+    def factors(seen: PairLosses) -> Tensor:
         if not objective.grouped:
             return weighting.weights(seen.rewards, seen.batch).g / total
         weights = objective.group_weights(seen.losses) if group is None else group[seen.place]
@@ -60,4 +60,4 @@ def inner_step(pairs: TrainPairs, weighting: Weighting) -> InnerStep:
     sum_over_ranks([mean])
     if weighting.mean_one:
         torch._foreach_div_(list(gradient.values()), mean)
-    return InnerStep(gradient, weights, mean, total)
+    return WeightedGradient(gradient, weights, mean, total)

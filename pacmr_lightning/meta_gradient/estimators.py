@@ -17,15 +17,15 @@ from ..errors import UserError
 from ..gradient import Direction, norm
 from ..policy.attention import PLAIN
 from ..ranks import sum_over_ranks
-from .pair_gradients import pair_losses
-from .shifted_parameters import shifted
-from .train_pairs import TrainPairs
+from .per_pair_gradients import pair_losses
+from .step_pairs import StepPairs
+from .virtual_step import shifted
 
 NOISE_WARNING = 0.5
 """Relative error of the coefficients above which an estimator is more noise than signal."""
 
 
-class Estimator(ABC):
+class MetaGradientEstimator(ABC):
     """Estimates c_i for N pairs; ``VNetWeighting`` asks for them once an update, on every rank.
 
     Args:
@@ -46,14 +46,14 @@ class Estimator(ABC):
         self.clip = clip
 
     @abstractmethod
-    def coefficients(self, pairs: TrainPairs, direction: Direction) -> Tensor:
+    def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
         """(N,) unclipped coefficients.
 
         Args:
             pairs: this rank's N train pairs at omega, which must be left as it is:
-                ``shifted_parameters.shifted`` runs the policy elsewhere. ``pairs.losses`` are those at omega,
-                ``pair_gradients.pair_losses`` computes them anew, for no more of ``pairs.micro_batches()`` at
-                a time.
+                ``virtual_step.shifted`` runs the policy elsewhere. ``pairs.losses`` are those at omega,
+                ``per_pair_gradients.pair_losses`` computes them anew, for no more of
+                ``pairs.micro_batches()`` at a time.
             direction: d, full-size and the same on all ranks.
         """
 
@@ -62,14 +62,14 @@ class Estimator(ABC):
         return coefficients if self.clip is None else coefficients.clamp(-self.clip, self.clip)
 
 
-class CentralDifference(Estimator):
+class CentralDifference(MetaGradientEstimator):
     """[l_i(omega + eps d) - l_i(omega - eps d)] / (2 eps): the paper's estimator, two forward passes.
 
     Args:
         epsilon: the paper's eps, 3e-3.
         relative: the step is epsilon / norm(d), so that its length does not depend on how long d is. Under a
             bf16 base a raw step along a short d drowns in rounding; 0.03 to 0.1 relative survives it.
-        clip: see ``Estimator``.
+        clip: see ``MetaGradientEstimator``.
     """
 
     def __init__(self, epsilon: float = 3e-3, relative: bool = False, clip: float | None = 10.0):
@@ -80,7 +80,7 @@ class CentralDifference(Estimator):
         self.relative = relative
 
     @torch.no_grad()
-    def coefficients(self, pairs: TrainPairs, direction: Direction) -> Tensor:
+    def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
         """(N,) unclipped coefficients.
 
         Raises:
@@ -104,7 +104,7 @@ class CentralDifference(Estimator):
         return (sides[0] - sides[1]) / (2 * step)
 
 
-class ExactCoefficients(Estimator):
+class ExactCoefficients(MetaGradientEstimator):
     """c_i by differentiating through the gradient with its graph retained (paper, appendix A.3).
 
     The derivative of d . grad (sum_i w_i l_i) with respect to w_i is c_i. It takes the memory that the other
@@ -114,7 +114,7 @@ class ExactCoefficients(Estimator):
     exact = True
     differentiates_twice = True
 
-    def coefficients(self, pairs: TrainPairs, direction: Direction) -> Tensor:
+    def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
         """(N,) unclipped coefficients.
 
         Raises:
@@ -140,15 +140,15 @@ class ExactCoefficients(Estimator):
         return torch.cat(parts)
 
 
-class GhostDotProduct(Estimator):
-    """c_i exactly, for all pairs at once, in at most one ordinary backward pass (``TrainPairs.along``).
+class GhostDotProduct(MetaGradientEstimator):
+    """c_i exactly, for all pairs at once, in at most one ordinary backward pass (``StepPairs.along``).
 
     A pair's gradient of a LoRA linear is formed while backward is there, and multiplied with d.
     """
 
     exact = True
 
-    def coefficients(self, pairs: TrainPairs, direction: Direction) -> Tensor:
+    def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
         """(N,) unclipped coefficients.
 
         Raises:
@@ -157,7 +157,7 @@ class GhostDotProduct(Estimator):
         return pairs.along(direction)
 
 
-def relative_error(estimator: Estimator, coefficients: Tensor, exact: Tensor) -> Tensor:
+def relative_error(estimator: MetaGradientEstimator, coefficients: Tensor, exact: Tensor) -> Tensor:
     """Distance of this rank's (N,) coefficients from the exact ones, relative and over all ranks, 0-dim.
 
     Warns where the coefficients are more noise than signal.
@@ -171,3 +171,18 @@ def relative_error(estimator: Estimator, coefficients: Tensor, exact: Tensor) ->
             "is lost in rounding or too long; use GhostDotProduct, or a relative step of 0.03 to 0.1."
         )
     return error
+
+
+def coefficient_metrics(coefficients: Tensor, clipped: Tensor, total: Tensor) -> dict[str, Tensor]:
+    """Mean and mean absolute value of the clipped (N,) coefficients and the share that was clipped.
+
+    Args:
+        coefficients: this rank's, unclipped.
+        clipped: the same within the bounds.
+        total: 0-dim number of pairs over all ranks.
+    """
+    cut = (clipped != coefficients).to(clipped.dtype)
+    sums = torch.stack([clipped.sum(), clipped.abs().sum(), cut.sum()])
+    sum_over_ranks([sums])
+    names = ("meta/coefficient_mean", "meta/coefficient_abs_mean", "meta/clipped_share")
+    return dict(zip(names, sums / total, strict=True))

@@ -1,4 +1,4 @@
-"""Weights that need no learning: 1 for every pair (plain DPO), or the fixed prior sigmoid(u)."""
+"""Fixed weights sigmoid(slope u + offset): the paper's ablation without VNet."""
 
 from __future__ import annotations
 
@@ -11,14 +11,6 @@ from ..batch import PairBatch
 from ..errors import UserError
 from ..rewards import Rewards
 from .base import Weighting, Weights
-
-
-class Unweighted(Weighting):
-    """Every pair counts 1: plain DPO."""
-
-    def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
-        """(N,) ones."""
-        return Weights(torch.ones_like(rewards.u))
 
 
 class SigmoidPrior(Weighting):

@@ -24,7 +24,7 @@ from ..rewards import Rewards
 class OuterGradient:
     """d_meta, the gradient of the outer loss at the policy's current (shifted) parameters."""
 
-    direction: Direction
+    d_meta: Direction
     retained: int
     """Meta pairs over all ranks that contributed; 0 means that there is nothing to learn from."""
     metrics: dict[str, Tensor]
@@ -60,9 +60,8 @@ class OuterObjective(ABC):
 class PromptConsistency(OuterObjective):
     """The policy should judge a pair the same way when its prompt is reworded (paper, section 5.2).
 
-    Both kinds of pseudo-labels share the road: u of the original views without gradient, targets from it, and
-    the cross-entropy of the augmented views against the targets, of the retained pairs only. Observed labels
-    are not used.
+    u of the original views, without gradient, gives pseudo-labels; the loss is the cross-entropy of the
+    augmented views of the retained pairs against them. Observed labels are not used.
     """
 
     @abstractmethod
@@ -90,50 +89,77 @@ class PromptConsistency(OuterObjective):
             meta = meta.longest_first()
         augmented = meta.augmented
         assert augmented is not None
-        u = _u_without_gradient(policy, beta, meta, micro_batch_size)
-        kept, targets = self.targets(u)
-        flips, as_observed = meta.flipped[kept], targets >= 0.5
-        known = flips != UNKNOWN
-        right = known & (as_observed == (flips == 0))
-        # retained, meta pairs, targets that side with the observed label, same direction, l1, loss, pairs
-        # whose flip is known, targets that side with their clean label
-        found = [len(kept), len(meta), as_observed.sum(), 0.0, 0.0, 0.0, known.sum(), right.sum()]
-        counts = u.new_tensor(found)
-        sizes = counts[:2].clone()
+
+        # Line 7: u(z_j) of the original views. Line 8: pseudo-labels, and the pairs that are retained.
+        u = _original_u(policy, beta, meta, micro_batch_size)
+        retained, targets = self.targets(u)
+        sizes = u.new_tensor([len(retained), len(meta)])
         sum_over_ranks([sizes])
         divisor = self.divisor(*sizes).clamp(min=1)
 
+        views = []
+
         def losses() -> Iterator[Tensor]:
-            parts, done = augmented[kept].micro_batches(_even(len(kept), micro_batch_size)), 0
+            """Of micro-batches of retained pairs: the loss of u(A(z_j)) under the pseudo-labels."""
+            parts, done = augmented[retained].micro_batches(_even(len(retained), micro_batch_size)), 0
             for part, counted in policy.in_step(parts, augmented[:1]):
-                view = Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta).u
+                view = _u(policy, beta, part)
                 if not counted:
                     yield 0 * view.sum()
                     continue
-                rows = slice(done, done + len(part))
+                views.append(view.detach())
+                yield pseudo_label_loss(view, targets[done : done + len(part)]).sum() / divisor
                 done += len(part)
-                target = targets[rows]
-                loss = -target * F.logsigmoid(view) - (1 - target) * F.logsigmoid(-view)
-                with torch.no_grad():
-                    original = u[kept][rows]
-                    counts[3] += ((original >= 0) == (view >= 0)).sum()
-                    counts[4] += 2 * (view.sigmoid() - original.sigmoid()).abs().sum()
-                    counts[5] += loss.sum()
-                yield loss.sum() / divisor
 
-        direction = accumulated_gradient(policy.adapter(), losses())
-        sum_over_ranks([counts])
-        retained, total, observed, same, l1, loss, of_known, clean = counts
-        metrics = {
-            "meta/loss": loss / divisor,
-            "meta/coverage": retained / total,
-            "meta/pseudo_labels_as_observed": observed / retained,
-            "meta/direction_agreement": same / retained,
-            "meta/l1": l1 / retained,
+        # Line 9: the meta loss and d_meta, its gradient at omega^.
+        d_meta = accumulated_gradient(policy.adapter(), losses())
+        view = torch.cat(views) if views else u[:0]
+        metrics = _consistency_metrics(u, retained, view, targets, meta.flipped, divisor)
+        return OuterGradient(d_meta, int(sizes[0]), metrics)
+
+
+def pseudo_label_loss(u: Tensor, targets: Tensor) -> Tensor:
+    """(K,) cross-entropies of sigma(u), the first response is better, against targets in [0, 1]."""
+    return -targets * F.logsigmoid(u) - (1 - targets) * F.logsigmoid(-u)
+
+
+def _consistency_metrics(
+    u: Tensor, retained: Tensor, view: Tensor, targets: Tensor, flipped: Tensor, divisor: Tensor
+) -> dict[str, Tensor]:
+    """Metrics of one outer step over all ranks.
+
+    Args:
+        u: (M,) of the original views.
+        retained: (K,) indices of the retained pairs.
+        view: (K,) u of their augmented views.
+        targets: (K,) pseudo-labels.
+        flipped: (M,) 1, 0 or ``UNKNOWN``.
+        divisor: 0-dim, of the summed loss.
+    """
+    original, flips, as_observed = u[retained], flipped[retained], targets >= 0.5
+    known = flips != UNKNOWN
+    total = _sums_over_ranks(
+        {
+            "pairs": torch.ones_like(u),
+            "retained": torch.ones_like(view),
+            "loss": pseudo_label_loss(view, targets),
+            "as_observed": as_observed,
+            "same_direction": (original >= 0) == (view >= 0),
+            "l1": 2 * (view.sigmoid() - original.sigmoid()).abs(),
+            "known": known,
+            "clean": known & (as_observed == (flips == 0)),
         }
-        if of_known:
-            metrics["meta/clean_accuracy"] = clean / of_known
-        return OuterGradient(direction, int(retained), metrics)
+    )
+    metrics = {
+        "meta/loss": total["loss"] / divisor,
+        "meta/coverage": total["retained"] / total["pairs"],
+        "meta/pseudo_labels_as_observed": total["as_observed"] / total["retained"],
+        "meta/direction_agreement": total["same_direction"] / total["retained"],
+        "meta/l1": total["l1"] / total["retained"],
+    }
+    if total["known"]:
+        metrics["meta/clean_accuracy"] = total["clean"] / total["known"]
+    return metrics
 
 
 class PromptAugmentationConsistency(PromptConsistency):
@@ -201,24 +227,22 @@ class CleanPreference(OuterObjective):
             )
         if micro_batch_size is not None:
             meta = meta.longest_first()
-        counts = torch.tensor([len(meta), 0.0, 0.0], device=meta.input_ids.device)
-        total = counts[0].clone()
-        sum_over_ranks([total])
+        pairs = torch.tensor(float(len(meta)), device=meta.input_ids.device)
+        sum_over_ranks([pairs])
+        found = []
 
         def losses() -> Iterator[Tensor]:
             for part in meta.micro_batches(_even(len(meta), micro_batch_size)):
                 rewards = Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta)
                 loss = self.loss(rewards)
-                counts[1] += loss.detach().sum()
-                counts[2] += (rewards.u > 0).sum()
-                yield loss.sum() / total
+                found.append((loss.detach(), rewards.u.detach() > 0))
+                yield loss.sum() / pairs
 
-        direction = accumulated_gradient(policy.adapter(), losses())
-        sum_over_ranks([counts])
-        pairs, loss, right = counts
-        return OuterGradient(
-            direction, int(pairs), {"meta/loss": loss / pairs, "meta/accuracy": right / pairs}
-        )
+        d_meta = accumulated_gradient(policy.adapter(), losses())
+        loss, right = (torch.cat(column) for column in zip(*found, strict=True))
+        total = _sums_over_ranks({"loss": loss, "right": right})
+        metrics = {"meta/loss": total["loss"] / pairs, "meta/accuracy": total["right"] / pairs}
+        return OuterGradient(d_meta, int(pairs), metrics)
 
 
 def _even(pairs: int, most: int | None) -> int | None:
@@ -226,12 +250,19 @@ def _even(pairs: int, most: int | None) -> int | None:
     return most if most is None or pairs <= most else math.ceil(pairs / math.ceil(pairs / most))
 
 
+def _u(policy: PolicyModel, beta: float, pairs: PairBatch) -> Tensor:
+    """(N,) implicit reward differences at the policy's current parameters."""
+    return Rewards(policy.log_probs(pairs), policy.reference_log_probs(pairs), beta).u
+
+
 @torch.no_grad()
-def _u_without_gradient(
-    policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
-) -> Tensor:
-    parts = [
-        Rewards(policy.log_probs(part), policy.reference_log_probs(part), beta).u
-        for part in meta.micro_batches(micro_batch_size)
-    ]
-    return torch.cat(parts)
+def _original_u(policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None) -> Tensor:
+    return torch.cat([_u(policy, beta, part) for part in meta.micro_batches(micro_batch_size)])
+
+
+def _sums_over_ranks(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """0-dim sums of vectors over the pairs of all ranks, in fp32 or better."""
+    dtype = next(value.dtype for value in values.values() if value.is_floating_point())
+    sums = torch.stack([value.to(dtype).sum() for value in values.values()])
+    sum_over_ranks([sums])
+    return dict(zip(values, sums, strict=True))

@@ -1,0 +1,315 @@
+"""A step's training pairs at the policy's current parameters: rewards, losses, and sums of gradients.
+
+A VNet update and the policy update that follows it need the same pairs at the same omega for three things:
+the virtual step, the coefficients c_i, and the policy's own gradient. Where memory allows, each pair's
+gradient is kept from one pass and serves all three; else the pairs are run again for each.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+
+from ..batch import PairBatch
+from ..gradient import Direction, accumulated_gradient
+from ..objectives import Objective
+from ..objectives.soft_labels import SoftLabelDifference
+from ..policy import PolicyModel
+from ..policy.lora import UnhookedLoraError
+from ..policy.rows import Rows
+from ..ranks import sum_over_ranks
+from ..rewards import Rewards
+from .per_pair_gradients import each_gradient, pair_losses, rest_losses
+
+SHARE = 1 / 8
+"""Of the memory that a plain step holds anyway: what kept gradients may add."""
+FREE = 0.8
+"""Of the memory that a GPU's largest step so far has left free: what kept gradients may take there."""
+SMALL = 2**26
+"""Bytes that they may take whatever else is held."""
+
+
+@dataclass
+class PairLosses:
+    """Rewards and losses of n consecutive pairs of the batch at omega, without gradient."""
+
+    batch: PairBatch
+    rewards: Rewards
+    losses: Tensor
+    """(n,) losses before any weight."""
+    place: slice
+    """Of the n pairs in the batch."""
+
+
+Factors = Callable[[PairLosses], Tensor]
+"""(n,) factors of n pairs' losses: a pure function, called for all pairs at once or for some at a time."""
+
+
+@dataclass(eq=False)
+class StepPairs(ABC):
+    """This rank's N pairs of an optimizer step, while the policy's parameters stay at omega.
+
+    Args:
+        policy: at omega; nothing here changes it.
+        objective: l, the per-pair loss; under soft labels ``SoftLabelDifference``, whose ``rest`` no weight
+            multiplies.
+        batch: N pairs, which bring their reference log-probabilities.
+        micro_batch_size: pairs a forward pass may hold; None for all.
+        entropies: whether ``rewards`` come with the policy's entropies.
+    """
+
+    policy: PolicyModel
+    objective: Objective
+    batch: PairBatch
+    micro_batch_size: int | None
+    entropies: bool = False
+    _rows: list[Rows] | None = field(default=None, init=False, repr=False)
+
+    @staticmethod
+    def of(
+        policy: PolicyModel,
+        objective: Objective,
+        batch: PairBatch,
+        micro_batch_size: int | None,
+        *,
+        often: bool,
+        soft_labels: bool = False,
+        entropies: bool = False,
+    ) -> StepPairs:
+        """The pairs in the form that suits what a step does with them; arguments as the class's, and these:
+
+        Args:
+            often: the step needs them for more than its own gradient, so that keeping each pair's gradient
+                pays. They are not kept all the same where a LoRA layer mixes rows, where they would take much
+                of the memory beside the base and one micro-batch's activations (on a GPU: of what a step
+                leaves free), and under ZeRO-3, which puts parameters away to save memory.
+            soft_labels: what a weight leaves of 1 goes to the pair's other label.
+        """
+        if soft_labels:
+            objective = SoftLabelDifference(objective)
+        if often and not policy.is_sharded and _affordable(policy, batch, micro_batch_size):
+            try:
+                return KeptStepPairs(policy, objective, batch, micro_batch_size, entropies)
+            except UnhookedLoraError:
+                pass
+        return RecomputedStepPairs(policy, objective, batch, micro_batch_size, entropies)
+
+    @property
+    def soft(self) -> SoftLabelDifference | None:
+        """The objective, where labels are soft."""
+        return self.objective if isinstance(self.objective, SoftLabelDifference) else None
+
+    @property
+    @abstractmethod
+    def rewards(self) -> Rewards:
+        """Of N pairs, detached."""
+
+    @property
+    @abstractmethod
+    def losses(self) -> Tensor:
+        """(N,) losses before any weight, detached."""
+
+    @abstractmethod
+    def weighted(self, factors: Factors, rest_over: Tensor | None = None) -> Direction:
+        """sum_i f_i grad l_i over the pairs of all ranks, which call it together.
+
+        Args:
+            factors: gives f.
+            rest_over: 0-dim number by which the losses that no weight multiplies are divided, under soft
+                labels; the gradient of their sum is added.
+        """
+
+    @abstractmethod
+    def along(self, direction: Direction) -> Tensor:
+        """(N,) direction . grad l_i, exactly.
+
+        Raises:
+            UserError: a LoRA layer does not see whole rows.
+        """
+
+    def micro_batches(self) -> list[PairBatch]:
+        """The pairs in the parts that one forward pass holds."""
+        return list(self.batch.micro_batches(self.micro_batch_size))
+
+    def with_rows(self) -> Iterator[tuple[PairBatch, Rows]]:
+        """``micro_batches`` and the rows of each, which all passes over the pairs share."""
+        parts = self.micro_batches()
+        if self._rows is None:
+            self._rows = [self.policy.rows(part) for part in parts]
+        return zip(parts, self._rows, strict=True)
+
+
+class RecomputedStepPairs(StepPairs):
+    """Runs the pairs anew for each question; of a pass it keeps rewards and losses only."""
+
+    _seen: list[PairLosses] | None = None
+
+    @property
+    def rewards(self) -> Rewards:
+        """Of the first pass; where none was made yet, of one without gradient."""
+        return Rewards.cat([seen.rewards for seen in self._first_pass()])
+
+    @property
+    def losses(self) -> Tensor:
+        """See ``rewards``."""
+        return torch.cat([seen.losses for seen in self._first_pass()])
+
+    @torch.no_grad()
+    def _first_pass(self) -> list[PairLosses]:
+        if self._seen is None:
+            self._seen = [seen for seen, *_ in self._passes()]
+        return self._seen
+
+    def _passes(self) -> Iterator[tuple[PairLosses, Tensor, Rewards]]:
+        """For each micro-batch what is seen of it, and its losses and rewards with their graph."""
+        done = 0
+        for part, rows in self.with_rows():
+            rewards, losses = pair_losses(self.policy, self.objective, part, rows, self.entropies)
+            place = slice(done, done + len(part))
+            done = place.stop
+            yield PairLosses(part, rewards.detach(), losses.detach(), place), losses, rewards
+
+    def weighted(self, factors: Factors, rest_over: Tensor | None = None) -> Direction:
+        """One forward and one backward pass of each micro-batch."""
+        found = []
+
+        def sums() -> Iterator[Tensor]:
+            for seen, losses, rewards in self._passes():
+                found.append(seen)
+                value = (factors(seen) * losses).sum()
+                if self.soft is not None and rest_over is not None:
+                    value = value + rest_losses(self.soft, rewards, seen.batch).sum() / rest_over
+                yield value
+
+        gradient = accumulated_gradient(self.policy.adapter(), sums())
+        self._seen = self._seen or found
+        return gradient
+
+    def along(self, direction: Direction) -> Tensor:
+        """One forward and one backward pass; a pair's gradient is multiplied with the direction and dropped.
+
+        (Ghost clipping, arXiv 2110.05679, and in-run data Shapley, arXiv 2406.11011, avoid forming it; for
+        matrices as narrow as LoRA's that is no less arithmetic.)
+        """
+
+        def dot(dots: list[Tensor], name: str, gradients: Tensor) -> None:
+            dots.append(gradients.flatten(1) @ direction[name].flatten())
+
+        parts = []
+        for part, rows in self.with_rows():
+            dots: list[Tensor] = []
+            each_gradient(self.policy, self.objective, part, partial(dot, dots), rows=rows)
+            parts.append(torch.stack(dots).sum(0))
+        return torch.cat(parts)
+
+
+@dataclass(eq=False)
+class KeptStepPairs(StepPairs):
+    """Each pair's own gradient from one forward and one backward pass: whatever is asked then runs nothing.
+
+    Raises:
+        UnhookedLoraError: see ``each_gradient``.
+    """
+
+    def __post_init__(self) -> None:
+        def keep(kept: Direction, name: str, gradients: Tensor) -> None:
+            kept[name] = kept[name] + gradients if name in kept else gradients
+
+        def add(name: str, gradients: Tensor) -> None:
+            keep(self._rest, name, gradients.sum(0))
+
+        rewards, losses = [], []
+        self._rest: Direction = {}
+        """Under soft labels the gradient of the sum of the losses that no weight multiplies."""
+        self.parts: list[Direction] = []
+        """For each micro-batch of n pairs the gradients of their losses, (n, *shape) by parameter."""
+        for part, rows in self.with_rows():
+            kept: Direction = {}
+            rest = None if self.soft is None else add
+            found, loss = each_gradient(
+                self.policy, self.objective, part, partial(keep, kept), rest, self.entropies, rows
+            )
+            rewards.append(found)
+            losses.append(loss)
+            self.parts.append({name: kept[name] for name in self.policy.adapter()})
+        self._rewards, self._losses = Rewards.cat(rewards), torch.cat(losses)
+
+    @property
+    def rewards(self) -> Rewards:
+        """Of N pairs, detached."""
+        return self._rewards
+
+    @property
+    def losses(self) -> Tensor:
+        """(N,) losses before any weight, detached."""
+        return self._losses
+
+    def weighted(self, factors: Factors, rest_over: Tensor | None = None) -> Direction:
+        """A product with the kept gradients."""
+        f = factors(PairLosses(self.batch, self._rewards, self._losses, slice(0, len(self.batch))))
+        total: Direction = {}
+        done = 0
+        for part in self.parts:
+            size = len(next(iter(part.values())))
+            rows = f[done : done + size]
+            done += size
+            for name, gradients in part.items():
+                found = torch.tensordot(rows.to(gradients.dtype), gradients, 1)
+                total[name] = total[name].add_(found) if name in total else found
+        if rest_over is not None:
+            for name, gradient in self._rest.items():
+                total[name].add_(gradient / rest_over)
+        sum_over_ranks(total.values())
+        return total
+
+    def along(self, direction: Direction) -> Tensor:
+        """A product with the kept gradients."""
+        dots = [[g.flatten(1) @ direction[name].flatten() for name, g in p.items()] for p in self.parts]
+        return torch.cat([torch.stack(part).sum(0) for part in dots])
+
+
+def _affordable(policy: PolicyModel, batch: PairBatch, micro_batch_size: int | None) -> bool:
+    """Return whether a VNet update keeps each pair's gradient; printed if they are large."""
+    adapter = sum(p.numel() for p in policy.adapter().values())
+    held = sum(p.numel() * p.element_size() for p in policy.parameters())
+    if not policy.gradient_checkpointing:
+        tokens = batch.input_ids[:micro_batch_size].numel()
+        held += kept_inputs(policy.lora_linears(), tokens)
+    needed = 4 * len(batch) * adapter
+    kept, room = affordable(len(batch), adapter, held), ""
+    if not kept and policy.device.type == "cuda":
+        if policy.left_free is None and policy.has_stepped:
+            policy.left_free = _left_free(policy.device)
+        if policy.left_free is None:  # what a step needs is not known yet
+            return False
+        kept = needed <= FREE * policy.left_free
+        room = f"; a step leaves {policy.left_free / 2**30:.1f} GiB free"
+    if needed > SMALL and kept != policy.keeps_gradients:
+        policy.keeps_gradients = kept
+        rank_zero_info(
+            f"VNet's updates {'keep each' if kept else 'recompute each'} pair's gradient "
+            f"({needed / 2**30:.1f} GiB{room})."
+        )
+    return kept
+
+
+def _left_free(device: torch.device) -> int:
+    """Bytes of a GPU that neither others nor this process's largest step so far have taken."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
+
+
+def affordable(pairs: int, adapter: int, held: float) -> bool:
+    """Whether pairs' gradients of an adapter are small beside ``held``: base, adapter and ``kept_inputs``."""
+    return 4 * pairs * adapter <= max(SMALL, SHARE * held)
+
+
+def kept_inputs(linears: Mapping[str, nn.Linear], tokens: int) -> int:
+    """Bytes of what LoRA layers keep of their inputs, in fp32, where activations are not computed again."""
+    return 4 * tokens * sum(linear.in_features for linear in linears.values())

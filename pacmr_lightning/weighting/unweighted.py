@@ -1,0 +1,17 @@
+"""Weight 1 for every pair: plain DPO."""
+
+from __future__ import annotations
+
+import torch
+
+from ..batch import PairBatch
+from ..rewards import Rewards
+from .base import Weighting, Weights
+
+
+class Unweighted(Weighting):
+    """Every pair counts 1: plain DPO."""
+
+    def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
+        """(N,) ones."""
+        return Weights(torch.ones_like(rewards.u))
