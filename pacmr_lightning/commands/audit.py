@@ -16,7 +16,7 @@ from ..modules import PreferenceModule
 from ..objectives import AnnotatorRPOEM
 from ..runs.finished_run import PreferenceData, find_run, load
 from ..runs.folder import read_weights, weight_parts
-from ..weighting import AuditedWeights, CoTeaching, DropFlipped, OracleWeights
+from ..weighting import AuditedWeights, DropFlipped, OracleWeights
 from .audit_conclusion import Judged, conclude
 from .audit_options import Action, Wanted
 from .audit_upload import Upload, words_of
@@ -167,9 +167,9 @@ def _probe_or(own: Scorer, pairs: pd.DataFrame) -> tuple[Scorer, str]:
 def _varies(module: PreferenceModule, pairs: pd.DataFrame) -> bool:
     """Whether the weights are an opinion of labels that ranks them.
 
-    Those that a weighting is told beforehand are none; co-teaching's keep a pair or drop it.
+    Those that a weighting is told beforehand are none.
     """
-    none = (AuditedWeights, CoTeaching, DropFlipped, OracleWeights)
+    none = (AuditedWeights, DropFlipped, OracleWeights)
     return not isinstance(module.weighting, none) and bool(np.ptp(pairs["weight"]) > 1e-6)
 
 

@@ -2,7 +2,6 @@
 
 from .audited import AuditedWeights
 from .base import Weighting, Weights
-from .co_teaching import CoTeaching, PeerPrior, PeerWeights
 from .estimators import CentralDifference, Estimator, ExactCoefficients, GhostDotProduct
 from .learner import VNetWeighting
 from .oracle import DropFlipped, OracleWeights
@@ -21,7 +20,6 @@ __all__ = [
     "AuditedWeights",
     "CentralDifference",
     "CleanPreference",
-    "CoTeaching",
     "DropFlipped",
     "Estimator",
     "ExactCoefficients",
@@ -29,8 +27,6 @@ __all__ = [
     "OracleWeights",
     "OuterGradient",
     "OuterObjective",
-    "PeerPrior",
-    "PeerWeights",
     "PromptAugmentationConsistency",
     "SigmoidPrior",
     "SoftPromptConsistency",

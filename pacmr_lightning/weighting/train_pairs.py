@@ -61,7 +61,7 @@ class TrainPairs(ABC):
     micro_batch_size: int | None
     entropies: bool = False
     _rows: list[Rows] | None = field(default=None, init=False, repr=False)
-    """Kept without the batch, which may get other weights (``co_teaching``) but no other tokens."""
+    """Kept without the batch, which may get other weights but no other tokens."""
 
     @property
     def soft(self) -> SoftLabelDifference | None:

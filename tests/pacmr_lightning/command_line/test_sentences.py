@@ -58,8 +58,8 @@ CENTRAL = [*VNET, "--model.weighting.estimator", "CentralDifference"]
         (
             ["--model.weighting.evry", "1"],
             "model.weighting.evry: got 1, but its class is not named before it; choose one of "
-            "AuditedWeights, CoTeaching, DropFlipped, OracleWeights, PeerPrior, SigmoidPrior, Unweighted, "
-            "VNetWeighting, or give an import path.",
+            "AuditedWeights, DropFlipped, OracleWeights, SigmoidPrior, Unweighted, VNetWeighting, or"
+            " give an import path.",
         ),
         (["--model.weighting", "3"], "model.weighting: expected a Weighting or null, but got 3."),
         (
@@ -266,7 +266,7 @@ def test_words_of_a_config(text, sentence, base, capsys, tmp_path):
         ),
         (["analyze", "a", "--taus"], "--taus: its value is missing; give it after the option."),
         (["analyze", "a", "--taus", "0.6", "x"], "taus: expected a float, but got x."),
-        (["theory"], "runs and output are missing; "),
+        (["surfaces"], "runs and output are missing; "),
         (
             ["audit", "a", "--action", "flop"],
             "action: expected one of 'drop', 'flip' or null, but got flop; did you ",

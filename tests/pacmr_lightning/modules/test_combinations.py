@@ -33,11 +33,9 @@ from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import (
     AuditedWeights,
     CentralDifference,
-    CoTeaching,
     DropFlipped,
     GhostDotProduct,
     OracleWeights,
-    PeerPrior,
     SigmoidPrior,
     SoftPromptConsistency,
     Unweighted,
@@ -80,8 +78,6 @@ WEIGHTINGS = {
     "AuditedWeights, soft labels": lambda: AuditedWeights("audit.parquet", soft_labels=True),
     "OracleWeights": lambda: OracleWeights(0.3),
     "DropFlipped": DropFlipped,
-    "CoTeaching": lambda: CoTeaching(0.3, warmup=0),
-    "PeerPrior": PeerPrior,
 }
 
 

@@ -1,7 +1,7 @@
 """One process of a group: trains the same policy under one strategy after the other.
 
 strategy_runs.py BASE FOLDER CASE ...; torchrun's variables say which process it is. Of each case rank 0
-leaves FOLDER/CASE.pt: the adapter and VNet (or co-teaching's second adapter), what was logged, and what the
+leaves FOLDER/CASE.pt: the adapter and VNet, what was logged, and what the
 processes held.
 """
 
@@ -17,7 +17,7 @@ from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.strategies import LoraDeepSpeedStrategy
-from pacmr_lightning.weighting import CentralDifference, CoTeaching, GhostDotProduct, VNetWeighting
+from pacmr_lightning.weighting import CentralDifference, GhostDotProduct, VNetWeighting
 from pacmr_lightning.weighting.features import PAPER, Feature
 from pacmr_lightning.weighting.outer_objectives import PromptAugmentationConsistency, SoftPromptConsistency
 
@@ -65,7 +65,7 @@ def run(base, folder, case):
     """``case``: strategy, and words that vary the run, joined by dashes."""
     name, *options = case.split("-")
     pl.seed_everything(0)
-    few, central, peers, several = (word in options for word in ("few", "central", "peers", "features"))
+    few, central, several = (word in options for word in ("few", "central", "features"))
     vnet = VNetWeighting(
         PromptAugmentationConsistency(tau=0.6) if few else SoftPromptConsistency(),
         CentralDifference(epsilon=0.05, relative=True) if central else GhostDotProduct(),
@@ -81,7 +81,7 @@ def run(base, folder, case):
             quantization="4bit" if "4bit" in options else None,
             logit_chunk=40,  # less than some ranks' response tokens, and not all need as many pieces
         ),
-        weighting=CoTeaching("auto", warmup=3) if peers else vnet,
+        weighting=vnet,
         learning_rate=1e-2 if few else 1e-3,
         micro_batch_size=2 if "micro" in options else None,
     )
@@ -90,7 +90,7 @@ def run(base, folder, case):
         base,
         global_batch_size=16,
         validation_batch_size=5,
-        meta_every=None if peers else 2,
+        meta_every=2,
         meta_batch_size=2 if few else 16,
         noise_rate=0.3,
         max_length=64,
@@ -120,7 +120,7 @@ def run(base, folder, case):
     if trainer.is_global_zero:
         found = {
             "adapter": {k: v.cpu().clone() for k, v in state.items() if "lora_" in k},
-            "vnet": module.weighting.state_dict()["adapter" if peers else "vnet"],
+            "vnet": module.weighting.state_dict()["vnet"],
             "metrics": {k: float(v) for k, v in trainer.callback_metrics.items()},
             "updates": module.weighting.updates,
             "coverage": watch.coverage,

@@ -11,18 +11,18 @@ from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.weighting import VNetWeighting
 from pacmr_lightning.weighting.estimators import ExactCoefficients
 
-ALONE = ("single", "single-central", "single-few", "single-peers", "single-features")
+ALONE = ("single", "single-central", "single-few", "single-features")
 ALONE_SLOW = (
     *("single-cached", "single-from:../together/zero3"),
     *("zero1", "zero2-offload", "zero3-checkpointing-offload"),
 )
 # Stage 3 last: DeepSpeed then replaces torch's linear function for good.
 TOGETHER = (
-    *("ddp", "ddp-peers-micro", "ddp-features", "zero1", "zero2-micro"),
+    *("ddp", "ddp-features", "zero1", "zero2-micro"),
     *("zero3", "zero3-few", "zero3-from:zero1"),
 )
 TOGETHER_SLOW = (
-    *("ddp-bf16", "ddp-few", "zero2-bf16", "zero2-peers", "zero3-bf16", "zero3-whole-bf16"),
+    *("ddp-bf16", "ddp-few", "zero2-bf16", "zero3-bf16", "zero3-whole-bf16"),
     *("zero3-micro-central", "zero3-cached", "zero2-from:zero3"),
 )
 
@@ -152,13 +152,6 @@ def test_a_rank_without_retained_meta_pairs(alone, request, case, group):
     assert 0.5 in found["coverage"]
     assert found["coverage"] == alone["single-few"]["coverage"]
     assert_same(found, alone["single-few"])
-
-
-@pytest.mark.parametrize(("case", "group"), once_more("ddp-peers-micro", "zero2-peers"))
-def test_co_teaching_chooses_over_all_ranks(alone, request, case, group):
-    """The same pairs, so the same two adapters, however the batch is cut."""
-    assert_same(request.getfixturevalue(group)[case], alone["single-peers"])
-    assert alone["single-peers"]["metrics"]["train/weights/mean"] == pytest.approx(11 / 16)
 
 
 def test_a_checkpoint_of_another_strategy_fits(alone, together):
