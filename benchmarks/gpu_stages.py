@@ -607,7 +607,7 @@ def text(place: Place) -> Measured:
 def sweep(place: Place) -> Row:
     """The sweep of film reviews with pairs that were prepared on a CPU."""
     assert place.text is not None
-    spec = yaml.safe_load((ROOT / "configs/sweeps/sentiment_seeds.yaml").read_text())
+    spec = yaml.safe_load((ROOT / "research/sweeps/sentiment_seeds.yaml").read_text())
     del spec["prepare"], spec["options"]["model.policy.attn_implementation"]
     spec |= {"base": ["sentiment/preference"], "output": "sweep", "anchor": "dpo"}
     spec["methods"] = {name: spec["methods"][name] for name in ("dpo", "refined", "pacmr")}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import torch
@@ -17,14 +19,107 @@ from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.numerics import wide
 from pacmr_lightning.ranks import sum_over_ranks
 from pacmr_lightning.runs.folder import CHECKPOINTS
+from pacmr_lightning.strategies.sharding import whole
 
-from .health_limits import Limits
-from .health_values import dead_adapters, outer_values
 from .records import record_of
-from .self_confirmation import SelfConfirmation, Thresholds
 
+LEAST = 10
+"""VNet updates that a running median or a windowed share must look back on."""
+OUTER = ("meta/d_norm", "meta/coverage", "meta/pseudo_labels_as_observed")
+"""Values of a VNet update that Health looks at."""
 SATURATED_U = math.log(0.999 / 0.001)
 """u from which sigmoid(u) > 0.999, and DPO's loss is under 1e-3."""
+
+
+class SelfConfirmation:
+    """Follows the signs of a run, one VNet update after the other.
+
+    - **slope.** With g = sigmoid(a u + b), log g+/g- grows by a for each unit of u. Where it grows faster
+      than the log-odds that the label is right, confident mistakes get more weight than they deserve, which
+      makes them more confident. (Theorem 1's optimum under symmetric flips has a = 1 where u is those
+      log-odds.) A slope that rises through training is this feedback at work.
+    - **norm.** d_meta divided by the share of meta pairs that were retained, against the running median of
+      earlier updates: in a collapse reworded prompts change the verdict of pairs that the policy is sure of.
+    - **share.** Pseudo-labels that agree with the observed labels, over the window. With flip rate eps it
+      is 1/2 + (1 - 2 eps)(accuracy - 1/2), so it falls with the accuracy, but at 40% noise by a fifth of it.
+
+    Args:
+        window: VNet updates that medians and shares look back on.
+        slope: alarm above this mean slope a of VNet's weights over the one that the run started with; None
+            switches a sign off.
+        norm: alarm above this norm of d_meta a retained meta pair over its running median.
+        share: alarm above so many standard errors by which the share of pseudo-labels that agree with the
+            observed labels has fallen from its peak.
+    """
+
+    def __init__(
+        self, window: int, slope: float | None = 1.25, norm: float | None = None, share: float | None = 4.0
+    ):
+        self.window = window
+        self.slope, self.norm, self.share = slope, norm, share
+        self.norms: deque[float] = deque(maxlen=window)
+        self.agreeing: deque[tuple[float, float]] = deque(maxlen=window)
+        """Pseudo-labels that agree with the observed ones, and all of them, by VNet update."""
+        self.peak: tuple[float, float] | None = None
+        """Largest windowed share, and its squared standard error."""
+
+    def update(self, norm: float | None, agreeing: float, retained: float) -> dict[str, float]:
+        """Takes one VNet update.
+
+        Args:
+            norm: of d_meta a retained meta pair; None where VNet skipped the update.
+            agreeing: pseudo-labels that agree with the observed labels.
+            retained: pseudo-labels, over all ranks; 0 where there are none.
+
+        Returns:
+            Those of ``norm_ratio``, ``pseudo_label_agreement`` and ``pseudo_label_drop`` (in standard errors)
+            that are known yet.
+        """
+        found = {}
+        if norm is not None:
+            if len(self.norms) >= LEAST:
+                found["norm_ratio"] = norm / median(self.norms)
+            self.norms.append(norm)
+        if retained:
+            self.agreeing.append((agreeing, retained))
+        if len(self.agreeing) >= LEAST:
+            right, count = (sum(column) for column in zip(*self.agreeing, strict=True))
+            share = right / count
+            # Laplace's rule, so that a share of 1 has an error too.
+            smooth = (right + 1) / (count + 2)
+            error = smooth * (1 - smooth) / count
+            if self.peak is None or share > self.peak[0]:
+                self.peak = share, error
+            found["pseudo_label_agreement"] = share
+            found["pseudo_label_drop"] = (self.peak[0] - share) / (error + self.peak[1]) ** 0.5
+        return found
+
+    def causes(self, found: dict[str, float]) -> dict[str, str]:
+        """By sign, what is wrong in words, for those that are over their thresholds."""
+        said = {
+            "slope_ratio": (self.slope, "VNet's slope a has grown to {:.2f} times that of its start"),
+            "norm_ratio": (self.norm, "the norm of d_meta a retained pair is {:.1f} times its median"),
+            "pseudo_label_drop": (
+                self.share,
+                "the share of pseudo-labels that agree with the labels is {:.1f} standard errors under its "
+                "peak",
+            ),
+        }
+        return {
+            name: text.format(found[name])
+            for name, (limit, text) in said.items()
+            if limit is not None and found.get(name, limit) > limit
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: plain numbers."""
+        return {"norms": list(self.norms), "agreeing": list(self.agreeing), "peak": self.peak}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what ``state_dict`` returned."""
+        self.peak = state["peak"]
+        self.norms = deque(state["norms"], maxlen=self.window)
+        self.agreeing = deque(state["agreeing"], maxlen=self.window)
 
 
 class Health(Callback):
@@ -77,23 +172,36 @@ class Health(Callback):
         lora_after: int = 20,
     ):
         super().__init__()
-        for name, value, least in (("window", window, 10), ("lora_after", lora_after, 1)):
-            if value < least:
-                raise UserError(f"{name} is {value}, but Health needs at least {least}.")
+        if window < LEAST:
+            raise UserError(f"window is {window}, but Health needs at least {LEAST}.")
+        for name, value in (("lora_after", lora_after), ("max_idle_updates", max_idle_updates)):
+            if value < 1:
+                raise UserError(f"{name} is {value}, but Health needs at least 1.")
         for name, ratio in (("max_slope_ratio", max_slope_ratio), ("max_norm_ratio", max_norm_ratio)):
             if ratio is not None and not ratio > 1:
                 raise UserError(f"{name} is {ratio}, but it must be above 1, or null for none.")
         if max_share_drop is not None and not max_share_drop > 0:
             raise UserError(f"max_share_drop is {max_share_drop}, but it must be above 0, or null for none.")
+        if not 0 <= min_effective_sample_size < 1:
+            raise UserError(
+                f"min_effective_sample_size is {min_effective_sample_size}, but it is a share: give one of "
+                "at least 0 and below 1."
+            )
+        if not 0 < max_saturated_share <= 1:
+            raise UserError(
+                f"max_saturated_share is {max_saturated_share}, but it is a share: give one above 0 and at "
+                "most 1."
+            )
         self.on_alarm = on_alarm
-        self.window = window
-        self.thresholds = Thresholds(max_slope_ratio, max_norm_ratio, max_share_drop)
-        self.limits = Limits(min_effective_sample_size, max_saturated_share, max_idle_updates)
+        self.min_effective_sample_size = min_effective_sample_size
+        self.max_saturated_share = max_saturated_share
+        self.max_idle_updates = max_idle_updates
         self.lora_after = lora_after
+        self._signs = (window, max_slope_ratio, max_norm_ratio, max_share_drop)
         self._reset()
 
     def _reset(self) -> None:
-        self.signs = SelfConfirmation(self.window, self.thresholds)
+        self.signs = SelfConfirmation(*self._signs)
         self.warned: dict[str, int] = {}
         """Step (policy updates done) at which each cause was warned of."""
         self._idle = 0
@@ -144,7 +252,10 @@ class Health(Callback):
         self._sums = self._sums.to(g) + torch.stack([column.to(g).sum() for column in columns])
         every = pl_module.weighting.every
         if every and (trainer.global_step - 1) % every == 0:
-            self._updates.append(outer_values(trainer, pl_module))
+            # The module hands the values to the loggers, and forgets them, where the step itself is logged.
+            logged = {name.removeprefix("train/"): value for name, value in trainer.callback_metrics.items()}
+            values = pl_module.outer_values or logged
+            self._updates.append({name: values[name].detach() for name in OUTER if name in values})
         # Lightning sets the attribute without declaring it.
         log_every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if log_every and trainer.global_step % log_every == 0:
@@ -176,8 +287,7 @@ class Health(Callback):
         if causes:
             self._alarm(trainer, " and ".join(causes.values()))
         found["alarm"] = float("self-confirmation" in self.warned)
-        for cause, sentence in self.limits.causes(found, trainer.global_step).items():
-            self._warn(trainer, cause, sentence)
+        self._look_at_limits(trainer, found)
         pl_module.log_dict(
             {f"health/{name}": torch.tensor(value, dtype=torch.float32) for name, value in found.items()}
         )
@@ -217,6 +327,34 @@ class Health(Callback):
             f"earlier checkpoint{end}"
         )
 
+    def _look_at_limits(self, trainer: Trainer, found: dict[str, float]) -> None:
+        """Warn where few pairs carry the weight, pairs are known already, or VNet stands still."""
+        size, share, step = found["effective_sample_size"], found["saturated_share"], trainer.global_step
+        idle = found.get("idle_vnet_updates", 0)
+        if size < self.min_effective_sample_size:
+            self._warn(
+                trainer,
+                "effective_sample_size",
+                f"After {step} updates the weights count as {size:.0%} of the pairs (effective "
+                "sample size), so few pairs decide; try a lower learning_rate of VNet, or a smaller beta.",
+            )
+        if share > self.max_saturated_share:
+            self._warn(
+                trainer,
+                "saturated_share",
+                f"After {step} updates {share:.0%} of the pairs have sigmoid(u) above 0.999, "
+                "from which the policy learns nothing more; try fewer epochs, a lower learning_rate, or a "
+                "smaller beta.",
+            )
+        if idle >= self.max_idle_updates:
+            self._warn(
+                trainer,
+                "idle_vnet_updates",
+                f"No meta pair was confident enough in {idle:.0f} VNet updates in a row, so VNet learned "
+                "nothing; try a lower tau, a larger beta, or SoftPromptConsistency, which needs no "
+                "confidence.",
+            )
+
     def _warn(self, trainer: Trainer, cause: str, sentence: str) -> None:
         if cause not in self.warned:
             self.warned[cause] = trainer.global_step
@@ -232,3 +370,12 @@ class Health(Callback):
                 f"({dead[0]} for one), so they learn nothing; try a higher learning_rate, or leave them "
                 "out of target_modules.",
             )
+
+
+def dead_adapters(pl_module: PreferenceModule) -> tuple[list[str], int]:
+    """Names of the LoRA layers' B that are 0 everywhere, and how many B there are. All ranks must call it."""
+    adapter = pl_module.policy.adapter()
+    names = [name for name in adapter if ".lora_B." in name]
+    with whole(adapter[name] for name in names):
+        alive = torch.stack([adapter[name].detach().ne(0).any() for name in names])
+    return [name for name, moved in zip(names, alive.tolist(), strict=True) if not moved], len(names)

@@ -6,7 +6,7 @@
       --model.weighting.outer averaged_adapter.AveragedPseudoLabels
 
 A weighting and an outer objective of one's own (docs/extending.md); docs/results.md has what came of it in
-the worlds of configs/sweeps/pacmr_variants.yaml.
+the worlds of research/sweeps/pacmr_variants.yaml.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 The pairs come in the place of clean ones (``clean_meta``), with their labels as the file has them: nothing is
 flipped on purpose there. Their loss is rDPO's, which has the clean loss's expectation under flips at that
 rate. An outer objective of one's own (docs/extending.md); docs/results.md has what came of it in the worlds
-of configs/sweeps/pacmr_variants.yaml, with 1,024 held-out pairs.
+of research/sweeps/pacmr_variants.yaml, with 1,024 held-out pairs.
 """
 
 from __future__ import annotations

@@ -9,7 +9,5 @@ if not torch.accelerator.is_available():
     # DeepSpeed, which transformers imports, else says on stdout that it found none.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
-import pacmr_lightning.old_names  # noqa: F401
-
 # On CPUs it misses a kernel that 4-bit bases do not use here; PEFT imports it wherever it is installed.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

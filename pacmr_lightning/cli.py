@@ -50,8 +50,6 @@ TOOLS = {
     "label": "Makes preference pairs of two responses to each prompt, with labels drawn from a reward.",
     "export": "Makes a folder of a finished run that plain transformers or PEFT loads, with a model card.",
     "surfaces": "One page of what the VNets of several runs believe, and how far apart they are.",
-    "theory": "How close finished runs come to what the paper's theory says, where the truth is known.",
-    "ceiling": "The best reward that any policy can have at each KL, exactly, in the embedded world.",
     "quickstart": "DPO, PACMR-DPO and a refined policy on pairs with 30% wrong labels, in two minutes.",
     "configs": "Lists the configs that come with the package, which --config finds by name, or copies one.",
     "memory": "Estimates how much memory a run needs on each device, by strategy; no weights, no GPU.",

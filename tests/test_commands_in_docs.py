@@ -1,5 +1,5 @@
 """Every pacmr command in README and docs is one that its parser takes; so is every part of a config;
-benchmarks have the options named.
+scripts have the options named.
 """
 
 import json
@@ -108,8 +108,9 @@ def test_a_config_is_taken(block, here):
 
 
 @pytest.mark.parametrize("words", commands("python "))
-def test_a_benchmark_has_the_options(words):
-    scripts = (ROOT / words[1]).read_text() + (ROOT / "benchmarks/timed_runs.py").read_text()
+def test_a_script_has_the_options(words):
+    script = f"{words[2].replace('.', '/')}.py" if words[1] == "-m" else words[1]
+    scripts = (ROOT / script).read_text() + (ROOT / "benchmarks/timed_runs.py").read_text()
     options = [word.strip("-") for word in words if word.startswith("--")]
     assert all(name in scripts or name.replace("-", "_") in scripts for name in options)
 

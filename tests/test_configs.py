@@ -16,13 +16,14 @@ from pacmr_lightning.embedded_world import World
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+SWEEPS = sorted((ROOT / "research" / "sweeps").glob("*.yaml"))
 METHODS = sorted((ROOT / "configs" / "methods").glob("*.yaml"))
 PREFERENCE = [path for path in CONFIGS if path.name.endswith("preference.yaml")]
 SFT = [path for path in CONFIGS if path.name.endswith("sft.yaml")]
 
 
 def name(path: Path) -> str:
-    return str(path.relative_to(ROOT / "configs"))
+    return str(path.relative_to(ROOT)).removeprefix("configs/")
 
 
 @pytest.fixture
@@ -156,7 +157,7 @@ def test_sft(base, tiny):
     AutoModelForCausalLM.from_pretrained("run/model")
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=name)
+@pytest.mark.parametrize("path", [*CONFIGS, *SWEEPS], ids=name)
 def test_every_key_has_a_comment(path):
     lines = path.read_text().splitlines()
     assert lines[0].startswith("# "), "the file does not say what it is for"

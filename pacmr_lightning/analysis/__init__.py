@@ -1,1 +1,1 @@
-"""Looking at finished runs: VNet's surfaces, curves, second wordings, and the paper's theory beside them."""
+"""Looking at finished runs: VNet's surfaces, learning curves and second wordings."""

@@ -23,7 +23,7 @@ import pandas as pd
 from scipy.special import expit, logit
 from sklearn.mixture import GaussianMixture
 
-from ..analysis.consistency import clustered_standard_error
+from ..analysis.standard_error import clustered_standard_error
 from .flip_curve import HIGHEST, fit_curve, share_against, sides, size_bins
 from .goodness_of_fit import GoodnessOfFit, goodness_of_fit
 from .holder_share import holder_share

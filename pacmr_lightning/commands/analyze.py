@@ -7,18 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..analysis.consistency import (
-    PromptConsistencyMetrics,
-    check_taus,
-    clustered_standard_error,
-    judge,
-    passes,
-)
+from ..analysis.consistency import check_taus, measure
 from ..analysis.probe import Split, judged_pairs
 from ..command_line.parser import run_tool
 from ..errors import UserError
@@ -43,40 +36,6 @@ COLUMNS: dict[str, Callable[[pd.Series], str]] = {
 """Heading and cell of each column of the paper's table, over the rows of ``measure``."""
 BY_RUN = ("Task", "N", "Binary l1")
 """Columns that say the same at every threshold."""
-
-
-def measure(pairs: pd.DataFrame, taus: Sequence[float]) -> pd.DataFrame:
-    """The quantities of the paper's appendix for one run's pairs.
-
-    Args:
-        pairs: as ``probe.judged_pairs`` makes them.
-        taus: confidence thresholds, each at least 0.5 and below 1.
-
-    Returns:
-        One row a threshold: ``tau``, ``pairs`` (N), ``prompts`` (distinct ones), ``l1``, ``retained``
-        (count), ``coverage``, ``clean_accuracy`` and ``direction_agreement`` (shares; NaN where nothing is
-        retained), and the standard error of each mean as ``..._stderr``, which allows for pairs that share a
-        prompt.
-    """
-    u, augmented_u, clean = (torch.tensor(pairs[name].to_numpy()) for name in ("u", "augmented_u", "clean"))
-    metrics = PromptConsistencyMetrics(taus)
-    metrics.update(u, augmented_u, clean)
-    found = {name: value.tolist() for name, value in metrics.compute().items()}
-    found.pop("known")  # every label of a run's data is taken for clean, or for wrong
-    l1, right, same = (value.numpy() for value in judge(u, augmented_u, clean))
-    prompts = pairs["prompt"].to_numpy()
-    errors: dict[str, list[float]] = {"coverage": [], "clean_accuracy": [], "direction_agreement": []}
-    for kept in passes(u, taus).T.numpy():
-        values = {"clean_accuracy": right[kept], "direction_agreement": same[kept]}
-        errors["coverage"].append(clustered_standard_error(kept.astype(float), prompts))
-        for name, value in values.items():
-            errors[name].append(clustered_standard_error(value, prompts[kept]))
-    table = pd.DataFrame({"tau": list(taus), **found})
-    table.insert(2, "prompts", len(np.unique(prompts)))
-    table.insert(list(table).index("l1") + 1, "l1_stderr", clustered_standard_error(l1, prompts))
-    for name, column in errors.items():
-        table.insert(list(table).index(name) + 1, f"{name}_stderr", column)
-    return table
 
 
 def analyze(

@@ -167,7 +167,7 @@ def _probe_or(own: Scorer, pairs: pd.DataFrame) -> tuple[Scorer, str]:
 def _varies(module: PreferenceModule, pairs: pd.DataFrame) -> bool:
     """Whether the weights are an opinion of labels that ranks them.
 
-    Those that a weighting is told beforehand are none; co-teaching's keep a pair or drop it.
+    Those that a weighting is told beforehand are none.
     """
     none = (AuditedWeights, DropFlipped, OracleWeights)
     return not isinstance(module.weighting, none) and bool(np.ptp(pairs["weight"]) > 1e-6)

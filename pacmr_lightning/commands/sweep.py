@@ -7,6 +7,7 @@ import io
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -41,64 +42,63 @@ def run_sweep(
     Raises:
         UserError: the sweep file or what it names is wrong.
     """
-    console = Console()
     sweep = read_sweep(file, jobs)
     found = cells(sweep)
-    states = {cell.name: state(cell) for cell in found}
     if dry_run:
-        check_options(found)
-        for preparation in sweep.preparations():
-            there = " (is there)" if Path(preparation.output).exists() else ""
-            print(f"{preparation.output}{there}: pacmr {preparation.command}")
-        for cell in found:
-            commands = [f"pacmr {shlex.join(words)}" for words in (cell.first, cell.arguments) if words]
-            print(f"{cell.name} ({states[cell.name]}): {' && '.join(commands)}")
-        tuning = sweep.frontier.tuning_seeds if sweep.frontier else []
-        some = f" at most: of seeds other than {', '.join(map(str, tuning))} only what was best on these"
-        print(f"{len(found)} cells{some if tuning else ''}")
+        show(sweep, found)
         return
     if not tables_only:
-        try:
-            _run(sweep, found, ("waiting", "failed") if retry_failed else ("waiting",), console)
-        except KeyboardInterrupt:
-            console.print("Stopped; the same command goes on.")
-            sys.exit(130)
-    states = {cell.name: state(cell) for cell in found}
-    done = [cell for cell in found if states[cell.name] == "done"]
-    failed = [cell for cell in found if states[cell.name] == "failed"]
-    if done:
+        run_cells(sweep, found, retry_failed)
+
+    def tables(done: list[Cell]) -> Path:
         from ..sweep.report import report
 
-        console.print(f"Tables and figures of {len(done)} cells: {report(sweep, done)}", highlight=False)
+        return report(sweep, done)
+
+    finish(found, tables)
+
+
+def show(sweep: Sweep, found: list[Cell], note: str = "") -> None:
+    """Check the cells' options, and print their commands and how many there are, with a note after it."""
+    states = [state(cell) for cell in found]
+    check_options(found)
+    for preparation in sweep.preparations():
+        there = " (is there)" if Path(preparation.output).exists() else ""
+        print(f"{preparation.output}{there}: pacmr {preparation.command}")
+    for cell, its in zip(found, states, strict=True):
+        commands = [f"pacmr {shlex.join(words)}" for words in (cell.first, cell.arguments) if words]
+        print(f"{cell.name} ({its}): {' && '.join(commands)}")
+    print(f"{len(found)} cells{note}")
+
+
+def run_cells(sweep: Sweep, found: list[Cell], retry_failed: bool) -> None:
+    """Run the cells that are left; Ctrl-C ends the program."""
+    wanted = ("waiting", "failed") if retry_failed else ("waiting",)
+    states = [state(cell) for cell in found]
+    left = [cell for cell, its in zip(found, states, strict=True) if its in wanted]
+    if not left:
+        return
+    check_options(left)
+    from ..sweep.runner import run
+
+    try:
+        run(sweep, left, states.count("done"), Console())
+    except KeyboardInterrupt:
+        print("Stopped; the same command goes on.")
+        sys.exit(130)
+
+
+def finish(found: list[Cell], report: Callable[[list[Cell]], Path]) -> None:
+    """Write the report of the cells that are done; name those that have failed, with exit status 1."""
+    states = {cell.name: state(cell) for cell in found}
+    done, failed = ([cell for cell in found if states[cell.name] == its] for its in ("done", "failed"))
+    if done:
+        print(f"Tables and figures of {len(done)} cells: {report(done)}")
     for cell in failed:
-        console.print(f"{cell.name} failed: {reason(cell)} ({cell.folder})", highlight=False, markup=False)
+        print(f"{cell.name} failed: {reason(cell)} ({cell.folder})")
     if failed:
-        console.print(f"{len(failed)} of {len(found)} cells failed; --retry_failed runs them again.")
+        print(f"{len(failed)} of {len(found)} cells failed; --retry_failed runs them again.")
         sys.exit(1)
-
-
-def _run(sweep: Sweep, found: list[Cell], wanted: tuple[str, ...], console: Console) -> None:
-    """Runs the cells that are left: a frontier's tuning seeds first, then what these have chosen."""
-    from ..sweep.frontier import by_seeds, choosers, chosen_cells, left_out
-    from ..sweep.results import results
-
-    def run_left(cells: list[Cell]) -> None:
-        states = [state(cell) for cell in cells]
-        left = [cell for cell, its in zip(cells, states, strict=True) if its in wanted]
-        if left:
-            check_options(left)
-            from ..sweep.runner import run
-
-            run(sweep, left, states.count("done"), console)
-
-    # The others have the same options, so what is wrong with one shows before anything runs.
-    decide, others = by_seeds(sweep.frontier, found)
-    run_left(decide)
-    if others and (decided := [cell for cell in decide if state(cell) == "done"]):
-        frame = results(sweep, decided)
-        if note := left_out(frame, choosers(frame)):
-            console.print(note, highlight=False, markup=False)
-        run_left(chosen_cells(sweep, frame, others))
 
 
 def check_options(found: list[Cell]) -> None:

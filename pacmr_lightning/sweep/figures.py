@@ -14,7 +14,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..files import save_figure
-from .rate_figure import LEAST, draw_rates
 from .results import GREEK, MEASURES, columns, means
 from .spec import Sweep
 
@@ -36,8 +35,6 @@ def draw_all(sweep: Sweep, frame: pd.DataFrame, folder: Path) -> None:
     save(draw_noise(frame, numbers), folder / "noise-rates")
     if frame[["gold_reward", "val_accuracy"]].notna().all(axis=1).any():
         save(draw_both(frame, numbers), folder / "reward-and-accuracy")
-    if frame["noise"].nunique() >= LEAST:
-        save(draw_rates(sweep, frame, numbers), folder / "over-noise-rates")
     names = columns(sweep)
     for name, method in sweep.methods.items():
         part = frame[frame["method"].eq(name)]

@@ -19,19 +19,15 @@ def report(sweep: Sweep, done: Sequence[Cell]) -> Path:
     """Writes them into the sweep's ``report`` folder.
 
     ``tables.md`` has all tables, ``tables/`` each of them as .csv and .tex, ``cells.csv`` every cell's
-    numbers, ``differences.csv`` those between each two rows, and ``figures/`` the figures as .png and .pdf. A
-    sweep with a ``frontier`` has the files of ``frontier_report`` instead.
+    numbers, ``differences.csv`` those between each two rows, and ``figures/`` the figures as .png and .pdf.
 
     Returns:
         The path of ``tables.md``.
     """
     from .figures import draw_all
-    from .frontier_report import frontier_report
 
     folder = Path(sweep.report or sweep.output)
     frame = results(sweep, done)
-    if sweep.frontier is not None:
-        return frontier_report(sweep, sweep.frontier, frame, folder)
     found = tables(sweep, frame)
     texts = {f"tables/{table.name}.csv": table.csv() for table in found}
     texts |= {f"tables/{table.name}.tex": table.latex() for table in found}

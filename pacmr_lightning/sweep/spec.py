@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from jsonargparse import ArgumentError
@@ -13,6 +13,8 @@ from ..command_line.parser import ToolParser
 from ..command_line.sentences import short_message
 from ..command_line.shipped_configs import resolved
 from ..errors import UserError
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -35,23 +37,6 @@ class Method:
     ``{folder}`` stands for the cell's own folder."""
     bound: bool = False
     """Whether it uses what no method can know: listed last in tables, and never the best."""
-    told: str = "nothing"
-    """What it knows of the labels, in a frontier's tables."""
-
-
-@dataclass
-class Frontier:
-    """Reward and accuracy against KL, over the option that every method varies."""
-
-    subject: str
-    """The method that all others are compared with."""
-    kls: list[float]
-    """Nats a response at which methods are compared."""
-    tuning_seeds: list[int] = field(default_factory=list)
-    """Those of the sweep's seeds that run all options. They give the curves, and choose each method's option
-    for the others, which are reported; without any, all seeds do both."""
-    ceiling: str | None = None
-    """File of ``pacmr ceiling``, with ``{seed}`` for one a seed; drawn beside the methods."""
 
 
 @dataclass
@@ -93,8 +78,6 @@ class Sweep:
     """Method that the others are compared with; None: no such comparison."""
     comparisons: dict[str, list[str]] = field(default_factory=dict)
     """Further tables of some methods only, by name."""
-    frontier: Frontier | None = None
-    """Tables and a figure of reward against KL, in place of those at single values of options."""
     jobs: int = 1
     """Cells that run at once."""
     threads: int = 1
@@ -124,33 +107,45 @@ def read_sweep(path: str, jobs: int | None = None) -> Sweep:
     Raises:
         UserError: the file cannot be read, or a key or a value in it is wrong.
     """
+    return sweep_of(read_yaml(path), path, jobs)
+
+
+def read_yaml(path: str) -> dict[str, Any]:
+    """The keys and values of a sweep file, methods without settings as empty ones."""
     try:
         found = yaml.safe_load(Path(resolved(path)).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"The sweep file {path} cannot be read ({error.strerror}); name another.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}.") from None
-    _check_keys(Sweep, found, path)
-    if isinstance(found.get("methods"), dict):
+    if isinstance(found, dict) and isinstance(found.get("methods"), dict):
         found["methods"] = {name: settings or {} for name, settings in found["methods"].items()}
-        for name, settings in found["methods"].items():
-            _check_keys(Method, settings, f"{path}, method {name}")
-    if found.get("frontier"):
-        _check_keys(Frontier, found["frontier"], f"{path}, frontier")
-    parser = ToolParser(exit_on_error=False)
-    parser.add_class_arguments(Sweep)
-    try:
-        parsed = parser.parse_object(found)
-    except ArgumentError as error:
-        raise UserError(f"{path}: {short_message(str(error))}") from None
-    methods = {name: Method(**vars(settings)) for name, settings in parsed.pop("methods").items()}
-    prepare = [Preparation(**vars(entry)) for entry in parsed.pop("prepare")]
-    frontier = parsed.pop("frontier")
-    frontier = None if frontier is None else Frontier(**vars(frontier))
-    sweep = Sweep(methods=methods, prepare=prepare, frontier=frontier, **vars(parsed))
+    return found
+
+
+def sweep_of(found: Any, path: str, jobs: int | None) -> Sweep:
+    """The sweep that is written in a file; see ``read_sweep``."""
+    sweep = parsed(Sweep, found, path)
     sweep.jobs = sweep.jobs if jobs is None else jobs
     _check_values(sweep, path)
     return sweep
+
+
+def parsed(kind: type[T], found: Any, place: str) -> T:
+    """An object of a dataclass from keys and values.
+
+    Raises:
+        UserError: a key is unknown, or a value has another type; ``place`` stands before it.
+    """
+    _check_keys(kind, found, place)
+    for name, settings in (found.get("methods") or {}).items() if kind is Sweep else ():
+        _check_keys(Method, settings, f"{place}, method {name}")
+    parser = ToolParser(exit_on_error=False)
+    parser.add_class_arguments(kind, "all")
+    try:
+        return parser.instantiate(parser.parse_object({"all": found}))["all"]
+    except ArgumentError as error:
+        raise UserError(f"{place}: {short_message(str(error)).removeprefix('all.')}") from None
 
 
 def _check_keys(kind: type, found: Any, place: str) -> None:
@@ -183,16 +178,6 @@ def _check_values(sweep: Sweep, path: str) -> None:
             f"{path}: the labels of the methods are {', '.join(labels)}, but none may occur twice."
         )
     named = {"anchor": [sweep.anchor] if sweep.anchor else [], **sweep.comparisons}
-    if sweep.frontier is not None:
-        named["frontier.subject"] = [sweep.frontier.subject]
-        if not sweep.frontier.kls or min(sweep.frontier.kls) <= 0:
-            raise UserError(f"{path}: frontier.kls is {sweep.frontier.kls}, but it needs KLs above 0.")
-        for seed in sweep.frontier.tuning_seeds:
-            if seed not in sweep.seeds:
-                raise UserError(
-                    f"{path}: frontier.tuning_seeds names {seed}, which is none of the seeds "
-                    f"({', '.join(map(str, sweep.seeds))}); add it to them, or take it out."
-                )
     for place, methods in named.items():
         for one in methods:
             if one not in sweep.methods:

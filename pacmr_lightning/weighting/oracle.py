@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from ..batch import PairBatch
 from ..errors import UserError
 from ..rewards import Rewards
-from ..theory import oracle_log_weights
 from .base import Weighting, Weights
 
 _NO_ETA = (
@@ -20,6 +20,14 @@ _NO_FLIPS = (
     "DropFlipped needs to know of every pair whether its label is flipped; add the column flipped to the "
     "rows, or inject the noise with noise_rate."
 )
+
+
+def log_noisy_over_clean(s: Tensor, eps0: Tensor, eps1: Tensor) -> Tensor:
+    """log(q / eta), where eta = sigmoid(s) and q = (1 - eps0) eta + eps1 (1 - eta): appendix D's 1 / g+.
+
+    log((1 - q) / (1 - eta)) is the same at -s with the two flip rates exchanged.
+    """
+    return torch.logaddexp(torch.log1p(-eps0), eps1.log() - s)
 
 
 class OracleWeights(Weighting):
@@ -83,8 +91,8 @@ class OracleWeights(Weighting):
         # Probabilities that rounded to 0 or 1 have no finite logit. On the CPU, since a device may lack the
         # float64 in which 1 - 1e-12 is not 1.
         s = torch.logit(batch.eta.cpu().double(), eps=1e-12)
-        log_g, _ = oracle_log_weights(s, self.label_noise, self.label_noise, self.rho0)
-        return Weights(log_g.exp().to(rewards.u))
+        eps, rho0 = torch.tensor([self.label_noise, self.rho0], dtype=torch.float64)
+        return Weights((rho0.log() - log_noisy_over_clean(s, eps, eps)).exp().to(rewards.u))
 
     def state_dict(self) -> dict[str, Any]:
         """The rate, which "auto" may have set."""

@@ -106,7 +106,7 @@ with stand_in_gpu():
         ("pacmr", ["--model.weighting.every", "2", "--model.policy.layout", "separate"]),
         ("pacmr", ["--model.weighting.every", "2", "--model.weighting.estimator", "GhostDotProduct"]),
     ],
-    ids=["dpo", "pacmr-separate", "pacmr-ghost", "co-teaching"],
+    ids=["dpo", "pacmr-separate", "pacmr-ghost"],
 )
 def test_a_fit(method, options, words, gpu):
     """With its callbacks, and gone on with; rows are padded on a GPU, so the last digits are others."""

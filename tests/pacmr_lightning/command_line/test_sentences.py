@@ -266,7 +266,7 @@ def test_words_of_a_config(text, sentence, base, capsys, tmp_path):
         ),
         (["analyze", "a", "--taus"], "--taus: its value is missing; give it after the option."),
         (["analyze", "a", "--taus", "0.6", "x"], "taus: expected a float, but got x."),
-        (["theory"], "runs and output are missing; "),
+        (["surfaces"], "runs and output are missing; "),
         (
             ["audit", "a", "--action", "flop"],
             "action: expected one of 'drop', 'flip' or null, but got flop; did you ",

@@ -1,7 +1,7 @@
 """One process of a group: trains the same policy under one strategy after the other.
 
 strategy_runs.py BASE FOLDER CASE ...; torchrun's variables say which process it is. Of each case rank 0
-leaves FOLDER/CASE.pt: the adapter and VNet (or co-teaching's second adapter), what was logged, and what the
+leaves FOLDER/CASE.pt: the adapter and VNet, what was logged, and what the
 processes held.
 """
 

@@ -1,6 +1,7 @@
 """A world small enough for sweeps that run in seconds."""
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pacmr_lightning.sweep.cells import Cell, config_contents
+from pacmr_lightning.commands.fit import parser_of
+from pacmr_lightning.sweep.cells import Cell, cells, config_contents
+from pacmr_lightning.sweep.spec import Sweep
 
 ROOT = Path(__file__).parents[3]
 OPTIONS = {
@@ -77,3 +80,34 @@ def end(cell: Cell, summary: dict | None) -> None:
     (cell.folder / "cell.json").write_text(json.dumps(record))
     if summary is not None:
         (cell.folder / "summary.json").write_text(json.dumps(summary))
+
+
+def check_measures(sweep: Sweep) -> None:
+    """A run validates before it ends, and does nothing twice."""
+    cell = cells(sweep)[0]
+    trainer = parser_of("fit").parse_args(cell.arguments[1:]).trainer
+    names = [callback.class_path for callback in trainer.callbacks]
+    assert len(names) == len(set(names))
+    if (steps := trainer.max_steps) > 0:
+        assert isinstance(trainer.val_check_interval, int) and trainer.val_check_interval <= steps
+
+
+def check_dry_run(file: Path, main: Callable[[list[str]], None], whole: bool, capsys) -> int:
+    """How many cells a file has, each option of which exists and is in range; nothing is run or written.
+
+    Parsing takes a third of a second a method, so without ``whole`` an option has its first value only.
+    """
+    for name in ("configs", "research"):
+        Path(name).symlink_to(ROOT / name)
+    sweep = yaml.safe_load(file.read_text())
+    if not whole:
+        for method in filter(None, sweep["methods"].values()):
+            method["vary"] = {option: values[:1] for option, values in method.get("vary", {}).items()}
+    Path("sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
+    main(["sweep.yaml", "--dry_run"])
+    assert {path.name for path in Path().iterdir()} == {"configs", "research", "sweep.yaml"}
+    lines = capsys.readouterr().out.splitlines()
+    found = [line for line in lines if re.match(r"\S+-seed\d+ \(.* pacmr fit --config configs/", line)]
+    assert re.fullmatch(rf"{len(found)} cells( at most: .+)?", lines[-1])
+    assert all("{" not in line for line in found)
+    return len(found)

@@ -127,26 +127,6 @@ def test_a_cell_after_another(write_sweep, capsys):
     assert not Path("out/second-noise30-seed1").exists()
 
 
-@pytest.mark.slow
-def test_reported_seeds_of_a_frontier(write_sweep, capsys):
-    """They run what was best on the tuning seed, and nothing else."""
-    vary = {"vary": {"model.objective.beta": [0.5, 1.0, 2.0]}}
-    frontier = {"subject": "dpo", "kls": [0.01], "tuning_seeds": [7]}
-    changed = {"methods": {"dpo": vary}, "anchor": None, "frontier": frontier}
-    assert sweep(write_sweep(**changed, seeds=[7])) == 0
-    # So few updates leave all as they were, so the tuning seed is given results that differ.
-    for beta, gold, accuracy in ((0.5, 1.0, 0.6), (1.0, 2.0, 0.5), (2.0, 0.0, 0.7)):
-        file = Path(f"out/dpo-noise30-beta{beta}-seed7/summary.json")
-        found = json.loads(file.read_text())
-        found["metrics"]["val/gold_reward"] = gold
-        file.write_text(json.dumps(found | {"val_accuracy": accuracy}))
-    path = write_sweep(**changed, seeds=[0, 7])
-    assert sweep(path) == 0
-    wanted = {"dpo-noise30-beta1.0-seed0", "dpo-noise30-beta2.0-seed0"}
-    assert {folder.name for folder in Path("out").glob("dpo-*-seed0")} == wanted
-    assert sweep(path) == 0 and len(list(Path("out").glob("dpo-*"))) == 3 + len(wanted)
-
-
 def test_preparation(write_sweep, capsys):
     """What is there already is not made; what cannot be made stops the sweep before any cell."""
     Path("there").touch()

@@ -11,7 +11,6 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 
 from pacmr_lightning.analysis.last_pass import last_pass
 from pacmr_lightning.analysis.surface import load
-from pacmr_lightning.analysis.theory_measures import other_features, weighs, weight_log_ratio
 from pacmr_lightning.callbacks import VNetSurfaces, WeightGap, WeightRecorder, vnet_surfaces
 from pacmr_lightning.callbacks.probe_set import probe
 from pacmr_lightning.commands.surfaces import surfaces_page
@@ -330,10 +329,3 @@ def test_folders(tmp_path):
         assert torch.equal(found, expected)
     with pytest.raises(TypeError, match="got delta besides"):
         vnet(u, entropy, delta=u)
-
-
-def test_theory_leaves_other_features_out():
-    weighting = VNetWeighting(features=("delta", "u", "entropy"))
-    assert other_features(weighting) == ["entropy"] and not weighs(weighting)
-    assert weight_log_ratio(weighting, torch.ones(3), torch.ones(3), None).isnan().all()
-    assert weighs(VNetWeighting()) and weighs(VNetWeighting(features=["u"]))

@@ -1,0 +1,411 @@
+"""Means that docs/results.md and docs/real_text.md print are those of the runs in research/numbers."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import t
+
+from research.frontier import at_best, at_kls, compared
+
+ROOT = Path(__file__).parents[2]
+DOCS, NUMBERS = ROOT / "docs", ROOT / "research" / "numbers"
+METHODS = {"DPO": "dpo", "PACMR-DPO": "pacmr", "rDPO, told the rate": "rdpo"}
+METHODS |= {"DPO, two epochs": "dpo_two_epochs", "Refined": "estimated"}
+RESULTS = (DOCS / "results.md").read_text(encoding="utf-8")
+KINDS = {
+    **{"symmetric": "", "annotators, more and less reliable": "_annotators"},
+    **{"categories, known more and less": "_categories", "near ties": "_ties"},
+    **{"drawn at another temperature": "_temperature", "no flips": "_clean"},
+    **{'15%, follow the word "golden"': "_golden", "follow the longer response": "_length"},
+}
+
+
+def table(first_line: str) -> dict[str, list[str]]:
+    """Cells of the table that begins with this line, by the first of each row."""
+    rest = RESULTS.split(first_line)[1]
+    lines = [line.strip() for line in rest.splitlines()[1:]]  # after the line of dashes
+    lines = lines[: next(i for i, line in enumerate(lines) if not line.startswith("|"))]
+    rows = [[cell.strip().replace("*", "") for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0]: row[1:] for row in rows}
+
+
+def runs(name: str, method: str, beta: float | None = None, **columns: float) -> pd.DataFrame:
+    """The runs of a method, by seed."""
+    frame = pd.read_csv(NUMBERS / f"{name}.csv")
+    frame = frame[frame["method"] == method]
+    for column, value in (columns if beta is None else columns | {"beta": beta}).items():
+        frame = frame[np.isclose(frame[column], value)]
+    return frame.set_index("seed")
+
+
+def first_number(cell: str) -> float:
+    return float(re.match(r"[+-]?\d+\.\d+", cell)[0])
+
+
+def assert_means(reported: pd.DataFrame, reward: float, kl: float, accuracy: float) -> None:
+    """Of ten seeds, as they are rounded in a table."""
+    assert sorted(reported.index) == list(range(10))
+    means = reported[["gold_reward", "sequence_kl", "gold_accuracy"]].mean()
+    assert ((means - [reward, kl, accuracy]).abs().to_numpy() < (0.0051, 0.051, 0.00051)).all(), means
+
+
+def interval(gaps: pd.Series) -> tuple[float, float, float]:
+    """The mean of differences, and its 95% interval (Student's t)."""
+    half = t.ppf(0.975, len(gaps) - 1) * gaps.sem()
+    return gaps.mean(), gaps.mean() - half, gaps.mean() + half
+
+
+def minus_dpo(everything: pd.DataFrame, method: str, rates: tuple[float, ...]) -> list[str]:
+    """What a method at its best beta has more reward than DPO at its own, with intervals, by noise rate."""
+    frame = everything[everything["method"].isin(["dpo", method])].assign(row=everything["beta"])
+    gaps = compared(at_best(frame, [], "gold_reward"), method, []).query("measure == 'gold_reward'")
+    found = []
+    for rate in rates:
+        (gap,) = gaps[np.isclose(gaps["noise"], rate)].to_dict("records")
+        found.append(f"{gap['mean']:+.2f} [{gap['low']:+.2f}, {gap['high']:+.2f}]")
+    return found
+
+
+def assert_as_printed(values: list[float], printed: list[str]) -> None:
+    """Each to as many digits as it is printed with."""
+    for value, shown in zip(values, printed, strict=True):
+        assert value == pytest.approx(float(shown), abs=0.51 * 10 ** -len(shown.split(".")[1]))
+
+
+def assert_sentiment(run: pd.Series, cell: str) -> None:
+    """Reward ± standard error, KL, perplexity and accuracy, as they are rounded in a table."""
+    printed = [float(number) for number in re.findall(r"[\d.]+", cell.replace(",", ""))]
+    names = ["reward", "reward_stderr", "sequence_kl", "perplexity", "accuracy_drawn"]
+    differences = np.abs(run[names].to_numpy(float) - printed)
+    assert (differences < [0.0051, 0.0051, 0.051, 0.51, 0.00051]).all(), cell
+
+
+def test_betas_that_validation_accuracy_chooses():
+    found = table("\n  | method | 20% flipped | 30% flipped | 40% flipped |\n")
+    assert found.keys() == METHODS.keys()
+    for label, cells in found.items():
+        for noise, cell in zip((0.2, 0.3, 0.4), cells, strict=True):
+            reward, beta, kl, accuracy = map(
+                float, re.fullmatch(r"([\d.]+) ± [\d.]+ \(([\d.]+); ([\d.]+); ([\d.]+)\)", cell).groups()
+            )
+            reported = runs("validation-choice-report", METHODS[label], beta, noise=noise)
+            assert_means(reported, reward, kl, accuracy)
+            tuning = runs("frontier-tuning", METHODS[label], noise=noise)
+            assert tuning.groupby("beta")["val_accuracy"].mean().idxmax() == beta, "chosen on other seeds"
+
+
+@pytest.mark.parametrize(
+    ("label", "method"),
+    [("DPO, first pass", "first"), ("Refined", "estimated"), ("PerpCorrect", "perp_rounds")],
+)
+def test_best_betas(label, method):
+    """The rows of the large table whose runs are kept."""
+    cells = re.search(rf"^\|[^|]*\| {label} \|(.*)\|$", RESULTS, re.MULTILINE)[1]
+    for noise, cell in zip((0.2, 0.3, 0.4), cells.replace("*", "").split("|"), strict=True):
+        reward, kl, accuracy = map(
+            float, re.fullmatch(r" ([\d.]+) ± [\d.]+ \(([\d.]+); ([\d.]+)\) ", cell).groups()
+        )
+        assert_means(runs("perpcorrect-report", method, noise=noise), reward, kl, accuracy)
+
+
+def test_central_rows_run_again():
+    """Means and paired differences of the runs that are kept."""
+    cells = table("\n| run again | 20% flipped | 30% flipped | 40% flipped |\n")
+    names = {"DPO, first pass": "first", **{name: METHODS[name] for name in METHODS if name in cells}}
+    assert len(cells) == 9
+    for label, printed in cells.items():
+        for noise, cell in zip((0.2, 0.3, 0.4), printed, strict=True):
+            numbers = [float(number) for number in re.findall(r"[+-]?\d+\.\d+", cell)]
+            first, *other = (runs("frontier-report", names[x], noise=noise) for x in label.split(" minus "))
+            if other:
+                gaps = first["gold_reward"] - other[0]["gold_reward"]
+                assert list(interval(gaps)) == pytest.approx(numbers, abs=0.0051)
+            else:
+                assert_means(first, numbers[0], *numbers[2:])
+
+
+def test_checkpoints():
+    """Mean reward and KL along the runs."""
+    cells = table("\n| updates | 50 | 100 | 150 | 200 | 300 | 400 |\n")
+    assert len(cells) == 5
+    for label, printed in cells.items():
+        name, beta = label.rsplit(", beta ", 1)
+        for updates, cell in zip((50, 100, 150, 200, 300, 400), printed, strict=True):
+            found = runs("checkpoints", METHODS[name], float(beta), updates=updates)
+            numbers = [float(number) for number in re.findall(r"\d+\.\d+", cell)]
+            assert len(found) == (5 if numbers else 0)
+            if numbers:
+                means = found[["gold_reward", "sequence_kl"]].mean()
+                assert means.tolist() == pytest.approx(numbers, abs=0.0051)
+
+
+AT_ONE_KL = {
+    **{"DPO": "dpo", "PACMR-DPO": "pacmr", "rDPO": "rdpo", "DPO, two epochs": "dpo_two_epochs"},
+    **{"Refined": "estimated", "Refined, told 45%": "refined", "Audited soft labels": "soft"},
+    **{"Audited weights": "weights", "PerpCorrect": "perp_correct", "Oracle weights": "oracle"},
+    **{"IPO": "ipo", "Dr.DPO": "drdpo", "ROPO": "ropo", "RPO-EM": "rpo_em", "Fixed σ(u)": "fixed"},
+    **{"cDPO": "cdpo", "Suspects dropped": "dropped", "Suspects flipped": "flipped", "MWN-DPO": "mwn"},
+    **{"R3M": "r3m", "Hölder-DPO": "holder_dpo", "Co-teaching": "co_teaching", "Selective DPO": "selective"},
+    **{"cDPO, told 25%": "cdpo_25", "cDPO, told 35%": "cdpo_35"},
+    **{"rDPO, told 25%": "rdpo_25", "rDPO, told 35%": "rdpo_35"},
+    **{"Aligner": "aligner", "MetaPO-style": "metapo_style"},
+}
+
+
+def test_at_one_kl():
+    first = "told | method | 20%, 1 nat | refined minus it | 30%, 1 nat | refined minus it | 40%, 0.5 nats"
+    (rest,) = re.findall(rf"^\| {re.escape(first)}.*\n.*\n((?:\|.*\n)+)", RESULTS, re.MULTILINE)
+    rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in rest.splitlines()]
+    kept = {label: cells for label, *cells in rows}
+    assert kept.keys() == AT_ONE_KL.keys()
+    frame = pd.read_csv(NUMBERS / "frontier-tuning.csv")
+    asked = ((0.2, 1), (0.3, 1), (0.4, 0.5))
+    matched = pd.concat([at_kls(frame[np.isclose(frame["noise"], rate)], [kl]) for rate, kl in asked])
+    gaps = compared(matched, "estimated", ["kl"]).query("measure == 'gold_reward'")
+    for label, cells in kept.items():
+        for rate, mean, gap in zip((0.2, 0.3, 0.4), cells[::2], cells[1::2], strict=True):
+            part = matched[matched["method"].eq(AT_ONE_KL[label]) & np.isclose(matched["noise"], rate)]
+            if not mean:  # no run of any seed goes that far
+                assert part.empty and not gap
+                continue
+            reward, accuracy, seeds = re.fullmatch(r"([\d.]+) \(([\d.]+)(?:; (\d))?\)", mean).groups()
+            assert len(part) == int(seeds or 5)
+            assert part["gold_reward"].mean() == pytest.approx(float(reward), abs=0.0051)
+            assert part["gold_accuracy"].mean() == pytest.approx(float(accuracy), abs=0.00051)
+            few = len(part) < 3 or (label == "Refined, told 45%" and rate == 0.4)
+            assert bool(gap) != (label == "Refined" or few)
+            if gap:
+                chosen = gaps[gaps["method"].eq(AT_ONE_KL[label]) & np.isclose(gaps["noise"], rate)]
+                (row,) = chosen.to_dict("records")
+                printed = [float(number) for number in re.findall(r"[+-]\d\.\d\d", gap)]
+                assert [row["mean"], row["low"], row["high"]] == pytest.approx(printed, abs=0.0051)
+
+
+def test_changes_to_pacmr():
+    """Each method at its best beta, minus DPO at its own, in the order in which the text has them."""
+    text = " ".join(RESULTS.split("**Changes to one-pass PACMR-DPO**")[1].split("![")[0].split())
+    printed = re.findall(r"[+-]\d\.\d\d \[[+-]\d\.\d\d, [+-]\d\.\d\d\]", text)
+    everything = pd.read_csv(NUMBERS / "frontier-tuning.csv")
+    found = []
+    shapes = ("pacmr", "pacmr_soft_labels", "pacmr_offset")
+    fast = ("pacmr_held_out_fast", "pacmr_fast", "pacmr_fast_soft", "pacmr_fast_soft_labels")
+    for method in (*shapes, "pacmr_averaged", "peer_prior", "pacmr_held_out", *fast):
+        found += minus_dpo(everything, method, (0.3, 0.4))
+    assert found == printed
+
+
+def test_changes_to_pacmr_in_long_runs():
+    """Each at its best beta, minus DPO at its own; and at beta 1, where those that learn VNet collapse."""
+    text = " ".join(RESULTS.split("**In long runs none leaves that line")[1].split("Of one run")[0].split())
+    printed = re.findall(r"[+-]\d\.\d\d \[[+-]\d\.\d\d, [+-]\d\.\d\d\]", text)
+    everything = pd.read_csv(NUMBERS / "pacmr-variants-long.csv")
+    found = []
+    for method in ("fixed", "peer_prior", "pacmr", "pacmr_soft_labels", "pacmr_offset"):
+        found += minus_dpo(everything, method, (0.4,))
+    assert found == printed
+    means = everything.groupby(["method", "beta"])[["gold_reward", "sequence_kl", "flip_auroc"]].mean()
+    assert round(means.loc[("dpo", 0.05), "gold_reward"], 2) == 3.61
+    collapsed = means.loc[[(method, 1.0) for method in ("pacmr", "pacmr_soft_labels", "pacmr_offset")]]
+    assert "1.31, 1.04 and 1.50" in text and collapsed["gold_reward"].round(2).tolist() == [1.31, 1.04, 1.5]
+    assert collapsed["sequence_kl"].round().agg(["min", "max"]).tolist() == [16, 22]
+    assert collapsed["flip_auroc"].round(2).agg(["min", "max"]).tolist() == [0.54, 0.57]
+    assert round(means.loc[("fixed", 1.0), "flip_auroc"], 2) == 0.83
+
+
+def test_wordings_of_the_meta_pairs():
+    text = " ".join(RESULTS.split("**Nor do several wordings of one")[1].split())
+    printed = re.search(
+        r"it is ([\d.]+) and ([\d.]+), which is ([\d.]+) \[(\S+), (\S+)\] and ([\d.]+) less", text
+    )
+    means, less = [], []
+    for rate in (0.3, 0.4):
+        several = runs("meta-pairs", "several_wordings", noise=rate)["gold_reward"]
+        one = runs("meta-pairs", "pacmr", noise=rate, meta_batch_size=64)["gold_reward"]
+        assert sorted(several.index) == sorted(one.index) == [100, 101, 102, 103, 104]
+        means.append(several.mean())
+        less.append(one - several)
+    found = [*means, *interval(less[0]), less[1].mean()]
+    assert found == pytest.approx([float(number) for number in printed.groups()], abs=0.0051)
+    assert sum(less[1].abs() < 1e-5) == 3, "three of five"
+
+
+def assert_run(row, printed, judge, *others):
+    """Accuracy, KL and its error, what else a table has, and how well weights or u find flips."""
+    columns = ("accuracy", "sequence_kl", "sequence_kl_stderr", *others)
+    auroc = row["flip_auroc"] if judge == "g" else row["flip_auroc_u"]
+    assert_as_printed([*(row[name] for name in columns), auroc], printed)
+
+
+def test_hh():
+    """Each of three seeds: accuracy, KL, margin, and how well weights or u find flips."""
+    numbers = pd.read_csv(NUMBERS / "hh.csv").set_index("method")
+    frame = numbers[numbers["seed"] == 42]
+    text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("**Better ranks, and no better")[1]
+    found = re.findall(
+        r"^  \| ([^|]+) \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \| (\S+) \((\w)\) \|", text, re.MULTILINE
+    )
+    names = ("dpo", "dpo_further", "rdpo", "fixed", "pacmr", "pacmr_ghost", "refined")
+    assert len(found) == len(names) and list(frame.index) == list(names)
+    for name, (_, *printed, judge) in zip(names, found, strict=True):
+        assert_run(frame.loc[name], printed, judge, "margin")
+    other = text.split("**With other flips DPO learned little")[1]
+    rows = re.findall(
+        r"^  \| (\d\d), [^|]+ \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \((\w)\) \|", other, re.MULTILINE
+    )
+    frame = numbers[numbers["seed"] != 42]
+    methods = ["dpo", "dpo_further", "pacmr", "refined"]
+    assert list(frame.index) == [*methods, *methods[:2], "even", *methods[2:]]
+    assert [int(seed) for seed, *_ in rows] == list(frame["seed"])
+    for row, (_, *printed, judge) in zip(frame.to_dict("records"), rows, strict=True):
+        assert_run(row, printed, judge)
+
+
+def test_sentiment():
+    """Of the five seeds at the lower learning rate: reward, KL, perplexity and accuracy."""
+    frame = pd.read_csv(NUMBERS / "sentiment.csv")
+    frame = frame[np.isclose(frame["learning_rate"], 5e-4)].set_index(["method", "seed"])
+    text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("**With half of that rate")[1]
+    rows = re.findall(r"^  \| (\d) \| (.*) \|$", text.split("**Knowing")[0], re.MULTILINE)
+    methods = ("dpo", "dpo_further", "dpo_furthest", "refined", "pacmr", "dpo_two_epochs")
+    printed = {}
+    for seed, cells in rows:
+        for method, cell in zip(methods, cells.split(" | "), strict=True):
+            if cell != "–":
+                printed[method, int(seed)] = cell
+    assert printed.keys() == set(frame.index) and len(printed) == 25
+    for run, cell in printed.items():
+        assert_sentiment(frame.loc[run], cell)
+    for method, than, column, more in (
+        ("refined", "dpo", "reward", "0.89 [0.15, 1.63]"),
+        ("pacmr", "dpo", "reward", "0.58 [0.38, 0.78]"),
+        ("pacmr", "dpo_furthest", "reward", "0.06 [-0.42, 0.54]"),
+        ("pacmr", "dpo_furthest", "sequence_kl", "1.68 [-0.79, 4.14]"),
+        ("refined", "dpo_furthest", "reward", "0.37 [-0.57, 1.30]"),
+        ("refined", "dpo_furthest", "sequence_kl", "5.85 [3.14, 8.56]"),
+    ):
+        mean, low, high = interval(frame.loc[method][column] - frame.loc[than][column])
+        assert f"{mean:.2f} [{low:.2f}, {high:.2f}]" == more
+        assert more in " ".join(text.split())
+
+
+def test_labels_as_they_came():
+    """What a reader said of suspects and of pairs drawn at random."""
+    readings = pd.read_csv(NUMBERS / "readings.csv")
+    found = readings.groupby(["data", "drawn"])["label"].value_counts().unstack()[["wrong", "right", "open"]]
+    text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("| labels as they came |")[1]
+    rows = re.findall(r"^  \| (HH|TL;DR)[^|]*, 20 ([^|]+) \| (\d+) \| (\d+) \| (\d+) \|", text, re.MULTILINE)
+    assert len(rows) == 4
+    for data, drawn, *counts in rows:
+        kind = {"most suspect": "suspect", "at random": "random"}[drawn]
+        assert found.loc[data, kind].tolist() == [int(count) for count in counts]
+    both = found.groupby("drawn").sum()
+    said = "{} of {} suspects look wrong and {} of {} others"
+    decided = (
+        (both["wrong"][kind], both["wrong"][kind] + both["right"][kind]) for kind in ("suspect", "random")
+    )
+    assert said.format(*(number for pair in decided for number in pair)) in " ".join(text.split())
+
+
+def test_who_ranks_planted_flips():
+    """What the page's first figure shows of HH and film reviews."""
+    auroc = pd.read_csv(NUMBERS / "judges.csv").set_index(["data", "judge"])["auroc"]
+    text = (DOCS / "real_text.md").read_text(encoding="utf-8")
+    reviews, hh = text.split("**One epoch is enough")[1], text.split("| score | AUROC |")[1]
+    for judge in ("probe", "first_visit", "policy"):
+        (row,) = re.findall(rf"^\|[^|]*--scorer {judge}`[^|]*\| \**(0\.\d+)", hh, re.MULTILINE)
+        assert float(row) == auroc["HH", judge]
+    assert f"ranks the flipped ones with an AUROC of {auroc['Film reviews', 'policy']} only" in reviews
+    assert f"has {auroc['Film reviews', 'first_visit']} ± 0.02 (`--scorer first_visit`)" in reviews
+    assert f"(`--scorer probe`) has {auroc['Film reviews', 'probe']:.2f} ± 0.02" in reviews
+
+
+def test_sentiment_under_other_labels():
+    """Reward, KL, perplexity and accuracy of one seed."""
+    frame = pd.read_csv(NUMBERS / "sentiment-noise.csv").set_index(["labels", "method", "beta"])
+    text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("**Other shares and kinds")[1]
+    rows = re.findall(
+        r"^  \| ([^|]*\d?) \| (.*\(.*) \|$", text.split("What wrong labels cost")[0], re.MULTILINE
+    )
+    runs_of = (("dpo", 0.03), ("dpo", 0.003), ("refined", 0.03))
+    learned = frame.loc[("annotators", "rpo_em_annotators", 0.03)]
+    said = (
+        f"has {learned['reward']:.2f} ± {learned['reward_stderr']:.2f} at {learned['sequence_kl']:.1f} nats"
+    )
+    assert said in " ".join(text.split())
+    even = frame.loc[("categories", "cdpo", 0.03)]
+    said = f"has {even['reward']:.2f} ± {even['reward_stderr']:.2f} at {even['sequence_kl']:.1f} nats there"
+    assert said in " ".join((DOCS / "real_text.md").read_text(encoding="utf-8").split())
+    assert len(rows) * len(runs_of) + 2 == len(frame)
+    kinds = ("clean", "20", "40", "annotators", "categories", "temperature", "ties", "length")
+    for kind, (_, cells) in zip(kinds, rows, strict=True):
+        for run, cell in zip(runs_of, cells.split(" | "), strict=True):
+            assert_sentiment(frame.loc[(kind, *run)], cell)
+
+
+def test_twenty_minutes():
+    text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("## In twenty minutes")[1].split("##")[0]
+    printed = re.findall(r"(\d\.\d\d) ± (0\.\d\d) \((\d+\.\d)\)", text)
+    found = pd.read_csv(NUMBERS / "sentiment-tiny.csv")
+    columns = ["reward", "reward_stderr", "sequence_kl"]
+    for values, cell in zip(found[columns].to_numpy(), printed, strict=True):
+        assert_as_printed(values, cell)
+
+
+def test_tldr():
+    frame = pd.read_csv(NUMBERS / "tldr.csv")
+    text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("**Nor do policies learn it")[1]
+    found = re.findall(
+        r"^\| (\d), [^|]+ \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \| (\S+) \((\w)\) \|",
+        text.split("##")[0],
+        re.MULTILINE,
+    )
+    assert [int(draw) for draw, *_ in found] == list(frame["draw"])
+    for row, (_, *printed, judge) in zip(frame.to_dict("records"), found, strict=True):
+        assert_run(row, printed, judge, "margin")
+
+
+def test_how_many_runs_a_file_has():
+    index = (ROOT / "research" / "README.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"\| `([^|]*\.csv)` \| ([\d,]+) \|", index))
+    assert listed == {path.name: f"{len(pd.read_csv(path)):,}" for path in NUMBERS.glob("*.csv")}
+
+
+def test_judges_that_have_not_seen_the_pairs():
+    """And what refined has more, whose runs are PerpCorrect's first ones."""
+    text = " ".join(RESULTS.split())
+    found = re.search(r"--scorer dpo`\), the second pass has ([^:]*) less than refined", text)[1]
+    numbers = [float(number) for number in re.findall(r"\d\.\d\d", re.sub(r"\[[^]]*\]", "", found))]
+    for noise, mean, less in zip((0.2, 0.3, 0.4), numbers[:3], numbers[3:], strict=True):
+        halves = runs("halves-report", "halves", noise=noise)["gold_reward"]
+        refined = runs("perpcorrect-report", "estimated", noise=noise)["gold_reward"]
+        assert sorted(halves.index) == list(range(10))
+        assert [halves.mean(), (refined - halves).mean()] == pytest.approx([mean, less], abs=0.0051)
+
+
+def test_refined_over_betas():
+    found = table("| beta of the second pass | 20% flipped | 30% | 40% |\n")
+    for beta, cells in found.items():
+        for noise, cell in zip((0.2, 0.3, 0.4), cells, strict=True):
+            tuning = runs("frontier-tuning", "estimated", float(beta), noise=noise)
+            assert tuning["gold_reward"].mean() == pytest.approx(first_number(cell), abs=0.0051)
+
+
+def test_kinds_of_noise():
+    found = table(
+        "| labels | first pass (DPO, beta 1) | PACMR-DPO, beta 2 | two epochs, best beta | refined "
+        "| refined - first pass | refined - two epochs |\n"
+    )
+    assert found.keys() == KINDS.keys()
+    for label, cells in found.items():
+        kind = KINDS[label]
+        beta = float(re.search(r"; ([\d.]+)\)", cells[2])[1])
+        asked = (("first", None), ("pacmr", None), ("dpo_two_epochs", beta), ("estimated", None))
+        first, pacmr, twice, refined = (
+            runs("noise-kinds-report", name + kind, beta)["gold_reward"] for name, beta in asked
+        )
+        assert all(len(part) == 10 for part in (first, pacmr, twice, refined))
+        means = [part.mean() for part in (first, pacmr, twice, refined, refined - first, refined - twice)]
+        np.testing.assert_allclose(means, [first_number(cell) for cell in cells], atol=0.0051, rtol=0)
