@@ -13,8 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-
-from pacmr_lightning import objectives
+from pacmr_lightning import objectives, weighting
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.gradient import norm
 from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, SoftPromptConsistency
