@@ -81,11 +81,7 @@ class CentralDifference(MetaGradientEstimator):
 
     @torch.no_grad()
     def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
-        """(N,) unclipped coefficients.
-
-        Raises:
-            UserError: the objective's gradient is not that of its values.
-        """
+        """(N,) unclipped coefficients."""
         if pairs.objective.holds_factors:
             name = type(pairs.objective).__name__
             raise UserError(
@@ -115,11 +111,7 @@ class ExactCoefficients(MetaGradientEstimator):
     differentiates_twice = True
 
     def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
-        """(N,) unclipped coefficients.
-
-        Raises:
-            UserError: the policy's attention cannot be differentiated twice.
-        """
+        """(N,) unclipped coefficients."""
         policy = pairs.policy
         parameters = list(policy.adapter().values())
         parts = []
@@ -149,11 +141,7 @@ class GhostDotProduct(MetaGradientEstimator):
     exact = True
 
     def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
-        """(N,) unclipped coefficients.
-
-        Raises:
-            UserError: LoRA layers do not see whole rows.
-        """
+        """(N,) unclipped coefficients."""
         return pairs.along(direction)
 
 

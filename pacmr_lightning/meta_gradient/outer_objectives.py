@@ -75,11 +75,7 @@ class PromptConsistency(OuterObjective):
     def gradient(
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
     ) -> OuterGradient:
-        """See ``OuterObjective``; ``meta.augmented`` holds the reworded views.
-
-        Raises:
-            UserError: the meta pairs have no augmented views.
-        """
+        """See ``OuterObjective``; ``meta.augmented`` holds the reworded views."""
         if meta.augmented is None:
             raise UserError(
                 f"{type(self).__name__} compares a pair with its reworded view, but the meta pairs have "
@@ -126,16 +122,8 @@ def pseudo_label_loss(u: Tensor, targets: Tensor) -> Tensor:
 def _consistency_metrics(
     u: Tensor, retained: Tensor, view: Tensor, targets: Tensor, flipped: Tensor, divisor: Tensor
 ) -> dict[str, Tensor]:
-    """Metrics of one outer step over all ranks.
-
-    Args:
-        u: (M,) of the original views.
-        retained: (K,) indices of the retained pairs.
-        view: (K,) u of their augmented views.
-        targets: (K,) pseudo-labels.
-        flipped: (M,) 1, 0 or ``UNKNOWN``.
-        divisor: 0-dim, of the summed loss.
-    """
+    """Metrics over all ranks of (M,) u and flipped, (K,) indices of the retained pairs, their view's u and
+    pseudo-labels, and the summed loss's divisor."""
     original, flips, as_observed = u[retained], flipped[retained], targets >= 0.5
     known = flips != UNKNOWN
     total = _sums_over_ranks(
@@ -215,11 +203,7 @@ class CleanPreference(OuterObjective):
     def gradient(
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
     ) -> OuterGradient:
-        """See ``OuterObjective``.
-
-        Raises:
-            UserError: the meta pairs come with reworded views, so they are noisy training pairs.
-        """
+        """See ``OuterObjective``; the meta pairs are clean ones, without reworded views."""
         if meta.augmented is not None:
             raise UserError(
                 "CleanPreference learns from clean pairs, but the meta pairs are noisy training pairs; give "

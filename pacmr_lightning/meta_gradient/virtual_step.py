@@ -58,16 +58,9 @@ def shifted(policy: PolicyModel, direction: Direction, scale: float) -> Iterator
 
 @torch.no_grad()
 def check_shifted(policy: PolicyModel, pair: PairBatch) -> None:
-    """Compare ``shifted`` with really moved parameters on a pair, before training; they are put back.
+    """Refuse an adapter with layers that ``shifted`` misses, by really moved parameters on a batch.
 
-    Nothing is compared where ZeRO-3 keeps the parameters in parts.
-
-    Args:
-        policy: on its device.
-        pair: a batch of one pair or more, on the same device.
-
-    Raises:
-        UserError: the adapter has layers that the shift misses.
+    The parameters are put back. Nothing is compared where ZeRO-3 keeps them in parts.
     """
     policy.check_hooked()
     if policy.is_sharded:

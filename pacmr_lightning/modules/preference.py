@@ -135,12 +135,7 @@ class PreferenceModule(TrainedOnly):
         self.policy.build(pair=self.checked_pair)
 
     def setup(self, stage: str) -> None:
-        """Moves metrics and what the weighting learns to the device, before a restore; tells the noise rate.
-
-        Raises:
-            UserError: ``micro_batch_size`` does not divide a device's share of the global batch, the strategy
-                cannot train an adapter, or there is no datamodule to fit.
-        """
+        """Moves metrics and what the weighting learns to the device, before a restore; tells the noise rate."""
         check_strategy(self.trainer.strategy, self.policy.quantization)
         device = self.trainer.strategy.root_device
         self.weighting.to(device)
@@ -169,12 +164,7 @@ class PreferenceModule(TrainedOnly):
         self.options = self._fit_options()
 
     def on_fit_start(self) -> None:
-        """Lets the datamodule ask the reference, which is on its device now, for what it keeps on disk.
-
-        Raises:
-            UserError: the trainer's precision turned the adapter into half precision; or the weighting
-                cannot learn from parameters that ZeRO-3 keeps in parts.
-        """
+        """Lets the datamodule ask the reference, which is on its device now, for what it keeps on disk."""
         check_adapter(self.policy.adapter())
         self.policy.reference_digest()  # which takes longer than a checkpoint should
         if self.policy.is_sharded:
@@ -286,11 +276,7 @@ class PreferenceModule(TrainedOnly):
             self.log_dict({f"train/{name}": value for name, value in learned.items()})
 
     def on_validation_start(self) -> None:
-        """Checks that the policy can read the pairs, where no fit has done so.
-
-        Raises:
-            UserError: it cannot.
-        """
+        """Checks that the policy can read the pairs, where no fit has done so."""
         data = datamodule(self.trainer)
         if data is not None and not self.trainer.training:
             data.check_model(self.policy)
@@ -351,12 +337,7 @@ class PreferenceModule(TrainedOnly):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the weighting; check the adapter, the reference's weights and, in a fit, the options.
-
-        Raises:
-            UserError: the checkpoint belongs to another adapter, its reference had other weights, or a fit
-                resumes with options that cannot change.
-        """
+        """Restore the weighting; check the adapter, the reference's weights and, in a fit, the options."""
         if is_fitting(self) and "weighting" in checkpoint:  # else it is another module's
             check_options(checkpoint["options"], self.options, checkpoint["global_step"])
         saved, needed = set(checkpoint["state_dict"]), {f"policy.{name}" for name in self.policy.adapter()}
@@ -441,16 +422,7 @@ def _record(pairs: StepPairs, weights: Weights) -> PairRecord:
 
 
 def check_finite(losses: Tensor, ids: list[str], gradient: dict[str, Tensor]) -> None:
-    """Stops all ranks, with the same sentence, before an update spreads what is no number.
-
-    Args:
-        losses: (N,) of this rank's pairs.
-        ids: their ids.
-        gradient: the same on all ranks.
-
-    Raises:
-        UserError: the loss of a pair, or the gradient, is NaN or infinite on some rank.
-    """
+    """Ends the run on all ranks, before the update, where a pair's loss or the gradient is not finite."""
     bad = ~torch.isfinite(losses)
     count = (bad.any() | ~torch.isfinite(norm(gradient))).float()
     sum_over_ranks([count])

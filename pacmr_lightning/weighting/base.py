@@ -91,39 +91,19 @@ class Weighting(ABC):
         """
 
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
-        """Tells a weighting that depends on it the datamodule's noise rate, before training starts.
-
-        Args:
-            rate: share of the labels that are flipped.
-            uniform: whether it is also every pair's own probability of a flip.
-        """
+        """Tells the datamodule's rate of flipped labels; ``uniform``: it is also each pair's probability."""
 
     def check_pairs(self, pairs: Any) -> None:
-        """Called before training, on every rank, with the datamodule's ``train_pairs`` (of all ranks).
-
-        Raises:
-            UserError: the weighting does not fit them.
-        """
+        """Raises UserError where the weighting does not fit the datamodule's ``train_pairs`` (of all ranks)."""
 
     def check_plan(self, updates: int, updates_per_epoch: int) -> None:
-        """Looks at the length of a run before it starts.
-
-        Raises:
-            UserError: the weighting needs a longer one.
-        """
+        """Raises UserError where the weighting needs a longer run."""
 
     def observe(self, rewards: Rewards, batch: PairBatch) -> None:
-        """Sees this rank's N pairs of an optimizer step, detached, when all of its weights are made.
-
-        Every rank calls it once a step; what is learned is the same on all of them.
-        """
+        """Sees this rank's N pairs of a step, detached, once its weights are made; all ranks call it."""
 
     def check_sharded(self) -> None:
-        """Called before training where ZeRO-3 keeps the policy's parameters in parts.
-
-        Raises:
-            UserError: ``update`` does not work with them.
-        """
+        """Raises UserError where ``update`` cannot work with ZeRO-3's parts of parameters."""
 
     def update(self, pairs: StepPairs, meta: PairBatch, learning_rate: float) -> dict[str, Tensor]:
         """Learns from one train and one meta batch; returns 0-dim values to log, by name.
@@ -163,11 +143,7 @@ class Weighting(ABC):
 
 
 def check_soft_labels(weighting: Weighting, objective: Objective) -> None:
-    """Refuses soft labels where they make no sense.
-
-    Raises:
-        UserError: the objective corrects for wrong labels itself; or the weights are divided by their mean.
-    """
+    """Refuses soft labels with an objective that corrects labels itself, and with weights of mean one."""
     if not weighting.soft_labels:
         return
     if objective.corrects_labels:
@@ -184,11 +160,7 @@ def check_soft_labels(weighting: Weighting, objective: Objective) -> None:
 
 
 def check_update(weighting: Weighting) -> None:
-    """Calls nothing, but looks whether the module could call ``update`` where the weighting learns.
-
-    Raises:
-        UserError: it takes other arguments.
-    """
+    """Refuses a weighting that learns by an ``update`` of other arguments than the module calls it with."""
     if not weighting.every:
         return
     try:

@@ -56,15 +56,7 @@ def ordered(names: Sequence[Feature]) -> tuple[Feature, ...]:
 
 
 class PairFeatures:
-    """Computes features of pairs, and keeps what those of earlier visits need.
-
-    Args:
-        names: which, in VNet's order.
-        history: folder of the visits of an earlier run, which come first; None for none.
-
-    Raises:
-        UserError: ``history`` is given, but no feature is made of earlier visits.
-    """
+    """Features of pairs, named in VNet's order; ``history`` is a folder of an earlier run's visits or None."""
 
     def __init__(self, names: Sequence[Feature], history: str | None = None):
         self.names = names
@@ -94,11 +86,7 @@ class PairFeatures:
             self._history.read(self.history, dict(zip(pairs.rows["id"][:], pairs.flipped, strict=True)))
 
     def check_plan(self, updates: int, updates_per_epoch: int) -> None:
-        """Looks whether pairs are visited more than once in a run, or were in an earlier one.
-
-        Raises:
-            UserError: they are not, and a feature is made of earlier visits.
-        """
+        """Refuses features of earlier visits where no pair is visited twice, in this run or an earlier one."""
         if self.look_back and self.history is None and updates <= updates_per_epoch:
             named = ", ".join(name for name in self.names if name in _HISTORY)
             raise UserError(
@@ -135,13 +123,9 @@ class PairHistory:
         """First u, mean and variance, by the pair's id."""
 
     def features(self, ids: list[str], u: Tensor) -> dict[str, Tensor]:
-        """(N,) mean of u less its first value, and standard deviation of u, the current visit included.
+        """(N,) mean of u less its first value, and its standard deviation; this visit's (N,) u included.
 
-        Both are 0 for a pair that is visited for the first time.
-
-        Args:
-            ids: of N pairs.
-            u: (N,) at the current visit, which stays out of what is remembered.
+        Both are 0 for a pair that is visited for the first time. The visit is not remembered.
         """
         seen = [self._next(name, value) for name, value in zip(ids, u.tolist(), strict=True)]
         return {
@@ -155,14 +139,9 @@ class PairHistory:
             self._visits[name] = self._next(name, value)
 
     def read(self, folder: str, labels: Mapping[str, int]) -> None:
-        """Begins with the visits of an earlier run, in their order.
+        """Begins with the visits in the folder ``weights`` of an earlier run of these pairs.
 
-        Args:
-            folder: ``weights`` of that run, which ``WeightRecorder`` wrote.
-            labels: by id of the pairs that are going to be visited, 1 flipped, 0 not, -1 unknown.
-
-        Raises:
-            UserError: the folder cannot be read, knows no visit or no u of some pair, or saw other labels.
+        ``labels`` has 1 for a flipped pair, 0 for one that is not, -1 for unknown, by id.
         """
         import pandas as pd  # takes a while, and most runs do without
 

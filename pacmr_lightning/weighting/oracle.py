@@ -59,11 +59,7 @@ class OracleWeights(Weighting):
             raise UserError(f"rho0 is {self.rho0}, but it must be above 0 and below 1 - {rate:g}.")
 
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
-        """Resolves the rate "auto".
-
-        Raises:
-            UserError: the rate is "auto", but not all pairs have the same.
-        """
+        """Resolves the rate "auto", where all pairs have the same."""
         if self.label_noise == "auto":
             if not uniform:
                 raise UserError(
@@ -79,11 +75,7 @@ class OracleWeights(Weighting):
             raise UserError(_NO_ETA)
 
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
-        """(N,) weights; they depend on the pairs alone.
-
-        Raises:
-            UserError: a pair's eta is unknown.
-        """
+        """(N,) weights; they depend on the pairs alone."""
         if batch.eta is None or bool(batch.eta.isnan().any()):
             raise UserError(_NO_ETA)
         if self.label_noise == "auto":
@@ -120,11 +112,7 @@ class DropFlipped(Weighting):
             raise UserError(_NO_FLIPS)
 
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
-        """(N,) zeros and ones.
-
-        Raises:
-            UserError: it is unknown whether a pair is flipped.
-        """
+        """(N,) zeros and ones."""
         if bool((batch.flipped < 0).any()):
             raise UserError(_NO_FLIPS)
         return Weights((batch.flipped == 0).to(rewards.u.dtype))

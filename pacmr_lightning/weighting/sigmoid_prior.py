@@ -64,11 +64,7 @@ class SigmoidPrior(Weighting):
 
 
 def check_offset(option: str, offset: float | Literal["auto"]) -> None:
-    """Refuses soft labels that a fresh policy cannot learn from.
-
-    Raises:
-        UserError: the offset is not above 0.
-    """
+    """Refuses soft labels that a fresh policy cannot learn from: those of an offset not above 0."""
     if offset != "auto" and not offset > 0:
         raise UserError(
             f"soft_labels needs {option} above 0, but it is {offset:g}: a fresh policy (u = 0) would hold "
@@ -78,11 +74,7 @@ def check_offset(option: str, offset: float | Literal["auto"]) -> None:
 
 
 def auto_offset(rate: float) -> float:
-    """logit(1 - rate): Theorem 1's offset for slope 1 under symmetric flips at a rate.
-
-    Raises:
-        UserError: the rate leaves no finite offset, or labels that say more than chance.
-    """
+    """logit(1 - rate): Theorem 1's offset for slope 1 under symmetric flips at a rate in (0, 0.5)."""
     if not 0 < rate < 0.5:
         raise UserError(
             f"The offset is auto, but the datamodule's noise_rate is {rate}; logit(1 - rate) needs a rate "

@@ -201,13 +201,7 @@ class VNetWeighting(Weighting):
         return {name: value for name, value in metrics.items() if torch.isfinite(value)}
 
     def _step(self, inner: WeightedGradient, features: list[Tensor], c: Tensor) -> None:
-        """Adam step of Theta along -1/N sum_i c_i dV_i/dTheta.
-
-        Args:
-            inner: at omega, with the weights.
-            features: (N,) each, of this rank's pairs.
-            c: (N,) clipped coefficients.
-        """
+        """Adam step of Theta along -1/N sum_i c_i dV_i/dTheta, from (N,) features and clipped c."""
         if self.mean_one:
             # V_i = g_i / m with m = 1/N sum_j g_j also moves through m:
             # sum_i c_i dV_i = sum_i (c_i - 1/N sum_j c_j g_j / m) / m dg_i.
@@ -224,11 +218,7 @@ class VNetWeighting(Weighting):
             self._check_same()
 
     def _check_same(self) -> None:
-        """VNet is no part of what a strategy keeps the same on all ranks.
-
-        Raises:
-            UserError: it differs between them.
-        """
+        """Refuses a VNet that differs between ranks: no strategy keeps it the same."""
         spread = spread_over_ranks(self.vnet.parameters())
         if spread > 0:
             raise UserError(
@@ -251,11 +241,7 @@ class VNetWeighting(Weighting):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned.
-
-        Raises:
-            UserError: it is the state of a VNet of another shape.
-        """
+        """Restores what ``state_dict`` returned."""
         try:
             self.vnet.load_state_dict(state["vnet"])
         except RuntimeError:
