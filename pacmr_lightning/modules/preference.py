@@ -135,7 +135,7 @@ class PreferenceModule(TrainedOnly):
         self.policy.build(pair=self.checked_pair)
 
     def setup(self, stage: str) -> None:
-        """Moves metrics and what the weighting learns to the device, before a restore; tells the noise rate."""
+        """Moves metrics and the weighting to the device, before a restore; tells the noise rate."""
         check_strategy(self.trainer.strategy, self.policy.quantization)
         device = self.trainer.strategy.root_device
         self.weighting.to(device)

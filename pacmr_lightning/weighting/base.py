@@ -94,7 +94,7 @@ class Weighting(ABC):
         """Tells the datamodule's rate of flipped labels; ``uniform``: it is also each pair's probability."""
 
     def check_pairs(self, pairs: Any) -> None:
-        """Raises UserError where the weighting does not fit the datamodule's ``train_pairs`` (of all ranks)."""
+        """Raises UserError where the weighting does not fit the datamodule's ``train_pairs``."""
 
     def check_plan(self, updates: int, updates_per_epoch: int) -> None:
         """Raises UserError where the weighting needs a longer run."""

@@ -56,7 +56,7 @@ def ordered(names: Sequence[Feature]) -> tuple[Feature, ...]:
 
 
 class PairFeatures:
-    """Features of pairs, named in VNet's order; ``history`` is a folder of an earlier run's visits or None."""
+    """Features of pairs, named in VNet's order; ``history`` is a folder of an earlier run's visits."""
 
     def __init__(self, names: Sequence[Feature], history: str | None = None):
         self.names = names
@@ -86,7 +86,7 @@ class PairFeatures:
             self._history.read(self.history, dict(zip(pairs.rows["id"][:], pairs.flipped, strict=True)))
 
     def check_plan(self, updates: int, updates_per_epoch: int) -> None:
-        """Refuses features of earlier visits where no pair is visited twice, in this run or an earlier one."""
+        """Refuses features of earlier visits where no pair is visited twice, here or in an earlier run."""
         if self.look_back and self.history is None and updates <= updates_per_epoch:
             named = ", ".join(name for name in self.names if name in _HISTORY)
             raise UserError(
