@@ -23,13 +23,12 @@ from scipy.stats import t, ttest_rel
 
 from pacmr_lightning.commands.sweep import finish, run_cells, show
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.files import replacing
 from pacmr_lightning.sweep.cells import Cell, cells
 from pacmr_lightning.sweep.figures import COLORS, MARKERS, save
 from pacmr_lightning.sweep.results import MEASURES, NUMBERS, results, row_label
 from pacmr_lightning.sweep.spec import Sweep, parsed, read_yaml, sweep_of
 from pacmr_lightning.sweep.state import state
-from pacmr_lightning.sweep.tables import Entry, Table, Value
+from pacmr_lightning.sweep.tables import Entry, Table, Value, write
 
 from . import run_command
 from .ceiling import reward_ceiling
@@ -374,15 +373,10 @@ def frontier_report(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, folde
         texts[f"{name}-differences.csv"] = gaps.to_csv(index=False)
         found += [_values(sweep, frontier, name, words, numbers, keys, measure) for measure in names]
         found += [_gaps(sweep, frontier, name, words, gaps, keys, names, measure) for measure in names]
-    texts |= {f"tables/{table.name}.csv": table.csv() for table in found}
-    texts |= {f"tables/{table.name}.tex": table.latex() for table in found}
     note = left_out(curves, deciding)
-    texts["tables.md"] = f"{note}\n\n" * bool(note) + "\n".join(table.markdown() for table in found)
-    for name, text in texts.items():
-        with replacing(folder / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+    page = write(folder, found, texts, f"{note}\n\n" * bool(note))
     draw_frontier(sweep, frontier, curves, names[0], folder / "figures" / "frontier")
-    return folder / "tables.md"
+    return page
 
 
 def _columns(table: pd.DataFrame, keys: Sequence[str]) -> list[tuple[float, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -75,23 +75,21 @@ def judged_pairs(
     )
     policy, reference = found.unbind(2)[:2], found.unbind(2)[2:]
     u = Rewards(LogProbs(*policy), LogProbs(*reference), module.objective.beta).u.double().numpy()
-    frame = _frame(known, indices, u)
-    if split == "train" and data.augmentations:
-        frame["given_view"] = True
-    else:
-        rows = data.source.load(split)
-        given = {name for name, view in zip(rows["id"], rows["augmented_prompt"], strict=True) if view}
-        frame["given_view"] = [name in given for name in frame["id"]]
+    rows = known.rows.select_columns(["id", "prompt", "category"]).select(indices).to_pandas()
+    frame = pd.DataFrame(
+        {
+            "id": rows["id"],
+            "prompt": pd.factorize(rows["prompt"])[0],
+            "u": u[:, 0],
+            "augmented_u": u[:, 1],
+            "clean": [int(known.flipped[i] != 1) for i in indices],
+            "category": rows["category"],
+            "given_view": True,
+        }
+    )
+    if split != "train" or not data.augmentations:
+        found = data.source.load(split)
+        views = zip(found["id"], found["augmented_prompt"], strict=True)
+        frame["given_view"] = frame["id"].isin([name for name, view in views if view])
     frame.attrs["no_second_view"] = len(known) - len(eligible)
-    return frame
-
-
-def _frame(known: Any, indices: list[int], u: np.ndarray) -> pd.DataFrame:
-    columns = {name: list(known.rows[name]) for name in ("id", "prompt", "category")}
-    frame = pd.DataFrame({name: [column[i] for i in indices] for name, column in columns.items()})
-    frame["prompt"] = pd.factorize(frame["prompt"])[0]
-    first, second = u.T
-    frame.insert(2, "u", first)
-    frame.insert(3, "augmented_u", second)
-    frame.insert(4, "clean", [int(known.flipped[i] != 1) for i in indices])
     return frame

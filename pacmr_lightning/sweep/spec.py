@@ -87,14 +87,11 @@ class Sweep:
 
     def preparations(self) -> list[Preparation]:
         """``prepare`` with the seeds put in."""
-        found = []
-        for entry in self.prepare:
-            for seed in self.seeds if "{seed}" in entry.output else self.seeds[:1]:
-                output, command = (
-                    word.replace("{seed}", str(seed)) for word in (entry.output, entry.command)
-                )
-                found.append(Preparation(output, command))
-        return found
+        return [
+            Preparation(*(word.replace("{seed}", str(seed)) for word in (entry.output, entry.command)))
+            for entry in self.prepare
+            for seed in (self.seeds if "{seed}" in entry.output else self.seeds[:1])
+        ]
 
 
 def read_sweep(path: str, jobs: int | None = None) -> Sweep:
@@ -159,13 +156,10 @@ def _check_keys(kind: type, found: Any, place: str) -> None:
 
 
 def _check_values(sweep: Sweep, path: str) -> None:
-    for name, values in (
-        ("methods", sweep.methods),
-        ("noise_rates", sweep.noise_rates),
-        ("seeds", sweep.seeds),
-    ):
+    for name in ("methods", "noise_rates", "seeds"):
+        values = list(getattr(sweep, name))
         if not values or len(set(values)) < len(values):
-            raise UserError(f"{path}: {name} is {list(values)}, but it needs at least one, and none twice.")
+            raise UserError(f"{path}: {name} is {values}, but it needs at least one, and none twice.")
     for rate in sweep.noise_rates:
         if not 0 <= rate < 1:
             raise UserError(f"{path}: the noise rate {rate} is not in [0, 1); use 0.2 for 20%.")
@@ -177,10 +171,9 @@ def _check_values(sweep: Sweep, path: str) -> None:
         raise UserError(
             f"{path}: the labels of the methods are {', '.join(labels)}, but none may occur twice."
         )
-    named = {"anchor": [sweep.anchor] if sweep.anchor else [], **sweep.comparisons}
-    for place, methods in named.items():
+    for place, methods in {"anchor": [sweep.anchor], **sweep.comparisons}.items():
         for one in methods:
-            if one not in sweep.methods:
+            if one is not None and one not in sweep.methods:
                 raise UserError(
                     f"{path}: {place} names {one}, which is none of the methods "
                     f"({', '.join(sweep.methods)}); correct it, or set anchor to null."
