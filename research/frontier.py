@@ -135,7 +135,8 @@ def run_frontier(
         run_cells(sweep, decide, retry_failed)
         if others and (decided := [cell for cell in decide if state(cell) == "done"]):
             frame = results(sweep, decided)
-            print(left_out(frame, choosers(frame)))
+            if note := left_out(frame, choosers(frame)):
+                print(note)
             run_cells(sweep, chosen_cells(sweep, frame, others), retry_failed)
     folder = Path(sweep.report or sweep.output)
     finish(found, lambda done: frontier_report(sweep, frontier, results(sweep, done), folder))
