@@ -79,11 +79,13 @@ def read_frontier(path: str, jobs: int | None = None) -> tuple[Sweep, Frontier]:
     """
     found = read_yaml(path)
     section = found.pop("frontier", None)
-    if section is None:
+    if not isinstance(section, dict):
         raise UserError(f"{path} has no section frontier; run it with pacmr sweep.")
     methods = found.get("methods")
     settings = methods.items() if isinstance(methods, dict) else ()
-    told = {name: method.pop("told") for name, method in settings if method and "told" in method}
+    told = {
+        name: method.pop("told") for name, method in settings if isinstance(method, dict) and "told" in method
+    }
     frontier = parsed(Frontier, section | {"told": told}, f"{path}, frontier")
     sweep = sweep_of(found, path, jobs)
     if frontier.subject not in sweep.methods:

@@ -55,8 +55,8 @@ def draw_heat_maps(surface: Surface) -> Figure:
     density, levels = _contours(surface)
     for axis, name in zip(panels, names, strict=True):
         low, high = limits([surface], name)
-        values, style = getattr(surface, name).T, {"cmap": COLORS, "vmin": low, "vmax": high}
-        image = axis.pcolormesh(surface.delta, surface.u, values, rasterized=True, **style)
+        values, scale = getattr(surface, name).T, {"vmin": low, "vmax": high}
+        image = axis.pcolormesh(surface.delta, surface.u, values, cmap=COLORS, rasterized=True, **scale)
         figure.colorbar(image, ax=axis, pad=0.03)
         for level, style in zip(levels, SHARES.values(), strict=True):
             if level < density.max():  # else one cell holds them all
@@ -69,8 +69,9 @@ def draw_heat_maps(surface: Surface) -> Figure:
     panels[0].set_ylabel(_label(surface.axes[1])[0])
     handles = [Line2D([], [], color="#D55E00", linewidth=1.6, label="$g = 1/2$")]
     for share, dashes in SHARES.items():
-        own = {"linestyle": dashes, "path_effects": OUTLINED, "label": f"{share:.0%} of the pairs"}
-        handles.insert(0, Line2D([], [], color="white", **own))
+        label = f"{share:.0%} of the pairs"
+        line = Line2D([], [], color="white", linestyle=dashes, path_effects=OUTLINED, label=label)
+        handles.insert(0, line)
     figure.legend(handles=handles, loc="lower center", ncols=3, frameon=False)
     figure.suptitle(_title(surface), fontsize=10)
     return figure

@@ -115,7 +115,9 @@ def read_yaml(path: str) -> dict[str, Any]:
         raise UserError(f"The sweep file {path} cannot be read ({error.strerror}); name another.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}.") from None
-    if isinstance(found, dict) and isinstance(found.get("methods"), dict):
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: expected keys and values, but got {found!r}.")
+    if isinstance(found.get("methods"), dict):
         found["methods"] = {name: settings or {} for name, settings in found["methods"].items()}
     return found
 
@@ -135,8 +137,9 @@ def parsed(kind: type[T], found: Any, place: str) -> T:
         UserError: a key is unknown, or a value has another type; ``place`` stands before it.
     """
     _check_keys(kind, found, place)
-    for name, settings in (found.get("methods") or {}).items() if kind is Sweep else ():
-        _check_keys(Method, settings, f"{place}, method {name}")
+    if isinstance(methods := found.get("methods"), dict):
+        for name, settings in methods.items():
+            _check_keys(Method, settings, f"{place}, method {name}")
     parser = ToolParser(exit_on_error=False)
     parser.add_class_arguments(kind, "all")
     try:
@@ -171,9 +174,10 @@ def _check_values(sweep: Sweep, path: str) -> None:
         raise UserError(
             f"{path}: the labels of the methods are {', '.join(labels)}, but none may occur twice."
         )
-    for place, methods in {"anchor": [sweep.anchor], **sweep.comparisons}.items():
+    named = {"anchor": [sweep.anchor] if sweep.anchor else [], **sweep.comparisons}
+    for place, methods in named.items():
         for one in methods:
-            if one is not None and one not in sweep.methods:
+            if one not in sweep.methods:
                 raise UserError(
                     f"{path}: {place} names {one}, which is none of the methods "
                     f"({', '.join(sweep.methods)}); correct it, or set anchor to null."

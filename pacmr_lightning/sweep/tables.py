@@ -96,16 +96,15 @@ class Table:
 
     def csv(self) -> str:
         """Numbers in full, each column of them followed by one of standard errors."""
-        found: dict[str, list[float | None] | list[Entry]] = {}
-        for heading, number, entries in zip(
-            self._flat, self._numbers, zip(*self.rows, strict=True), strict=True
-        ):
-            if number:
-                values = [e if isinstance(e, Value) else None for e in entries]
-                found[heading] = [value and value.mean for value in values]
-                found[f"{heading}, standard error"] = [value and value.stderr for value in values]
+        found: dict[str, list[float | str | None]] = {}
+        for i, heading in enumerate(self._flat):
+            entries = [row[i] for row in self.rows]
+            if self._numbers[i]:
+                found[heading] = [e.mean if isinstance(e, Value) else None for e in entries]
+                name = f"{heading}, standard error"
+                found[name] = [e.stderr if isinstance(e, Value) else None for e in entries]
             else:
-                found[heading] = list(entries)
+                found[heading] = [e for e in entries if isinstance(e, str)]
         return pd.DataFrame(found).to_csv(index=False)
 
 
