@@ -23,13 +23,12 @@ from scipy.stats import t, ttest_rel
 
 from pacmr_lightning.commands.sweep import finish, run_cells, show
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.files import replacing
 from pacmr_lightning.sweep.cells import Cell, cells
 from pacmr_lightning.sweep.figures import COLORS, MARKERS, save
 from pacmr_lightning.sweep.results import MEASURES, NUMBERS, results, row_label
 from pacmr_lightning.sweep.spec import Sweep, parsed, read_yaml, sweep_of
 from pacmr_lightning.sweep.state import state
-from pacmr_lightning.sweep.tables import Entry, Table, Value
+from pacmr_lightning.sweep.tables import Entry, Table, Value, write
 
 from . import run_command
 from .ceiling import reward_ceiling
@@ -80,11 +79,13 @@ def read_frontier(path: str, jobs: int | None = None) -> tuple[Sweep, Frontier]:
     """
     found = read_yaml(path)
     section = found.pop("frontier", None)
-    if section is None:
+    if not isinstance(section, dict):
         raise UserError(f"{path} has no section frontier; run it with pacmr sweep.")
     methods = found.get("methods")
     settings = methods.items() if isinstance(methods, dict) else ()
-    told = {name: method.pop("told") for name, method in settings if method and "told" in method}
+    told = {
+        name: method.pop("told") for name, method in settings if isinstance(method, dict) and "told" in method
+    }
     frontier = parsed(Frontier, section | {"told": told}, f"{path}, frontier")
     sweep = sweep_of(found, path, jobs)
     if frontier.subject not in sweep.methods:
@@ -136,7 +137,8 @@ def run_frontier(
         run_cells(sweep, decide, retry_failed)
         if others and (decided := [cell for cell in decide if state(cell) == "done"]):
             frame = results(sweep, decided)
-            print(left_out(frame, choosers(frame)))
+            if note := left_out(frame, choosers(frame)):
+                print(note)
             run_cells(sweep, chosen_cells(sweep, frame, others), retry_failed)
     folder = Path(sweep.report or sweep.output)
     finish(found, lambda done: frontier_report(sweep, frontier, results(sweep, done), folder))
@@ -374,15 +376,10 @@ def frontier_report(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, folde
         texts[f"{name}-differences.csv"] = gaps.to_csv(index=False)
         found += [_values(sweep, frontier, name, words, numbers, keys, measure) for measure in names]
         found += [_gaps(sweep, frontier, name, words, gaps, keys, names, measure) for measure in names]
-    texts |= {f"tables/{table.name}.csv": table.csv() for table in found}
-    texts |= {f"tables/{table.name}.tex": table.latex() for table in found}
     note = left_out(curves, deciding)
-    texts["tables.md"] = f"{note}\n\n" * bool(note) + "\n".join(table.markdown() for table in found)
-    for name, text in texts.items():
-        with replacing(folder / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+    page = write(folder, found, texts, f"{note}\n\n" * bool(note))
     draw_frontier(sweep, frontier, curves, names[0], folder / "figures" / "frontier")
-    return folder / "tables.md"
+    return page
 
 
 def _columns(table: pd.DataFrame, keys: Sequence[str]) -> list[tuple[float, ...]]:

@@ -25,6 +25,7 @@ from pacmr_lightning.datamodules.reference_cache import cached_state_differences
 from pacmr_lightning.datamodules.sources import Source
 from pacmr_lightning.datamodules.tokenization import of_min_length, summary_line, tokenize_pairs
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
+from pacmr_lightning.files import replacing
 from pacmr_lightning.numerics import AskedDtype
 from pacmr_lightning.policy import PolicyModel
 
@@ -54,7 +55,7 @@ def probe(
         numbers: of pairs, beside all of them.
         shares: of flips.
         repetitions: of each.
-        figure: file to draw to.
+        figure: PNG to draw to.
     """
     tokenizer = load_tokenizer(model)
     rows = source.load_all()
@@ -101,7 +102,8 @@ def _draw(auroc: pd.DataFrame, path: str) -> None:
     axis.minorticks_off()
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
-    drawing.savefig(path, dpi=160)
+    with replacing(path) as temporary:
+        drawing.savefig(temporary, dpi=160, format="png")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -14,6 +14,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import ScalarFormatter
 
+from pacmr_lightning.files import replacing
+
 from . import run_command
 
 NUMBERS = Path(__file__).parent / "numbers"
@@ -115,7 +117,8 @@ def real_text(*, figure: str) -> None:
     rewards(axes[2], runs[np.isclose(runs["learning_rate"], 5e-4)])
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
-    drawing.savefig(figure, dpi=150)
+    with replacing(figure) as temporary:
+        drawing.savefig(temporary, dpi=150, format="png")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -28,7 +28,6 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from pacmr_lightning.analysis.last_pass import last_pass
-from pacmr_lightning.analysis.probe import Split
 from pacmr_lightning.batch import LogProbs, PairBatch
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing, save_figure
@@ -66,7 +65,7 @@ def theory_check(
     runs: Sequence[str],
     *,
     output: str,
-    split: Split = "validation",
+    split: Literal["train", "validation"] = "validation",
     checkpoint: str = "last",
     micro_batch_size: int | None = None,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:

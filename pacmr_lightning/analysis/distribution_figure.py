@@ -34,27 +34,21 @@ def split(weight: np.ndarray, flipped: np.ndarray) -> dict[str, np.ndarray]:
 def draw_on(axis: Axes, weight: np.ndarray, flipped: np.ndarray) -> None:
     """Draws the densities of (N,) weights by label, with a dashed line at each mean, into an axis."""
     groups = split(weight, flipped)
-    colors = {name: GROUPS.get(name, GROUPS["unflipped"])[1] for name in groups}
-    means = {name: values.mean(dtype=float) for name, values in groups.items()}
+    means = []
     for name, values in groups.items():
-        label = f"{name} ({len(values):,}), mean {means[name]:.2f}"
-        axis.hist(values, BINS, density=True, color=colors[name], alpha=0.5, label=label)
+        color, mean = GROUPS.get(name, GROUPS["unflipped"])[1], values.mean(dtype=float)
+        label = f"{name} ({len(values):,}), mean {mean:.2f}"
+        axis.hist(values, BINS, density=True, color=color, alpha=0.5, label=label)
+        means.append((mean, color))
     top = axis.get_ylim()[1]
-    for name, mean in means.items():
-        axis.vlines(mean, 0, top, color=colors[name], linestyle="--", linewidth=1.4)
+    for mean, color in means:
+        axis.vlines(mean, 0, top, color=color, linestyle="--", linewidth=1.4)
     axis.set(xlabel="Weight $g$", ylabel="Density", xlim=(0, 1))
     axis.set_ylim(0, (1.25 + 0.13 * len(groups)) * top)  # room for the legend
     gap = weight_gap(torch.tensor(weight), torch.tensor(flipped))["gap"]
     title = None if gap is None else f"gap {gap:.2f}"
-    axis.legend(
-        title=title,
-        frameon=False,
-        loc="upper left",
-        fontsize=9,
-        title_fontsize=9,
-        borderaxespad=0.2,
-        alignment="left",
-    )
+    fonts = {"fontsize": 9, "title_fontsize": 9}
+    axis.legend(title=title, frameon=False, loc="upper left", borderaxespad=0.2, alignment="left", **fonts)
 
 
 def draw(weight: np.ndarray, flipped: np.ndarray, step: int) -> Figure:

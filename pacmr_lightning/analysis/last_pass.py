@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from ..batch import UNKNOWN, LogProbs
+from ..batch import UNKNOWN, LogProbs, PairBatch
 from ..modules import PreferenceModule
 from ..rewards import Rewards
 from ..weighting import Weights
@@ -69,10 +70,9 @@ def last_pass(
         batch = batch.with_reference(reference)
         parts.append(_columns(module, Rewards.of(policy, batch, module.objective.beta), batch))
     frame = pd.concat(parts, ignore_index=True)
-    for place, name in ((1, "prompt"), (2, "category")):
-        column = pairs.rows[name][:]
-        frame.insert(place, name, [column[i] for i in indices])
-    frame["prompt"] = pd.factorize(frame["prompt"])[0]
+    rows = pairs.rows.select_columns(["prompt", "category"]).select(indices)
+    frame.insert(1, "prompt", pd.factorize(np.array(rows["prompt"][:], dtype=object))[0])
+    frame.insert(2, "category", rows["category"][:])
     frame.insert(3, "observed", ["rejected" if pairs.swapped[i] else "chosen" for i in indices])
     return frame
 
@@ -89,23 +89,17 @@ def _pull(module: PreferenceModule, rewards: Rewards, weight: Tensor) -> Tensor:
     return -slope / rewards.beta
 
 
-def _columns(module: PreferenceModule, rewards: Rewards, batch: Any) -> pd.DataFrame:
+def _columns(module: PreferenceModule, rewards: Rewards, batch: PairBatch) -> pd.DataFrame:
     weights: Weights = module.weighting.weights(rewards, batch)
     with torch.no_grad():
         loss = module.objective(rewards)
+    values = {"weight": weights.g, "u": rewards.u, "delta": rewards.delta, "a": weights.a, "b": weights.b}
+    values |= {"loss": loss, "pull": _pull(module, rewards, weights.g)}
     nothing = torch.full_like(rewards.u, torch.nan)
-    values = {
-        "weight": weights.g,
-        "u": rewards.u,
-        "delta": rewards.delta,
-        "a": nothing if weights.a is None else weights.a,
-        "b": nothing if weights.b is None else weights.b,
-        "loss": loss,
-        "pull": _pull(module, rewards, weights.g),
-    }
-    frame = pd.DataFrame({name: value.double().numpy() for name, value in values.items()})
+    frame = pd.DataFrame(
+        {name: (nothing if value is None else value).double().numpy() for name, value in values.items()}
+    )
     frame.insert(0, "id", batch.ids)
-    flipped = batch.flipped.numpy()
-    frame["flipped"] = pd.array(flipped == 1, dtype="boolean")
-    frame.loc[flipped == UNKNOWN, "flipped"] = pd.NA
+    flipped = pd.Series(batch.flipped.numpy() == 1, dtype="boolean")
+    frame["flipped"] = flipped.mask(batch.flipped.numpy() == UNKNOWN)
     return frame

@@ -67,8 +67,7 @@ def draw(runs: list[str], path: str) -> None:
 
 def validated(run: str) -> bool:
     """Whether a run has curves to draw."""
-    path = Path(run) / METRICS
-    return path.exists() and {column for column, _ in CURVES} <= set(pd.read_csv(path, nrows=0).columns)
+    return (Path(run) / METRICS).exists() and {column for column, _ in CURVES} <= set(_metrics(run))
 
 
 def _metrics(run: str) -> pd.DataFrame:

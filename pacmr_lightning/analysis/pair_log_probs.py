@@ -14,31 +14,31 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 from tqdm import tqdm
 
-from ..batch import PairBatch
+from ..batch import LogProbs, PairBatch
 from ..errors import UserError
 from ..evaluation.answer_store import AnswerStore, content_key
 from ..modules import PreferenceModule
 from ..policy import PolicyModel
 from ..runs.finished_run import MOST_AT_ONCE
 
-_PART = 1000
-"""Rows that are read at a time."""
 _SECONDS = 1.0
 """Between two writes, lost by a kill: a busy disk takes as long for one as a small model for its batch."""
 
 
 def policy_and_reference(policy: PolicyModel, batch: PairBatch) -> Tensor:
     """(n, 4) the policy's log-probabilities of chosen and rejected, then the reference's."""
-    now, reference = policy.log_probs(batch), policy.reference_log_probs(batch)
-    return torch.stack([now.chosen, now.rejected, reference.chosen, reference.rejected], dim=1)
+    return _sides(policy.log_probs(batch), policy.reference_log_probs(batch))
 
 
 def with_entropies(policy: PolicyModel, batch: PairBatch) -> Tensor:
     """(n, 6) those of ``policy_and_reference``, then the entropies of ``LogProbs``."""
-    now, reference = policy.log_probs(batch, entropies=True), policy.reference_log_probs(batch)
+    now = policy.log_probs(batch, entropies=True)
     assert now.entropies is not None
-    more = (now.entropies.chosen, now.entropies.rejected)
-    return torch.stack([now.chosen, now.rejected, reference.chosen, reference.rejected, *more], dim=1)
+    return _sides(now, policy.reference_log_probs(batch), now.entropies)
+
+
+def _sides(*found: LogProbs) -> Tensor:
+    return torch.stack([side for one in found for side in (one.chosen, one.rejected)], dim=1)
 
 
 @torch.no_grad()
@@ -76,15 +76,20 @@ def pair_log_probs(
     Fabric(accelerator="auto", devices=1).to_device(module.policy)
     policy = module.policy.eval()
     device = policy.device
-    tokens, lengths = _tokens(pairs, indices, augmented)
+    columns = [f"{name}_ids" for name in ("prompt", "chosen", "rejected", "augmented")[: 3 + augmented]]
+    rows = pairs.rows.select_columns(columns).select(indices)
+    tokens = [[row[column] for column in columns] for row in rows]
     # Equal lengths together save padding; the longest first, so that too little memory shows at once.
-    order = sorted(range(len(indices)), key=lambda i: -lengths[i])
+    order = sorted(range(len(indices)), key=lambda i: -sum(map(len, tokens[i])))
     first = move_data_to_device(pairs.batch([indices[order[0]]]), device)
     judge = content_key(
         *(policy.reference_digest(), policy.log_prob_options(first), policy.lora, _digest(policy)),
         *([] if ask is policy_and_reference else [ask.__name__]),
     )
-    keys = [content_key(judge, pair) for pair in tokens]
+    keys = [
+        content_key(judge, content_key(*own, bool(pairs.swapped[i])))
+        for own, i in zip(tokens, indices, strict=True)
+    ]
     with AnswerStore(answers) as store:
         answered = store.get(keys)
         order = [i for i in order if keys[i] not in answered]
@@ -93,16 +98,16 @@ def pair_log_probs(
         with tqdm(total=len(keys), initial=len(keys) - len(order), desc=name, unit="pair") as bar:
             try:
                 for start in range(0, len(order), size):
-                    rows = order[start : start + size]
-                    batch = move_data_to_device(pairs.batch([indices[i] for i in rows], augmented), device)
+                    some = order[start : start + size]
+                    batch = move_data_to_device(pairs.batch([indices[i] for i in some], augmented), device)
                     views = [batch, batch.augmented] if augmented else [batch]
                     values = torch.stack([ask(policy, view) for view in views], dim=1).tolist()
-                    fresh |= {keys[i]: found for i, found in zip(rows, values, strict=True)}
+                    fresh |= {keys[i]: found for i, found in zip(some, values, strict=True)}
                     if monotonic() - written > _SECONDS:
                         store.put(fresh)
                         answered |= fresh
                         fresh, written = {}, monotonic()
-                    bar.update(len(rows))
+                    bar.update(len(some))
             finally:
                 store.put(fresh)
         answered |= fresh
@@ -121,16 +126,3 @@ def _digest(policy: PolicyModel) -> str:
     for name, value in policy.adapter().items():
         digest.update(name.encode() + value.detach().cpu().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _tokens(pairs: Any, indices: list[int], augmented: bool) -> tuple[list[str], list[int]]:
-    """For each pair a hash of its tokens, in the order of its label, and their number."""
-    names = ["prompt", "chosen", "rejected", *(["augmented"] if augmented else [])]
-    hashes, lengths = [], []
-    for start in range(0, len(indices), _PART):
-        some = indices[start : start + _PART]
-        part = pairs.rows[some]
-        for i, *tokens in zip(some, *(part[f"{name}_ids"] for name in names), strict=True):
-            hashes.append(content_key(*tokens, bool(pairs.swapped[i])))
-            lengths.append(sum(map(len, tokens)))
-    return hashes, lengths

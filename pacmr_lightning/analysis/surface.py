@@ -6,7 +6,7 @@ import copy
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +21,6 @@ from ..weighting.vnet import VNet
 
 TAILS = (0.005, 0.995)
 """Quantiles of the visits between which the grid lies."""
-
-
 _COLUMNS = ("u", "delta", "weight", "flipped")
 """Of visits, as files have them."""
 
@@ -87,9 +85,8 @@ class Surface:
 
         Judged by a u + b, since g itself rounds to 0 or 1 far out.
         """
-        h = self.a * self.u + self.b
-        places = np.arange(len(self.u))
-        return h[:, np.minimum(places + 1, len(self.u) - 1)] > h[:, np.maximum(places - 1, 0)]
+        h = np.pad(self.a * self.u + self.b, ((0, 0), (1, 1)), mode="edge")
+        return h[:, 2:] > h[:, :-2]
 
     def monotone_share(self, with_data: bool = False) -> float:
         """Share of the grid on which g rises with u; ``with_data``: of its cells that hold a visit.
@@ -121,9 +118,8 @@ def grid(visits: Visits, points: int, axes: Sequence[str] = PAPER) -> tuple[np.n
 def density(visits: Visits, delta: np.ndarray, u: np.ndarray) -> np.ndarray:
     """(D, U) share of N visits per unit of Delta and u in the cells around the points of a regular grid."""
     sides = [axis[1] - axis[0] for axis in (delta, u)]
-    edges = [
-        np.append(axis - side / 2, axis[-1] + side / 2) for axis, side in zip((delta, u), sides, strict=True)
-    ]
+    axes = zip((delta, u), sides, strict=True)
+    edges = [np.append(axis - side / 2, axis[-1] + side / 2) for axis, side in axes]
     counts, _, _ = np.histogram2d(visits.delta, visits.u, bins=edges)
     return counts / (len(visits.u) * sides[0] * sides[1])
 
@@ -196,19 +192,13 @@ def load(run_folder: str | Path, step: int | None = None) -> Surface:
             f"{', '.join(map(str, steps))}, or last."
         )
     path = file_of(run_folder, steps[-1] if step is None else step)
+    names = {each.name for each in fields(Surface)} - {"visits"}
     try:
         with np.load(path, allow_pickle=False) as arrays:
             visits = Visits(*(arrays[f"visits_{name}"] for name in _COLUMNS))
-            values = {
-                each.name: arrays[each.name]
-                for each in fields(Surface)
-                # Files of earlier versions lack what has a default.
-                if each.name != "visits" and (each.default is MISSING or each.name in arrays)
-            }
+            found = {name: arrays[name] for name in names}
     except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile):
         raise UserError(f"{path} cannot be read as surfaces; train again, or name another step.") from None
     # Labels and numbers come back as arrays of no dimension.
-    plain = {name: value.item() if value.ndim == 0 else value for name, value in values.items()}
-    if "axes" in plain:
-        plain["axes"] = tuple(plain["axes"].tolist())
-    return Surface(**plain, visits=visits)
+    plain = {name: value.item() if value.ndim == 0 else value for name, value in found.items()}
+    return Surface(**plain | {"axes": tuple(found["axes"].tolist())}, visits=visits)

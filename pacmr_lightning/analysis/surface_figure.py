@@ -55,10 +55,8 @@ def draw_heat_maps(surface: Surface) -> Figure:
     density, levels = _contours(surface)
     for axis, name in zip(panels, names, strict=True):
         low, high = limits([surface], name)
-        values = getattr(surface, name).T
-        image = axis.pcolormesh(
-            surface.delta, surface.u, values, cmap=COLORS, vmin=low, vmax=high, rasterized=True
-        )
+        values, scale = getattr(surface, name).T, {"vmin": low, "vmax": high}
+        image = axis.pcolormesh(surface.delta, surface.u, values, cmap=COLORS, rasterized=True, **scale)
         figure.colorbar(image, ax=axis, pad=0.03)
         for level, style in zip(levels, SHARES.values(), strict=True):
             if level < density.max():  # else one cell holds them all
@@ -69,14 +67,12 @@ def draw_heat_maps(surface: Surface) -> Figure:
         axis.set_title(NAMES[name], fontsize=11)
         axis.set_xlabel(_label(surface.axes[0])[0])
     panels[0].set_ylabel(_label(surface.axes[1])[0])
-    lines = [
-        Line2D(
-            [], [], color="white", linestyle=style, path_effects=OUTLINED, label=f"{share:.0%} of the pairs"
-        )
-        for share, style in SHARES.items()
-    ]
-    half = Line2D([], [], color="#D55E00", linewidth=1.6, label="$g = 1/2$")
-    figure.legend(handles=[*lines[::-1], half], loc="lower center", ncols=3, frameon=False)
+    handles = [Line2D([], [], color="#D55E00", linewidth=1.6, label="$g = 1/2$")]
+    for share, dashes in SHARES.items():
+        label = f"{share:.0%} of the pairs"
+        line = Line2D([], [], color="white", linestyle=dashes, path_effects=OUTLINED, label=label)
+        handles.insert(0, line)
+    figure.legend(handles=handles, loc="lower center", ncols=3, frameon=False)
     figure.suptitle(_title(surface), fontsize=10)
     return figure
 
@@ -116,8 +112,8 @@ def limits(surfaces: Sequence[Surface], name: str) -> tuple[float, float]:
     """Range of the values: [0, 1] for g; that of the values for a and b, at least one tenth wide."""
     if name == "g":
         return 0.0, 1.0
-    low = min(float(getattr(surface, name).min()) for surface in surfaces)
-    high = max(float(getattr(surface, name).max()) for surface in surfaces)
+    values = np.concatenate([getattr(surface, name).ravel() for surface in surfaces])
+    low, high = float(values.min()), float(values.max())
     middle, side = (low + high) / 2, max((high - low) / 2, 0.05)
     return middle - side, middle + side
 
@@ -125,19 +121,8 @@ def limits(surfaces: Sequence[Surface], name: str) -> tuple[float, float]:
 def _surface_on(axis: Axes3D, surface: Surface, name: str, scale: tuple[float, float]) -> None:
     low, high = scale
     delta, u = np.meshgrid(surface.delta, surface.u, indexing="ij")
-    axis.plot_surface(
-        delta,
-        u,
-        getattr(surface, name),
-        cmap=COLORS,
-        vmin=low,
-        vmax=high,
-        rcount=61,
-        ccount=61,
-        linewidth=0,
-        antialiased=False,
-        rasterized=True,
-    )
+    style = {"cmap": COLORS, "vmin": low, "vmax": high, "linewidth": 0, "antialiased": False}
+    axis.plot_surface(delta, u, getattr(surface, name), rcount=61, ccount=61, rasterized=True, **style)
     first, second = (_label(each)[1] for each in surface.axes)
     axis.set(xlabel=first, ylabel=second, zlabel=f"${name}$", zlim=scale)
     axis.set_xlim(surface.delta[0], surface.delta[-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -11,8 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..analysis.consistency import check_taus, measure
-from ..analysis.probe import Split, judged_pairs
+from ..analysis.consistency import check_taus, judged_pairs, measure
 from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..files import check_writable, replacing
@@ -40,7 +40,7 @@ BY_RUN = ("Task", "N", "Binary l1")
 
 def analyze(
     runs: Sequence[str],
-    split: Split = "train",
+    split: Literal["train", "validation"] = "train",
     taus: Sequence[float] = TAUS,
     output: str | None = None,
     checkpoint: str = "last",
@@ -123,7 +123,7 @@ def _labels(probes: Sequence[Run]) -> list[str]:
     return tasks if len(set(tasks)) == len(tasks) else [run.folder for run in probes]
 
 
-def _note(label: str, run: Run, step: int, split: Split, pairs: pd.DataFrame) -> str:
+def _note(label: str, run: Run, step: int, split: str, pairs: pd.DataFrame) -> str:
     """What a reader has to know of the probe and the pairs to judge a run's numbers."""
     everything = measure(pairs, [0.5]).iloc[0]
     accuracy = f"{_percent(everything['clean_accuracy'])} ± {_percent(everything['clean_accuracy_stderr'])}%"
@@ -155,7 +155,7 @@ def cells(table: pd.DataFrame) -> list[list[str]]:
 
 
 def _write(
-    folder: Path, split: Split, table: pd.DataFrame, judged: dict[str, pd.DataFrame], notes: list[str]
+    folder: Path, split: str, table: pd.DataFrame, judged: dict[str, pd.DataFrame], notes: list[str]
 ) -> None:
     from ..analysis.consistency_figure import draw
 

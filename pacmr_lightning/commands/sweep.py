@@ -10,8 +10,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
-
 from ..command_line.exceptions import user_error
 from ..command_line.parser import run_tool
 from ..errors import UserError
@@ -51,7 +49,7 @@ def run_sweep(
         run_cells(sweep, found, retry_failed)
 
     def tables(done: list[Cell]) -> Path:
-        from ..sweep.report import report
+        from ..sweep.tables import report
 
         return report(sweep, done)
 
@@ -82,7 +80,7 @@ def run_cells(sweep: Sweep, found: list[Cell], retry_failed: bool) -> None:
     from ..sweep.runner import run
 
     try:
-        run(sweep, left, states.count("done"), Console())
+        run(sweep, left, states.count("done"))
     except KeyboardInterrupt:
         print("Stopped; the same command goes on.")
         sys.exit(130)

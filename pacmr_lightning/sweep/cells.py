@@ -28,6 +28,7 @@ class Cell:
     variation: dict[str, Any]
     """The value of each option that the method varies."""
     folder: Path
+    """``<method>-noise<percent>[-<option><value>]-seed<k>`` in the sweep's."""
     configs: list[str]
     options: list[str]
     after: Path | None
@@ -37,7 +38,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """``<method>-noise<percent>[-<option><value>]-seed<k>``."""
+        """That of its folder."""
         return self.folder.name
 
     @property
@@ -45,6 +46,11 @@ class Cell:
         """Arguments of ``pacmr``."""
         configs = [word for path in self.configs for word in ("--config", path)]
         return ["fit", *configs, *self.options, "--trainer.default_root_dir", str(self.folder)]
+
+    def __str__(self) -> str:
+        """What tells the cell from all others."""
+        varied = "".join(f", {option} = {value}" for option, value in self.variation.items())
+        return f"({self.method}, noise rate {self.noise}{varied}, seed {self.seed})"
 
 
 def cells(sweep: Sweep) -> list[Cell]:
@@ -71,8 +77,8 @@ def cells(sweep: Sweep) -> list[Cell]:
         other = folders.setdefault(cell.folder, cell)
         if other is not cell:
             raise UserError(
-                f"The cell {_in_words(other)} and the cell {_in_words(cell)} would share the folder "
-                f"{cell.folder}, which has _ for signs such as /; change more than signs in one of them."
+                f"The cell {other} and the cell {cell} would share the folder {cell.folder}, which has _ for "
+                "signs such as /; change more than signs in one of them."
             )
     return found
 
@@ -87,31 +93,26 @@ def _cell(
         """As a word of the command line."""
         if not isinstance(value, str):
             return json.dumps(value)
-        known = {"seed": str(seed), "noise": f"{noise:g}", "folder": str(folder)}
-        known |= {"after": str(after)} if after else {}
+        known = {"seed": seed, "noise": f"{noise:g}", "folder": folder} | ({"after": after} if after else {})
         for key, word in known.items():
-            value = value.replace(f"{{{key}}}", word)
+            value = value.replace(f"{{{key}}}", str(word))
         return value
 
     # The command line takes the last of several values.
     given = [("model.method", name), *sweep.options.items(), *method.options.items(), *variation.items()]
+    config = method.config or name
+    file = config if config.endswith((".yaml", ".yml")) else f"configs/methods/{config}.yaml"
     return Cell(
         name,
         noise,
         seed,
         variation,
         folder,
-        [*map(resolved, sweep.base), _method_file(method.config or name)],
+        [resolved(path) for path in (*sweep.base, file)],
         [word for option, value in given for word in (f"--{option}", text(value))],
         after,
         [text(word) for word in shlex.split(method.first or "")],
     )
-
-
-def _in_words(cell: Cell) -> str:
-    """What tells the cell from all others."""
-    varied = [f", {option} = {value}" for option, value in cell.variation.items()]
-    return f"({cell.method}, noise rate {cell.noise}{''.join(varied)}, seed {cell.seed})"
 
 
 def _folder(sweep: Sweep, name: str, noise: float, seed: int, variation: dict[str, Any]) -> Path:
@@ -122,10 +123,6 @@ def _folder(sweep: Sweep, name: str, noise: float, seed: int, variation: dict[st
 def short_name(option: str) -> str:
     """``tau`` of ``model.weighting.outer.tau``."""
     return option.rpartition(".")[2]
-
-
-def _method_file(config: str) -> str:
-    return resolved(config if config.endswith((".yaml", ".yml")) else f"configs/methods/{config}.yaml")
 
 
 def config_contents(cell: Cell) -> dict[str, Any]:

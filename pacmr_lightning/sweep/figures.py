@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -53,18 +54,10 @@ def draw_noise(frame: pd.DataFrame, numbers: pd.DataFrame) -> Figure:
     places = np.arange(len(rows))
     for axis, name in zip(axes, measures, strict=True):
         for i, rate in enumerate(rates):
-            found = numbers[numbers["measure"].eq(name) & numbers["noise"].eq(rate)].set_index("row")
-            found = found.reindex(rows)
-            axis.errorbar(
-                found["mean"],
-                places + 0.24 * (i - (len(rates) - 1) / 2),
-                xerr=found["stderr"],
-                fmt=MARKERS[i % len(MARKERS)],
-                color=COLORS[i % len(COLORS)],
-                markersize=4,
-                elinewidth=1,
-                label=f"{rate:.0%}",
-            )
+            found = _at(numbers, name, rate).reindex(rows)
+            beside = places + 0.24 * (i - (len(rates) - 1) / 2)
+            style = _style(i, f"{rate:.0%}") | {"ls": "none", "elinewidth": 1}
+            axis.errorbar(found["mean"], beside, xerr=found["stderr"], **style)
         axis.set_xlabel(MEASURES[name].heading)
         axis.grid(axis="x", alpha=0.3)
         for place in places[::2]:
@@ -81,25 +74,14 @@ def draw_both(frame: pd.DataFrame, numbers: pd.DataFrame) -> Figure:
     rates = sorted(frame["noise"].unique())
     figure, axes = _panels(len(rates), width=2.9, height=2.9, sharey=True)
     for axis, rate in zip(axes, rates, strict=True):
-        table = numbers[numbers["noise"].eq(rate)].set_index(["row", "measure"])
+        both = [_at(numbers, name, rate) for name in ("val_accuracy", "gold_reward")]
         for i, row in enumerate(rows.itertuples()):
-            both = [(row.row, name) for name in ("val_accuracy", "gold_reward")]
-            if table.index.isin(both).sum() < 2:
+            if not all(row.row in table.index for table in both):
                 continue
-            x, y = (table.loc[place] for place in both)
-            color = "0.4" if row.bound else COLORS[i % len(COLORS)]
-            axis.errorbar(
-                x["mean"],
-                y["mean"],
-                xerr=x["stderr"],
-                yerr=y["stderr"],
-                fmt=MARKERS[i % len(MARKERS)],
-                color=color,
-                mfc="white" if row.bound else color,
-                ms=6,
-                elinewidth=0.8,
-                label=row.row,
-            )
+            x, y = (table.loc[row.row] for table in both)
+            style = _style(i, row.row) | {"ms": 6, "elinewidth": 0.8}
+            style |= {"color": "0.4", "mfc": "white"} if row.bound else {}
+            axis.errorbar(x["mean"], y["mean"], xerr=x["stderr"], yerr=y["stderr"], **style)
         axis.set(title=f"{rate:.0%} flipped", xlabel=MEASURES["val_accuracy"].heading)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel(MEASURES["gold_reward"].heading)
@@ -120,24 +102,26 @@ def draw_option(part: pd.DataFrame, numbers: pd.DataFrame, option: str, method: 
     figure, axes = _panels(len(measures), width=3.2, height=2.5)
     for axis, name in zip(axes, measures, strict=True):
         for i, rate in enumerate(sorted(part["noise"].unique())):
-            found = numbers[numbers["measure"].eq(name) & numbers["noise"].eq(rate)].set_index("row")
-            found = found.reindex(x.sort_values().index)
-            axis.errorbar(
-                x[found.index],
-                found["mean"],
-                yerr=found["stderr"],
-                ms=4,
-                capsize=2,
-                label=f"{rate:.0%}",
-                color=COLORS[i % len(COLORS)],
-                marker=MARKERS[i % len(MARKERS)],
-            )
+            found = _at(numbers, name, rate).reindex(x.sort_values().index)
+            style = _style(i, f"{rate:.0%}") | {"capsize": 2}
+            axis.errorbar(x[found.index], found["mean"], yerr=found["stderr"], **style)
         axis.set(xlabel=GREEK.get(option, option), ylabel=MEASURES[name].heading)
         if not numeric:
             axis.set_xticks(list(places), rows[option].astype(str), rotation=20, ha="right")
         axis.grid(alpha=0.3)
     _legend(figure, axes[0], f"{method}; {LEGEND}")
     return figure
+
+
+def _at(numbers: pd.DataFrame, measure: str, rate: float) -> pd.DataFrame:
+    """The numbers of a measure at a noise rate, by row."""
+    return numbers[numbers["measure"].eq(measure) & numbers["noise"].eq(rate)].set_index("row")
+
+
+def _style(place: int, label: str) -> dict[str, Any]:
+    """Colour and marker of the so-many-th line."""
+    own = {"color": COLORS[place % len(COLORS)], "marker": MARKERS[place % len(MARKERS)]}
+    return {**own, "ms": 4, "label": label}
 
 
 def _drawn(numbers: pd.DataFrame) -> list[str]:
@@ -150,13 +134,9 @@ def _panels(count: int, width: float, height: float, sharey: bool = False) -> tu
     """A figure with so many axes, three in a line."""
     columns = min(3, count)
     lines = -(-count // columns)
+    size = 0.8 + width * columns, 0.6 + height * lines
     figure, axes = plt.subplots(
-        lines,
-        columns,
-        figsize=(0.8 + width * columns, 0.6 + height * lines),
-        sharey=sharey,
-        squeeze=False,
-        layout="constrained",
+        lines, columns, figsize=size, sharey=sharey, squeeze=False, layout="constrained"
     )
     for axis in axes.flat[count:]:
         axis.remove()

@@ -31,13 +31,11 @@ class Measure:
 
 
 MEASURES = {
-    "gold_reward": Measure("Gold reward", 2, lambda summary: summary["metrics"].get("val/gold_reward")),
+    "gold_reward": Measure("Gold reward", 2, lambda s: s["metrics"].get("val/gold_reward")),
     "win_rate": Measure("Win rate (%)", 1),
     "win_score": Measure("Win-score", 3),
     "val_accuracy": Measure("Validation accuracy", 3, itemgetter("val_accuracy")),
-    "gold_accuracy": Measure(
-        "Accuracy by the gold sign", 3, lambda summary: summary["metrics"].get("val/gold_accuracy")
-    ),
+    "gold_accuracy": Measure("Accuracy by the gold sign", 3, lambda s: s["metrics"].get("val/gold_accuracy")),
     "weight_gap": Measure("Weight gap", 3, itemgetter("weight_gap")),
     "flip_auroc": Measure("Flip AUROC of g", 3, itemgetter("flip_auroc")),
     "flip_auroc_u": Measure("Flip AUROC of u", 3, itemgetter("flip_auroc_u")),
@@ -77,23 +75,20 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
     """
     rows = []
     names = columns(sweep)
-    rewards: dict[tuple[str | None, float, int, str], np.ndarray | None]
-    rewards = {_key(cell): _sampled_rewards(cell) for cell in done}
+    rewards = {_key(cell, cell.method, cell.variation): _sampled_rewards(cell) for cell in done}
+    shared = sweep.methods[sweep.anchor].vary if sweep.anchor else {}
     for cell in done:
         summary = read_summary(cell.folder)
-        varied = {names[option]: value for option, value in cell.variation.items()}
-        anchor = _anchor(sweep, cell)
-        row = {
-            "row": row_label(sweep, cell),
-            "method": cell.method,
-            "noise": cell.noise,
-            "seed": cell.seed,
-        }
-        row |= {"task": summary["task"], "bound": sweep.methods[cell.method].bound, **varied}
+        row = {"row": row_label(sweep, cell), "method": cell.method, "noise": cell.noise, "seed": cell.seed}
+        row |= {"task": summary["task"], "bound": sweep.methods[cell.method].bound}
+        row |= {names[option]: value for option, value in cell.variation.items()}
         row |= {name: measure.of(summary) for name, measure in NUMBERS.items() if measure.of}
         if summary["flip_auroc"] is None:  # all weights are the same
             row |= dict.fromkeys([*WEIGHTS, "weight_gap"])
-        row |= _wins(rewards[_key(cell)], rewards.get(anchor) if anchor != _key(cell) else None)
+        # The anchor's cell of the same noise rate and seed, and the same values of what it varies itself.
+        anchor = _key(cell, sweep.anchor, {option: cell.variation.get(option) for option in shared})
+        own = _key(cell, cell.method, cell.variation)
+        row |= _wins(rewards[own], None if anchor == own else rewards.get(anchor))
         rows.append(row)
     order = {name: i for i, name in enumerate(sweep.methods)}
     frame = pd.DataFrame(rows).sort_values("method", key=lambda names: names.map(order), kind="stable")
@@ -110,15 +105,8 @@ def row_label(sweep: Sweep, cell: Cell) -> str:
     return ", ".join([method.label or cell.method, *words])
 
 
-def _key(cell: Cell) -> tuple[str, float, int, str]:
-    return cell.method, cell.noise, cell.seed, json.dumps(cell.variation)
-
-
-def _anchor(sweep: Sweep, cell: Cell) -> tuple[str | None, float, int, str]:
-    """The anchor's cell of the same noise rate and seed, and the same values of what it varies itself."""
-    varied = sweep.methods[sweep.anchor].vary if sweep.anchor else {}
-    shared = {option: cell.variation.get(option) for option in varied}
-    return sweep.anchor, cell.noise, cell.seed, json.dumps(shared)
+def _key(cell: Cell, method: str | None, variation: dict[str, Any]) -> tuple[str | None, float, int, str]:
+    return method, cell.noise, cell.seed, json.dumps(variation)
 
 
 def _sampled_rewards(cell: Cell) -> np.ndarray | None:
@@ -134,10 +122,8 @@ def _wins(own: np.ndarray | None, anchor: np.ndarray | None) -> dict[str, float 
     """Win rate, and win-score = 1 + (wins - losses) / comparisons (paper, appendix E), by the gold reward."""
     if own is None or anchor is None or len(own) != len(anchor):
         return {"win_rate": None, "win_score": None}
-    return {
-        "win_rate": 100 * float(np.mean(own > anchor)),
-        "win_score": 1 + float(np.mean(np.sign(own - anchor))),
-    }
+    score = 1 + float(np.mean(np.sign(own - anchor)))
+    return {"win_rate": 100 * float(np.mean(own > anchor)), "win_score": score}
 
 
 def means(frame: pd.DataFrame) -> pd.DataFrame:
@@ -168,18 +154,12 @@ def differences(frame: pd.DataFrame) -> pd.DataFrame:
         pairs of rows with a seed in common.
     """
     found = []
-    for (noise, measure), values in (
-        frame.melt(["row", "noise", "seed"], list(MEASURES), "measure", "value")
-        .dropna(subset="value")
-        .groupby(["noise", "measure"], sort=False)
-    ):
+    long = frame.melt(["row", "noise", "seed"], list(MEASURES), "measure", "value").dropna(subset="value")
+    for (noise, measure), values in long.groupby(["noise", "measure"], sort=False):
         by_seed = values.pivot(index="seed", columns="row", values="value")
         for first, second in permutations(by_seed.columns, 2):
             gaps = (by_seed[first] - by_seed[second]).dropna()
             if len(gaps):
-                numbers = {"mean": gaps.mean(), "stderr": gaps.sem(), "seeds": len(gaps)}
-                found.append(
-                    {"measure": measure, "noise": noise, "first": first, "second": second, **numbers}
-                )
+                found.append((measure, noise, first, second, gaps.mean(), gaps.sem(), len(gaps)))
     columns = ["measure", "noise", "first", "second", "mean", "stderr", "seeds"]
     return pd.DataFrame(found, columns=columns)

@@ -87,14 +87,11 @@ class Sweep:
 
     def preparations(self) -> list[Preparation]:
         """``prepare`` with the seeds put in."""
-        found = []
-        for entry in self.prepare:
-            for seed in self.seeds if "{seed}" in entry.output else self.seeds[:1]:
-                output, command = (
-                    word.replace("{seed}", str(seed)) for word in (entry.output, entry.command)
-                )
-                found.append(Preparation(output, command))
-        return found
+        return [
+            Preparation(*(word.replace("{seed}", str(seed)) for word in (entry.output, entry.command)))
+            for entry in self.prepare
+            for seed in (self.seeds if "{seed}" in entry.output else self.seeds[:1])
+        ]
 
 
 def read_sweep(path: str, jobs: int | None = None) -> Sweep:
@@ -118,7 +115,9 @@ def read_yaml(path: str) -> dict[str, Any]:
         raise UserError(f"The sweep file {path} cannot be read ({error.strerror}); name another.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}.") from None
-    if isinstance(found, dict) and isinstance(found.get("methods"), dict):
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: expected keys and values, but got {found!r}.")
+    if isinstance(found.get("methods"), dict):
         found["methods"] = {name: settings or {} for name, settings in found["methods"].items()}
     return found
 
@@ -138,8 +137,9 @@ def parsed(kind: type[T], found: Any, place: str) -> T:
         UserError: a key is unknown, or a value has another type; ``place`` stands before it.
     """
     _check_keys(kind, found, place)
-    for name, settings in (found.get("methods") or {}).items() if kind is Sweep else ():
-        _check_keys(Method, settings, f"{place}, method {name}")
+    if isinstance(methods := found.get("methods"), dict):
+        for name, settings in methods.items():
+            _check_keys(Method, settings, f"{place}, method {name}")
     parser = ToolParser(exit_on_error=False)
     parser.add_class_arguments(kind, "all")
     try:
@@ -159,13 +159,10 @@ def _check_keys(kind: type, found: Any, place: str) -> None:
 
 
 def _check_values(sweep: Sweep, path: str) -> None:
-    for name, values in (
-        ("methods", sweep.methods),
-        ("noise_rates", sweep.noise_rates),
-        ("seeds", sweep.seeds),
-    ):
+    for name in ("methods", "noise_rates", "seeds"):
+        values = list(getattr(sweep, name))
         if not values or len(set(values)) < len(values):
-            raise UserError(f"{path}: {name} is {list(values)}, but it needs at least one, and none twice.")
+            raise UserError(f"{path}: {name} is {values}, but it needs at least one, and none twice.")
     for rate in sweep.noise_rates:
         if not 0 <= rate < 1:
             raise UserError(f"{path}: the noise rate {rate} is not in [0, 1); use 0.2 for 20%.")

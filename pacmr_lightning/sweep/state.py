@@ -47,7 +47,7 @@ def prepare(cell: Cell) -> list[list[str]]:
 
     A run that was interrupted before its first checkpoint starts anew.
     """
-    goes_on = _checkpoint(cell).exists()
+    goes_on = (cell.folder / CHECKPOINTS / "last.ckpt").exists()
     if not goes_on and cell.folder.exists():
         shutil.rmtree(cell.folder)
     _write(cell, {**_described(cell), "resumed": goes_on, "exit": None})
@@ -85,21 +85,15 @@ def reason(cell: Cell) -> str:
 def last_line(log: Path) -> str:
     """The last line of a log that is not empty."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    lines = text.replace("\r", "\n").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-
-
-def _checkpoint(cell: Cell) -> Path:
-    return cell.folder / CHECKPOINTS / "last.ckpt"
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
 
 
 def _described(cell: Cell) -> dict[str, Any]:
     """What decides the cell's result, as it comes back from JSON."""
-    described = {"arguments": cell.arguments, "configs": config_contents(cell)}
-    described |= {"first": cell.first} if cell.first else {}
-    if files := _files([cell.arguments, described["configs"]], cell.folder.parent):
-        described["files"] = files
-    return json.loads(json.dumps(described, default=str))
+    found = {"arguments": cell.arguments, "configs": config_contents(cell), "first": cell.first}
+    found["files"] = _files([cell.arguments, found["configs"]], cell.folder.parent)
+    # Records have neither of the last two where they are empty.
+    return json.loads(json.dumps({key: value for key, value in found.items() if value}, default=str))
 
 
 def _files(options: Any, output: Path) -> dict[str, str]:

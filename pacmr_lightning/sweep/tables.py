@@ -1,4 +1,4 @@
-"""A table of means with their standard errors as Markdown, LaTeX and CSV.
+"""The tables of a sweep in the paper's layouts, as Markdown, LaTeX and CSV, and its report.
 
 pandas' ``to_latex`` draws no rules under groups of columns, as the paper's tables have them, and its
 ``to_markdown`` asks for a further package to save the four lines here.
@@ -7,10 +7,27 @@ pandas' ``to_latex`` draws no rules under groups of columns, as the paper's tabl
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
+from typing import cast
 
 import pandas as pd
+
+from ..files import replacing
+from .cells import Cell
+from .results import GREEK, MEASURES, NUMBERS, WEIGHTS, columns, differences, means, results
+from .spec import Sweep
+
+WIN = ("win_rate", "win_score")
+HEADLINE = ("gold_reward", "win_rate", "win_score", "val_accuracy", "weight_gap")
+"""Measures of the tables that list noise rates in rows."""
+_ESCAPED = str.maketrans(
+    {letter: f"\\{letter}" for letter in "%_&#${}"}
+    | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+    | {"±": r"$\pm$", "β": r"$\beta$", "ε": r"$\epsilon$", "σ": r"$\sigma$", "τ": r"$\tau$"}
+)
 
 
 @dataclass(frozen=True)
@@ -22,6 +39,12 @@ class Value:
     digits: int
     best: bool = False
     signed: bool = False
+
+    def text(self, bold: str, plus_minus: str) -> str:
+        """Both rounded, the best with its mean in ``bold``."""
+        mean = f"{self.mean:{'+' if self.signed else ''}.{self.digits}f}"
+        mean = bold.format(mean) if self.best else mean
+        return mean if math.isnan(self.stderr) else f"{mean}{plus_minus}{self.stderr:.{self.digits}f}"
 
 
 Entry = Value | str
@@ -39,87 +62,205 @@ class Table:
     rules: tuple[int, ...] = ()
     """Rows before which LaTeX draws a line."""
 
-    def _flat_headings(self) -> list[str]:
-        return [f"{group}, {own}" if group else own for group, own in self.headings]
-
-    def _is_number(self, column: int) -> bool:
-        return any(isinstance(row[column], Value) for row in self.rows)
+    def __post_init__(self) -> None:
+        self._flat = [f"{group}, {own}" if group else own for group, own in self.headings]
+        self._numbers = [
+            any(isinstance(row[i], Value) for row in self.rows) for i in range(len(self.headings))
+        ]
 
     def markdown(self) -> str:
         """A heading with the caption, and the table."""
-        numbers = [self._is_number(i) for i in range(len(self.headings))]
-        lines = [self._flat_headings(), ["---:" if number else "---" for number in numbers]]
-        lines += [[_markdown(entry) for entry in row] for row in self.rows]
+        lines = [self._flat, ["---:" if number else "---" for number in self._numbers]]
+        lines += [
+            [e.text("**{}**", " ± ") if isinstance(e, Value) else e or "-" for e in row] for row in self.rows
+        ]
         return f"### {self.caption}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
     def latex(self) -> str:
         """A table for the package booktabs, laid out as the paper's."""
-        columns = "".join("c" if self._is_number(i) else "l" for i in range(len(self.headings)))
+        kinds = "".join("c" if number else "l" for number in self._numbers)
         lines = [r"\begin{table*}[!t]", r"\centering", rf"\caption{{{_escape(self.caption)}.}}"]
-        lines += [rf"\label{{tab:{self.name}}}", r"\small", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
-        lines += self._groups()
+        lines += [rf"\label{{tab:{self.name}}}", r"\small", rf"\begin{{tabular}}{{{kinds}}}", r"\toprule"]
+        groups, rules, column = [], [], 1
+        for group, members in groupby(group for group, _ in self.headings):
+            size = len(list(members))
+            groups += [rf"\multicolumn{{{size}}}{{c}}{{{_escape(group)}}}"] if group else [""] * size
+            rules += [rf"\cmidrule(lr){{{column}-{column + size - 1}}}"] if group else []
+            column += size
+        lines += [" & ".join(groups) + r" \\", "".join(rules)] if rules else []
         lines += [" & ".join(_escape(own) for _, own in self.headings) + r" \\", r"\midrule"]
         for i, row in enumerate(self.rows):
             lines += [r"\midrule"] * (i in self.rules)
-            lines.append(" & ".join(_latex(entry) for entry in row) + r" \\")
+            lines.append(" & ".join(map(_latex, row)) + r" \\")
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table*}", ""])
-
-    def _groups(self) -> list[str]:
-        """The line of the groups' headings and the rules under them; nothing where there is no group."""
-        cells, rules, column = [], [], 1
-        for group, members in groupby(group for group, _ in self.headings):
-            size = len(list(members))
-            if group:
-                cells.append(rf"\multicolumn{{{size}}}{{c}}{{{_escape(group)}}}")
-                rules.append(rf"\cmidrule(lr){{{column}-{column + size - 1}}}")
-            else:
-                cells += [""] * size
-            column += size
-        return [" & ".join(cells) + r" \\", "".join(rules)] if rules else []
 
     def csv(self) -> str:
         """Numbers in full, each column of them followed by one of standard errors."""
-        columns: dict[str, list[float | None] | list[Entry]] = {}
-        for i, heading in enumerate(self._flat_headings()):
+        found: dict[str, list[float | str | None]] = {}
+        for i, heading in enumerate(self._flat):
             entries = [row[i] for row in self.rows]
-            if self._is_number(i):
-                columns[heading] = [e.mean if isinstance(e, Value) else None for e in entries]
-                columns[f"{heading}, standard error"] = [
-                    e.stderr if isinstance(e, Value) else None for e in entries
-                ]
+            if self._numbers[i]:
+                found[heading] = [e.mean if isinstance(e, Value) else None for e in entries]
+                name = f"{heading}, standard error"
+                found[name] = [e.stderr if isinstance(e, Value) else None for e in entries]
             else:
-                columns[heading] = entries
-        return pd.DataFrame(columns).to_csv(index=False)
-
-
-def _markdown(entry: Entry) -> str:
-    if isinstance(entry, str):
-        return entry or "-"
-    mean, stderr = _numbers(entry)
-    return (f"**{mean}**" if entry.best else mean) + (f" ± {stderr}" if stderr else "")
+                found[heading] = [e for e in entries if isinstance(e, str)]
+        return pd.DataFrame(found).to_csv(index=False)
 
 
 def _latex(entry: Entry) -> str:
     if isinstance(entry, str):
         return _escape(entry) or "--"
-    mean, stderr = _numbers(entry)
-    bold = rf"\mathbf{{{mean}}}" if entry.best else mean
-    return f"${bold}$" if not stderr else rf"${bold} \pm {stderr}$"
-
-
-def _numbers(value: Value) -> tuple[str, str]:
-    """Mean and standard error as text; the latter empty for one seed."""
-    sign = "+" if value.signed else ""
-    stderr = "" if math.isnan(value.stderr) else f"{value.stderr:.{value.digits}f}"
-    return f"{value.mean:{sign}.{value.digits}f}", stderr
+    return "$" + entry.text(r"\mathbf{{{}}}", r" \pm ") + "$"
 
 
 def _escape(text: str) -> str:
     return text.translate(_ESCAPED)
 
 
-_ESCAPED = str.maketrans(
-    {letter: f"\\{letter}" for letter in "%_&#${}"}
-    | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
-    | {"±": r"$\pm$", "β": r"$\beta$", "ε": r"$\epsilon$", "σ": r"$\sigma$", "τ": r"$\tau$"}
-)
+def write(folder: Path, found: Sequence[Table], texts: Mapping[str, str], note: str = "") -> Path:
+    """Write ``tables.md`` of all tables, each as ``tables/*.csv`` and .tex, and other texts by their names.
+
+    Returns:
+        The path of ``tables.md``.
+    """
+    files = {"tables.md": note + "\n".join(table.markdown() for table in found), **texts}
+    for table in found:
+        files |= {f"tables/{table.name}.csv": table.csv(), f"tables/{table.name}.tex": table.latex()}
+    for name, text in files.items():
+        with replacing(folder / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return folder / "tables.md"
+
+
+def report(sweep: Sweep, done: Sequence[Cell]) -> Path:
+    """Write the tables and figures of a sweep's finished cells into its ``report`` folder.
+
+    Beside the tables, ``cells.csv`` has every cell's numbers, ``differences.csv`` those between each two
+    rows, and ``figures/`` the figures as .png and .pdf.
+
+    Returns:
+        The path of ``tables.md``.
+    """
+    from .figures import draw_all
+
+    folder = Path(sweep.report or sweep.output)
+    frame = results(sweep, done)
+    texts = {
+        "cells.csv": frame.to_csv(index=False),
+        "differences.csv": differences(frame).to_csv(index=False),
+    }
+    page = write(folder, tables(sweep, frame), texts)
+    draw_all(sweep, frame, folder / "figures")
+    return page
+
+
+def tables(sweep: Sweep, frame: pd.DataFrame) -> list[Table]:
+    """All tables that the finished cells have numbers for.
+
+    Args:
+        sweep: names the anchor and the comparisons.
+        frame: rows of ``results.results``.
+    """
+    numbers = means(frame)
+    low, high = numbers["seeds"].min(), numbers["seeds"].max()
+    seeds = str(high) if low == high else f"{low} to {high}"  # while cells are missing
+    over = f"mean ± standard error over {seeds} seeds" if high > 1 else "one seed"
+    anchor = sweep.methods[sweep.anchor].label or sweep.anchor if sweep.anchor else ""
+    known = [name for name in MEASURES if name in set(numbers["measure"])]
+    found = []
+    if set(WIN) <= set(known):
+        caption = f"Pairwise evaluation against {anchor} by the gold reward; {over}"
+        found.append(_by_method("main", caption, frame, numbers, WIN))
+    for name in known:
+        if name not in WIN:
+            found.append(_by_method(name, f"{MEASURES[name].heading}; {over}", frame, numbers, [name]))
+    for name, methods in sweep.comparisons.items():
+        part = frame[frame["method"].isin(methods)]
+        found.append(_by_noise(name, f"{' and '.join(part['row'].unique())}; {over}", part, numbers, ["row"]))
+    names = columns(sweep)
+    for name, method in sweep.methods.items():
+        options = [names[option] for option, values in method.vary.items() if len(values) > 1]
+        part = frame[frame["method"].eq(name)]
+        if options and len(part):
+            symbols = " and ".join(GREEK.get(option, option) for option in options)
+            caption = f"{method.label or name} over {symbols}; {over}"
+            found.append(_by_noise("-".join([name, *options]), caption, part, numbers, options))
+    weighted = frame[frame["flip_auroc"].notna()]
+    if len(weighted):
+        caption = f"Mean weights of unflipped and flipped training pairs; {over}"
+        measures = [*WEIGHTS, "weight_gap"]
+        found.append(_by_noise("learned-weights", caption, weighted, numbers, ["row"], measures))
+    if anchor:
+        gaps = differences(frame).rename(columns={"first": "row"})
+        for name in known:
+            part = gaps[gaps["measure"].eq(name) & gaps["second"].eq(anchor)]
+            caption = f"{MEASURES[name].heading}: difference to {anchor}, seed by seed; {over}"
+            if len(part):
+                found.append(_by_method(f"difference-{name}", caption, frame, part, [name], signed=True))
+    return found
+
+
+def _by_method(
+    name: str,
+    caption: str,
+    frame: pd.DataFrame,
+    numbers: pd.DataFrame,
+    measures: Sequence[str],
+    signed: bool = False,
+) -> Table:
+    """Methods in rows, bounds last; noise rates in columns, side by side for several measures."""
+    asked = [(measure, rate) for measure in measures for rate in sorted(frame["noise"].unique())]
+    groups = [MEASURES[measure].heading if len(measures) > 1 else "" for measure, _ in asked]
+    headings = [("", "Method")]
+    headings += [(group, f"{rate:.0%} flipped") for group, (_, rate) in zip(groups, asked, strict=True)]
+    known = numbers[numbers["measure"].isin(measures)]["row"]
+    rows = frame[frame["row"].isin(known)].drop_duplicates("row").sort_values("bound", kind="stable")
+    fair = rows[~rows["bound"]]["row"]
+    best = {} if signed else {column: _best(numbers, fair, *column) for column in asked}
+    entries = [
+        [row, *(_value(numbers, row, *column, row in best.get(column, ()), signed) for column in asked)]
+        for row in rows["row"]
+    ]
+    return Table(name, caption, headings, entries, () if rows["bound"].nunique() == 1 else (len(fair),))
+
+
+def _by_noise(
+    name: str,
+    caption: str,
+    part: pd.DataFrame,
+    numbers: pd.DataFrame,
+    keys: Sequence[str],
+    measures: Sequence[str] = HEADLINE,
+) -> Table:
+    """Noise rates in rows, within each of them the rows of the frame, named by some of its columns."""
+    numbers = numbers[numbers["row"].isin(part["row"])]
+    measures = [measure for measure in measures if measure in set(numbers["measure"])]
+    named = ["Task", "Noise rate", *("Method" if key == "row" else GREEK.get(key, key) for key in keys)]
+    headings = [("", heading) for heading in [*named, *(NUMBERS[measure].heading for measure in measures)]]
+    entries: list[list[Entry]] = []
+    for key, rows in part.drop_duplicates(["row", "noise"]).groupby("noise"):
+        rate = cast("float", key)
+        best = {name: _best(numbers, rows["row"], name, rate) for name in measures if name in MEASURES}
+        for _, row in rows.iterrows():
+            label = [str(row["task"]), f"{rate:.0%}", *(str(row[key]) for key in keys)]
+            values = [_value(numbers, row["row"], m, rate, row["row"] in best.get(m, ())) for m in measures]
+            entries.append([*label, *values])
+    return Table(name, caption, headings, entries)
+
+
+def _best(numbers: pd.DataFrame, rows: pd.Series, measure: str, rate: float) -> set[str]:
+    """The rows with the largest mean, as far as the digits that are shown tell."""
+    asked = numbers["row"].isin(rows) & numbers["measure"].eq(measure) & numbers["noise"].eq(rate)
+    shown = numbers[asked].set_index("row")["mean"].round(NUMBERS[measure].digits)
+    return set(shown.index[shown.eq(shown.max())])
+
+
+def _value(
+    numbers: pd.DataFrame, row: str, measure: str, rate: float, best: bool = False, signed: bool = False
+) -> Entry:
+    found = numbers[numbers["row"].eq(row) & numbers["measure"].eq(measure) & numbers["noise"].eq(rate)]
+    if found.empty:
+        return ""
+    mean, stderr = found.iloc[0][["mean", "stderr"]]
+    return Value(mean, stderr, NUMBERS[measure].digits, best, signed)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 DOCS, NUMBERS = ROOT / "docs", ROOT / "research" / "numbers"
 METHODS = {"DPO": "dpo", "PACMR-DPO": "pacmr", "rDPO, told the rate": "rdpo"}
 METHODS |= {"DPO, two epochs": "dpo_two_epochs", "Refined": "estimated"}
-RESULTS = (DOCS / "results.md").read_text(encoding="utf-8")
+RESULTS, REAL_TEXT = ((DOCS / name).read_text(encoding="utf-8") for name in ("results.md", "real_text.md"))
 KINDS = {
     **{"symmetric": "", "annotators, more and less reliable": "_annotators"},
     **{"categories, known more and less": "_categories", "near ties": "_ties"},
@@ -34,11 +34,15 @@ def table(first_line: str) -> dict[str, list[str]]:
 
 def runs(name: str, method: str, beta: float | None = None, **columns: float) -> pd.DataFrame:
     """The runs of a method, by seed."""
-    frame = pd.read_csv(NUMBERS / f"{name}.csv")
+    frame = kept_runs(name)
     frame = frame[frame["method"] == method]
     for column, value in (columns if beta is None else columns | {"beta": beta}).items():
         frame = frame[np.isclose(frame[column], value)]
     return frame.set_index("seed")
+
+
+def kept_runs(name: str) -> pd.DataFrame:
+    return pd.read_csv(NUMBERS / f"{name}.csv")
 
 
 def first_number(cell: str) -> float:
@@ -161,7 +165,7 @@ def test_at_one_kl():
     rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in rest.splitlines()]
     kept = {label: cells for label, *cells in rows}
     assert kept.keys() == AT_ONE_KL.keys()
-    frame = pd.read_csv(NUMBERS / "frontier-tuning.csv")
+    frame = kept_runs("frontier-tuning")
     asked = ((0.2, 1), (0.3, 1), (0.4, 0.5))
     matched = pd.concat([at_kls(frame[np.isclose(frame["noise"], rate)], [kl]) for rate, kl in asked])
     gaps = compared(matched, "estimated", ["kl"]).query("measure == 'gold_reward'")
@@ -188,7 +192,7 @@ def test_changes_to_pacmr():
     """Each method at its best beta, minus DPO at its own, in the order in which the text has them."""
     text = " ".join(RESULTS.split("**Changes to one-pass PACMR-DPO**")[1].split("![")[0].split())
     printed = re.findall(r"[+-]\d\.\d\d \[[+-]\d\.\d\d, [+-]\d\.\d\d\]", text)
-    everything = pd.read_csv(NUMBERS / "frontier-tuning.csv")
+    everything = kept_runs("frontier-tuning")
     found = []
     shapes = ("pacmr", "pacmr_soft_labels", "pacmr_offset")
     fast = ("pacmr_held_out_fast", "pacmr_fast", "pacmr_fast_soft", "pacmr_fast_soft_labels")
@@ -201,7 +205,7 @@ def test_changes_to_pacmr_in_long_runs():
     """Each at its best beta, minus DPO at its own; and at beta 1, where those that learn VNet collapse."""
     text = " ".join(RESULTS.split("**In long runs none leaves that line")[1].split("Of one run")[0].split())
     printed = re.findall(r"[+-]\d\.\d\d \[[+-]\d\.\d\d, [+-]\d\.\d\d\]", text)
-    everything = pd.read_csv(NUMBERS / "pacmr-variants-long.csv")
+    everything = kept_runs("pacmr-variants-long")
     found = []
     for method in ("fixed", "peer_prior", "pacmr", "pacmr_soft_labels", "pacmr_offset"):
         found += minus_dpo(everything, method, (0.4,))
@@ -241,9 +245,9 @@ def assert_run(row, printed, judge, *others):
 
 def test_hh():
     """Each of three seeds: accuracy, KL, margin, and how well weights or u find flips."""
-    numbers = pd.read_csv(NUMBERS / "hh.csv").set_index("method")
+    numbers = kept_runs("hh").set_index("method")
     frame = numbers[numbers["seed"] == 42]
-    text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("**Better ranks, and no better")[1]
+    text = REAL_TEXT.split("**Better ranks, and no better")[1]
     found = re.findall(
         r"^  \| ([^|]+) \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \| (\S+) \((\w)\) \|", text, re.MULTILINE
     )
@@ -265,9 +269,9 @@ def test_hh():
 
 def test_sentiment():
     """Of the five seeds at the lower learning rate: reward, KL, perplexity and accuracy."""
-    frame = pd.read_csv(NUMBERS / "sentiment.csv")
+    frame = kept_runs("sentiment")
     frame = frame[np.isclose(frame["learning_rate"], 5e-4)].set_index(["method", "seed"])
-    text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("**With half of that rate")[1]
+    text = REAL_TEXT.split("**With half of that rate")[1]
     rows = re.findall(r"^  \| (\d) \| (.*) \|$", text.split("**Knowing")[0], re.MULTILINE)
     methods = ("dpo", "dpo_further", "dpo_furthest", "refined", "pacmr", "dpo_two_epochs")
     printed = {}
@@ -293,9 +297,9 @@ def test_sentiment():
 
 def test_labels_as_they_came():
     """What a reader said of suspects and of pairs drawn at random."""
-    readings = pd.read_csv(NUMBERS / "readings.csv")
+    readings = kept_runs("readings")
     found = readings.groupby(["data", "drawn"])["label"].value_counts().unstack()[["wrong", "right", "open"]]
-    text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("| labels as they came |")[1]
+    text = REAL_TEXT.split("| labels as they came |")[1]
     rows = re.findall(r"^  \| (HH|TL;DR)[^|]*, 20 ([^|]+) \| (\d+) \| (\d+) \| (\d+) \|", text, re.MULTILINE)
     assert len(rows) == 4
     for data, drawn, *counts in rows:
@@ -311,8 +315,8 @@ def test_labels_as_they_came():
 
 def test_who_ranks_planted_flips():
     """What the page's first figure shows of HH and film reviews."""
-    auroc = pd.read_csv(NUMBERS / "judges.csv").set_index(["data", "judge"])["auroc"]
-    text = (DOCS / "real_text.md").read_text(encoding="utf-8")
+    auroc = kept_runs("judges").set_index(["data", "judge"])["auroc"]
+    text = REAL_TEXT
     reviews, hh = text.split("**One epoch is enough")[1], text.split("| score | AUROC |")[1]
     for judge in ("probe", "first_visit", "policy"):
         (row,) = re.findall(rf"^\|[^|]*--scorer {judge}`[^|]*\| \**(0\.\d+)", hh, re.MULTILINE)
@@ -324,8 +328,8 @@ def test_who_ranks_planted_flips():
 
 def test_sentiment_under_other_labels():
     """Reward, KL, perplexity and accuracy of one seed."""
-    frame = pd.read_csv(NUMBERS / "sentiment-noise.csv").set_index(["labels", "method", "beta"])
-    text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("**Other shares and kinds")[1]
+    frame = kept_runs("sentiment-noise").set_index(["labels", "method", "beta"])
+    text = REAL_TEXT.split("**Other shares and kinds")[1]
     rows = re.findall(
         r"^  \| ([^|]*\d?) \| (.*\(.*) \|$", text.split("What wrong labels cost")[0], re.MULTILINE
     )
@@ -337,7 +341,7 @@ def test_sentiment_under_other_labels():
     assert said in " ".join(text.split())
     even = frame.loc[("categories", "cdpo", 0.03)]
     said = f"has {even['reward']:.2f} ± {even['reward_stderr']:.2f} at {even['sequence_kl']:.1f} nats there"
-    assert said in " ".join((DOCS / "real_text.md").read_text(encoding="utf-8").split())
+    assert said in " ".join(REAL_TEXT.split())
     assert len(rows) * len(runs_of) + 2 == len(frame)
     kinds = ("clean", "20", "40", "annotators", "categories", "temperature", "ties", "length")
     for kind, (_, cells) in zip(kinds, rows, strict=True):
@@ -346,17 +350,17 @@ def test_sentiment_under_other_labels():
 
 
 def test_twenty_minutes():
-    text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("## In twenty minutes")[1].split("##")[0]
+    text = REAL_TEXT.split("## In twenty minutes")[1].split("##")[0]
     printed = re.findall(r"(\d\.\d\d) ± (0\.\d\d) \((\d+\.\d)\)", text)
-    found = pd.read_csv(NUMBERS / "sentiment-tiny.csv")
+    found = kept_runs("sentiment-tiny")
     columns = ["reward", "reward_stderr", "sequence_kl"]
     for values, cell in zip(found[columns].to_numpy(), printed, strict=True):
         assert_as_printed(values, cell)
 
 
 def test_tldr():
-    frame = pd.read_csv(NUMBERS / "tldr.csv")
-    text = (DOCS / "real_text.md").read_text(encoding="utf-8").split("**Nor do policies learn it")[1]
+    frame = kept_runs("tldr")
+    text = REAL_TEXT.split("**Nor do policies learn it")[1]
     found = re.findall(
         r"^\| (\d), [^|]+ \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \| (\S+) \((\w)\) \|",
         text.split("##")[0],

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacmr_lightning import objectives, robust_objectives
+from pacmr_lightning import objectives
 from pacmr_lightning.batch import LogProbs
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.gradient import accumulated_gradient
@@ -311,8 +311,7 @@ OPTIONS = {
 }
 CLASSES = [
     member
-    for module in (objectives, robust_objectives)
-    for _, member in inspect.getmembers(module, inspect.isclass)
+    for _, member in inspect.getmembers(objectives, inspect.isclass)
     if issubclass(member, Objective) and not inspect.isabstract(member)
 ]
 BETAS = {(member, "beta"): (0.1, 0.5) for member in CLASSES}

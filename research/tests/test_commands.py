@@ -1,0 +1,43 @@
+"""Every experiment answers --help, is in the index, and ends bad input in one sentence."""
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1]
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if "\ndef main(" in path.read_text())
+
+
+def test_all_experiments_are_found():
+    assert len(NAMES) == 8
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_and_index(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        import_module(f"research.{name}").main(["--help"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: python -m research.{name} ")
+    assert f"python -m research.{name}" in (FOLDER / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["frontier", "nowhere.yaml"], "The sweep file nowhere.yaml cannot be read"),
+        (["told_share", "nowhere.yaml", "--output", "x"], "The sweep file nowhere.yaml cannot be read"),
+        (["theory", "nowhere", "--output", "x"], "nowhere/config.yaml does not exist"),
+        (["long_run", "--updates", "3"], "updates is 3, but a slope needs at least 400"),
+        (["health_alarm", "--jobs", "0"], "jobs: "),
+        (["real_text", "--figure", "/dev/null/x.png"], "/dev/null"),
+        (["probe", "nowhere", "--source", "Nothing"], "source: "),
+    ],
+)
+def test_bad_input(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        import_module(f"research.{words[0]}").main(words[1:])
+    assert stop.value.code == 2
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "error: " in line)
+    assert message in line
