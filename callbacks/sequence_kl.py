@@ -13,9 +13,8 @@ from torch import Tensor
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.chat_template import end_tokens
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.generation import check_room
+from pacmr_lightning.evaluation.generation import check_room, distinct_bigrams, repeated_bigrams
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
-from pacmr_lightning.evaluation.repetition import distinct_bigrams, repeated_bigrams
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.datamodule import datamodule
 

@@ -12,10 +12,9 @@ from tqdm import tqdm
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import AnswerStore, content_key
 
-from .decoding import Decoding
-from .rewriter import Rewriter, Rewriting, rewriting
-from .seq2seq import Translator
+from .rewriter import Rewriter, Rewriting
 from .structure import Part, cut, sentences
+from .translator import TranslationDecoding, Translator
 
 TOO_LONG = "longer than the model reads"
 
@@ -79,7 +78,7 @@ class BackTranslation(Rewriter):
                 f"batch_size is {batch_size}, but at least 1 sentence must be translated at a time."
             )
         self.batch_size = batch_size
-        self.decoding = Decoding(num_beams, sample, temperature, top_p, seed)
+        self.decoding = TranslationDecoding(num_beams, sample, temperature, top_p, seed)
         self.forward = Translator(forward, forward_prefix, ">>cmn_Hans<<", "forward", device, dtype)
         self.backward = Translator(backward, backward_prefix, ">>eng<<", "backward", device, dtype)
 
@@ -138,23 +137,23 @@ class BackTranslation(Rewriter):
             yield done | new
 
     def _there_and_back(self, pieces: list[str]) -> list[Rewriting]:
-        problems: dict[str, str] = {piece: TOO_LONG for piece in pieces if not self._fits(piece)}
-        there = self._translated({p: _plain(p) for p in pieces if p not in problems}, self.forward, problems)
-        for piece, text in there.items():
-            if not self.backward.fits(text, self.backward.positions):
+        problems = {piece: TOO_LONG for piece in pieces if not self._fits(piece)}
+        texts = {piece: _plain(piece) for piece in pieces}
+        self._translate(self.forward, texts, problems)
+        for piece, text in texts.items():
+            if piece not in problems and not self.backward.fits(text, self.backward.positions):
                 problems[piece] = TOO_LONG
-        back = self._translated(
-            {p: t for p, t in there.items() if p not in problems}, self.backward, problems
-        )
-        return [rewriting(piece, back.get(piece, piece), problems.get(piece)) for piece in pieces]
+        self._translate(self.backward, texts, problems)
+        return [Rewriting.checked(piece, texts[piece], problems.get(piece)) for piece in pieces]
 
-    def _translated(
-        self, texts: dict[str, str], translator: Translator, problems: dict[str, str]
-    ) -> dict[str, str]:
-        """Translations of texts by piece; those that are of no use go to ``problems`` instead."""
-        results = translator.translate(list(texts.values()), self.decoding)
-        problems |= {p: r.problem for p, r in zip(texts, results, strict=True) if r.problem is not None}
-        return {p: r.text for p, r in zip(texts, results, strict=True) if r.problem is None}
+    def _translate(self, translator: Translator, texts: dict[str, str], problems: dict[str, str]) -> None:
+        """Replace texts, by piece, by their translations; ``problems`` gets why one is useless."""
+        left = [piece for piece in texts if piece not in problems]
+        results = translator.translate([texts[piece] for piece in left], self.decoding)
+        for piece, (text, problem) in zip(left, results, strict=True):
+            texts[piece] = text
+            if problem is not None:
+                problems[piece] = problem
 
 
 def _plain(text: str) -> str:

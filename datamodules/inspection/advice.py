@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..splits import Split
 from ..tokenization import NO_SECOND_VIEW
-from .report import Report, SplitReport
+from .pair_statistics import DataStatistics, SplitStatistics
 
 DROPPED = 0.05
 """Share of rows dropped for one reason above which something is said."""
@@ -28,7 +28,7 @@ _FIXES = {
 }
 
 
-def advice(report: Report, max_length: int, overlap: bool = True) -> list[str]:
+def advice(report: DataStatistics, max_length: int, overlap: bool = True) -> list[str]:
     """A sentence for each thing to act on, with what to do.
 
     Args:
@@ -58,7 +58,7 @@ def advice(report: Report, max_length: int, overlap: bool = True) -> list[str]:
     return found
 
 
-def _of_split(split: Split, report: SplitReport) -> Iterator[str]:
+def _of_split(split: Split, report: SplitStatistics) -> Iterator[str]:
     rows, kept = report.counts["rows"], report.counts["kept"]
     for reason, fix in _FIXES.items():
         if report.counts.get(reason, 0) > DROPPED * rows:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from torchmetrics import Metric
@@ -154,3 +155,33 @@ def clustered_standard_error(values: np.ndarray, clusters: np.ndarray) -> float:
     if count < 2:
         return math.nan
     return math.sqrt(count / (count - 1) * np.square(sums).sum()) / len(values)
+
+
+def measure(pairs: pd.DataFrame, taus: Sequence[float]) -> pd.DataFrame:
+    """Return the quantities of the paper's appendix for one run's pairs, one row per threshold.
+
+    The columns are ``tau``, ``pairs`` (N), ``prompts`` (distinct ones), ``l1``, ``retained`` (count),
+    ``coverage``, ``clean_accuracy`` and ``direction_agreement`` (shares; NaN where nothing is retained), and
+    the standard error of each mean as ``..._stderr``, which allows for pairs that share a prompt.
+
+    Args:
+        pairs: as ``probe.judged_pairs`` makes them; every label is known to be right or wrong.
+        taus: confidence thresholds, each at least 0.5 and below 1.
+    """
+    u, augmented_u, clean = (torch.tensor(pairs[name].to_numpy()) for name in ("u", "augmented_u", "clean"))
+    l1, right, same = (value.numpy() for value in judge(u, augmented_u, clean))
+    prompts = pairs["prompt"].to_numpy()
+    rows = []
+    for tau, kept in zip(taus, passes(u, taus).T.numpy(), strict=True):
+        row = {"tau": tau, "pairs": len(pairs), "prompts": len(np.unique(prompts))}
+        for name, values, places in (
+            ("l1", l1, prompts),
+            ("coverage", kept.astype(float), prompts),
+            ("clean_accuracy", right[kept], prompts[kept]),
+            ("direction_agreement", same[kept], prompts[kept]),
+        ):
+            row[name] = values.mean() if len(values) else math.nan
+            row[f"{name}_stderr"] = clustered_standard_error(values, places)
+            row.setdefault("retained", kept.sum())
+        rows.append(row)
+    return pd.DataFrame(rows)

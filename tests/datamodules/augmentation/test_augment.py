@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from torchmetrics.text import CHRFScore
 
-from pacmr_lightning.commands.augment import augment, main, training_prompts
-from pacmr_lightning.datamodules.augmentation.files import METADATA, read_augmentations
+from pacmr_lightning.commands.augment import augment, main
+from pacmr_lightning.datamodules.augmentation.files import METADATA, read_augmentations, training_prompts
 from pacmr_lightning.datamodules.augmentation.rewriter import Rules
 from pacmr_lightning.datamodules.augmentation.structure import cut
 from pacmr_lightning.datamodules.augmentation.translation import BackTranslation
@@ -139,7 +139,7 @@ def test_a_stratified_sample(tmp_path):
     source = EmbeddedWorld(400, 1)
     prompts = training_prompts(source.load("train"))
     augment(source, str(tmp_path / "out.parquet"), Rules(), n=30, seed=5)
-    names = [blake2b(prompt.text.encode(), digest_size=8).hexdigest() for prompt in prompts]
+    names = [blake2b(prompt.prompt.encode(), digest_size=8).hexdigest() for prompt in prompts]
     taken = stratified_sample(names, [prompt.category for prompt in prompts], 30, 5)
     found = rows_of(tmp_path / "out.parquet")
     assert [row["prompt_hash"] for row in found] == [names[i] for i in taken]
@@ -160,7 +160,7 @@ def test_distinct_usable_prompts(write_rows):
         {"prompt": " ", "chosen": " a", "rejected": " b"},
     ]
     found = training_prompts(Files(write_rows(rows, "all.jsonl"), write_rows(rows)).load("train"))
-    assert [(p.text, p.category, p.pairs, p.chat) for p in found] == [
+    assert [(p.prompt, p.category, p.pairs, p.chat) for p in found] == [
         ("A", "first", 2, False),
         ("B", None, 1, False),
     ]

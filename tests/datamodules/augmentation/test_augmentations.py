@@ -1,13 +1,11 @@
 """Files of augmented prompts that are none, and the similarity that the report shows."""
 
-from collections import Counter
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pacmr_lightning.datamodules.augmentation.augmentation_report import summary
 from pacmr_lightning.datamodules.augmentation.files import AugmentedPrompt, read_augmentations
-from pacmr_lightning.datamodules.augmentation.report import summary
 from pacmr_lightning.errors import UserError
 
 
@@ -40,7 +38,7 @@ def test_the_report_s_similarity():
 
     def row(before, after):
         frame = "SUBREDDIT: r/x\n\nTITLE: t\n\nPOST: {}\n\nTL;DR:"
-        return AugmentedPrompt(frame.format(before), frame.format(after), False, None, 1, 1, Counter())
+        return AugmentedPrompt(frame.format(before), False, None, 1, frame.format(after), 1)
 
     same = [row("the cat sat on the mat", "the cat sat on the mat")]
     other = [row("qqq", "zzz zzz")]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from pacmr_lightning.datamodules.augmentation.rewriter import LIKE_FRAME, WORDLESS, Rewriting, rewriting
-from pacmr_lightning.datamodules.augmentation.seq2seq import EMPTY, ENDLESS, REPEATED
+from pacmr_lightning.datamodules.augmentation.rewriter import LIKE_FRAME, WORDLESS, Rewriting
 from pacmr_lightning.datamodules.augmentation.translation import TOO_LONG, BackTranslation
+from pacmr_lightning.datamodules.augmentation.translator import EMPTY, ENDLESS, REPEATED
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import AnswerStore
@@ -125,11 +125,11 @@ def test_a_word_that_is_too_long_stays(translators, tmp_path):  # noqa: F811
 
 
 def test_no_content_becomes_frame_or_loses_its_words():
-    assert rewriting("People: hi", "Human: hi", None).text == "People: hi"
-    assert rewriting("People: hi", "Human: hi", None).kept == LIKE_FRAME
-    assert rewriting("Human: oh", "Human: hi", None).text == "Human: hi"
-    assert rewriting("hello", " hi ", None).text == "hi"
-    assert rewriting("hello", " 42? ", None) == Rewriting("hello", WORDLESS)
+    assert Rewriting.checked("People: hi", "Human: hi", None).text == "People: hi"
+    assert Rewriting.checked("People: hi", "Human: hi", None).kept == LIKE_FRAME
+    assert Rewriting.checked("Human: oh", "Human: hi", None).text == "Human: hi"
+    assert Rewriting.checked("hello", " hi ", None).text == "hi"
+    assert Rewriting.checked("hello", " 42? ", None) == Rewriting("hello", WORDLESS)
 
 
 def test_the_store_makes_a_second_run_without_a_model(translators, tmp_path):  # noqa: F811

@@ -15,8 +15,7 @@ from pacmr_lightning.batch import Segment
 from pacmr_lightning.commands.inspect import main
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
 from pacmr_lightning.datamodules.inspection.advice import advice
-from pacmr_lightning.datamodules.inspection.repeats import repeats
-from pacmr_lightning.datamodules.inspection.report import inspect_pairs
+from pacmr_lightning.datamodules.inspection.pair_statistics import count_repeats, inspect_pairs
 from pacmr_lightning.datamodules.inspection.token_rows import SHOWN, show_rows, token_text
 from pacmr_lightning.datamodules.pairs import Pairs
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
@@ -165,7 +164,7 @@ def test_repeats_against_counting_pair_by_pair(size):
             }
         )
         expected, disagreement = counted(table)
-        found = repeats(table)
+        found = count_repeats(table)
         assert {name: getattr(found, name) for name in expected} == expected
         if disagreement is None or disagreement > 0.5:
             assert found.noise is None
@@ -184,7 +183,7 @@ def test_contradictions_bound_and_estimate_the_noise(rate):
     flipped = random.random(60_000) < rate
     sides = np.where(flipped, 1, 0)
     table = pd.DataFrame({"prompt": np.arange(60_000) // 3, "chosen": sides, "rejected": 1 - sides})
-    found = repeats(table)
+    found = count_repeats(table)
     assert (found.comparisons, found.labels) == (20_000, 60_000)
     assert found.least_wrong <= flipped.sum()
     disagreement = 2 * rate * (1 - rate)

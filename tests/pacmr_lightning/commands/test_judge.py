@@ -19,7 +19,7 @@ from pacmr_lightning.commands import judge as judge_command
 from pacmr_lightning.commands.judge import judge_files, main
 from pacmr_lightning.embedded_world import ATTRIBUTES, World
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation import chat_request
+from pacmr_lightning.evaluation import endpoint as endpoint_module
 from pacmr_lightning.evaluation.judging import EndpointJudge
 from pacmr_lightning.evaluation.win_rate import summarize
 
@@ -38,7 +38,7 @@ def server():
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(chat_request, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(endpoint_module, "_FIRST_PAUSE", 0.0)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     # A logistic regression each, which the tests of the win rate look at.
     monkeypatch.setattr(judge_command, "summarize", partial(summarize, resamples=20))

@@ -7,8 +7,9 @@ import pytest
 from scipy.special import expit
 
 from pacmr_lightning.analysis.surface import Surface, Visits, density, grid, load, save
+from pacmr_lightning.analysis.surface_distance import distance, run_names
 from pacmr_lightning.analysis.surface_figure import draw_heat_maps, draw_page, draw_surfaces, limits
-from pacmr_lightning.commands.surfaces import distance, headings, main, surfaces_page
+from pacmr_lightning.commands.surfaces import main, surfaces
 from pacmr_lightning.errors import UserError
 
 
@@ -115,7 +116,7 @@ def test_the_page_of_three_runs(runs, tmp_path, capsys):
     assert table.loc[0, list(expected)].tolist() == pytest.approx(list(expected.values()))
     assert f"{expected['mean']:.3f}" in printed
     assert "20% noise - 30% noise" in printed
-    earlier = surfaces_page(runs, str(tmp_path / "earlier.pdf"), step=100)
+    earlier = surfaces(runs, output=str(tmp_path / "earlier.pdf"), step=100)
     assert (earlier[["first_step", "second_step"]] == 100).all(axis=None)
     assert (tmp_path / "earlier.png").exists()
 
@@ -132,7 +133,7 @@ def test_two_tasks_are_also_compared_on_scaled_axes(tmp_path, capsys):
 
 
 def test_one_run_has_no_table(runs, tmp_path):
-    assert surfaces_page(runs[:1], str(tmp_path / "one.png")) is None
+    assert surfaces(runs[:1], output=str(tmp_path / "one.png")) is None
     assert (tmp_path / "one.pdf").exists() and not (tmp_path / "one.csv").exists()
 
 
@@ -164,11 +165,11 @@ def test_pairs_that_are_all_alike_can_be_drawn(points, tmp_path):
 def test_headings_tell_runs_apart():
     tldr, hh, unknown = surface(), surface(task="hh"), surface(noise=float("nan"))
     other = surface(noise=0.2)
-    assert headings([other, tldr], ["a", "b"]) == ["20% noise", "30% noise"]
-    assert headings([tldr, hh], ["a", "b"]) == ["tldr, 30% noise", "hh, 30% noise"]
-    assert headings([tldr, tldr], ["x/a", "x/b"]) == ["30% noise (a)", "30% noise (b)"]
-    assert headings([tldr, tldr], ["x/a", "y/a"]) == ["x/a", "y/a"]
-    assert headings([tldr, unknown], ["a", "b"]) == ["30% noise", "noise unknown"]
+    assert run_names([other, tldr], ["a", "b"]) == ["20% noise", "30% noise"]
+    assert run_names([tldr, hh], ["a", "b"]) == ["tldr, 30% noise", "hh, 30% noise"]
+    assert run_names([tldr, tldr], ["x/a", "x/b"]) == ["30% noise (a)", "30% noise (b)"]
+    assert run_names([tldr, tldr], ["x/a", "y/a"]) == ["x/a", "y/a"]
+    assert run_names([tldr, unknown], ["a", "b"]) == ["30% noise", "noise unknown"]
 
 
 def test_what_is_saved_is_loaded(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation import chat_request
+from pacmr_lightning.evaluation import endpoint as endpoint_module
 from pacmr_lightning.evaluation.answer_store import AnswerStore
 from pacmr_lightning.evaluation.endpoint import Endpoint
 
@@ -44,7 +44,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(chat_request, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(endpoint_module, "_FIRST_PAUSE", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -241,7 +241,7 @@ def test_no_server(store):
 @pytest.mark.parametrize("of_openai", [False, True])
 def test_the_other_name_of_the_token_limit(of_openai, server, store, monkeypatch):
     if of_openai:
-        monkeypatch.setattr(chat_request, "OPENAI_URL", server.url)
+        monkeypatch.setattr(endpoint_module, "OPENAI_URL", server.url)
     names = ["max_tokens", "max_completion_tokens"]
     wrong, right = reversed(names) if of_openai else names
     server.refuses = wrong

@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import expit, logit
 
-from pacmr_lightning.evaluation.length_control import SLOPE_C, length_term, rates_at_equal_length
+from pacmr_lightning.evaluation.win_rate import SLOPE_C, length_term, rates_at_equal_length
 
 
 def rate_at_equal_length(outcomes, term, counts=None):

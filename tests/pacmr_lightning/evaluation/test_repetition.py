@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pacmr_lightning.evaluation.repetition import distinct_bigrams, repeated_bigrams
+from pacmr_lightning.evaluation.generation import distinct_bigrams, repeated_bigrams
 
 
 def test_bigrams():

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from pacmr_lightning.evaluation.thoughts import without_thoughts
+from pacmr_lightning.evaluation.endpoint import without_thoughts
 
 ANSWER = "Comparison: clear.\nPreferred: B"
 

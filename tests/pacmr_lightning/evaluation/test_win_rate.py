@@ -6,11 +6,15 @@ from scipy import stats
 
 from pacmr_lightning.embedded_world import ATTRIBUTES, World
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.gold_judge import GoldJudge
-from pacmr_lightning.evaluation.judging import Comparison, Opinion, PairJudge, Verdict
-from pacmr_lightning.evaluation.length_control import length_term, rates_at_equal_length
-from pacmr_lightning.evaluation.response_pairs import pair_rows
-from pacmr_lightning.evaluation.win_rate import judge_pairs, summarize, win_rate
+from pacmr_lightning.evaluation.judging import GoldJudge, Opinion, PairJudge, Verdict
+from pacmr_lightning.evaluation.response_files import pair_rows
+from pacmr_lightning.evaluation.win_rate import (
+    judge_responses,
+    length_term,
+    rates_at_equal_length,
+    summarize,
+    win_rate,
+)
 
 OPINIONS = {
     "f": Opinion("first", "x"),
@@ -35,7 +39,7 @@ class ByRule(PairJudge):
 def judged(signs, prompts=None, second="b"):
     prompts = prompts or [f"prompt {i}" for i in range(len(signs))]
     first = [{"prompt": p, "response": " ".join(s)} for p, s in zip(prompts, signs, strict=True)]
-    return judge_pairs(pair_rows(first, [{"prompt": p, "response": second} for p in prompts]), ByRule())
+    return judge_responses(pair_rows(first, [{"prompt": p, "response": second} for p in prompts]), ByRule())
 
 
 def test_the_papers_rules():
@@ -130,7 +134,7 @@ def test_identical_and_empty_responses():
     texts = [("f f", " f f\n"), ("", " "), ("f f", ""), ("s s", "x")]
     rows = [[{"prompt": str(i), "response": t[side]} for i, t in enumerate(texts)] for side in (0, 1)]
     result = win_rate(*rows, judge, resamples=50)
-    assert judge.items == [Comparison("2", "f f", ""), Comparison("3", "s s", "x")]
+    assert [(i.prompt, i.first, i.second) for i in judge.items] == [("2", "f f", ""), ("3", "s s", "x")]
     assert (result.wins, result.ties, result.losses) == (1, 2, 1)
     assert (result.identical, result.empty, result.flipped) == (2, (1, 2), 0)
     # Nobody is asked at all.

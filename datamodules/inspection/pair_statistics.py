@@ -1,4 +1,4 @@
-"""What preference data is like under a tokenizer: what a run would keep, lengths, repeats, shared prompts."""
+"""Statistics of preference data under a tokenizer: what a run keeps, lengths, repeats, shared prompts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from transformers import PreTrainedTokenizerBase
 from ..sources import Source
 from ..splits import Split
 from ..tokenization import token_warnings, tokenize_pairs
-from .repeats import Repeats, repeats
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 LIMITS = (256, 512, 768, 1024, 2048)
@@ -45,7 +44,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class LengthBias:
-    """How the tokens of the chosen response compare with those of the rejected one, in the kept pairs."""
+    """Tokens of the chosen response against those of the rejected one, in the kept pairs."""
 
     chosen_longer: float
     """Share of the pairs."""
@@ -56,7 +55,35 @@ class LengthBias:
 
 
 @dataclass(frozen=True)
-class SplitReport:
+class Repeats:
+    """Kept pairs that repeat or contradict others: what data shows of its label noise without clean labels.
+
+    A comparison is a prompt with two responses, whichever of them is the chosen one. Texts are the same where
+    their tokens are.
+    """
+
+    copies: int
+    """Pairs with the prompt, chosen and rejected response of an earlier one."""
+    sharing: int
+    """Pairs with a response that another comparison of the same prompt has too."""
+    comparisons: int
+    """Comparisons with more than one label."""
+    labels: int
+    """Their labels: pairs whose comparison comes more than once."""
+    contradicting_comparisons: int
+    """Comparisons of which both responses were chosen."""
+    contradicting_labels: int
+    """Pairs of those."""
+    least_wrong: int
+    """Labels outvoted by the others of their comparison: whatever the truth, so many at least are wrong."""
+    noise: float | None
+    """Share of wrong labels under which the labels of one comparison would disagree as often as they do, if
+    each were wrong independently and alike; None where nothing is repeated, or they disagree more often than
+    at random."""
+
+
+@dataclass(frozen=True)
+class SplitStatistics:
     """The numbers of one split."""
 
     counts: dict[str, int]
@@ -75,11 +102,11 @@ class SplitReport:
     bias: LengthBias
     repeats: Repeats
     token_warnings: list[str]
-    """What is odd about the tokens, one sentence each."""
+    """Oddities of the tokens, one sentence each."""
 
 
 @dataclass(frozen=True)
-class Overlap:
+class SharedPrompts:
     """Prompts that kept pairs of both splits have."""
 
     prompts: int
@@ -88,13 +115,13 @@ class Overlap:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What ``inspect_pairs`` found."""
+class DataStatistics:
+    """The numbers of both splits."""
 
-    splits: dict[Split, SplitReport]
-    overlap: Overlap
+    splits: dict[Split, SplitStatistics]
+    overlap: SharedPrompts
     """Prompts that are the same text."""
-    overlap_normalised: Overlap
+    overlap_normalised: SharedPrompts
     """Prompts that are the same text but for case and whitespace."""
 
 
@@ -104,62 +131,63 @@ class Kept(NamedTuple):
     rows: Dataset
     """As ``tokenize_pairs`` makes them."""
     table: pd.DataFrame
-    """Their ``pair_table``."""
+    """Their ``_pair_table``."""
 
 
 def inspect_pairs(
     source: Source, tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> tuple[Report, dict[Split, Kept]]:
-    """Reads and tokenizes both splits as training does, and counts.
+) -> tuple[DataStatistics, dict[Split, Kept]]:
+    """Read and tokenize both splits as training does; return the numbers, and the kept pairs of each split.
 
     Args:
         source: where the pairs come from.
         tokenizer: has EOS.
         max_length: tokens of a prompt with its longer response.
 
-    Returns:
-        The numbers, and the kept pairs of each split.
-
     Raises:
         UserError: the data cannot be read, or none of a split's pairs can be used.
     """
     kept: dict[Split, Kept] = {}
-    reports: dict[Split, SplitReport] = {}
+    splits: dict[Split, SplitStatistics] = {}
     for split in ("train", "validation"):
         found = source.load(split)
         rows, counts = tokenize_pairs(found, tokenizer, max_length)
-        table = usable = pair_table(rows)
+        table = usable = _pair_table(rows)
         if counts.get("too long"):
             # Those that were dropped once more, without a limit; the others stay in the cache of a run.
             names = set(rows["id"][:])
             dropped = [i for i, name in enumerate(found["id"][:]) if name not in names]
             dropped, _ = tokenize_pairs(found.select(dropped, keep_in_memory=True), tokenizer, _NO_LIMIT)
-            usable = pd.concat([table, pair_table(dropped)], ignore_index=True)
+            usable = pd.concat([table, _pair_table(dropped)], ignore_index=True)
         kept[split] = Kept(rows, table)
         a_prompt = table["prompt"].value_counts()
-        reports[split] = SplitReport(
+        difference = table["chosen tokens"].astype("int64") - table["rejected tokens"]
+        longer = (float((difference > 0).mean()), float((difference < 0).mean()))
+        splits[split] = SplitStatistics(
             counts=counts,
-            known=known_columns(found),
+            known=_known_columns(found),
             prompts=len(a_prompt),
             pairs_a_prompt={"median": float(a_prompt.median()), "max": int(a_prompt.max())},
             categories={str(name): int(n) for name, n in table["category"].value_counts().items()},
-            lengths=lengths(usable, counts["rows"], max_length),
-            bias=length_bias(table),
-            repeats=repeats(table),
+            lengths=_lengths(usable, counts["rows"], max_length),
+            bias=LengthBias(*longer, float(difference.median())),
+            repeats=count_repeats(table),
             token_warnings=list(token_warnings(tokenizer, found, counts, split)),
         )
     train, validation = kept["train"].table, kept["validation"].table
-    same, normalised = (overlap(train, validation, name) for name in ("prompt", "normalised prompt"))
-    return Report(reports, same, normalised), kept
+    shared = []
+    for name in ("prompt", "normalised prompt"):
+        one, other = train[name].isin(validation[name]), validation[name].isin(train[name])
+        shared.append(SharedPrompts(train[name][one].nunique(), int(one.sum()), int(other.sum())))
+    return DataStatistics(splits, *shared), kept
 
 
-def pair_table(rows: Dataset) -> pd.DataFrame:
-    """One line for each tokenized pair.
+def _pair_table(rows: Dataset) -> pd.DataFrame:
+    """Return one line for each tokenized pair.
 
-    Returns:
-        ``prompt``, ``normalised prompt`` (whitespace and case aside), ``chosen`` and ``rejected`` as 64-bit
-        hashes; ``category``; and ``prompt tokens``, ``chosen tokens``, ``rejected tokens`` and ``tokens``
-        (those of the prompt and the longer response, which max_length limits).
+    It has ``prompt``, ``normalised prompt`` (whitespace and case aside), ``chosen`` and ``rejected`` as
+    64-bit hashes; ``category``; and ``prompt tokens``, ``chosen tokens``, ``rejected tokens`` and ``tokens``
+    (those of the prompt and the longer response, which max_length limits).
     """
     parts = []
     for batch in _batches(rows):
@@ -178,8 +206,8 @@ def pair_table(rows: Dataset) -> pd.DataFrame:
     return table
 
 
-def known_columns(rows: Dataset) -> dict[str, float]:
-    """``SplitReport.known`` of rows as a source makes them."""
+def _known_columns(rows: Dataset) -> dict[str, float]:
+    """Return ``SplitStatistics.known`` of rows as a source makes them."""
     found: Counter[str] = Counter()
     for batch in _batches(rows):
         for name in ("flipped", "eta", "augmented_prompt", "category"):
@@ -193,36 +221,51 @@ def known_columns(rows: Dataset) -> dict[str, float]:
     return {name: count / of.get(name, len(rows)) for name, count in found.items() if of.get(name, 1)}
 
 
-def lengths(table: pd.DataFrame, rows: int, max_length: int) -> Lengths:
-    """Tokens of the usable pairs of a ``pair_table``, as shares of ``rows`` rows where it says so."""
-    columns = ("prompt tokens", "chosen tokens", "rejected tokens", "tokens")
-    # The least number of tokens that so many percent of the pairs do not exceed.
-    found = np.percentile(table[list(columns)], [*PERCENTILES, 100], axis=0, method="inverted_cdf")
-    found = found.astype(int)
+def _lengths(table: pd.DataFrame, rows: int, max_length: int) -> Lengths:
+    """Return lengths of the usable pairs of a ``_pair_table``, of ``rows`` rows in all."""
+    columns = ["prompt tokens", "chosen tokens", "rejected tokens", "tokens"]
     names = [*map(str, PERCENTILES), "max"]
+    # The least number of tokens that so many percent of the pairs do not exceed.
+    found = np.percentile(table[columns], [*PERCENTILES, 100], axis=0, method="inverted_cdf").astype(int)
+    percentiles = pd.DataFrame(found, index=names, columns=PARTS).to_dict()
     return Lengths(
-        percentiles={
-            p: dict(zip(names, v.tolist(), strict=True)) for p, v in zip(PARTS, found.T, strict=True)
-        },
-        kept_at={
-            limit: int((table["tokens"] <= limit).sum()) / rows for limit in sorted({*LIMITS, max_length})
-        },
-        suggested=-(-int(found[names.index("99"), PARTS.index("prompt + longer response")]) // 64) * 64,
+        percentiles=percentiles,
+        kept_at={n: int((table["tokens"] <= n).sum()) / rows for n in sorted({*LIMITS, max_length})},
+        suggested=-(-percentiles[PARTS[-1]]["99"] // 64) * 64,
     )
 
 
-def length_bias(table: pd.DataFrame) -> LengthBias:
-    """Which response is longer, over the pairs of a ``pair_table``."""
-    difference = table["chosen tokens"].astype("int64") - table["rejected tokens"]
-    return LengthBias(
-        float((difference > 0).mean()), float((difference < 0).mean()), float(difference.median())
+def count_repeats(table: pd.DataFrame) -> Repeats:
+    """Return the copies and contradictions among N pairs.
+
+    Args:
+        table: columns ``prompt``, ``chosen`` and ``rejected``, N numbers each that are the same where
+            the texts are; the two responses of a pair differ.
+    """
+    responses = table[["chosen", "rejected"]].to_numpy()
+    first, second = responses.min(axis=1), responses.max(axis=1)
+    pairs = pd.DataFrame({"prompt": table["prompt"], "first": first, "second": second})
+    pairs["label"] = responses[:, 0] == first
+    comparisons = pairs.groupby(["prompt", "first", "second"], sort=False)["label"].agg(["size", "sum"])
+    comparisons = comparisons.reset_index()
+    shown = comparisons.melt("prompt", ["first", "second"], ignore_index=False)
+    shared = shown[shown.duplicated(["prompt", "value"], keep=False)].index.unique()
+    more = comparisons[comparisons["size"] > 1]
+    n, k = more["size"], more["sum"]
+    outvoted = np.minimum(k, n - k)
+    contradicting = outvoted > 0
+    disagree = float((k * (n - k)).sum() / (n * (n - 1) / 2).sum()) if len(more) else 1.0
+    return Repeats(
+        copies=int(pairs.duplicated().sum()),
+        sharing=int(comparisons["size"].loc[shared].sum()),
+        comparisons=len(more),
+        labels=int(n.sum()),
+        contradicting_comparisons=int(contradicting.sum()),
+        contradicting_labels=int(n[contradicting].sum()),
+        least_wrong=int(outvoted.sum()),
+        # Two labels that are each wrong with probability e disagree with probability 2 e (1 - e).
+        noise=(1 - (1 - 2 * disagree) ** 0.5) / 2 if disagree <= 0.5 else None,
     )
-
-
-def overlap(train: pd.DataFrame, validation: pd.DataFrame, by: str) -> Overlap:
-    """Prompts that two ``pair_table`` share, by one of their columns."""
-    in_both = [table[by].isin(other[by]) for table, other in ((train, validation), (validation, train))]
-    return Overlap(train[by][in_both[0]].nunique(), *(int(found.sum()) for found in in_both))
 
 
 def _batches(rows: Dataset) -> Iterator[pa.Table]:
