@@ -119,7 +119,7 @@ def _content(prompt: str, chat: bool) -> str:
     return " ".join(part.text for text in texts_of(prompt, chat) for part in cut(text) if part.content)
 
 
-def _share(count: int, total: int) -> str:
+def _share(count: float, total: float) -> str:
     return f"{count:,} ({count / total:.1%})" if total else "-"
 
 

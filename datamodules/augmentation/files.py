@@ -48,8 +48,9 @@ def training_prompts(rows: Dataset) -> list[AugmentedPrompt]:
     """Return the distinct prompts of the usable rows of a ``Source``, in the order of their first rows."""
     pairs: Counter[str] = Counter()
     first: dict[str, tuple[bool, str | None]] = {}
-    for *texts, chat, category in values_of(rows, "prompt", "chosen", "rejected", "chat", "category"):
-        split = split_row(*texts, chat)
+    columns = values_of(rows, "prompt", "chosen", "rejected", "chat", "category")
+    for prompt, chosen, rejected, chat, category in columns:
+        split = split_row(prompt, chosen, rejected, chat)
         if split.reason is None and split.prompt.strip():
             pairs[split.prompt] += 1
             first.setdefault(split.prompt, (chat, category))

@@ -1,4 +1,4 @@
-"""One direction of a translation: a sequence-to-sequence model of transformers, and its decoding."""
+"""One direction of a translation: a sequence-to-sequence model of transformers, and how it draws tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,9 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     LogitsProcessor,
-    LogitsProcessorList,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    TemperatureLogitsWarper,
-    TopPLogitsWarper,
 )
 
 from pacmr_lightning.errors import UserError
@@ -38,65 +34,12 @@ _LONGEST_CYCLE, _REPEATS = 4, 6
 _CODE = re.compile(r">>\w+<<")
 
 
-@dataclass(frozen=True)
-class TranslationDecoding:
-    """Beam search, or with ``sample`` one draw a text.
+class GumbelNoise(LogitsProcessor):
+    """Gumbel noise, under which the largest logit is a draw from the softmax.
 
-    A draw depends on the seed and the text alone (up to rounding), so it is the same in every batch and
-    order, and after a resume.
-
-    Raises:
-        UserError: a value is out of range, or has no effect beside ``sample``.
+    A draw depends on the seed and its text alone (up to rounding), so it is the same in every batch and
+    order, and after a resume. (transformers' own sampling has one stream of numbers for a whole batch.)
     """
-
-    num_beams: int = 4
-    """Beams of the search, at least 1."""
-    sample: bool = False
-    """Draw every token instead of searching."""
-    temperature: float = 1.0
-    """Of the draws, above 0."""
-    top_p: float = 0.9
-    """Tokens are drawn from the most probable ones that have this probability together, in (0, 1]."""
-    seed: int = 42
-    """Of the draws."""
-
-    def __post_init__(self) -> None:
-        defaults = {field.name: field.default for field in fields(self)}
-        for name in ("num_beams",) if self.sample else ("temperature", "top_p", "seed"):
-            value = getattr(self, name)
-            if value != defaults[name]:
-                raise UserError(
-                    f"{name} is {value}, but it has no effect with sample {str(self.sample).lower()}; leave "
-                    "one of them out."
-                )
-        if self.num_beams < 1:
-            raise UserError(f"num_beams is {self.num_beams}, but at least 1 beam is needed.")
-        if self.temperature <= 0:
-            raise UserError(f"temperature is {self.temperature}, but it must be above 0.")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p}, but it must lie in (0, 1].")
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All that a result depends on, JSON-serialisable."""
-        if not self.sample:
-            return {"num_beams": self.num_beams}
-        return {"temperature": self.temperature, "top_p": self.top_p, "seed": self.seed}
-
-    def arguments(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Return the arguments of ``generate`` for a batch of N texts, which name the draws."""
-        if not self.sample:
-            return {"do_sample": False, "num_beams": self.num_beams}
-        # Not transformers' own sampling: it draws the tokens of a whole batch from one stream of numbers.
-        processors: list[LogitsProcessor] = [TemperatureLogitsWarper(self.temperature)]
-        if self.top_p < 1:
-            processors.append(TopPLogitsWarper(self.top_p))
-        processors.append(_GumbelNoise(texts, self.seed))
-        return {"do_sample": False, "num_beams": 1, "logits_processor": LogitsProcessorList(processors)}
-
-
-class _GumbelNoise(LogitsProcessor):
-    """Gumbel noise, under which the largest logit is a draw from the softmax; each text has its own."""
 
     def __init__(self, texts: Sequence[str], seed: int):
         digests = (hashlib.blake2b(f"{seed}:{text}".encode(), digest_size=8).digest() for text in texts)
@@ -105,6 +48,7 @@ class _GumbelNoise(LogitsProcessor):
         ]
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """Return logits with noise."""
         size = scores.shape[-1]
         # -log(E) of an exponential E is Gumbel. Drawn on the CPU, so that it is the same on every device.
         noise = torch.stack([-torch.empty(size).exponential_(generator=g).log() for g in self.generators])
@@ -233,8 +177,12 @@ class Translator:
         return len(self.tokenizer(self.prefix)["input_ids"]) + 1
 
     @torch.inference_mode()
-    def translate(self, texts: Sequence[str], decoding: TranslationDecoding) -> list[tuple[str, str | None]]:
+    def translate(self, texts: Sequence[str], **decoding: Any) -> list[tuple[str, str | None]]:
         """Return translations of N texts of at most ``positions`` tokens each, with what makes one useless.
+
+        Args:
+            texts: N texts.
+            decoding: arguments of ``generate``.
 
         Raises:
             UserError: the batch does not fit into memory.
@@ -248,7 +196,7 @@ class Translator:
         try:
             # AutoModelForSeq2SeqLM's classes generate, but PreTrainedModel, their base, does not.
             found = self.model.generate(  # type: ignore[operator]
-                input_ids=ids, attention_mask=mask, max_new_tokens=room, **decoding.arguments(texts)
+                input_ids=ids, attention_mask=mask, max_new_tokens=room, **decoding
             )
         except torch.OutOfMemoryError:
             raise UserError(

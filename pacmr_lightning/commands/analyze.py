@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -98,7 +99,7 @@ def analyze(
         labels = [run.folder for run in probes]
     judged: dict[str, pd.DataFrame] = {}
     parts, notes = [], []
-    options = {"pairs": pairs, "seed": seed, "micro_batch_size": micro_batch_size}
+    options: dict[str, Any] = {"pairs": pairs, "seed": seed, "micro_batch_size": micro_batch_size}
     for label, run in zip(labels, probes, strict=True):
         module, data, step = load(run, augmentations)
         frame = judged_pairs(module, data, split, folder / "answers.sqlite", **options)

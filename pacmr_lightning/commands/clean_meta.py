@@ -122,7 +122,10 @@ def clean_meta(
     for i, (pair, corrected) in enumerate(zip(pairs, wrong, strict=True)):
         chosen, rejected = pair.sides[::-1] if corrected else pair.sides
         labels = {"id": pair.id, "prompt": pair.prompt, "chosen": chosen, "rejected": rejected}
-        told = [_told(name, of[i]) for name, of in zip(names, verdicts, strict=True)]
+        told = [
+            {"judge": name, "verdict": _ON_LABEL[of[i].preferred], "orders": of[i].told(_ON_LABEL)}
+            for name, of in zip(names, verdicts, strict=True)
+        ]
         about = {"category": pair.category, **pair.more, "corrected": corrected, "verdicts": told}
         rows.append(labels | about)
     if path.suffix == ".parquet":
@@ -151,12 +154,12 @@ def _sample(source: Source, n: int, seed: int) -> tuple[list[_Pair], int]:
     """Return the sample, and how many pairs could have been in it."""
     columns = ("id", "category", "chat", "prompt", "chosen", "rejected", *_MORE)
     usable = []
-    for name, category, chat, *rest in values_of(source.load("train"), *columns):
-        split = split_row(*rest[:3], chat)
+    for name, category, chat, prompt, chosen, rejected, *more in values_of(source.load("train"), *columns):
+        split = split_row(prompt, chosen, rejected, chat)
         stripped = [text.strip() for text in (split.prompt, split.chosen, split.rejected)]
         if split.reason is not None or not all(stripped) or stripped[1] == stripped[2]:
             continue
-        sides = (split.chosen, split.rejected)
+        sides: tuple[Any, Any] = (split.chosen, split.rejected)
         if chat:
             sides = ([split.chosen_message], [split.rejected_message])
         usable.append(
@@ -167,21 +170,13 @@ def _sample(source: Source, n: int, seed: int) -> tuple[list[_Pair], int]:
                 id=name,
                 category=category,
                 sides=sides,
-                more=plain_row({"chat": chat, **dict(zip(_MORE, rest[3:], strict=True))}),
+                more=plain_row({"chat": chat, **dict(zip(_MORE, more, strict=True))}),
             )
         )
     # Labels are flipped by the hash of id and seed alone, and a sample must not be what the noise takes.
     names = [f"clean {pair.id}" for pair in usable]
     taken = stratified_sample(names, [pair.category for pair in usable], n, seed)
     return [usable[i] for i in taken], len(usable)
-
-
-def _told(judge: str, verdict: Verdict) -> dict[str, Any]:
-    orders = [
-        {"verdict": _ON_LABEL[opinion.preferred], "answer": opinion.answer, "problem": opinion.problem}
-        for opinion in verdict.orders
-    ]
-    return {"judge": judge, "verdict": _ON_LABEL[verdict.preferred], "orders": orders}
 
 
 def _table(names: list[str], verdicts: list[list[Verdict]]) -> Table:

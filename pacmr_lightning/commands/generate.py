@@ -54,8 +54,9 @@ def generate(
         if answer.text:
             # 0 means that the server did not count.
             counts = (answer.prompt_tokens or None, answer.completion_tokens or None)
-            reason = "length" if answer.is_cut(endpoint.max_tokens) else "stop"
-            rows.append(Response(answer.text, reason, *counts).row(prompt.id, prompt.asked) | prompt.columns)
+            is_cut = answer.is_cut(endpoint.max_tokens)
+            response = Response(answer.text, "length" if is_cut else "stop", *counts)
+            rows.append(response.row(prompt.id, prompt.asked) | prompt.columns)
     missing = Counter(answer.problem for answer in answers if not answer.text)
     failed = (
         f"{missing.total()} prompts got no answer (mostly: {missing.most_common(1)[0][0]})" if missing else ""

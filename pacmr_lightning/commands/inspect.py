@@ -13,8 +13,7 @@ from rich.table import Table
 
 from ..command_line.parser import run_tool
 from ..command_line.tables import plain_table
-from ..datamodules.inspection.advice import advice
-from ..datamodules.inspection.pair_statistics import PARTS, PERCENTILES, DataStatistics, inspect_pairs
+from ..datamodules.inspection.pair_statistics import PARTS, PERCENTILES, DataStatistics, advice, inspect_pairs
 from ..datamodules.inspection.token_rows import LEGEND, show_rows
 from ..datamodules.pairs import Pairs
 from ..datamodules.sources import Source

@@ -15,7 +15,7 @@ from ..command_line.parser import run_tool
 from ..command_line.tables import plain_table
 from ..errors import UserError
 from ..evaluation.answer_store import AnswerStore, content_key
-from ..evaluation.judging import EndpointJudge, GoldJudge, Opinion, PairJudge
+from ..evaluation.judging import EndpointJudge, GoldJudge, Opinion, PairJudge, Preference
 from ..evaluation.response_files import pair_rows, read_responses, write_json_lines
 from ..evaluation.reward_model import RewardModelJudge
 from ..evaluation.win_rate import JudgedPair, WinRate, draw_win_rate, judge_responses, summarize
@@ -27,6 +27,7 @@ __all__ = ["EndpointJudge", "GoldJudge", "RewardModelJudge", "judge_files", "mai
 ANSWERS, VERDICTS, SUMMARY, FIGURE = "answers.sqlite", "verdicts.jsonl", "summary.json", "win-rate"
 """Files in the output folder."""
 MILLION = 1_000_000
+_VERDICTS: dict[Preference, str] = {"first": "win", "second": "loss", "none": "none"}
 
 
 def judge_files(
@@ -72,7 +73,7 @@ def judge_files(
     if (prompt_price is None) != (completion_price is None):
         raise UserError("prompt_price and completion_price only make a cost together; give both or none.")
     paths = [Path(file).expanduser() for file in (first, second)]
-    pairs = pair_rows(*map(read_responses, paths), (first, second))
+    pairs = pair_rows(read_responses(paths[0]), read_responses(paths[1]), (first, second))
     if paths[0].samefile(paths[1]) or all(pair.identical for pair in pairs):
         raise UserError(
             f"{first} and {second} hold the same {len(pairs)} responses, so that there is nothing to judge; "
@@ -122,11 +123,7 @@ def _costs(
 
 def _row(one: JudgedPair) -> dict[str, Any]:
     """Return a line of the verdicts; ``orders`` shows first A, then B in the first place."""
-    names = {"first": "win", "second": "loss", "none": "none"}
-    orders = [
-        {"verdict": names[opinion.preferred], "answer": opinion.answer, "problem": opinion.problem}
-        for opinion in (one.verdict.orders if one.verdict is not None else ())
-    ]
+    orders = [] if one.verdict is None else one.verdict.told(_VERDICTS)
     pair = one.pair
     texts = {"prompt": pair.prompt, "responses": [pair.first, pair.second]}
     return {"id": pair.id, "verdict": one.outcome, "orders": orders, **texts}

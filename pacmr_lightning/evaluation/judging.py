@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -56,6 +56,13 @@ class Verdict:
         """The response that both orders name; ``none`` where they disagree, or one of them names none."""
         one, other = (opinion.preferred for opinion in self.orders)
         return one if one == other else "none"
+
+    def told(self, names: Mapping[Preference, str]) -> list[dict[str, str | None]]:
+        """Return both orders for a file, with other names for the preferences."""
+        return [
+            {"verdict": names[one.preferred], "answer": one.answer, "problem": one.problem}
+            for one in self.orders
+        ]
 
     @property
     def inconsistent(self) -> bool:
@@ -165,6 +172,6 @@ class GoldJudge(PairJudge):
                     f"The prompt {str(item.prompt)[:80]} is a chat, but the embedded world has texts only; "
                     "name another judge."
                 )
-            rewards = (self.world.gold_reward(item.prompt, text) for text in (item.first, item.second))
-            verdicts.append(by_scores(*rewards))
+            first, second = (self.world.gold_reward(item.prompt, text) for text in (item.first, item.second))
+            verdicts.append(by_scores(first, second))
         return verdicts

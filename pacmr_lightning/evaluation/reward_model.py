@@ -86,7 +86,7 @@ class RewardModelJudge(PairJudge):
                 problem = next(scores[key]["problem"] for key in pair if scores[key]["value"] is None)
                 verdicts.append(Verdict((Opinion("none", None, problem, cached=cached),) * 2))
             else:
-                verdicts.append(by_scores(*values, cached))
+                verdicts.append(by_scores(values[0], values[1], cached))
         return verdicts
 
     def _scores(

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from pacmr_lightning.datamodules.augmentation.translation import BackTranslation
-from pacmr_lightning.datamodules.augmentation.translator import TranslationDecoding
 from pacmr_lightning.errors import UserError
 
 
@@ -17,8 +16,8 @@ def test_draws_follow_the_softmax(temperature, top_p):
     kept = torch.cumsum(p, 0) - p < top_p
     p = torch.where(kept, p, 0) / p[kept].sum()
     n = 20_000
-    decoding = TranslationDecoding(num_beams=4, sample=True, temperature=temperature, top_p=top_p)
-    arguments = decoding.arguments([f"text {i}" for i in range(n)])
+    decoding = BackTranslation(sample=True, temperature=temperature, top_p=top_p)
+    arguments = decoding.generate_arguments([f"text {i}" for i in range(n)])
     scores = arguments["logits_processor"](torch.zeros(n, 1, dtype=torch.long), logits.repeat(n, 1))
     assert not arguments["do_sample"]
     counts = torch.bincount(scores.argmax(-1), minlength=5)

@@ -12,7 +12,7 @@ from pacmr_lightning.commands.generate import generate
 from pacmr_lightning.datamodules import EmbeddedWorld, Files
 from pacmr_lightning.datamodules.prompt_loader import draw_prompts
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation import chat_request
+from pacmr_lightning.evaluation import endpoint as endpoint_module
 from pacmr_lightning.evaluation.endpoint import Endpoint
 
 sys.path.append(str(Path(__file__).parents[1] / "evaluation"))
@@ -32,7 +32,7 @@ def server():
 @pytest.fixture
 def endpoint(server, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setattr(chat_request, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(endpoint_module, "_FIRST_PAUSE", 0.0)
     return lambda **options: Endpoint("tiny", server.url, **{"concurrency": 1, "retries": 0, **options})
 
 

@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from pacmr_lightning.batch import Segment
 from pacmr_lightning.commands.inspect import main
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
-from pacmr_lightning.datamodules.inspection.advice import advice
-from pacmr_lightning.datamodules.inspection.pair_statistics import count_repeats, inspect_pairs
+from pacmr_lightning.datamodules.inspection.pair_statistics import advice, count_repeats, inspect_pairs
 from pacmr_lightning.datamodules.inspection.token_rows import SHOWN, show_rows, token_text
 from pacmr_lightning.datamodules.pairs import Pairs
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
