@@ -2,7 +2,6 @@
 
 import json
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation import endpoint as endpoint_module
 from pacmr_lightning.evaluation.endpoint import Endpoint
 
-sys.path.append(str(Path(__file__).parents[1] / "evaluation"))
-from faulty_server import SECRET, FaultyServer
+from ..evaluation.faulty_server import SECRET, FaultyServer
 
 
 def reply(messages):
@@ -144,14 +142,8 @@ def test_from_the_command_line(server, write_rows, tmp_path, capsys, monkeypatch
     monkeypatch.setenv("MY_KEY", SECRET)
     path, output = write_rows(ROWS), tmp_path / "out.jsonl"
     options = ["--source", "Files", "--source.train", path, "--source.validation", path]
-    options += [
-        "--output",
-        str(output),
-        "--endpoint.base_url",
-        server.url,
-        "--endpoint.key_variable",
-        "MY_KEY",
-    ]
+    options += ["--output", str(output), "--endpoint.base_url", server.url]
+    options += ["--endpoint.key_variable", "MY_KEY"]
     cli.main(["generate", *options, "--endpoint.model", "m", "--n", "2"])
     assert len(rows_of(output)) == 2 and server.keys == {f"Bearer {SECRET}"}
     assert {(r["model"], r["max_tokens"], r["temperature"]) for r in server.requests} == {("m", 128, 0.0)}
