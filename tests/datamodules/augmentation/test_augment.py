@@ -76,13 +76,8 @@ def test_every_prompt_of_the_embedded_world(rewriter, tmp_path, capsys):
     sample = random.Random(0).sample(list(pairs), 64)
     score.update([back_and_forth(p) for p in sample], [[p] for p in sample])
     assert f"how alike the two are: {score.compute():.2f} " in report
-    assert cells == [
-        str(len(pairs)),
-        "300",
-        f"{same} ({same / len(pairs):.1%})",
-        f"{middle:.2f} ({low:.2f} to {high:.2f})",
-        "0 (0.0%)",
-    ]
+    ratio, identical = f"{middle:.2f} ({low:.2f} to {high:.2f})", f"{same} ({same / len(pairs):.1%})"
+    assert cells == [str(len(pairs)), "300", identical, ratio, "0 (0.0%)"]
     assert len(re.findall(r"^\| (?:ocean|forest|city|mountain|house|storm) ", report, re.M)) == 6
     assert len(re.findall("^### ", report, re.M)) == 6
 
@@ -106,9 +101,7 @@ def test_frames_survive_gibberish(rewriter, write_rows, tmp_path):
     for prompt, augmented in found.items():
         assert augmented != prompt and without_contents(augmented) == without_contents(prompt)
     new = found[STRANGE[1]]
-    assert re.fullmatch(
-        r"SUBREDDIT: r/sea\n\nTITLE: .+\n\nPOST: .+\n\n\* .+ \n\n.+\n\nTL;DR:", new
-    ) and not new.endswith("\n\n\n")
+    assert re.fullmatch(r"SUBREDDIT: r/sea\n\nTITLE: .+\n\nPOST: .+\n\n\* .+ \n\n.+\n\nTL;DR:", new)
     assert found[STRANGE[3]].startswith("  What is the ocean?\n\n1. a mood\n2) a book \n")
 
 
@@ -167,10 +160,11 @@ def test_distinct_usable_prompts(write_rows):
         {"prompt": " ", "chosen": " a", "rejected": " b"},
     ]
     found = training_prompts(Files(write_rows(rows, "all.jsonl"), write_rows(rows)).load("train"))
-    assert [(p.prompt, p.category, p.pairs, p.chat) for p in found] == [
-        ("A", "first", 2, False),
-        ("B", None, 1, False),
-    ]
+    expected = [("A", "first", 2, False), ("B", None, 1, False)]
+    assert [(p.prompt, p.category, p.pairs, p.chat) for p in found] == expected
+    source = Files(write_rows(rows[1:2], "none.jsonl"), write_rows(rows[1:2], "v.jsonl"))
+    with pytest.raises(UserError, match=r"No training pair of none\.jsonl has a prompt that can be used"):
+        augment(source, "out.parquet", Rules())
 
 
 def test_rules(write_rows, tmp_path):
@@ -189,18 +183,10 @@ def test_rules(write_rows, tmp_path):
 
 
 def test_a_report_that_says_what_was_kept(translators, write_rows, tmp_path):  # noqa: F811
-    rows = [
-        {
-            "prompt": f"the sea is {'book' * 20} {i}",
-            "chosen": " a",
-            "rejected": " b",
-            "category": f"c|{i % 25}",
-        }
-        for i in range(50)
-    ]
-    augment(
-        Files(write_rows(rows)), str(tmp_path / "out.parquet"), BackTranslation(*translators, num_beams=1)
-    )
+    pair = {"chosen": " a", "rejected": " b"}
+    prompts = [{"prompt": f"the sea is {'book' * 20} {i}", "category": f"c|{i % 25}"} for i in range(50)]
+    source = Files(write_rows([prompt | pair for prompt in prompts]))
+    augment(source, str(tmp_path / "out.parquet"), BackTranslation(*translators, num_beams=1))
     report = (tmp_path / "out-report.md").read_text()
     kept = len(rows_of(tmp_path / "out.parquet"))
     assert f"  - longer than the model reads: {kept} (50.0%)" in report
@@ -236,15 +222,8 @@ main(sys.argv[1:])
 def test_killed_and_started_again(translators, write_rows, tmp_path, capsys, forked):  # noqa: F811
     """A run that is killed -9 goes on: it computes what is missing and ends like one that was left alone."""
     rng = random.Random(8)
-    rows = [
-        {
-            "prompt": " ".join(sentence([*random_words(rng), "."]) for _ in range(4)),
-            "chosen": "a",
-            "rejected": "b",
-        }
-        for _ in range(60)
-    ]
-    train = write_rows(rows)
+    prompts = [" ".join(sentence([*random_words(rng), "."]) for _ in range(4)) for _ in range(60)]
+    train = write_rows([{"prompt": prompt, "chosen": "a", "rejected": "b"} for prompt in prompts])
     source = Files(train)
     output = tmp_path / "killed.parquet"
     answers = tmp_path / "killed.parquet.answers.sqlite"
@@ -279,10 +258,7 @@ def test_killed_and_started_again(translators, write_rows, tmp_path, capsys, for
     ("arguments", "message"),
     [
         (["--output", "out.csv"], "output is 'out.csv', but it must be a file that ends in .parquet"),
-        (
-            ["--output", "o.parquet", "--rewriter.forward", "./no"],
-            "forward is './no', but there is no such folder",
-        ),
+        (["--output", "o.parquet", "--rewriter.forward", "./no"], "forward is './no', but there is no such"),
         (["--output", "o.parquet", "--rewriter.num_beams", "0"], "num_beams is 0"),
         (["--output", "o.parquet", "--rewriter", "Rules", "--n", "0"], "n is 0"),
     ],
@@ -293,13 +269,6 @@ def test_wrong_input_leaves_nothing(arguments, message, tmp_path, monkeypatch):
         main(["--source", "EmbeddedWorld", "--source.pairs", "9", *arguments])
     assert message in str(caught.value) or message in str(caught.value.__cause__)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_rows_without_a_usable_prompt(write_rows, tmp_path):
-    rows = [{"chosen": "\n\nHuman: x\n\nAssistant: a", "rejected": "\n\nHuman: y\n\nAssistant: b"}]
-    source = Files(write_rows(rows), write_rows(rows, "v.jsonl"))
-    with pytest.raises(UserError, match=r"No training pair of rows\.jsonl has a prompt that can be used"):
-        augment(source, str(tmp_path / "out.parquet"), Rules())
 
 
 def test_files_that_hold_no_augmentations(tmp_path):

@@ -31,10 +31,9 @@ def changed(translators, tmp_path):  # noqa: F811
         folder = tmp_path / "changed"
         shutil.copytree(translators[1], folder)
         model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+        place = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids
         for token, value in (bias or {}).items():
-            model.final_logits_bias[0, AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(token)] = (
-                value
-            )
+            model.final_logits_bias[0, place(token)] = value
         model.generation_config.update(**(generation or {}))
         model.save_pretrained(folder)
         settings = json.loads((folder / "tokenizer_config.json").read_text())
@@ -52,9 +51,13 @@ def rewrite(rewriter, pieces, folder):
 def test_there_and_back(translators, tmp_path, num_beams):  # noqa: F811
     """Every wording of every prompt of the embedded world becomes the first wording of the same meaning."""
     rewriter = BackTranslation(*translators, num_beams=num_beams, batch_size=20)
-    found = rewrite(rewriter, PROMPTS, tmp_path)
-    assert {piece: result.text for piece, result in found.items()} == {p: back_and_forth(p) for p in PROMPTS}
-    assert not any(result.kept or result.stored for result in found.values())
+    word = "book" * 20  # too long, and never cut
+    curly, straight = (f"I was {quote}lost{quote}" for quote in '“"')  # read alike
+    found = rewrite(rewriter, [*PROMPTS, word, curly, straight], tmp_path)
+    assert {piece: found[piece].text for piece in PROMPTS} == {p: back_and_forth(p) for p in PROMPTS}
+    assert not any(found[piece].kept or found[piece].stored for piece in PROMPTS)
+    assert (found[word].text, found[word].kept) == (word, TOO_LONG)
+    assert found[curly].text == found[straight].text != curly
 
 
 def test_batches_are_what_transformers_generates_for_one_sentence(translators, tmp_path):  # noqa: F811
@@ -80,12 +83,6 @@ def test_the_target_language_is_asked_for(translators, tmp_path):  # noqa: F811
     other = BackTranslation(*translators, forward_prefix=">>cmn_Hans<< Describe ")
     assert rewrite(other, ["the sea"], tmp_path)["the sea"].text == "Describe the ocean"
     assert rewrite(rewriter, ["the sea"], tmp_path)["the sea"].text == "the ocean"
-
-
-def test_curly_quotes_are_read_as_straight_ones(translators, tmp_path):  # noqa: F811
-    curly, straight = (f"I was {quote}lost{quote}" for quote in '“"')
-    found = rewrite(BackTranslation(*translators), [curly, straight], tmp_path)
-    assert found[curly].text == found[straight].text != curly
 
 
 def test_sentences_are_cut_to_what_the_model_reads(translators, tmp_path):  # noqa: F811
@@ -116,13 +113,6 @@ def test_useless_translations_leave_the_piece_as_it_was(translators, changed, tm
     rewriter = BackTranslation(translators[0], changed(**change), num_beams=2)
     [result] = rewrite(rewriter, [piece], tmp_path).values()
     assert (result.text, result.kept) == (piece, reason)
-
-
-def test_a_word_that_is_too_long_stays(translators, tmp_path):  # noqa: F811
-    word = "book" * 20
-    found = rewrite(BackTranslation(*translators), [word, "the sea"], tmp_path)
-    assert (found[word].text, found[word].kept) == (word, TOO_LONG)
-    assert found["the sea"].text == "the ocean"
 
 
 def test_no_content_becomes_frame_or_loses_its_words():

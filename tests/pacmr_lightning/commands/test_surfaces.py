@@ -46,16 +46,17 @@ def test_distance_of_shifted_sigmoids():
     assert distance(second, first) == pytest.approx(found)
 
 
-def test_distance_of_a_surface_from_itself_and_its_mirror():
+def test_distance_of_a_surface_from_itself_its_mirror_and_a_constant():
     one = surface(slope=lambda delta, u: 1 + 0.1 * delta, points=31)
     same = distance(one, one)
     assert same["mean"] == same["max"] == 0.0
     assert same["correlation"] == pytest.approx(1)
-    other = surface(slope=lambda delta, u: -1 - 0.1 * delta, points=31)
-    mirrored = distance(one, other)
+    mirrored = distance(one, surface(slope=lambda delta, u: -1 - 0.1 * delta, points=31))
     assert mirrored["correlation"] == pytest.approx(-1)
     # |2 sigmoid(h) - 1| at the corner with the largest h = 1.2 * 4.
     assert mirrored["max"] == pytest.approx(2 * expit(4.8) - 1, rel=1e-6)
+    flat = distance(surface(), surface(slope=0.0))
+    assert np.isnan(flat["correlation"]) and flat["max"] == pytest.approx(expit(4) - 0.5)
 
 
 def test_distance_over_the_common_part_of_unequal_grids():
@@ -72,12 +73,6 @@ def test_distance_over_the_common_part_of_unequal_grids():
     apart = distance(first, surface(delta=(3, 10)))
     assert np.isnan([apart[name] for name in ("mean", "max", "correlation")]).all()
     assert apart["common"] == 0.0
-
-
-def test_a_constant_weight_correlates_with_nothing():
-    found = distance(surface(), surface(slope=0.0))
-    assert np.isnan(found["correlation"])
-    assert found["max"] == pytest.approx(expit(4) - 0.5)
 
 
 def test_scaling_brings_together_what_differs_by_its_unit():

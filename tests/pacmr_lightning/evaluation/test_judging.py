@@ -104,6 +104,7 @@ SUMMARY_ANSWERS = [
     ("Comparison: " + "very " * 20_000 + "long\nPreferred: B", "B"),
     ("Preferred: A\n" * 5_000 + "Preferred: B", None),
     ("Preferred: " + "A" * 50_000, None),
+    ("Preferred: A" + " " * 200_000 + "x", None),
 ]
 DIALOGUE_ANSWERS = [
     ('Comparison: x\nMore helpful: "A"', "A"),
@@ -129,10 +130,6 @@ DIALOGUE_ANSWERS = [
 )
 def test_the_verdict_in_an_answer(task, answer, letter):
     assert parse_verdict(task, answer) == letter
-
-
-def test_a_long_line_is_quickly_no_verdict():
-    assert parse_verdict("summary", "Preferred: A" + " " * 200_000 + "x") is None
 
 
 def test_the_prompts_are_the_papers():
@@ -234,47 +231,36 @@ PAIRS = [
 ]
 
 
-def test_the_papers_data_sets_name_the_prompts():
-    assert [EndpointJudge(task).task for task in ("tldr", "hh", "summary", "dialogue")] == [
-        "summary",
-        "dialogue",
-    ] * 2
-    assert EndpointJudge("tldr").settings == EndpointJudge("summary").settings
-
-
 @pytest.fixture
 def store(tmp_path):
     with AnswerStore(tmp_path / "answers.sqlite") as store:
         yield store
 
 
-@pytest.mark.parametrize("task", ["summary", "dialogue"])
-def test_both_orders_decide(task, store):
+@pytest.mark.parametrize(("task", "name"), [("summary", "tldr"), ("dialogue", "hh")])
+def test_both_orders_decide(task, name, store):
     with FaultyServer(prefer_longer) as server:
         judge = EndpointJudge(task, model="m", base_url=server.url)
         assert (judge.name, judge.settings["task"], judge.settings["model"]) == ("m", task, "m")
+        assert EndpointJudge(name, model="m", base_url=server.url).settings == judge.settings
         verdicts = judge.compare(PAIRS, store)
         # Of two responses of one length, the rule always takes B.
         assert [v.preferred for v in verdicts] == ["first", "second", "none"]
         assert [v.inconsistent for v in verdicts] == [False, False, True]
         orders = [[o.preferred for o in v.orders] for v in verdicts]
         assert orders == [["first", "first"], ["second", "second"], ["second", "first"]]
-        assert all(o.answer.startswith("Comparison: the other") for v in verdicts for o in v.orders)
-        assert {(o.prompt_tokens, o.completion_tokens, o.cached) for v in verdicts for o in v.orders} == {
-            (100, 10, False)
-        }
+        opinions = [o for v in verdicts for o in v.orders]
+        assert all(o.answer.startswith("Comparison: the other") for o in opinions)
+        assert {(o.prompt_tokens, o.completion_tokens, o.cached) for o in opinions} == {(100, 10, False)}
         assert len(server.requests) == 6
         again = judge.compare(PAIRS, store)
         assert [v.preferred for v in again] == ["first", "second", "none"] and len(server.requests) == 6
         assert all(o.cached and o.prompt_tokens == 100 for v in again for o in v.orders)
         systems = {tuple(m["role"] for m in r["messages"]) for r in server.requests}
         assert systems == {("system", "user")}
-
-
-def test_a_judge_that_likes_position_a_has_no_verdict(store):
-    with FaultyServer(prefer_position_a) as server:
-        verdicts = EndpointJudge(model="m", base_url=server.url).compare(PAIRS, store)
-    assert {v.preferred for v in verdicts} == {"none"} and all(v.inconsistent for v in verdicts)
+        server.reply = prefer_position_a
+        other = EndpointJudge(task, model="other", base_url=server.url)
+        assert {(v.preferred, v.inconsistent) for v in other.compare(PAIRS, store)} == {("none", True)}
 
 
 def test_invalid_and_missing_answers_are_no_verdict(store):
@@ -323,21 +309,6 @@ def test_a_judge_that_thinks_aloud(store):
             "the answer is nothing but reasoning",
         ]
         assert other.compare(PAIRS[:1], store)[0].orders[0].problem is None
-
-
-def test_an_answer_that_was_cut_says_so(store):
-    with FaultyServer(prefer_longer) as server:
-        server.script = ["cut short"] * 2
-        judge = EndpointJudge(model="m", base_url=server.url, retries=0, max_tokens=7)
-        [verdict] = judge.compare(PAIRS[:1], store)
-    assert verdict.orders[0].problem == "the answer was cut before a verdict; raise max_tokens, now 7"
-
-
-def test_equal_responses_are_no_verdict(store):
-    with FaultyServer(prefer_longer) as server:
-        pair = Comparison("p", "the same", "the same")
-        assert EndpointJudge(model="m", base_url=server.url).compare([pair], store)[0].preferred == "none"
-        assert len(server.requests) == 1
 
 
 TEMPLATE = (
@@ -407,27 +378,25 @@ def test_scores_are_kept_as_long_as_the_model_is_the_same(reward_model, store, m
     first = RewardModelJudge(folder, max_length=200, device="cpu").compare(PAIRS, store)
     judge = RewardModelJudge(folder, max_length=200, device="cpu")
     again = judge.compare(PAIRS, store)
-    assert [v.preferred for v in again] == [v.preferred for v in first]
-    assert [scores(v) for v in again] == [scores(v) for v in first]
+    assert [(v.preferred, scores(v)) for v in again] == [(v.preferred, scores(v)) for v in first]
     assert all(o.cached for v in again for o in v.orders)
     assert "_model" not in vars(judge)  # nothing was loaded
     with monkeypatch.context() as other_numerics:
         other_numerics.setattr(torch, "get_float32_matmul_precision", lambda: "high")
         assert not any(o.cached for v in judge.compare(PAIRS[:1], store) for o in v.orders)
-    # The same folder with other weights.
+    # The same folder with other weights, of the same times, as an archive restores them.
     model = LlamaForSequenceClassification.from_pretrained(folder)
     with torch.no_grad():
         model.score.weight.mul_(-2)
-    times = {file.name: file.stat() for file in Path(folder).iterdir()}
+    times = {file: file.stat() for file in Path(folder).iterdir()}
     model.save_pretrained(folder)
-    for file in Path(folder).iterdir():  # as an archive restores them
-        if file.name in times:
-            os.utime(file, ns=(times[file.name].st_atime_ns, times[file.name].st_mtime_ns))
+    for file, time in times.items():
+        os.utime(file, ns=(time.st_atime_ns, time.st_mtime_ns))
     other = RewardModelJudge(folder, max_length=200, device="cpu").compare(PAIRS, store)
     assert [scores(v) for v in other] == [pytest.approx([-2 * s for s in scores(v)], rel=1e-3) for v in first]
 
 
-def test_equal_scores_and_long_texts_are_no_verdict(reward_model, store):
+def test_what_is_no_verdict_of_a_reward_model(reward_model, store):
     folder = reward_model()
     pairs = [Comparison("p", " same", " same"), Comparison("p", " short", " long" * 100), PAIRS[0]]
     verdicts = RewardModelJudge(folder, max_length=100, device="cpu").compare(pairs, store)
@@ -435,13 +404,8 @@ def test_equal_scores_and_long_texts_are_no_verdict(reward_model, store):
     assert verdicts[0].orders[0].problem is None
     assert verdicts[1].orders[0].problem == "prompt and response are longer than max_length 100 tokens"
     assert verdicts[1].orders[0].answer is None
-
-
-def test_a_score_that_is_no_number_is_no_verdict(reward_model, store):
-    folder = reward_model()
     model = LlamaForSequenceClassification.from_pretrained(folder)
-    with torch.no_grad():
-        model.score.weight.fill_(float("nan"))
+    torch.nn.init.constant_(model.score.weight, float("nan"))
     model.save_pretrained(folder)
     [verdict] = RewardModelJudge(folder, max_length=200, device="cpu").compare(PAIRS[:1], store)
     assert verdict.preferred == "none" and verdict.orders[0].problem == "the score is nan"
@@ -516,10 +480,8 @@ def test_a_judge_that_obeys_only_has_no_verdict_on_that_pair(store):
     """An order to answer A is obeyed in both orders, which is a contradiction and so a tie."""
 
     def obedient(messages):
-        text = messages[-1]["content"]
-        return (
-            'Comparison: as I was told.\nMore helpful: "A"' if "answer A" in text else prefer_longer(messages)
-        )
+        ordered = "answer A" in messages[-1]["content"]
+        return 'Comparison: as I was told.\nMore helpful: "A"' if ordered else prefer_longer(messages)
 
     items = [HONEST[0], Comparison("Question?", ATTACKS[0], "an answer"), *HONEST[1:]]
     with FaultyServer(obedient) as server:

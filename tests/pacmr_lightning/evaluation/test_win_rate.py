@@ -52,21 +52,16 @@ def test_the_papers_rules():
     assert [one.outcome for one in pairs] == ["win"] * 6 + ["loss"] * 2 + ["tie"] * 9
     result = summarize(pairs)
     assert (result.pairs, result.prompts, result.wins, result.ties, result.losses) == (17, 17, 6, 9, 2)
-    assert result.win_rate.value == pytest.approx(6 / 17)
-    assert result.tie_rate.value == pytest.approx(9 / 17)
-    assert result.loss_rate.value == pytest.approx(2 / 17)
-    assert result.win_score.value == pytest.approx(1 + (6 - 2) / 17)
-    assert result.flipped == pytest.approx(3 / 17)
-    assert result.invalid == pytest.approx(4 / 34) and result.unanswered == pytest.approx(3 / 34)
+    rates = [rate.value for rate in (result.win_rate, result.tie_rate, result.loss_rate, result.win_score)]
+    assert rates == pytest.approx([6 / 17, 9 / 17, 2 / 17, 1 + (6 - 2) / 17])
+    assert (result.flipped, result.invalid, result.unanswered) == pytest.approx((3 / 17, 4 / 34, 3 / 34))
     # The first order shows the first response first. 25 verdicts; ff and ss have one each for it.
     assert result.first_shown == pytest.approx((6 + 2 + 2 * 2 + 0 + 1 + 1 + 1) / 25)
-
-
-def test_a_result_of_the_paper():
-    """TL;DR at 20% noise (table 1): 61.63% wins and a win-score of 1.4763 are 493, 195 and 112 of 800."""
+    # TL;DR at 20% noise (table 1): 61.63% wins and a win-score of 1.4763 are 493, 195 and 112 of 800.
     result = summarize(judged(["ff"] * 493 + ["fs"] * 195 + ["ss"] * 112), resamples=10)
     assert result.win_rate.value == pytest.approx(0.6163, abs=6e-5)
     assert result.win_score.value == pytest.approx(1.4763, abs=6e-5)
+    assert summarize(judged(["ff", "ss", "ff"], second="wxyz")).length_controlled_win_rate is None
 
 
 def test_intervals_are_those_of_another_bootstrap():
@@ -82,11 +77,7 @@ def test_intervals_are_those_of_another_bootstrap():
         values = [float(value_of(s)) for s in signs]
         other = stats.bootstrap([values], np.mean, n_resamples=8000, method="percentile", random_state=1)
         assert estimate.value == pytest.approx(np.mean(values))
-        low, high = other.confidence_interval
-        assert (estimate.low, estimate.high) == (
-            pytest.approx(low, abs=0.006),
-            pytest.approx(high, abs=0.006),
-        )
+        assert [estimate.low, estimate.high] == pytest.approx(list(other.confidence_interval), abs=0.006)
     assert summarize(judged(signs), resamples=50) == summarize(judged(signs), resamples=50)
     assert summarize(judged(signs), seed=1, resamples=50) != summarize(judged(signs), resamples=50)
 
@@ -125,11 +116,6 @@ def test_length_control_and_lengths():
     for row, other in zip(first, second, strict=True):
         row["response_tokens"], other["response_tokens"] = 0, int(rng.integers(1, 500))
     assert win_rate(first, second, ByRule(), resamples=200) == result
-
-
-def test_equal_lengths_have_no_control():
-    result = summarize(judged(["ff", "ss", "ff"], second="wxyz"))
-    assert result.length_controlled_win_rate is None
 
 
 def test_identical_and_empty_responses():
@@ -180,14 +166,6 @@ def test_the_gold_reward_judges():
     assert (result.pairs, result.prompts, result.flipped) == (288, 144, 0)
     # Of the next world nobody knows anything here.
     assert win_rate(first, second, GoldJudge(6), resamples=2).wins != result.wins
-    best = [
-        {
-            "prompt": p,
-            "response": " ".join(sorted(ATTRIBUTES, key=lambda word, p=p: -world.gold_reward(p, word))),
-        }
-        for p in prompts
-    ]
-    assert win_rate(best, first, GoldJudge(5), resamples=2).win_rate.value > 0.99
 
 
 def test_the_gold_judge_knows_its_world_only():
@@ -248,14 +226,6 @@ def test_another_optimizer_finds_the_same(seed):
     best = minimize(loss, np.zeros(2), (outcomes, term, counts), method="Nelder-Mead", options=options)
     found = rate_at_equal_length(outcomes, term, counts if seed % 2 else None)
     assert found == pytest.approx(expit(best.x[0]), abs=1e-6)
-
-
-def test_a_count_is_as_many_rows():
-    rng = np.random.default_rng(0)
-    outcomes, term = rng.choice([0, 0.5, 1], 60), np.tanh(rng.normal(size=60))
-    counts = rng.integers(0, 4, 60)
-    repeated = rate_at_equal_length(outcomes.repeat(counts), term.repeat(counts))
-    assert rate_at_equal_length(outcomes, term, counts) == pytest.approx(repeated, abs=1e-8)
 
 
 def test_a_preference_for_length_is_taken_out():
