@@ -100,16 +100,8 @@ def test_long_sentences_are_cut_at_commas_and_then_between_words():
 
 
 # Everything that has a meaning here is frequent.
-_HEADERS = [
-    "\n\nHuman:",
-    "\n\nAssistant:",
-    " Human:",
-    "Human:",
-    "SUBREDDIT: r/x",
-    "TITLE:",
-    "POST:",
-    "TL;DR:",
-]
+_TURNS = ["\n\nHuman:", "\n\nAssistant:", " Human:", "Human:"]
+_HEADERS = ["SUBREDDIT: r/x", "TITLE:", "POST:", "TL;DR:"]
 _MARKS = ["\n", "\n\n", " ", "  ", "\r\n", "\u2028", "- ", "1) ", "www.a.b ", ". ", "… ", "!) "]
 _WORDS = ["word", "two words", "e.g. ", "Dr. ", "ß", "漢", "42", "🙂", "a, b; c: d"]
 _ANY = st.one_of(*map(st.sampled_from, (_TURNS + _HEADERS, _MARKS, _WORDS)), st.text(max_size=5))
