@@ -169,10 +169,8 @@ def test_the_gold_reward_judges():
 
 
 def test_the_gold_judge_knows_its_world_only():
-    for prompt, sentence in (
-        ("Hello", "'Hello' is not of the embedded world"),
-        ([{"role": "user", "content": "x"}], "is a chat"),
-    ):
+    chat = [{"role": "user", "content": "x"}]
+    for prompt, sentence in (("Hello", "'Hello' is not of the embedded world"), (chat, "is a chat")):
         rows = [[{"prompt": prompt, "response": text}] for text in ("a", "b")]
         with pytest.raises(UserError, match=sentence):
             win_rate(*rows, GoldJudge())
@@ -214,18 +212,19 @@ def test_two_lengths_by_hand():
     assert outcomes.mean() == pytest.approx(0.6) and expected == pytest.approx(0.6626, abs=1e-4)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_another_optimizer_finds_the_same(seed):
-    rng = np.random.default_rng(seed)
-    n = 150
+@pytest.mark.parametrize("n", [20, 150, 400])
+def test_another_optimizer_finds_the_same(n):
+    """A tie is half a win and half a loss, and each sample is fitted as if it were alone."""
+    rng = np.random.default_rng(n)
     differences = rng.normal(20, 50, n)
-    outcomes = rng.choice([0, 0.5, 1], n, p=[0.3, 0.2, 0.5])
-    counts = rng.multinomial(n, np.full(n, 1 / n)) if seed % 2 else np.ones(n)
+    outcomes = np.where(rng.random(n) < 0.2, 0.5, differences > rng.normal(0, 50, n))
     term = length_term(differences)
+    counts = np.concatenate([np.ones((1, n)), rng.multinomial(n, np.full(n, 1 / n), size=5)])
+    found = rates_at_equal_length(outcomes, term, counts)
     options = {"xatol": 1e-9, "fatol": 1e-12}
-    best = minimize(loss, np.zeros(2), (outcomes, term, counts), method="Nelder-Mead", options=options)
-    found = rate_at_equal_length(outcomes, term, counts if seed % 2 else None)
-    assert found == pytest.approx(expit(best.x[0]), abs=1e-6)
+    for rate, count in zip(found, counts, strict=True):
+        best = minimize(loss, np.zeros(2), (outcomes, term, count), method="Nelder-Mead", options=options)
+        assert rate == pytest.approx(expit(best.x[0]), abs=1e-6)
 
 
 def test_a_preference_for_length_is_taken_out():
@@ -255,17 +254,3 @@ def test_extreme_verdicts():
     assert rate_at_equal_length(np.array([0.0, 0, 1, 1]), term) == pytest.approx(0.5, abs=1e-6)
     # A resample in which only wins are left.
     assert rate_at_equal_length(np.array([0.0, 0, 1, 1]), term, np.array([0, 0, 3, 1])) == 1
-
-
-@pytest.mark.parametrize("n", [7, 40, 400])
-def test_many_samples(n):
-    """A tie is half a win and half a loss, and each sample is fitted as if it were alone."""
-    rng = np.random.default_rng(n)
-    differences = rng.normal(5, 50, n)
-    outcomes = np.where(rng.random(n) < 0.2, 0.5, differences > rng.normal(0, 20, n))
-    term = length_term(differences)
-    counts = rng.multinomial(n, np.full(n, 1 / n), size=30)
-    found = rates_at_equal_length(outcomes, term, counts)
-    for rate, count in zip(found, counts, strict=True):
-        theta = minimize(loss, np.zeros(2), (outcomes, term, count), tol=1e-9).x[0]
-        assert rate == pytest.approx(expit(theta), abs=2e-5)
