@@ -40,16 +40,8 @@ _VERDICT = pa.struct({"judge": pa.string(), "verdict": pa.string(), "orders": pa
 class _Pair(Comparison):
     """A training pair, first the chosen response."""
 
-    id: str
-    category: str | None
-    sides: tuple[Any, Any]
-    """Both responses as a row has them: texts, or lists of one message."""
-    more: dict[str, Any]
-    """Further columns of the row that training reads, whichever response is the better one."""
-
-    @property
-    def is_chat(self) -> bool:
-        return not isinstance(self.prompt, str)
+    row: dict[str, Any]
+    """As the file has it, but for ``corrected`` and ``verdicts``."""
 
 
 def clean_meta(
@@ -103,7 +95,7 @@ def clean_meta(
                 f"judges holds {judge.name} twice, which would say the same twice; name another model."
             )
     pairs, usable = _sample(source, n, seed)
-    if path.suffix == ".parquet" and len({pair.is_chat for pair in pairs}) > 1:
+    if path.suffix == ".parquet" and len({type(pair.prompt) for pair in pairs}) > 1:
         raise UserError(
             f"output is {output}, but Parquet cannot hold texts and chat messages in one column; give a file "
             "ending in .jsonl."
@@ -120,14 +112,14 @@ def clean_meta(
     names = [judge.name for judge in judges]
     rows = []
     for i, (pair, corrected) in enumerate(zip(pairs, wrong, strict=True)):
-        chosen, rejected = pair.sides[::-1] if corrected else pair.sides
-        labels = {"id": pair.id, "prompt": pair.prompt, "chosen": chosen, "rejected": rejected}
+        row = pair.row
+        if corrected:
+            row = row | {"chosen": row["rejected"], "rejected": row["chosen"]}
         told = [
             {"judge": name, "verdict": _ON_LABEL[of[i].preferred], "orders": of[i].told(_ON_LABEL)}
             for name, of in zip(names, verdicts, strict=True)
         ]
-        about = {"category": pair.category, **pair.more, "corrected": corrected, "verdicts": told}
-        rows.append(labels | about)
+        rows.append({**row, "corrected": corrected, "verdicts": told})
     if path.suffix == ".parquet":
         types = {name: pa.string() for name in ("id", "prompt", "chosen", "rejected", "category", *_MORE)}
         write_table(rows, path, pa.schema(types | {"corrected": pa.bool_(), "verdicts": pa.list_(_VERDICT)}))
@@ -136,7 +128,7 @@ def clean_meta(
     console = Console(soft_wrap=True, highlight=False, markup=False)
     if names:
         Console().print(_table(names, verdicts))
-    unseen = {name for pair in pairs for name in TEMPLATE_COLUMNS if name in pair.more}
+    unseen = {name for pair in pairs for name in TEMPLATE_COLUMNS if name in pair.row}
     if names and unseen:
         console.print(f"The judges were not shown the columns {' and '.join(sorted(unseen))}.")
     opinions = (opinion for of in verdicts for verdict in of for opinion in verdict.orders)
@@ -159,28 +151,21 @@ def _sample(source: Source, n: int, seed: int) -> tuple[list[_Pair], int]:
         stripped = [text.strip() for text in (split.prompt, split.chosen, split.rejected)]
         if split.reason is not None or not all(stripped) or stripped[1] == stripped[2]:
             continue
-        sides: tuple[Any, Any] = (split.chosen, split.rejected)
+        prompt, chosen, rejected = split.prompt, split.chosen, split.rejected
         if chat:
-            sides = ([split.chosen_message], [split.rejected_message])
-        usable.append(
-            _Pair(
-                prompt=decode_messages(split.prompt) if chat else split.prompt,
-                first=split.chosen,
-                second=split.rejected,
-                id=name,
-                category=category,
-                sides=sides,
-                more=plain_row({"chat": chat, **dict(zip(_MORE, more, strict=True))}),
-            )
-        )
+            prompt = decode_messages(split.prompt)
+            chosen, rejected = [split.chosen_message], [split.rejected_message]
+        row = {"id": name, "prompt": prompt, "chosen": chosen, "rejected": rejected, "category": category}
+        row |= plain_row({"chat": chat, **dict(zip(_MORE, more, strict=True))})
+        usable.append(_Pair(prompt=prompt, first=split.chosen, second=split.rejected, row=row))
     # Labels are flipped by the hash of id and seed alone, and a sample must not be what the noise takes.
-    names = [f"clean {pair.id}" for pair in usable]
-    taken = stratified_sample(names, [pair.category for pair in usable], n, seed)
+    names = [f"clean {pair.row['id']}" for pair in usable]
+    taken = stratified_sample(names, [pair.row["category"] for pair in usable], n, seed)
     return [usable[i] for i in taken], len(usable)
 
 
 def _table(names: list[str], verdicts: list[list[Verdict]]) -> Table:
-    """What each judge found, and what it cost."""
+    """Return what each judge found, and what it cost."""
     headings = ("right", "wrong", "none", "inconsistent", "tokens in", "tokens out", "from store")
     table = plain_table("judge", *headings)
     for name, of in zip(names, verdicts, strict=True):

@@ -145,30 +145,22 @@ def test_a_judge_must_answer_each_question(count):
 
 
 def test_the_gold_reward_judges():
-    world = World(5)
-    rng = np.random.default_rng(0)
-    prompts = world.prompts() * 2
-
-    def sample():
-        return [{"prompt": p, "response": " ".join(rng.permutation(ATTRIBUTES)[:4])} for p in prompts]
-
-    first, second = sample(), sample()
+    world, rng = World(5), np.random.default_rng(0)
+    prompts = world.prompts()
+    first, second = (
+        [{"prompt": p, "response": " ".join(rng.permutation(ATTRIBUTES)[:4])} for p in prompts] for _ in "ab"
+    )
     # The same words in another order have the same reward.
     second[7]["response"] = " ".join(reversed(first[7]["response"].split()))
-    rewards = [
-        [world.gold_reward(row["prompt"], row["response"]) for row in rows] for rows in (first, second)
-    ]
-    signs = np.sign(np.subtract(*rewards))
+    signs = np.sign(
+        [world.gold_reward(**a) - world.gold_reward(**b) for a, b in zip(first, second, strict=True)]
+    )
     result = win_rate(first, second, GoldJudge(5), resamples=100)
-    assert (result.wins, result.losses) == (int((signs > 0).sum()), int((signs < 0).sum()))
-    assert signs[7] == 0 and result.ties == int((signs == 0).sum())
-    assert result.win_score.value == pytest.approx(1 + signs.mean())
-    assert (result.pairs, result.prompts, result.flipped) == (288, 144, 0)
+    counts = (result.wins, result.ties, result.losses)
+    assert counts == tuple(int((signs == sign).sum()) for sign in (1, 0, -1)) and signs[7] == 0
+    assert (result.pairs, result.prompts, result.flipped) == (144, 144, 0)
     # Of the next world nobody knows anything here.
     assert win_rate(first, second, GoldJudge(6), resamples=2).wins != result.wins
-
-
-def test_the_gold_judge_knows_its_world_only():
     chat = [{"role": "user", "content": "x"}]
     for prompt, sentence in (("Hello", "'Hello' is not of the embedded world"), (chat, "is a chat")):
         rows = [[{"prompt": prompt, "response": text}] for text in ("a", "b")]
