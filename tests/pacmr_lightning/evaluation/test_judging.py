@@ -24,7 +24,6 @@ PAPER = SHARED / "paper" / "pacmr_dpo.tex"
 
 SUMMARY_ANSWERS = [
     ("Comparison: A is better.\nPreferred: A", "A"),
-    ("Comparison: B is better.\nPreferred: B", "B"),
     ("Preferred: B", "B"),
     ("Comparison: A.\n\nPreferred: A\n", "A"),
     ("Comparison: A.\r\nPreferred: A\r\n", "A"),
@@ -50,22 +49,15 @@ SUMMARY_ANSWERS = [
     ("   \n\n", None),
     ("A", None),
     ("Comparison: A is better.\nA", None),
-    ("Comparison: A is better.", None),
     ("I cannot judge these summaries.", None),
     ("I'm sorry, but I can't help with that request.", None),
     ("Comparison: x\nPreferred: A or B", None),
-    ("Comparison: x\nPreferred: A and B", None),
-    ("Comparison: x\nPreferred: A/B", None),
-    ("Comparison: x\nPreferred: A, B", None),
     ("Comparison: x\nPreferred: AB", None),
     ("Comparison: x\nPreferred: C", None),
-    ("Comparison: x\nPreferred: neither", None),
-    ("Comparison: x\nPreferred: tie", None),
     ("Comparison: x\nPreferred:", None),
     ("Comparison: x\nPreferred: a", None),
     ("Comparison: x\nPreferred: А", None),  # the Cyrillic letter
     ("Comparison: x\nPreferred: <A>", None),
-    ("Comparison: x\nPreferred: Summary A", None),
     ("Comparison: x\nPreferred: A because it is shorter", None),
     ("Comparison: x\nNot preferred: A", None),
     ("Comparison: x\nI said Preferred: A", None),
@@ -84,7 +76,6 @@ SUMMARY_ANSWERS = [
     ('{"Preferred": "A"}\nPreferred: B', "B"),
     ("Comparison: x\nPreferred: A\nConfidence: high", None),
     ("Comparison: x\nConfidence: high\nPreferred: A", "A"),
-    ("Summary A is better.", None),
     ("Comparison: x\nPreferred: Ａ", None),  # of full width
     ("Comparison: x\nPreferred: Α", None),  # the Greek letter
     ("Comparison: x\nPreferred: 𝐀", None),  # the mathematical one
@@ -96,11 +87,7 @@ SUMMARY_ANSWERS = [
     ("Comparison: x\nPreferred:\xa0A", "A"),  # a space that does not break
     ("Comparison: x\nPreferred: A\0", None),
     ("Comparison: x\nPreferred: A\u2028Preferred: B", None),
-    ("Comparison: x\nPreferred: A!", None),
-    ("Comparison: x\nPreferred: A (or B)", None),
     ("Comparison: x\nPreferred: not A", None),
-    ("Comparison: x\nPreferred: 1", None),
-    ("Comparison: x\nPreferred: A = B", None),
     ("Comparison: " + "very " * 20_000 + "long\nPreferred: B", "B"),
     ("Preferred: A\n" * 5_000 + "Preferred: B", None),
     ("Preferred: " + "A" * 50_000, None),
