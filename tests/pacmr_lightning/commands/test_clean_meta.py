@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 from pathlib import Path
 
 import pytest
@@ -135,37 +134,6 @@ def test_answers_that_did_not_come_are_asked_for_by_the_next_run(pairs, server, 
     clean_meta(pairs, output, [judge()], n=10)
     assert "No answer" not in capsys.readouterr().out and len(server.requests) == 21
     assert all(row["corrected"] == (int(row["id"]) % 2 == 1) for row in read(output))
-
-
-KILLED = """
-import sys
-from pacmr_lightning.datamodules import Files
-from pacmr_lightning.commands.clean_meta import clean_meta
-from pacmr_lightning.evaluation.judging import EndpointJudge
-
-data, url, output = sys.argv[1:]
-judges = [EndpointJudge("summary", model=model, base_url=url, concurrency=2) for model in ("one", "two")]
-clean_meta(Files(data, data), output, judges, n=25)
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on(pairs, server, judge, tmp_path, capsys, forked):
-    output = tmp_path / "clean.jsonl"
-    # The first judge looks at all pairs, and the second one at some; its last two are under way at the kill.
-    server.script, server.always = [None] * 61, "hang"
-    process = forked(KILLED, pairs.splits.place("train"), server.url, output)
-    server.wait_for(63)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    assert len(server.requests) == 63 and not output.exists()
-    server.always = None
-    clean_meta(pairs, str(output), [judge("one"), judge("two")], n=25)
-    # 2 judges, 25 pairs, 2 orders; the kill has lost at most the two that were under way.
-    assert 100 <= len(server.requests) <= 102
-    assert "50 of 50" in capsys.readouterr().out
-    rows = read(output)
-    assert len(rows) == 25 and all(row["corrected"] == (int(row["id"]) % 2 == 1) for row in rows)
 
 
 HH = [

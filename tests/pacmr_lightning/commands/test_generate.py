@@ -1,7 +1,6 @@
 """``pacmr generate``: a model on a real HTTP server answers, and its file is that of ``pacmr predict``."""
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
@@ -152,24 +151,3 @@ def test_from_the_command_line(server, write_rows, tmp_path, capsys, monkeypatch
     with pytest.raises(SystemExit) as stop:
         cli.main(["generate", *options, "--endpoint.temperature", "-1"])
     assert stop.value.code == 2 and "temperature is -1" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_killed_it_goes_on(server, write_rows, tmp_path, forked):
-    rows = [{"id": i, "prompt": f"p {i}", "chosen": " a", "rejected": " b"} for i in range(12)]
-    path, output = write_rows(rows), tmp_path / "out.jsonl"
-    command = "import sys; from pacmr_lightning.cli import main; main(sys.argv[1:])"
-    arguments = ["generate", "--source", "Files", "--source.train", path, "--source.validation", path]
-    arguments += ["--output", output, "--endpoint.base_url", server.url, "--endpoint.concurrency", "1"]
-    server.script, server.always = [None] * 3, "hang"
-    process = forked(command, *arguments)
-    server.wait_for(4)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL and not output.exists()
-    before, server.always = len(server.requests), None
-    again = forked(command, *arguments, merge=True)
-    said, _ = again.communicate()
-    assert again.returncode == 0, said
-    assert [row["response"] for row in rows_of(output)] == [f" You said: p {i}" for i in range(12)]
-    # Three had come; what was under way is asked for again.
-    assert before < 12 and len(server.requests) - before <= 12 - (before - 1)

@@ -218,28 +218,53 @@ def test_from_the_command_line(files, server, tmp_path, capsys):
     assert stop.value.code == 0 and "EndpointJudge" in capsys.readouterr().out
 
 
-KILLED = "import sys; from pacmr_lightning.commands.judge import main; main(sys.argv[1:])"
+KILLED = "import sys; from pacmr_lightning.cli import main; main(sys.argv[1:])"
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on(files, server, tmp_path, forked):
-    output = tmp_path / "out"
-    arguments = [*files, "--output", str(output), "--judge", "EndpointJudge", "--judge.task", "tldr"]
-    arguments += ["--judge.base_url", server.url, "--judge.concurrency", "2"]
+@pytest.mark.parametrize(("command", "asked"), [("judge", 48), ("generate", 24), ("clean-meta", 96)])
+def test_a_killed_command_goes_on(command, asked, files, write, server, tmp_path, forked):
+    """Also clean-meta, whose second judge is under way, and generate: it ends as one that was left alone."""
+    pair = {"chosen": " a longer one", "rejected": " one"}
+    pairs = write("pairs.jsonl", [{"id": i, "prompt": f"Post {i}", **pair} for i in range(PAIRS)])
+    source = ["--source=Files", f"--source.train={pairs}", f"--source.validation={pairs}"]
+    options = {
+        "judge": [*files, "--judge=EndpointJudge", "--judge.task=tldr"],
+        "generate": source,
+        "clean-meta": [*source, f"--n={PAIRS}"],
+    }[command]
+    keys = [f"base_url={server.url}", "concurrency=2"]
+    if command == "clean-meta":
+        for model in ("one", "two"):
+            keys_of_judge = ["task=summary", f"model={model}", *keys]
+            options += ["--judges+=EndpointJudge", *(f"--judges.{key}" for key in keys_of_judge)]
+    else:
+        options += [f"--{'judge' if command == 'judge' else 'endpoint'}.{key}" for key in keys]
+    if command == "generate":
+        server.reply = lambda messages: f" You said: {messages[-1]['content']}"
+
+    def start(name):
+        name = name if command == "judge" else f"{name}.jsonl"
+        process = forked(KILLED, command, *options, f"--output={tmp_path / name}")
+        return process, tmp_path / name / "verdicts.jsonl" if command == "judge" else tmp_path / name
+
     # Two at a time: the last two are under way when it is killed.
-    server.script, server.always = [None] * 15, "hang"
-    process = forked(KILLED, *arguments)
-    server.wait_for(17)
+    server.script, server.always = [None] * (asked * 2 // 3), "hang"
+    process, file = start("killed")
+    server.wait_for(asked * 2 // 3 + 2)
     process.kill()
-    assert process.wait() == -signal.SIGKILL and len(server.requests) == 17
-    assert not [path for path in output.iterdir() if not path.name.startswith("answers.sqlite")]
+    assert process.wait() == -signal.SIGKILL and len(server.requests) == asked * 2 // 3 + 2
+    assert not file.exists()
     server.always = None
-    again = forked(KILLED, *arguments)
-    _, errors = again.communicate()
-    assert again.returncode == 0, errors
-    # The kill has lost at most the two that were under way.
-    assert 2 * PAIRS <= len(server.requests) <= 2 * PAIRS + 2
-    assert [row["verdict"] for row in read(output)[1]] == EXPECTED
+    for name in ("killed", "whole"):
+        process, file = start(name)
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+        if name == "killed":
+            # The kill has lost at most the two that were under way.
+            assert asked <= len(server.requests) <= asked + 2
+            kept = file.read_bytes()
+    assert file.read_bytes() == kept and kept.count(b"\n") == PAIRS
 
 
 def test_bad_input(files, write, server, tmp_path):
