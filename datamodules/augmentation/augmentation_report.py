@@ -24,14 +24,10 @@ _HEADINGS = ["category", "prompts", "pairs", "identical", "length ratio", "kept 
 
 
 def summary(rows: Sequence[AugmentedPrompt], about: str) -> str:
-    """Return the numbers as Markdown.
+    """Return the numbers as Markdown, after ``about``, which tells what was done to how many prompts.
 
     They are pairs covered, identical prompts, the ratio of lengths and the kept pieces, for all and for the
     largest categories; the reasons of keeping; and chrF of a sample.
-
-    Args:
-        rows: the prompts.
-        about: what was done to how many of them.
     """
     table = pd.DataFrame(
         {

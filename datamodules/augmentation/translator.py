@@ -180,10 +180,6 @@ class Translator:
     def translate(self, texts: Sequence[str], **decoding: Any) -> list[tuple[str, str | None]]:
         """Return translations of N texts of at most ``positions`` tokens each, with what makes one useless.
 
-        Args:
-            texts: N texts.
-            decoding: arguments of ``generate``.
-
         Raises:
             UserError: the batch does not fit into memory.
         """

@@ -282,12 +282,9 @@ def count_repeats(table: pd.DataFrame) -> Repeats:
 
 
 def advice(report: DataStatistics, max_length: int, overlap: bool = True) -> list[str]:
-    """A sentence for each thing to act on, with what to do.
+    """Return a sentence for each thing to act on, with what to do.
 
-    Args:
-        report: the numbers of both splits.
-        max_length: the limit that they were found with.
-        overlap: whether prompts in both splits are worth a word; not where a world has so few that all are.
+    Prompts in both splits (``overlap``) are none in a world that has so few of them that all are.
     """
     # Those about the template are the same for both splits.
     found = list(dict.fromkeys(said for split in report.splits.values() for said in split.token_warnings))

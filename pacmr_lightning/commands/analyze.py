@@ -72,10 +72,6 @@ def analyze(
     Returns:
         The rows of ``measure`` with the run's ``task``, its folder ``run``, ``step`` (policy updates behind
         the checkpoint) and ``split``.
-
-    Raises:
-        UserError: an option is out of range, a run's files are missing or do not fit, or none of its pairs
-            has a second view.
     """
     check_taus(taus)
     if not runs:

@@ -43,10 +43,6 @@ def augment(
         n: distinct prompts, a sample with categories in proportion; null means all. The paper's outer sets
             hold 4,380 (TL;DR) and 5,584 (HH) rows.
         seed: of the sample and of the report's examples.
-
-    Raises:
-        UserError: the output cannot be written, no training pair is usable, ``n`` is out of range, or nothing
-            was worded differently.
     """
     path = Path(output).expanduser()
     if path.suffix != ".parquet" or path.is_dir():

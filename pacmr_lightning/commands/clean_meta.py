@@ -70,10 +70,6 @@ def clean_meta(
         seed: which pairs are taken.
         store: file of the judges' answers, with which a run that was ended goes on; default: beside the
             output.
-
-    Raises:
-        UserError: there is no judge, one of them comes twice, or there is one in the embedded world; there
-            are fewer than n usable pairs; the output has another ending; or a judge cannot work.
     """
     path = Path(output).expanduser()
     if path.suffix not in (".jsonl", ".parquet") or path.is_dir():

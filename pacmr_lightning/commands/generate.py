@@ -37,10 +37,6 @@ def generate(
         endpoint: the model; its max_tokens are 128 (paper: 128 for TL;DR, 256 for Anthropic HH).
         n: prompts to answer, drawn from those of the source; null for all. All if there are fewer.
         seed: which prompts are drawn.
-
-    Raises:
-        UserError: n is below 1, the output cannot be written, the source has no prompts, or nothing was
-            answered.
     """
     if n is not None and n < 1:
         raise UserError(f"n is {n}, but it must be at least 1, or null for all prompts.")

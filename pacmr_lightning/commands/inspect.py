@@ -35,10 +35,6 @@ def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str |
         tokenizer: a model's folder or Hub id.
         max_length: tokens of a prompt with its longer response; a run drops longer pairs.
         output: also write all numbers to this file, as JSON.
-
-    Raises:
-        UserError: an option is wrong, the data cannot be read, none of a split's pairs can be used, or the
-            file cannot be written.
     """
     if max_length < 2:
         raise UserError(f"max_length is {max_length}, but it must be at least 2.")

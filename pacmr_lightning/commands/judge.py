@@ -57,9 +57,6 @@ def judge_files(
         seed: of the bootstrap behind the intervals.
         prompt_price: what a million tokens of prompts cost, in any currency.
         completion_price: likewise, of answers.
-
-    Raises:
-        UserError: a file or an option is wrong, the files do not belong together, or the judge cannot work.
     """
     if judge is None:
         raise UserError(

@@ -54,9 +54,6 @@ def label(
         categories: JSON Lines or Parquet with prompt and category; a pair gets that of its prompt, by which
             noise may differ, and audits report.
         seed: of the draws, which depend on it and on a pair's id alone.
-
-    Raises:
-        UserError: a file or an option is wrong, the files do not belong together, or no pair is left.
     """
     if not (temperature > 0 and math.isfinite(temperature)):
         raise UserError(f"temperature is {temperature}, but it must be a number above 0.")

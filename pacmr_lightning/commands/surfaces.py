@@ -34,9 +34,6 @@ def surfaces(runs: list[str], *, output: str, step: int | Literal["last"] = "las
 
     Returns:
         The rows of ``distances``; None for a single run.
-
-    Raises:
-        UserError: the file has another ending, a run has no such surfaces, or they are over other features.
     """
     path = Path(output)
     if path.suffix not in (".png", ".pdf"):

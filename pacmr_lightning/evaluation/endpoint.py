@@ -254,10 +254,8 @@ def without_thoughts(text: str) -> str:
 
     Reasoning is the text between tags such as ``<think>`` and ``</think>``, before an end without a
     beginning (which then stood in the prompt), after a beginning of a line without an end (which a limit of
-    tokens cut off), or in another channel of gpt-oss than ``final``.
-
-    Args:
-        text: as the server gave it. Text without such marks is returned as it is.
+    tokens cut off), or in another channel of gpt-oss than ``final``. Text without such marks is
+    returned as it is.
     """
     start = text.lstrip().removeprefix("<|start|>assistant")
     if start.startswith("<|channel|>"):
@@ -281,18 +279,12 @@ def without_thoughts(text: str) -> str:
 
 
 class _Requests:
-    """Requests to one endpoint: retries, broken answers, and errors that no retry mends.
-
-    Args:
-        client: the openai client, open.
-        endpoint: the options.
-        key: the API key, which no message may repeat; None where there is none.
-    """
+    """Requests to one endpoint: retries, broken answers, and errors that no retry mends."""
 
     def __init__(self, client: AsyncOpenAI, endpoint: Endpoint, key: str | None):
         self.client = client
         self.endpoint = endpoint
-        self.key = key
+        self.key = key  # which no message may repeat
         # OpenAI's newer models refuse the old name, and other servers often do not know the new one.
         self.tokens_as = _TOKEN_PARAMETERS[endpoint.base_url == OPENAI_URL]
         self.tokens_switched = False

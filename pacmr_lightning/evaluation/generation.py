@@ -56,15 +56,8 @@ def respond(
 ) -> list[Response]:
     """Return the policy's responses to N prompts.
 
-    Greedy ones do not depend on what else is in the batch, up to rounding. Samples depend on the seed and on
+    Responses are cut at ``max_new_tokens`` tokens. Greedy ones do not depend on what else is in the batch, up to rounding. Samples depend on the seed and on
     the batch's ids, but not on the batches before it; the global random state is left as it was.
-
-    Args:
-        policy: in eval mode or not.
-        tokenizer: with a padding token.
-        batch: N prompts, on the policy's device.
-        max_new_tokens: length at which a response is cut, in tokens.
-        decoding: how tokens are chosen.
 
     Raises:
         UserError: ``max_new_tokens`` is below 1, or the model has too few positions for prompt and response.

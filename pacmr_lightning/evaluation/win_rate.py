@@ -254,13 +254,7 @@ def _estimate(value: float, resampled: np.ndarray) -> Estimate:
 
 
 def draw_win_rate(result: WinRate, files: tuple[str, str], judge: str) -> Figure:
-    """Return a figure: one bar, with the 95% intervals of the shares of wins and losses at its inner ends.
-
-    Args:
-        result: of A against B.
-        files: of A and B, whose names stand in the title.
-        judge: its name.
-    """
+    """Return a figure: one bar, with the 95% intervals of the shares of wins and losses at its inner ends."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 2.4), layout="constrained")
