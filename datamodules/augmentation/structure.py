@@ -58,7 +58,7 @@ def with_texts(prompt: str, chat: bool, texts: list[str]) -> str:
 
 
 def cut(text: str) -> list[Part]:
-    """Return a text's frame and contents; a content is a line of a turn, of a title, of a post or of any other text.
+    """Return a text's frame and contents; contents are lines of turns, titles, posts and other texts.
 
     HH transcripts (``\\n\\nHuman:``, ``\\n\\nAssistant:``) and TL;DR posts (``SUBREDDIT:``, ``TITLE:``,
     ``POST:``, ``TL;DR:``) are recognized; any other text is lines. Lines without a letter and those that are

@@ -56,23 +56,19 @@ def respond(
 ) -> list[Response]:
     """Return the policy's responses to N prompts.
 
-    Responses are cut at ``max_new_tokens`` tokens. Greedy ones do not depend on what else is in the batch, up to rounding. Samples depend on the seed and on
-    the batch's ids, but not on the batches before it; the global random state is left as it was.
+    Responses are cut at ``max_new_tokens`` tokens. Greedy ones do not depend on what else is in the batch, up
+    to rounding. Samples depend on the seed and on the batch's ids, but not on the batches before it; the
+    global random state is left as it was.
 
     Raises:
         UserError: ``max_new_tokens`` is below 1, or the model has too few positions for prompt and response.
     """
     check_room(policy, batch, max_new_tokens)
     ends = end_tokens(tokenizer, policy.model.generation_config.eos_token_id)
-    options: dict[str, Any] = {"do_sample": False}
+    options: dict[str, Any] = {"do_sample": decoding.temperature > 0}
     if decoding.temperature > 0:
         # transformers' own top_k keeps the 50 likeliest tokens only.
-        options = {
-            "temperature": decoding.temperature,
-            "top_p": decoding.top_p,
-            "top_k": 0,
-            "do_sample": True,
-        }
+        options |= {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": 0}
     device = batch.input_ids.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(int(content_key(decoding.seed, batch.ids)[:15], 16))
