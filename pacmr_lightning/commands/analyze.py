@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..analysis.consistency import check_taus, measure
+from ..analysis.consistency import (
+    PromptConsistencyMetrics,
+    check_taus,
+    clustered_standard_error,
+    judge,
+    passes,
+)
 from ..analysis.probe import Split, judged_pairs
 from ..command_line.parser import run_tool
 from ..errors import UserError
@@ -37,6 +43,40 @@ COLUMNS: dict[str, Callable[[pd.Series], str]] = {
 """Heading and cell of each column of the paper's table, over the rows of ``measure``."""
 BY_RUN = ("Task", "N", "Binary l1")
 """Columns that say the same at every threshold."""
+
+
+def measure(pairs: pd.DataFrame, taus: Sequence[float]) -> pd.DataFrame:
+    """The quantities of the paper's appendix for one run's pairs.
+
+    Args:
+        pairs: as ``probe.judged_pairs`` makes them.
+        taus: confidence thresholds, each at least 0.5 and below 1.
+
+    Returns:
+        One row a threshold: ``tau``, ``pairs`` (N), ``prompts`` (distinct ones), ``l1``, ``retained``
+        (count), ``coverage``, ``clean_accuracy`` and ``direction_agreement`` (shares; NaN where nothing is
+        retained), and the standard error of each mean as ``..._stderr``, which allows for pairs that share a
+        prompt.
+    """
+    u, augmented_u, clean = (torch.tensor(pairs[name].to_numpy()) for name in ("u", "augmented_u", "clean"))
+    metrics = PromptConsistencyMetrics(taus)
+    metrics.update(u, augmented_u, clean)
+    found = {name: value.tolist() for name, value in metrics.compute().items()}
+    found.pop("known")  # every label of a run's data is taken for clean, or for wrong
+    l1, right, same = (value.numpy() for value in judge(u, augmented_u, clean))
+    prompts = pairs["prompt"].to_numpy()
+    errors: dict[str, list[float]] = {"coverage": [], "clean_accuracy": [], "direction_agreement": []}
+    for kept in passes(u, taus).T.numpy():
+        values = {"clean_accuracy": right[kept], "direction_agreement": same[kept]}
+        errors["coverage"].append(clustered_standard_error(kept.astype(float), prompts))
+        for name, value in values.items():
+            errors[name].append(clustered_standard_error(value, prompts[kept]))
+    table = pd.DataFrame({"tau": list(taus), **found})
+    table.insert(2, "prompts", len(np.unique(prompts)))
+    table.insert(list(table).index("l1") + 1, "l1_stderr", clustered_standard_error(l1, prompts))
+    for name, column in errors.items():
+        table.insert(list(table).index(name) + 1, f"{name}_stderr", column)
+    return table
 
 
 def analyze(
@@ -72,6 +112,10 @@ def analyze(
     Returns:
         The rows of ``measure`` with the run's ``task``, its folder ``run``, ``step`` (policy updates behind
         the checkpoint) and ``split``.
+
+    Raises:
+        UserError: an option is out of range, a run's files are missing or do not fit, or none of its pairs
+            has a second view.
     """
     check_taus(taus)
     if not runs:
@@ -89,16 +133,19 @@ def analyze(
     probes = [find_run(run, checkpoint) for run in dict.fromkeys(runs)]
     folder = Path(output) if output else Path(probes[0].folder) / ANALYSIS
     check_writable("output", str(folder), folder)
-    # Names in table and figure: the runs' tasks, or their folders where two have one task.
-    labels = [run.data["init_args"].get("task", "preferences") for run in probes]
-    if len(set(labels)) < len(labels):
-        labels = [run.folder for run in probes]
     judged: dict[str, pd.DataFrame] = {}
     parts, notes = [], []
-    options: dict[str, Any] = {"pairs": pairs, "seed": seed, "micro_batch_size": micro_batch_size}
-    for label, run in zip(labels, probes, strict=True):
+    for label, run in zip(_labels(probes), probes, strict=True):
         module, data, step = load(run, augmentations)
-        frame = judged_pairs(module, data, split, folder / "answers.sqlite", **options)
+        frame = judged_pairs(
+            module,
+            data,
+            split,
+            folder / "answers.sqlite",
+            pairs=pairs,
+            seed=seed,
+            micro_batch_size=micro_batch_size,
+        )
         rows = measure(frame, taus)
         names = {"task": label, "run": run.folder, "step": step, "split": split}
         parts.append(pd.DataFrame(names, index=rows.index).join(rows))
@@ -109,6 +156,12 @@ def analyze(
     _write(folder, split, table, judged, notes)
     _show(folder, table, notes)
     return table
+
+
+def _labels(probes: Sequence[Run]) -> list[str]:
+    """Names of the runs in table and figure: their tasks, or their folders where two have one task."""
+    tasks = [run.data["init_args"].get("task", "preferences") for run in probes]
+    return tasks if len(set(tasks)) == len(tasks) else [run.folder for run in probes]
 
 
 def _note(label: str, run: Run, step: int, split: Split, pairs: pd.DataFrame) -> str:
@@ -133,40 +186,40 @@ def _percent(share: float) -> str:
     return "-" if np.isnan(share) else f"{100 * share:.2f}"
 
 
+def cells(table: pd.DataFrame) -> list[list[str]]:
+    """The rows of the paper's table; what belongs to a whole run stands in the run's first row only."""
+    new_run = table["run"].ne(table["run"].shift())
+    return [
+        ["" if name in BY_RUN and not first else cell(row) for name, cell in COLUMNS.items()]
+        for (_, row), first in zip(table.iterrows(), new_run, strict=True)
+    ]
+
+
 def _write(
-    folder: Path, split: Split, table: pd.DataFrame, frames: dict[str, pd.DataFrame], notes: list[str]
+    folder: Path, split: Split, table: pd.DataFrame, judged: dict[str, pd.DataFrame], notes: list[str]
 ) -> None:
     from ..analysis.consistency_figure import draw
 
     name = f"consistency-{split}"
-    everything = pd.concat([frame.assign(task=label) for label, frame in frames.items()], ignore_index=True)
+    everything = pd.concat([frame.assign(task=label) for label, frame in judged.items()], ignore_index=True)
     with replacing(folder / f"pairs-{split}.parquet") as temporary:
         everything.to_parquet(temporary, index=False)
     with replacing(folder / f"{name}.csv") as temporary:
         table.to_csv(temporary, index=False)
-    rows = [list(COLUMNS), ["---"] * len(COLUMNS), *_cells(table)]
-    lines = [*(f"| {' | '.join(row)} |" for row in rows), "", *(f"- {note}" for note in notes)]
+    lines = ["| " + " | ".join(row) + " |" for row in (COLUMNS, ["---"] * len(COLUMNS), *cells(table))]
+    lines += ["", *(f"- {note}" for note in notes)]
     with replacing(folder / f"{name}.md") as temporary:
         temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
     taus = sorted(set(table["tau"]))
-    curves = {label: measure(frame, sorted({*CURVE, *taus})) for label, frame in frames.items()}
+    curves = {label: measure(frame, sorted({*CURVE, *taus})) for label, frame in judged.items()}
     draw(curves, taus, folder / name)
-
-
-def _cells(table: pd.DataFrame) -> list[list[str]]:
-    """Return the paper's table; what belongs to a whole run stands in the run's first row only."""
-    repeated = table["run"].eq(table["run"].shift())
-    return [
-        ["" if name in BY_RUN and again else cell(row) for name, cell in COLUMNS.items()]
-        for (_, row), again in zip(table.iterrows(), repeated, strict=True)
-    ]
 
 
 def _show(folder: Path, table: pd.DataFrame, notes: list[str]) -> None:
     shown = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in COLUMNS:
         shown.add_column(heading, justify="left" if heading == "Task" else "right")
-    for row in _cells(table):
+    for row in cells(table):
         shown.add_row(*row)
     console = Console(markup=False)
     console.print(shown)

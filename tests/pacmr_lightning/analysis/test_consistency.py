@@ -1,13 +1,17 @@
-"""The appendix's quantities against its formulas; ties, swaps, standard errors."""
+"""The appendix's quantities against its formulas in numpy; ties, swaps, ranks, standard errors."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pacmr_lightning.analysis.consistency import clustered_standard_error, measure, passes
+from pacmr_lightning.analysis.consistency import PromptConsistencyMetrics, clustered_standard_error, passes
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.weighting import PromptAugmentationConsistency
 
@@ -16,9 +20,17 @@ REWARDS = st.floats(-20, 20).filter(lambda u: abs(u) > 1e-6)
 PAIRS = st.lists(st.tuples(REWARDS, REWARDS, st.sampled_from([1, 0, -1])), min_size=1, max_size=40)
 
 
-def measured(pairs, taus=TAUS):
-    table = pd.DataFrame(pairs, columns=["u", "augmented_u", "clean"])
-    return measure(table.assign(prompt=range(len(pairs))), taus)
+def measured(pairs, taus=TAUS, batch=7):
+    u, augmented_u, clean = (list(column) for column in zip(*pairs, strict=True))
+    metrics = PromptConsistencyMetrics(taus)
+    for start in range(0, len(pairs), batch):
+        rows = slice(start, start + batch)
+        metrics.update(
+            torch.tensor(u[rows], dtype=torch.float64),
+            torch.tensor(augmented_u[rows], dtype=torch.float64),
+            torch.tensor(clean[rows]),
+        )
+    return {name: value.numpy() for name, value in metrics.compute().items()}
 
 
 def distribution(u):
@@ -27,20 +39,20 @@ def distribution(u):
     return np.stack([first, 1 - first], axis=1)
 
 
-@given(PAIRS)
-def test_the_papers_formulas(pairs):
+@given(PAIRS, st.integers(1, 40))
+def test_the_papers_formulas(pairs, batch):
     u, augmented_u, clean = map(np.array, zip(*pairs, strict=True))
     p, augmented_p = distribution(u), distribution(augmented_u)
     confidence = p.max(1)
     assume(np.abs(confidence[:, None] - np.array(TAUS)).min() > 1e-9)
-    found = measured(pairs)
-    assert (found["pairs"] == len(pairs)).all()
+    found = measured(pairs, batch=batch)
+    assert found["pairs"] == len(pairs)
     np.testing.assert_allclose(found["l1"], np.abs(p - augmented_p).sum(1).mean(), atol=1e-12)
     label, clean_label = p.argmax(1), 1 - clean  # the paper's labels: 0 where the first response is better
     for t, tau in enumerate(TAUS):
         kept = confidence > tau
         known = kept & (clean != -1)
-        assert found["retained"][t] == kept.sum()
+        assert found["retained"][t] == kept.sum() and found["known"][t] == known.sum()
         np.testing.assert_allclose(found["coverage"][t], kept.mean())
         right = (label == clean_label)[known].mean() if known.any() else np.nan
         np.testing.assert_allclose(found["clean_accuracy"][t], right)
@@ -59,7 +71,8 @@ def test_swapping_responses_and_labels_changes_nothing(pairs):
         for i, (u, v, clean) in enumerate(pairs)
     ]
     before, after = measured(pairs), measured(swapped)
-    pd.testing.assert_frame_equal(before, after, rtol=0, atol=1e-12)
+    for name, value in before.items():
+        np.testing.assert_allclose(after[name], value, atol=1e-12, err_msg=name)
 
 
 def test_large_rewards_and_ties():
@@ -75,12 +88,11 @@ def test_large_rewards_and_ties():
 def test_the_same_pairs_as_the_outer_objective(tau):
     u = torch.randn(500, generator=torch.Generator().manual_seed(0))
     kept, targets = PromptAugmentationConsistency(tau).targets(u)
-    assert passes(u.numpy(), [tau]).nonzero()[0].tolist() == kept.tolist()
+    assert passes(u, [tau]).nonzero()[:, 0].tolist() == kept.tolist()
     # Its pseudo-labels as the truth are always right.
-    found = measured(
-        list(zip(u[kept].tolist(), u[kept].tolist(), targets.long().tolist(), strict=True)), [tau]
-    )
-    assert found["clean_accuracy"].tolist() == [1]
+    metrics = PromptConsistencyMetrics([tau])
+    metrics.update(u[kept], u[kept], targets.long())
+    assert metrics.compute()["clean_accuracy"] == 1
 
 
 def test_nothing_retained_or_known():
@@ -93,7 +105,29 @@ def test_nothing_retained_or_known():
 @pytest.mark.parametrize("taus", [[], [0.4], [0.6, 1.0], [float("nan")]])
 def test_bad_thresholds(taus):
     with pytest.raises(UserError, match="taus"):
-        measured([(1.0, 1.0, 1)], taus)
+        PromptConsistencyMetrics(taus)
+
+
+def test_shapes_that_differ():
+    with pytest.raises(ValueError, match="shapes differ"):
+        PromptConsistencyMetrics([0.6]).update(torch.zeros(3), torch.zeros(3), torch.ones(3, 1))
+
+
+@pytest.mark.slow
+def test_two_processes(tmp_path):
+    rng = np.random.default_rng(0)
+    pairs = [(*rng.normal(0, 2, 2).tolist(), int(rng.integers(-1, 2))) for _ in range(57)]
+    (tmp_path / "pairs.json").write_text(json.dumps(pairs))
+    script = str(Path(__file__).with_name("ddp_consistency.py"))
+    paths = [str(tmp_path / name) for name in ("init", "pairs.json", "found")]
+    processes = [subprocess.Popen([sys.executable, script, str(rank), *paths]) for rank in (0, 1)]
+    assert [process.wait(1200) for process in processes] == [0, 0]
+    expected = measured(pairs, (0.5, 0.6, 0.9))
+    for rank in (0, 1):
+        for found in json.loads((tmp_path / f"found-{rank}").read_text()):
+            assert found.keys() == expected.keys()
+            for name, value in expected.items():
+                np.testing.assert_allclose(found[name], value, rtol=1e-14, err_msg=name)
 
 
 def test_standard_error_of_single_pairs_is_the_binomial():

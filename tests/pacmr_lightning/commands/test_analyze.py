@@ -12,11 +12,10 @@ import yaml
 from transformers import AutoTokenizer
 
 from pacmr_lightning import cli
-from pacmr_lightning.analysis.consistency import measure
 from pacmr_lightning.analysis.consistency_figure import draw
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.command_line.exceptions import user_error
-from pacmr_lightning.commands.analyze import analyze, main
+from pacmr_lightning.commands.analyze import analyze, main, measure
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
