@@ -14,13 +14,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import AnswerStore, content_key
 from pacmr_lightning.evaluation.generation import Decoding, generation_key, is_reference
-from pacmr_lightning.evaluation.generation_file import (
-    answers_path,
-    generation,
-    output_path,
-    write_generations,
-)
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch, Response
+from pacmr_lightning.evaluation.response_files import answers_path, output_path, write_json_lines
 from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.ranks import on_all_ranks
 
@@ -114,8 +109,7 @@ class GenerationWriter(BasePredictionWriter):
             self._stored += len(batch)
         rows = zip(batch.places, batch.ids, batch.asked, prediction, batch.columns, strict=True)
         self._rows |= {
-            place: generation(name, asked, response) | columns
-            for place, name, asked, response, columns in rows
+            place: response.row(name, asked) | columns for place, name, asked, response, columns in rows
         }
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -129,7 +123,7 @@ class GenerationWriter(BasePredictionWriter):
         if not trainer.is_global_zero:
             return
         rows = [found[place] for place in sorted(found)]
-        write_generations(self._path, rows)
+        write_json_lines(self._path, rows)
         cut = sum(row["finish_reason"] == "length" for row in rows)
         earlier = f"; {stored} were there from an earlier run" if stored else ""
         limit = pl_module.max_new_tokens

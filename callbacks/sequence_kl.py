@@ -13,9 +13,8 @@ from torch import Tensor
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.chat_template import end_tokens
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.generation import check_room
+from pacmr_lightning.evaluation.generation import check_room, distinct_bigrams, repeated_bigrams
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
-from pacmr_lightning.evaluation.repetition import distinct_bigrams, repeated_bigrams
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.datamodule import datamodule
 
@@ -37,7 +36,7 @@ class SequenceKL(Callback):
     all loggers and to ``trainer.callback_metrics``, from where ``RunSummary`` takes them; and, since a policy
     that games what it is rewarded for loses its language first, ``val/response_perplexity`` (of the samples
     under the reference), ``val/response_distinct_2`` and ``val/response_repetition`` (bigrams, see
-    ``evaluation.repetition``). The prompts are the first that ``predict`` would answer, from the first again
+    ``evaluation.generation``). The prompts are the first that ``predict`` would answer, from the first again
     when there are fewer of them than samples. The global random state is left as it was.
 
     All ranks sample the same: sharded models need them to take the same number of forward passes, and so the

@@ -58,10 +58,7 @@ TABLE = {
             "lightning.fabric.utilities.throughput:Throughput._time",
         )
     },
-    "datamodules/augmentation/seq2seq.py": {
-        "transformers": ("transformers.utils:cached_file", "transformers.utils:extract_commit_hash")
-    },
-    "pacmr_lightning/evaluation/reward_model.py": {
+    "pacmr_lightning/model_folder.py": {
         "transformers": ("transformers.utils:cached_file", "transformers.utils:extract_commit_hash")
     },
     "datamodules/hub.py": {"datasets": ("datasets:Dataset._fingerprint",)},

@@ -1,4 +1,4 @@
-"""Second wordings of prompts as ``pacmr augment`` writes them, and how they are read."""
+"""Files of augmented prompts, as ``pacmr augment`` writes them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from datasets import Dataset
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing
+
+from ..prompts import split_row
+from ..rows import values_of
 
 METADATA = b"pacmr_augment"
 """Key of the settings in the file's own metadata."""
@@ -23,62 +27,71 @@ _READ = ("prompt", "augmented_prompt")
 
 @dataclass(frozen=True)
 class AugmentedPrompt:
-    """A prompt in other words."""
+    """A distinct prompt of training pairs, and the same in other words."""
 
     prompt: str
     """A text, or a conversation as JSON."""
-    augmented: str
-    """Likewise; the prompt itself where nothing came out differently."""
     chat: bool
     category: str | None
+    """That of the first pair that has the prompt."""
     pairs: int
     """Training pairs that have the prompt."""
-    pieces: int
+    augmented: str = ""
+    """As ``prompt``; the prompt itself where nothing came out differently."""
+    pieces: int = 0
     """Pieces that were to be worded differently."""
     kept: Counter[str] = field(default_factory=Counter)
     """How many of them were kept as they are, by reason."""
 
 
+def training_prompts(rows: Dataset) -> list[AugmentedPrompt]:
+    """Return the distinct prompts of the usable rows of a ``Source``, in the order of their first rows."""
+    pairs: Counter[str] = Counter()
+    first: dict[str, tuple[bool, str | None]] = {}
+    columns = values_of(rows, "prompt", "chosen", "rejected", "chat", "category")
+    for prompt, chosen, rejected, chat, category in columns:
+        split = split_row(prompt, chosen, rejected, chat)
+        if split.reason is None and split.prompt.strip():
+            pairs[split.prompt] += 1
+            first.setdefault(split.prompt, (chat, category))
+    return [AugmentedPrompt(text, *first[text], count) for text, count in pairs.items()]
+
+
 def prompt_hash(prompt: str) -> str:
-    """16 hexadecimal digits of BLAKE2b."""
+    """Return 16 hexadecimal digits of BLAKE2b."""
     return hashlib.blake2b(prompt.encode(), digest_size=8).hexdigest()
 
 
 def write_augmentations(
     path: str | Path, rows: Sequence[AugmentedPrompt], method: str, settings: dict[str, Any]
 ) -> None:
-    """Writes Parquet with a row a prompt, whole or not at all.
+    """Write Parquet with a row a prompt, whole or not at all.
 
     Columns: ``prompt_hash``, ``prompt``, ``augmented_prompt``, ``category``, ``pairs``, ``method`` and
     ``settings`` (JSON); method and settings are also the file's metadata under ``pacmr_augment``.
     """
-    how = json.dumps(settings, sort_keys=True)
-    columns = {
+    texts = {
         "prompt_hash": [prompt_hash(row.prompt) for row in rows],
         "prompt": [row.prompt for row in rows],
         "augmented_prompt": [row.augmented for row in rows],
         "category": [row.category for row in rows],
-        "pairs": [row.pairs for row in rows],
         "method": [method] * len(rows),
-        "settings": [how] * len(rows),
+        "settings": [json.dumps(settings, sort_keys=True)] * len(rows),
     }
-    texts = [(name, pa.string()) for name in columns if name != "pairs"]
-    schema = pa.schema([*texts[:4], ("pairs", pa.int64()), *texts[4:]])
+    table = pa.table(texts, schema=pa.schema([(name, pa.string()) for name in texts]))
+    table = table.add_column(4, "pairs", pa.array([row.pairs for row in rows], pa.int64()))
     about = json.dumps({"method": method, "settings": settings}, sort_keys=True)
-    table = pa.table(columns, schema=schema.with_metadata({METADATA: about.encode()}))
+    table = table.replace_schema_metadata({METADATA: about.encode()})
     with replacing(path) as temporary:
         pq.write_table(table, temporary)
 
 
 def read_augmentations(path: str | Path) -> dict[str, str]:
-    """The second wording of each prompt of a file.
+    """Return the augmented prompt by prompt, also where the two are equal; prompts without one are left out.
 
     Args:
         path: Parquet with the columns ``prompt`` and ``augmented_prompt``, one row a prompt; others are not
             read. Conversations are JSON lists of messages.
-
-    Returns:
-        The augmented prompt by prompt, also where the two are equal; prompts without one are left out.
 
     Raises:
         UserError: there is no such file, it is no Parquet, or it lacks a column or any row.

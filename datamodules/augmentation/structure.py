@@ -38,25 +38,14 @@ class Part(NamedTuple):
 
 
 def texts_of(prompt: str, chat: bool) -> list[str]:
-    """The texts of a prompt: itself, or the contents of the user's messages where it is a conversation.
-
-    Args:
-        prompt: a text, or with ``chat`` a JSON list of messages.
-        chat: whether it is a conversation.
-    """
+    """Return a prompt that is a text, or the user's messages of a conversation, which is a JSON list."""
     if not chat:
         return [prompt]
     return [message["content"] for message in decode_messages(prompt) if message["role"] == "user"]
 
 
 def with_texts(prompt: str, chat: bool, texts: list[str]) -> str:
-    """The prompt with other texts in the places of ``texts_of``; all else stays.
-
-    Args:
-        prompt: as in ``texts_of``.
-        chat: as in ``texts_of``.
-        texts: as many as ``texts_of`` gives.
-    """
+    """Return the prompt with other texts in the places of ``texts_of``; all else stays."""
     if not chat:
         [text] = texts
         return text
@@ -69,7 +58,7 @@ def with_texts(prompt: str, chat: bool, texts: list[str]) -> str:
 
 
 def cut(text: str) -> list[Part]:
-    """A text's frame and contents; a content is a line of a turn, of a title, of a post or of any other text.
+    """Return a text's frame and contents; contents are lines of turns, titles, posts and other texts.
 
     HH transcripts (``\\n\\nHuman:``, ``\\n\\nAssistant:``) and TL;DR posts (``SUBREDDIT:``, ``TITLE:``,
     ``POST:``, ``TL;DR:``) are recognized; any other text is lines. Lines without a letter and those that are
@@ -89,7 +78,7 @@ def cut(text: str) -> list[Part]:
 
 
 def sentences(content: str, fits: Callable[[str], bool]) -> list[Part]:
-    """A content of ``cut`` in parts for a model that reads one sentence at a time.
+    """Return a content of ``cut`` in parts for a model that reads one sentence at a time.
 
     Args:
         content: a line.
@@ -110,7 +99,7 @@ def sentences(content: str, fits: Callable[[str], bool]) -> list[Part]:
 
 
 def looks_like_frame(text: str) -> bool:
-    """Whether a text begins like a turn or a header, which a content must not become."""
+    """Return whether a text begins like a turn or a header, which a content must not become."""
     return _MARK.match(text) is not None
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tqdm import tqdm
+from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import AnswerStore, content_key
 
-from .decoding import Decoding
-from .rewriter import Rewriter, Rewriting, rewriting
-from .seq2seq import Translator
+from .rewriter import Rewriter, Rewriting
 from .structure import Part, cut, sentences
+from .translator import GumbelNoise, Translator
 
 TOO_LONG = "longer than the model reads"
 
@@ -74,12 +74,32 @@ class BackTranslation(Rewriter):
         forward_prefix: str | None = None,
         backward_prefix: str | None = None,
     ):
-        if batch_size < 1:
-            raise UserError(
-                f"batch_size is {batch_size}, but at least 1 sentence must be translated at a time."
-            )
+        for option, value, default, has_effect in (
+            ("num_beams", num_beams, 4, not sample),
+            ("temperature", temperature, 1.0, sample),
+            ("top_p", top_p, 0.9, sample),
+            ("seed", seed, 42, sample),
+        ):
+            if value != default and not has_effect:
+                raise UserError(
+                    f"{option} is {value}, but it has no effect with sample {str(sample).lower()}; leave one "
+                    "of them out."
+                )
+        for is_wrong, sentence in (
+            (
+                batch_size < 1,
+                f"batch_size is {batch_size}, but at least 1 sentence must be translated at a time",
+            ),
+            (num_beams < 1, f"num_beams is {num_beams}, but at least 1 beam is needed"),
+            (temperature <= 0, f"temperature is {temperature}, but it must be above 0"),
+            (not 0 < top_p <= 1, f"top_p is {top_p}, but it must lie in (0, 1]"),
+        ):
+            if is_wrong:
+                raise UserError(f"{sentence}.")
         self.batch_size = batch_size
-        self.decoding = Decoding(num_beams, sample, temperature, top_p, seed)
+        self.decoding: dict[str, Any] = {"num_beams": num_beams}
+        if sample:
+            self.decoding = {"temperature": temperature, "top_p": top_p, "seed": seed}
         self.forward = Translator(forward, forward_prefix, ">>cmn_Hans<<", "forward", device, dtype)
         self.backward = Translator(backward, backward_prefix, ">>eng<<", "backward", device, dtype)
 
@@ -90,7 +110,7 @@ class BackTranslation(Rewriter):
             "version": _VERSION,
             "forward": self.forward.settings,
             "backward": self.backward.settings,
-            "decoding": self.decoding.settings,
+            "decoding": self.decoding,
         }
 
     def parts(self, text: str) -> list[Part]:
@@ -138,23 +158,34 @@ class BackTranslation(Rewriter):
             yield done | new
 
     def _there_and_back(self, pieces: list[str]) -> list[Rewriting]:
-        problems: dict[str, str] = {piece: TOO_LONG for piece in pieces if not self._fits(piece)}
-        there = self._translated({p: _plain(p) for p in pieces if p not in problems}, self.forward, problems)
-        for piece, text in there.items():
-            if not self.backward.fits(text, self.backward.positions):
+        problems = {piece: TOO_LONG for piece in pieces if not self._fits(piece)}
+        texts = {piece: _plain(piece) for piece in pieces}
+        self._translate(self.forward, texts, problems)
+        for piece, text in texts.items():
+            if piece not in problems and not self.backward.fits(text, self.backward.positions):
                 problems[piece] = TOO_LONG
-        back = self._translated(
-            {p: t for p, t in there.items() if p not in problems}, self.backward, problems
-        )
-        return [rewriting(piece, back.get(piece, piece), problems.get(piece)) for piece in pieces]
+        self._translate(self.backward, texts, problems)
+        return [Rewriting.checked(piece, texts[piece], problems.get(piece)) for piece in pieces]
 
-    def _translated(
-        self, texts: dict[str, str], translator: Translator, problems: dict[str, str]
-    ) -> dict[str, str]:
-        """Translations of texts by piece; those that are of no use go to ``problems`` instead."""
-        results = translator.translate(list(texts.values()), self.decoding)
-        problems |= {p: r.problem for p, r in zip(texts, results, strict=True) if r.problem is not None}
-        return {p: r.text for p, r in zip(texts, results, strict=True) if r.problem is None}
+    def _translate(self, translator: Translator, texts: dict[str, str], problems: dict[str, str]) -> None:
+        """Replace texts, by piece, by their translations; ``problems`` gets why one is useless."""
+        left = [piece for piece in texts if piece not in problems]
+        originals = [texts[piece] for piece in left]
+        results = translator.translate(originals, **self.generate_arguments(originals))
+        for piece, (text, problem) in zip(left, results, strict=True):
+            texts[piece] = text
+            if problem is not None:
+                problems[piece] = problem
+
+    def generate_arguments(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Return the arguments of transformers' ``generate`` for a batch of N texts, which name the draws."""
+        if "num_beams" in self.decoding:
+            return {"do_sample": False, "num_beams": self.decoding["num_beams"]}
+        processors: list[LogitsProcessor] = [TemperatureLogitsWarper(self.decoding["temperature"])]
+        if self.decoding["top_p"] < 1:
+            processors.append(TopPLogitsWarper(self.decoding["top_p"]))
+        processors.append(GumbelNoise(texts, self.decoding["seed"]))
+        return {"do_sample": False, "num_beams": 1, "logits_processor": LogitsProcessorList(processors)}
 
 
 def _plain(text: str) -> str:

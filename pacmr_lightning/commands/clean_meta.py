@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from ..command_line.parser import run_tool
+from ..command_line.tables import plain_table
 from ..datamodules.chat import decode_messages
 from ..datamodules.cleaned import plain_row, write_table
-from ..datamodules.prompts import Split, split_row
+from ..datamodules.prompts import split_row
 from ..datamodules.rows import values_of
 from ..datamodules.sampling import stratified_sample
 from ..datamodules.sources import Source
@@ -25,8 +23,8 @@ from ..errors import UserError
 from ..evaluation.answer_store import AnswerStore
 from ..evaluation.conversation import TEMPLATE_COLUMNS
 from ..evaluation.judging import Comparison, EndpointJudge, PairJudge, Preference, Verdict
+from ..evaluation.response_files import answers_path, write_json_lines
 from ..evaluation.reward_model import RewardModelJudge
-from ..files import replacing
 
 # The judges are imported for their short names on the command line.
 __all__ = ["EndpointJudge", "RewardModelJudge", "clean_meta", "main"]
@@ -38,19 +36,12 @@ _ORDER = pa.struct({"verdict": pa.string(), "answer": pa.string(), "problem": pa
 _VERDICT = pa.struct({"judge": pa.string(), "verdict": pa.string(), "orders": pa.list_(_ORDER)})
 
 
-@dataclass(frozen=True)
-class _Pair:
-    id: str
-    category: str | None
-    chat: bool
-    split: Split
-    more: dict[str, Any]
-    """Further columns of the row that training reads, whichever response is the better one."""
+@dataclass(frozen=True, kw_only=True)
+class _Pair(Comparison):
+    """A training pair, first the chosen response."""
 
-    @property
-    def comparison(self) -> Comparison:
-        prompt = decode_messages(self.split.prompt) if self.chat else self.split.prompt
-        return Comparison(prompt, self.split.chosen, self.split.rejected)
+    row: dict[str, Any]
+    """As the file has it, but for ``corrected`` and ``verdicts``."""
 
 
 def clean_meta(
@@ -79,10 +70,6 @@ def clean_meta(
         seed: which pairs are taken.
         store: file of the judges' answers, with which a run that was ended goes on; default: beside the
             output.
-
-    Raises:
-        UserError: there is no judge, one of them comes twice, or there is one in the embedded world; there
-            are fewer than n usable pairs; the output has another ending; or a judge cannot work.
     """
     path = Path(output).expanduser()
     if path.suffix not in (".jsonl", ".parquet") or path.is_dir():
@@ -104,114 +91,79 @@ def clean_meta(
                 f"judges holds {judge.name} twice, which would say the same twice; name another model."
             )
     pairs, usable = _sample(source, n, seed)
-    chat = {pair.chat for pair in pairs}
-    if path.suffix == ".parquet" and len(chat) > 1:
+    if path.suffix == ".parquet" and len({type(pair.prompt) for pair in pairs}) > 1:
         raise UserError(
             f"output is {output}, but Parquet cannot hold texts and chat messages in one column; give a file "
             "ending in .jsonl."
         )
-    if source.gold_reward is not None:
-        verdicts: list[list[Verdict]] = []
-        wrong = [_prefers_rejected(source.gold_reward, pair.split) for pair in pairs]
-    else:
-        with AnswerStore(store or f"{path}.answers.sqlite") as answers:
-            verdicts = [judge.compare([pair.comparison for pair in pairs], answers) for judge in judges]
+    verdicts: list[list[Verdict]] = []
+    if source.gold_reward is None:
+        with AnswerStore(store or answers_path(path)) as answers:
+            verdicts = [judge.compare(pairs, answers) for judge in judges]
         wrong = [all(v.preferred == "second" for v in of_pair) for of_pair in zip(*verdicts, strict=True)]
+    else:
+        # Not the row's eta: that is the same where there is one, but this is what it is made of.
+        reward = source.gold_reward
+        wrong = [reward(str(p.prompt), p.first) < reward(str(p.prompt), p.second) for p in pairs]
     names = [judge.name for judge in judges]
-    rows = [
-        _row(pair, corrected, [_told(name, of[i]) for name, of in zip(names, verdicts, strict=True)])
-        for i, (pair, corrected) in enumerate(zip(pairs, wrong, strict=True))
-    ]
-    _write(rows, path)
-    console = Console()
+    rows = []
+    for i, (pair, corrected) in enumerate(zip(pairs, wrong, strict=True)):
+        row = pair.row
+        if corrected:
+            row = row | {"chosen": row["rejected"], "rejected": row["chosen"]}
+        told = [
+            {"judge": name, "verdict": _ON_LABEL[of[i].preferred], "orders": of[i].told(_ON_LABEL)}
+            for name, of in zip(names, verdicts, strict=True)
+        ]
+        rows.append({**row, "corrected": corrected, "verdicts": told})
+    if path.suffix == ".parquet":
+        types = {name: pa.string() for name in ("id", "prompt", "chosen", "rejected", "category", *_MORE)}
+        write_table(rows, path, pa.schema(types | {"corrected": pa.bool_(), "verdicts": pa.list_(_VERDICT)}))
+    else:
+        write_json_lines(path, rows)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
     if names:
-        console.print(_table(names, verdicts))
-    opinions = (opinion for of in verdicts for verdict in of for opinion in verdict.orders)
-    unseen = {name for pair in pairs for name in TEMPLATE_COLUMNS if name in pair.more}
+        Console().print(_table(names, verdicts))
+    unseen = {name for pair in pairs for name in TEMPLATE_COLUMNS if name in pair.row}
     if names and unseen:
         console.print(f"The judges were not shown the columns {' and '.join(sorted(unseen))}.")
+    opinions = (opinion for of in verdicts for verdict in of for opinion in verdict.orders)
     if missing := Counter(opinion.problem for opinion in opinions if opinion.answer is None):
         console.print(
             f"No answer to {missing.total()} questions (mostly: {missing.most_common(1)[0][0]}); a new run "
-            "asks endpoints for them again.",
-            highlight=False,
-            markup=False,
+            "asks endpoints for them again."
         )
     console.print(
-        f"{path}: {len(rows)} of {usable} usable pairs of {source.name}, {sum(wrong)} labels corrected.",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
+        f"{path}: {len(rows)} of {usable} usable pairs of {source.name}, {sum(wrong)} labels corrected."
     )
 
 
 def _sample(source: Source, n: int, seed: int) -> tuple[list[_Pair], int]:
-    """The sample, and how many pairs could have been in it."""
-    rows = source.load("train")
+    """Return the sample, and how many pairs could have been in it."""
     columns = ("id", "category", "chat", "prompt", "chosen", "rejected", *_MORE)
-    pairs = []
-    for name, category, chat, prompt, chosen, rejected, *more in values_of(rows, *columns):
-        others = plain_row({"chat": chat, **dict(zip(_MORE, more, strict=True))})
-        pairs.append(_Pair(name, category, chat, split_row(prompt, chosen, rejected, chat), others))
-    usable = [pair for pair in pairs if _is_usable(pair.split)]
+    usable = []
+    for name, category, chat, prompt, chosen, rejected, *more in values_of(source.load("train"), *columns):
+        split = split_row(prompt, chosen, rejected, chat)
+        stripped = [text.strip() for text in (split.prompt, split.chosen, split.rejected)]
+        if split.reason is not None or not all(stripped) or stripped[1] == stripped[2]:
+            continue
+        prompt, chosen, rejected = split.prompt, split.chosen, split.rejected
+        if chat:
+            prompt = decode_messages(split.prompt)
+            chosen, rejected = [split.chosen_message], [split.rejected_message]
+        row = {"id": name, "prompt": prompt, "chosen": chosen, "rejected": rejected, "category": category}
+        row |= plain_row({"chat": chat, **dict(zip(_MORE, more, strict=True))})
+        usable.append(_Pair(prompt=prompt, first=split.chosen, second=split.rejected, row=row))
     # Labels are flipped by the hash of id and seed alone, and a sample must not be what the noise takes.
-    names = [f"clean {pair.id}" for pair in usable]
-    taken = stratified_sample(names, [pair.category for pair in usable], n, seed)
+    names = [f"clean {pair.row['id']}" for pair in usable]
+    taken = stratified_sample(names, [pair.row["category"] for pair in usable], n, seed)
     return [usable[i] for i in taken], len(usable)
 
 
-def _is_usable(split: Split) -> bool:
-    prompt, chosen, rejected = (text.strip() for text in (split.prompt, split.chosen, split.rejected))
-    return split.reason is None and bool(prompt and chosen and rejected) and chosen != rejected
-
-
-def _prefers_rejected(gold_reward: Callable[[str, str], float], split: Split) -> bool:
-    # Not the row's eta: that is the same where there is one, but this is what it is made of.
-    return gold_reward(split.prompt, split.chosen) < gold_reward(split.prompt, split.rejected)
-
-
-def _told(judge: str, verdict: Verdict) -> dict[str, Any]:
-    orders = [
-        {"verdict": _ON_LABEL[opinion.preferred], "answer": opinion.answer, "problem": opinion.problem}
-        for opinion in verdict.orders
-    ]
-    return {"judge": judge, "verdict": _ON_LABEL[verdict.preferred], "orders": orders}
-
-
-def _row(pair: _Pair, corrected: bool, verdicts: list[dict[str, Any]]) -> dict[str, Any]:
-    responses: list[Any] = [pair.split.chosen, pair.split.rejected]
-    if pair.chat:
-        responses = [[pair.split.chosen_message], [pair.split.rejected_message]]
-    if corrected:
-        responses.reverse()
-    return {
-        "id": pair.id,
-        "prompt": decode_messages(pair.split.prompt) if pair.chat else pair.split.prompt,
-        "chosen": responses[0],
-        "rejected": responses[1],
-        "category": pair.category,
-        **pair.more,
-        "corrected": corrected,
-        "verdicts": verdicts,
-    }
-
-
-def _write(rows: list[dict[str, Any]], path: Path) -> None:
-    if path.suffix == ".parquet":
-        texts = ("id", "prompt", "chosen", "rejected", "category", *_MORE)
-        types = {name: pa.string() for name in texts}
-        write_table(rows, path, pa.schema(types | {"corrected": pa.bool_(), "verdicts": pa.list_(_VERDICT)}))
-        return
-    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-
 def _table(names: list[str], verdicts: list[list[Verdict]]) -> Table:
-    """What each judge found, and what it cost."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("judge", overflow="fold")
-    for heading in ("right", "wrong", "none", "inconsistent", "tokens in", "tokens out", "from store"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    """Return what each judge found, and what it cost."""
+    headings = ("right", "wrong", "none", "inconsistent", "tokens in", "tokens out", "from store")
+    table = plain_table("judge", *headings)
     for name, of in zip(names, verdicts, strict=True):
         opinions = [opinion for verdict in of for opinion in verdict.orders]
         found = [verdict.preferred for verdict in of]

@@ -12,11 +12,10 @@ from ..datamodules.prompt_loader import draw_prompts
 from ..datamodules.sources import Source
 from ..errors import UserError
 from ..evaluation.answer_store import AnswerStore
-from ..evaluation.chat_request import Answer
 from ..evaluation.conversation import as_messages
 from ..evaluation.endpoint import Endpoint
-from ..evaluation.generation_file import answers_path, generation, output_path, write_generations
 from ..evaluation.prompt_batch import Response
+from ..evaluation.response_files import answers_path, output_path, write_json_lines
 
 _ENDPOINT = lazy_instance(Endpoint, max_tokens=128)
 
@@ -38,10 +37,6 @@ def generate(
         endpoint: the model; its max_tokens are 128 (paper: 128 for TL;DR, 256 for Anthropic HH).
         n: prompts to answer, drawn from those of the source; null for all. All if there are fewer.
         seed: which prompts are drawn.
-
-    Raises:
-        UserError: n is below 1, the output cannot be written, the source has no prompts, or nothing was
-            answered.
     """
     if n is not None and n < 1:
         raise UserError(f"n is {n}, but it must be at least 1, or null for all prompts.")
@@ -50,19 +45,21 @@ def generate(
     conversations = [as_messages(prompt.asked) for prompt in prompts]
     with AnswerStore(answers_path(path)) as store:
         answers = endpoint.ask(conversations, store, f"Asking {endpoint.model}")
-    pairs = zip(prompts, answers, strict=True)
-    rows = [
-        generation(p.id, p.asked, _response(answer, endpoint)) | p.columns
-        for p, answer in pairs
-        if answer.text
-    ]
+    rows = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        if answer.text:
+            # 0 means that the server did not count.
+            counts = (answer.prompt_tokens or None, answer.completion_tokens or None)
+            is_cut = answer.is_cut(endpoint.max_tokens)
+            response = Response(answer.text, "length" if is_cut else "stop", *counts)
+            rows.append(response.row(prompt.id, prompt.asked) | prompt.columns)
     missing = Counter(answer.problem for answer in answers if not answer.text)
     failed = (
         f"{missing.total()} prompts got no answer (mostly: {missing.most_common(1)[0][0]})" if missing else ""
     )
     if not rows:
         raise UserError(f"{failed}, so there is nothing to write; look at the server and its model.")
-    write_generations(path, rows)
+    write_json_lines(path, rows)
     cut = sum(row["finish_reason"] == "length" for row in rows)
     console = Console(soft_wrap=True, highlight=False, markup=False)
     if unsent := sorted({column for prompt in prompts for column in prompt.columns}):
@@ -70,14 +67,6 @@ def generate(
     if failed:
         console.print(f"{failed} and are not in the file; a new run asks for them again.")
     console.print(f"{path}: {len(rows)} responses of {endpoint.model}, {cut} of them cut.")
-
-
-def _response(answer: Answer, endpoint: Endpoint) -> Response:
-    """Return an answer with text as a row's response."""
-    assert answer.text is not None
-    # 0 means that the server did not count.
-    counts = (answer.prompt_tokens or None, answer.completion_tokens or None)
-    return Response(answer.text, "length" if answer.is_cut(endpoint.max_tokens) else "stop", *counts)
 
 
 def main(arguments: list[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -15,10 +14,14 @@ from ..datamodules.reading import numbered_rows
 from ..errors import UserError
 from ..evaluation.answer_store import content_key
 from ..evaluation.conversation import message_text
-from ..evaluation.generation_file import output_path
-from ..evaluation.response_pairs import ResponsePair, pair_rows, read_rows
+from ..evaluation.response_files import (
+    ResponsePair,
+    output_path,
+    pair_rows,
+    read_responses,
+    write_json_lines,
+)
 from ..evaluation.reward import LexiconReward, Reward
-from ..files import replacing
 
 # The reward is imported for its short name on the command line.
 __all__ = ["LexiconReward", "label", "main"]
@@ -51,14 +54,11 @@ def label(
         categories: JSON Lines or Parquet with prompt and category; a pair gets that of its prompt, by which
             noise may differ, and audits report.
         seed: of the draws, which depend on it and on a pair's id alone.
-
-    Raises:
-        UserError: a file or an option is wrong, the files do not belong together, or no pair is left.
     """
     if not (temperature > 0 and math.isfinite(temperature)):
         raise UserError(f"temperature is {temperature}, but it must be a number above 0.")
     path = output_path(output)
-    pairs = pair_rows(read_rows(first), read_rows(second), (first, second))
+    pairs = pair_rows(read_responses(first), read_responses(second), (first, second))
     kept = [p for p in pairs if not p.identical and p.first.strip() and p.second.strip()]
     if not kept:
         raise UserError(
@@ -68,8 +68,7 @@ def label(
     rows = [_row(pair, reward, temperature, seed) for pair in kept]
     if categories is not None:
         rows = _with_categories(rows, categories)
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_json_lines(path, rows)
     against = sum(row["eta"] < 0.5 for row in rows) / len(rows)
     Console(soft_wrap=True, highlight=False, markup=False).print(
         f"{path}: {len(rows):,} pairs labelled by {reward.name} at temperature {temperature:g}, with "
@@ -92,28 +91,28 @@ def _row(pair: ResponsePair, reward: Reward, temperature: float, seed: int) -> d
 
 
 def _with_categories(rows: list[dict[str, Any]], path: str) -> list[dict[str, Any]]:
-    """The rows, each with the category that a file has for its prompt."""
+    """Return the rows, each with the category that a file has for its prompt."""
     named: dict[str, str] = {}
     for place, row in numbered_rows(path):
         prompt, category = row.get("prompt"), row.get("category")
         if category is None:
             continue
-        for name, kinds in (("prompt", (str, list)), ("category", (str, int))):
-            if not isinstance(row.get(name), kinds):
-                raise UserError(f"{place}: {name!r} is {row.get(name)!r}, but it must be a text.")
+        for name, value, kinds in (("prompt", prompt, (str, list)), ("category", category, (str, int))):
+            if not isinstance(value, kinds):
+                raise UserError(f"{place}: {name!r} is {value!r}, but it must be a text.")
         known = named.setdefault(content_key(prompt), str(category))
         if known != str(category):
             raise UserError(
                 f"{place}: the prompt {str(prompt)[:80]!r} has the category {category!r}, but {known!r} "
                 "before; give each prompt one category."
             )
-    found = [named.get(content_key(row["prompt"])) for row in rows]
-    if None in found:
+    found = [{**row, "category": named.get(content_key(row["prompt"]))} for row in rows]
+    if missing := [row for row in found if row["category"] is None]:
         raise UserError(
-            f"{path} has no category for {found.count(None)} of {len(rows)} pairs, such as one with the "
-            f"prompt {str(rows[found.index(None)]['prompt'])[:80]!r}; name the file that has the prompts."
+            f"{path} has no category for {len(missing)} of {len(rows)} pairs, such as one with the prompt "
+            f"{str(missing[0]['prompt'])[:80]!r}; name the file that has the prompts."
         )
-    return [{**row, "category": category} for row, category in zip(rows, found, strict=True)]
+    return found
 
 
 def main(arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Answers that cost time or money, on disk as soon as they are there."""
+"""A store on disk for answers that cost time or money."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from typing import Any
 
 from ..errors import UserError
 
-_AT_A_TIME = 500
-"""Keys in one query; SQLite limits the number of its parameters."""
-
 
 def content_key(*parts: Any) -> str:
-    """A key that depends on every one of the JSON-serialisable parts and on nothing else."""
+    """Return a key that depends on each of the JSON-serialisable parts and on nothing else."""
     text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -47,24 +44,21 @@ class AnswerStore:
                 )
 
     def get(self, keys: Sequence[str]) -> dict[str, Any]:
-        """The values of those keys that have one."""
-        found: dict[str, Any] = {}
+        """Return the values of those keys that have one."""
+        # One parameter for all keys; SQLite limits their number.
+        query = "SELECT key, value FROM answers WHERE key IN (SELECT value FROM json_each(?))"
         with self._errors():
-            for start in range(0, len(keys), _AT_A_TIME):
-                part = list(keys[start : start + _AT_A_TIME])
-                marks = ", ".join("?" * len(part))
-                rows = self._database.execute(f"SELECT key, value FROM answers WHERE key IN ({marks})", part)
-                found |= {key: json.loads(value) for key, value in rows}
-        return found
+            rows = self._database.execute(query, [json.dumps(list(keys))])
+            return {key: json.loads(value) for key, value in rows}
 
     def put(self, answers: Mapping[str, Any]) -> None:
-        """Writes all of them or none."""
+        """Write all of them or none."""
         rows = [(key, json.dumps(value, ensure_ascii=True)) for key, value in answers.items()]
         with self._errors(), self._database:
             self._database.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._database.close()
 
     def __enter__(self) -> AnswerStore:

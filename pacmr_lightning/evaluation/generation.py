@@ -1,9 +1,11 @@
-"""Responses of a policy to prompts: how tokens are chosen, and where a response ends."""
+"""Responses of a policy to prompts: how tokens are chosen, where a response ends, how much they repeat."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,18 +24,16 @@ from .prompt_batch import PromptBatch, Response
 class Decoding:
     """How a response's tokens are chosen (paper, section "Evaluation Protocol and Judge Prompt").
 
-    Attributes:
-        temperature: 0 takes the likeliest token, above 0 tokens are sampled.
-        top_p: they are sampled among the likeliest tokens that together have this probability, in (0, 1].
-        seed: of the sampling.
-
     Raises:
         UserError: an option is out of range, or has no effect.
     """
 
     temperature: float = 0.0
+    """0 takes the likeliest token, above 0 tokens are sampled."""
     top_p: float = 1.0
+    """Tokens are sampled among the likeliest that together have this probability, in (0, 1]."""
     seed: int = 42
+    """Of the sampling."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -54,32 +54,21 @@ def respond(
     max_new_tokens: int,
     decoding: Decoding,
 ) -> list[Response]:
-    """The policy's responses to N prompts.
+    """Return the policy's responses to N prompts.
 
-    Greedy ones do not depend on what else is in the batch, up to rounding. Samples depend on the seed and on
-    the batch's ids, but not on the batches before it; the global random state is left as it was.
-
-    Args:
-        policy: in eval mode or not.
-        tokenizer: with a padding token.
-        batch: N prompts, on the policy's device.
-        max_new_tokens: length at which a response is cut, in tokens.
-        decoding: how tokens are chosen.
+    Responses are cut at ``max_new_tokens`` tokens. Greedy ones do not depend on what else is in the batch, up
+    to rounding. Samples depend on the seed and on the batch's ids, but not on the batches before it; the
+    global random state is left as it was.
 
     Raises:
         UserError: ``max_new_tokens`` is below 1, or the model has too few positions for prompt and response.
     """
     check_room(policy, batch, max_new_tokens)
     ends = end_tokens(tokenizer, policy.model.generation_config.eos_token_id)
-    options: dict[str, Any] = {"do_sample": False}
+    options: dict[str, Any] = {"do_sample": decoding.temperature > 0}
     if decoding.temperature > 0:
         # transformers' own top_k keeps the 50 likeliest tokens only.
-        options = {
-            "do_sample": True,
-            "temperature": decoding.temperature,
-            "top_p": decoding.top_p,
-            "top_k": 0,
-        }
+        options |= {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": 0}
     device = batch.input_ids.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(int(content_key(decoding.seed, batch.ids)[:15], 16))
@@ -91,21 +80,17 @@ def respond(
             pad_token_id=tokenizer.pad_token_id,
             **options,
         )
-    new = sequences[:, batch.input_ids.shape[1] :].tolist()
-    asked = batch.input_ids.tolist()
-    lengths = batch.attention_mask.sum(1).tolist()
-    return [_response(tokenizer, *row, ends) for row in zip(asked, new, lengths, strict=True)]
-
-
-def _response(
-    tokenizer: PreTrainedTokenizerBase, prompt: list[int], tokens: list[int], length: int, ends: list[int]
-) -> Response:
-    """What was generated up to the first token that ends it; after that there is padding."""
-    end = next((i for i, token in enumerate(tokens) if token in ends), None)
-    text = decode_response(tokenizer, prompt, tokens[:end])
-    if end is None:
-        return Response(text, "length", length, len(tokens))
-    return Response(text, "stop", length, end + 1)
+    responses = []
+    for row, length in zip(sequences.tolist(), batch.attention_mask.sum(1).tolist(), strict=True):
+        prompt, tokens = row[: batch.input_ids.shape[1]], row[batch.input_ids.shape[1] :]
+        # After the first token that ends it there is padding.
+        end = next((i for i, token in enumerate(tokens) if token in ends), None)
+        text = decode_response(tokenizer, prompt, tokens[:end])
+        if end is None:
+            responses.append(Response(text, "length", length, len(tokens)))
+        else:
+            responses.append(Response(text, "stop", length, end + 1))
+    return responses
 
 
 def decode_response(tokenizer: PreTrainedTokenizerBase, prompt: list[int], response: list[int]) -> str:
@@ -113,19 +98,16 @@ def decode_response(tokenizer: PreTrainedTokenizerBase, prompt: list[int], respo
 
     SentencePiece tokenizers drop the space before the first word of what they decode.
     """
-    before, both = (
-        tokenizer.decode([*prompt[-1:], *tokens], skip_special_tokens=True) for tokens in ([], response)
+    before, both, alone = (
+        tokenizer.decode(tokens, skip_special_tokens=True)
+        for tokens in (prompt[-1:], [*prompt[-1:], *response], response)
     )
-    assert isinstance(before, str) and isinstance(both, str)  # one text each
-    if both.startswith(before):
-        return both[len(before) :]
-    text = tokenizer.decode(response, skip_special_tokens=True)
-    assert isinstance(text, str)
-    return text
+    assert isinstance(before, str) and isinstance(both, str) and isinstance(alone, str)  # one text each
+    return both[len(before) :] if both.startswith(before) else alone
 
 
 def check_room(policy: PolicyModel, batch: PromptBatch, max_new_tokens: int) -> None:
-    """Looks whether the model can answer N prompts.
+    """Check that the model can answer N prompts.
 
     Raises:
         UserError: ``max_new_tokens`` is below 1, or the model has too few positions for prompt and response.
@@ -144,14 +126,14 @@ def check_room(policy: PolicyModel, batch: PromptBatch, max_new_tokens: int) -> 
 
 
 def is_reference(policy: PolicyModel) -> bool:
-    """Whether the policy is the reference still: LoRA's B matrices are zero until they are trained."""
+    """Return whether the policy is still the reference: LoRA's B matrices are zero until they are trained."""
     return not any(p.any() for name, p in policy.adapter().items() if ".lora_B." in name)
 
 
 def generation_key(
     policy: PolicyModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int, decoding: Decoding
 ) -> str:
-    """A hash of all that a response depends on beside its prompt: weights, their use, and decoding."""
+    """Return a hash of all that a response depends on beside its prompt: weights, their use, and decoding."""
     weights = hashlib.sha256(policy.reference_digest().encode())
     for name, parameter in sorted(policy.adapter().items()):
         weights.update(name.encode() + parameter.detach().cpu().numpy().tobytes())
@@ -159,12 +141,28 @@ def generation_key(
         weights.hexdigest(),
         policy.lora,
         policy.model.config.to_json_string(use_diff=False),
-        [
-            str(policy.dtype),
-            policy.attn_implementation,
-            numerics(policy.device),
-        ],
+        [str(policy.dtype), policy.attn_implementation, numerics(policy.device)],
         sorted(end_tokens(tokenizer, policy.model.generation_config.eos_token_id)),
         max_new_tokens,
         asdict(decoding),
     )
+
+
+def distinct_bigrams(responses: Iterable[Sequence[Hashable]]) -> float:
+    """Return distinct-2 (Li et al., arXiv 1510.03055): different bigrams of all responses, as a share of all.
+
+    It falls with the number of responses (sequences of words or tokens), so compare equally many. NaN where
+    there is no bigram.
+    """
+    found = [bigram for response in responses for bigram in pairwise(response)]
+    return len(set(found)) / len(found) if found else float("nan")
+
+
+def repeated_bigrams(responses: Iterable[Sequence[Hashable]]) -> float:
+    """Return the share of bigrams that stood before in the same response (Welleck et al., arXiv 1908.04319).
+
+    Responses are sequences of words or tokens. NaN where there is no bigram.
+    """
+    found = [list(pairwise(response)) for response in responses]
+    total = sum(map(len, found))
+    return 1 - sum(len(set(bigrams)) for bigrams in found) / total if total else float("nan")

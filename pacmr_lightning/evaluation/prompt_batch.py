@@ -1,4 +1,4 @@
-"""The containers for prompts that a policy is to answer, and for its answers."""
+"""Prompts that a policy answers, as a batch, and its responses."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ from .conversation import Messages
 
 @dataclass
 class Response:
-    """What a model answered to a prompt."""
+    """A model's response to a prompt."""
 
     text: str
-    """Without what ended it, and without special tokens."""
+    """Without the token that ended it, and without special tokens."""
     finish_reason: Literal["stop", "length"]
-    """Whether the model ended it, or it was cut at the limit of tokens."""
+    """``length`` where it was cut at the limit of tokens."""
     prompt_tokens: int | None
     """None where nobody has counted them, as some servers do not."""
     response_tokens: int | None
     """Generated tokens, with the one that ended the response; likewise."""
+
+    def row(self, name: str, prompt: str | Messages) -> dict[str, Any]:
+        """Return the row of a file of responses, for a prompt's id and its text or chat messages."""
+        counts = {"prompt_tokens": self.prompt_tokens, "response_tokens": self.response_tokens}
+        answer = {"response": self.text, "finish_reason": self.finish_reason}
+        return {"id": name, "prompt": prompt, **answer, **counts}
 
 
 @dataclass
@@ -62,20 +68,13 @@ class PromptBatch:
         places: Sequence[int] | None = None,
         columns: Sequence[dict[str, Any]] | None = None,
     ) -> PromptBatch:
-        """Lays N tokenized prompts out as rows.
+        """Lay N prompts of at least one token each out as rows, padded with a token that is not attended to.
 
-        Args:
-            ids: N prompt ids.
-            prompts: N prompts as text.
-            tokens: N token lists, at least one token each.
-            pad_id: token id that fills the rows up; it is never attended to.
-            asked: N prompts for judges; None for the texts.
-            places: N places in the order of the data; None for that of the batch.
-            columns: N further columns of their rows; None for none.
+        ``asked``, ``places`` and ``columns`` are by default the texts, the order of the batch, and none.
         """
         length = max((len(t) for t in tokens), default=0)
         input_ids = torch.full((len(tokens), length), pad_id, dtype=torch.long)
-        attention_mask = torch.zeros((len(tokens), length), dtype=torch.long)
+        attention_mask = torch.zeros_like(input_ids)
         for row, t in enumerate(tokens):
             input_ids[row, length - len(t) :] = torch.tensor(t, dtype=torch.long)
             attention_mask[row, length - len(t) :] = 1

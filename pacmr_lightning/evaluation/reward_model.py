@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jinja2 import TemplateError
@@ -17,7 +15,7 @@ from tqdm import tqdm
 
 from ..chat_template import render_messages
 from ..errors import UserError
-from ..files import content_digest
+from ..model_folder import first_line, model_place, model_state
 from ..numerics import numerics
 from ..policy.limits import positions
 from .answer_store import AnswerStore, content_key
@@ -64,85 +62,90 @@ class RewardModelJudge(PairJudge):
         self.settings = {"reward_model": self.name, "dtype": dtype, "max_length": max_length}
 
     def compare(self, items: Sequence[Comparison], store: AnswerStore) -> list[Verdict]:
-        """Scores 2 N responses, except those whose scores are in the store.
+        """Score 2 N responses, except those whose scores are in the store.
 
         Raises:
             UserError: the model cannot be loaded, is no reward model, or cannot read ``max_length`` tokens.
         """
         responses = [(item.prompt, r) for item in items for r in (item.first, item.second)]
-        scores = self._scores(responses, store)
-        return [_verdict(*pair) for pair in zip(scores[::2], scores[1::2], strict=True)]
-
-    def _scores(self, responses: list[tuple[str | Messages, str]], store: AnswerStore) -> list[_Score]:
-        state = _state(self.name)
+        try:
+            state = model_state(model_place(self.name) or self.name)
+        except OSError:  # loading it says what is wrong
+            state = None
         judge = content_key(self.settings, state, numerics(self.device))
         keys = [content_key(judge, *response) for response in responses]
-        asked = dict(zip(keys, responses, strict=True))
-        found = {key: _Score(**value, cached=True) for key, value in store.get(list(asked)).items()}
+        stored = store.get(keys)
+        scores = stored | self._scores(
+            {key: one for key, one in zip(keys, responses, strict=True) if key not in stored}, store
+        )
+        verdicts = []
+        for pair in zip(keys[::2], keys[1::2], strict=True):
+            values = [scores[key]["value"] for key in pair]
+            cached = all(key in stored for key in pair)
+            if None in values:
+                problem = next(scores[key]["problem"] for key in pair if scores[key]["value"] is None)
+                verdicts.append(Verdict((Opinion("none", None, problem, cached=cached),) * 2))
+            else:
+                verdicts.append(by_scores(values[0], values[1], cached))
+        return verdicts
+
+    def _scores(
+        self, responses: dict[str, tuple[str | Messages, str]], store: AnswerStore
+    ) -> dict[str, dict[str, Any]]:
+        """Return value and problem of each response, one of which is None; problems of texts are not kept."""
+        found: dict[str, dict[str, Any]] = {}
         tokens = {}
-        for key, (prompt, response) in asked.items():
-            if key not in found:
-                ids, problem = self._tokens(prompt, response)
-                if problem is None:
+        for key, (prompt, response) in responses.items():
+            try:
+                ids = judged_tokens(self._tokenizer, prompt, response)
+            except (TemplateError, ValueError) as error:
+                problem = f"the chat template refuses the conversation ({error})"
+            else:
+                if len(ids) <= self.max_length:
                     tokens[key] = ids
-                else:
-                    found[key] = _Score(None, problem)
+                    continue
+                problem = f"prompt and response are longer than max_length {self.max_length} tokens"
+            found[key] = {"value": None, "problem": problem}
         # By length, so that little is padded.
         waiting = sorted(tokens, key=lambda key: len(tokens[key]), reverse=True)
         size = self.batch_size if waiting and self._pad_id is not None else 1
         with tqdm(total=len(waiting), desc=f"Scoring with {self.name}", disable=not waiting) as bar:
             for start in range(0, len(waiting), size):
                 part = waiting[start : start + size]
-                values = self._forward([tokens[key] for key in part])
-                scores = [
-                    _Score(value, None) if math.isfinite(value) else _Score(None, f"the score is {value}")
-                    for value in values
-                ]
-                found |= dict(zip(part, scores, strict=True))
-                store.put({key: {"value": found[key].value, "problem": found[key].problem} for key in part})
+                with torch.inference_mode():
+                    logits = classified(self._model, [tokens[key] for key in part], self._pad_id or 0)
+                new = {
+                    key: {"value": value, "problem": None}
+                    if math.isfinite(value)
+                    else {"value": None, "problem": f"the score is {value}"}
+                    for key, value in zip(part, logits[:, 0].float().tolist(), strict=True)
+                }
+                store.put(new)
+                found |= new
                 bar.update(len(part))
-        return [found[key] for key in keys]
-
-    def _tokens(self, prompt: str | Messages, response: str) -> tuple[list[int], str | None]:
-        """Token ids of prompt and response, or what is wrong with them."""
-        try:
-            ids = judged_tokens(self._tokenizer, prompt, response)
-        except (TemplateError, ValueError) as error:
-            return [], f"the chat template refuses the conversation ({error})"
-        if len(ids) > self.max_length:
-            return [], f"prompt and response are longer than max_length {self.max_length} tokens"
-        return ids, None
-
-    @torch.inference_mode()
-    def _forward(self, tokens: list[list[int]]) -> list[float]:
-        """Scores of some responses, by their token ids."""
-        return classified(self._model, tokens, self._pad_id or 0)[:, 0].float().tolist()
+        return found
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         from transformers import AutoTokenizer
 
-        try:
-            return AutoTokenizer.from_pretrained(self._place)
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"The reward model {self.name} has no tokenizer that can be loaded ({_first_line(error)}); "
-                "save one beside it, or name another model."
-            ) from None
+        return self._load(
+            AutoTokenizer,
+            "has no tokenizer that can be loaded",
+            "save one beside it, or name another model",
+        )
 
     @cached_property
     def _model(self) -> PreTrainedModel:
         from transformers import AutoModelForSequenceClassification
 
-        try:
-            model, loading = AutoModelForSequenceClassification.from_pretrained(
-                self._place, dtype=getattr(torch, self.dtype), output_loading_info=True
-            )
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"The reward model {self.name} cannot be loaded ({_first_line(error)}); give a sequence "
-                "classifier's folder or Hub id."
-            ) from None
+        model, loading = self._load(
+            AutoModelForSequenceClassification,
+            "cannot be loaded",
+            "give a sequence classifier's folder or Hub id",
+            dtype=getattr(torch, self.dtype),
+            output_loading_info=True,
+        )
         # Without a head of its own, transformers makes one up, with a warning only.
         if model.config.num_labels != 1 or loading["missing_keys"]:
             raise UserError(
@@ -158,6 +161,17 @@ class RewardModelJudge(PairJudge):
             )
         return model.to(self.device).eval()
 
+    def _load(self, factory: Any, fault: str, fix: str, **options: Any) -> Any:
+        place = model_place(self.name)
+        if place is None:
+            raise UserError(
+                f"The reward model {self.name} does not exist; check the folder's path or give a Hub id."
+            )
+        try:
+            return factory.from_pretrained(place, **options)
+        except (OSError, ValueError) as error:
+            raise UserError(f"The reward model {self.name} {fault} ({first_line(error)}); {fix}.") from None
+
     @cached_property
     def _pad_id(self) -> int | None:
         """What the model takes for padding. None: responses must be scored one at a time.
@@ -170,18 +184,9 @@ class RewardModelJudge(PairJudge):
             config.pad_token_id = self._tokenizer.pad_token_id
         return config.pad_token_id
 
-    @property
-    def _place(self) -> str:
-        path = Path(self.name).expanduser()
-        if (self.name.startswith((".", "/", "~")) or self.name.count("/") > 1) and not path.is_dir():
-            raise UserError(
-                f"The reward model {self.name} does not exist; check the folder's path or give a Hub id."
-            )
-        return str(path) if path.is_dir() else self.name
-
 
 def judged_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, response: str) -> list[int]:
-    """Token ids of prompt and response as a reward model reads them: see ``RewardModelJudge``.
+    """Return the token ids of prompt and response as a reward model reads them: see ``RewardModelJudge``.
 
     Raises:
         jinja2.TemplateError: the chat template refuses the conversation.
@@ -196,41 +201,8 @@ def judged_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, re
 
 
 def classified(model: PreTrainedModel, tokens: list[list[int]], pad_id: int) -> Tensor:
-    """(N, L) logits of N texts, by their token ids, from a sequence classifier with L labels."""
+    """Return the (N, L) logits of N texts, by their token ids, from a sequence classifier with L labels."""
     rows = [torch.tensor(ids, device=model.device) for ids in tokens]
     ids = pad_sequence(rows, batch_first=True, padding_value=pad_id)
     mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
     return model(input_ids=ids, attention_mask=mask).logits
-
-
-@dataclass(frozen=True)
-class _Score:
-    value: float | None
-    problem: str | None
-    cached: bool = False
-
-
-def _verdict(first: _Score, second: _Score) -> Verdict:
-    cached = first.cached and second.cached
-    if first.value is None or second.value is None:
-        opinion = Opinion("none", None, first.problem or second.problem, cached=cached)
-    else:
-        opinion = by_scores(first.value, second.value, cached)
-    return Verdict((opinion, opinion))
-
-
-def _state(model: str) -> str | None:
-    """Return what identifies a model's weights: a digest of its folder, or the commit of its Hub id."""
-    from transformers.utils import cached_file, extract_commit_hash
-
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return content_digest(path)
-    try:
-        return extract_commit_hash(cached_file(model, "config.json"), None)
-    except OSError:  # loading it says what is wrong
-        return None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")

@@ -5,23 +5,34 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from sklearn.linear_model import LogisticRegression
 
 from ..errors import UserError
 from .answer_store import AnswerStore, content_key
 from .judging import PairJudge, Preference, Verdict
-from .length_control import length_term, rates_at_equal_length
-from .response_pairs import ResponsePair, pair_rows
+from .response_files import ResponsePair, pair_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Outcome = Literal["win", "tie", "loss"]
 OUTCOMES: tuple[Outcome, ...] = ("win", "tie", "loss")
+COLORS = ("#0072B2", "0.82", "#D55E00")
+"""Of wins, ties and losses in the figure; the outer two by Okabe and Ito."""
+SLOPE_C = 100.0
+"""Inverse strength of the L2 penalty on the slope, phi^2 / (2 C): next to nothing where there is data, but
+finite where length alone decides every verdict."""
+TOLERANCE, ITERATIONS = 1e-9, 1000
+"""Scikit-learn's own 1e-4 leaves the rate wrong in its third digit where samples are small."""
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A pair and what the judge said of it."""
+class JudgedPair:
+    """A pair and the judge's verdict on it."""
 
     pair: ResponsePair
     verdict: Verdict | None
@@ -64,8 +75,8 @@ class WinRate:
     win_score: Estimate
     """1 + (wins - losses) / pairs; half of it is the win rate in which a tie is half a win."""
     length_controlled_win_rate: Estimate | None
-    """Win rate with ties as half a win, at equal length (``length_control``); None where all pairs differ in
-    length by the same."""
+    """Win rate with ties as half a win, at equal length (``rates_at_equal_length``); None where all pairs
+    differ in length by the same."""
     length_unit: Literal["characters"]
     """Never tokens: those of two models may be of two tokenizers, and servers also count hidden reasoning."""
     mean_length: tuple[float, float]
@@ -92,12 +103,12 @@ def win_rate(
     seed: int = 42,
     resamples: int = 1000,
 ) -> WinRate:
-    """Judges the responses of two models to the same prompts.
+    """Judge the responses of two models to the same prompts.
 
     Args:
-        first: rows as ``response_pairs.pair_rows`` takes them.
+        first: rows as ``response_files.pair_rows`` takes them.
         second: rows of the other model.
-        judge: says which response is better.
+        judge: decides which response is better.
         store: of the judge's answers; None keeps none.
         seed: of the bootstrap.
         resamples: of the bootstrap.
@@ -105,27 +116,26 @@ def win_rate(
     Raises:
         UserError: the rows do not belong together, or the judge cannot work.
     """
-    return summarize(judge_pairs(pair_rows(first, second), judge, store), seed, resamples)
+    return summarize(judge_responses(pair_rows(first, second), judge, store), seed, resamples)
 
 
-def judge_pairs(
+def judge_responses(
     pairs: Sequence[ResponsePair], judge: PairJudge, store: AnswerStore | None = None
-) -> list[Judged]:
-    """Verdicts on N pairs, in their order.
+) -> list[JudgedPair]:
+    """Return verdicts on N pairs, in their order.
 
     Raises:
         UserError: the judge cannot work, does not answer each question, or gives no verdict at all.
     """
     asked = [pair for pair in pairs if not pair.identical]
-    items = [pair.comparison for pair in asked]
-    if store is not None:
-        verdicts = judge.compare(items, store)
-    else:
+    if store is None:
         with AnswerStore(":memory:") as forgotten:
-            verdicts = judge.compare(items, forgotten)
-    if len(verdicts) != len(items):
+            verdicts = judge.compare(asked, forgotten)
+    else:
+        verdicts = judge.compare(asked, store)
+    if len(verdicts) != len(asked):
         raise UserError(
-            f"The judge {judge.name} gave {len(verdicts)} verdicts on {len(items)} pairs, so that nobody "
+            f"The judge {judge.name} gave {len(verdicts)} verdicts on {len(asked)} pairs, so that nobody "
             "knows which belongs to which; return one verdict a pair, in their order."
         )
     opinions = [opinion for verdict in verdicts for opinion in verdict.orders]
@@ -133,96 +143,152 @@ def judge_pairs(
         (problem, _), *_ = Counter(opinion.problem for opinion in opinions).most_common()
         answer = next((f": {opinion.answer.strip()[:200]!r}" for opinion in opinions if opinion.answer), "")
         raise UserError(
-            f"The judge {judge.name} gave no verdict on any of {len(items)} pairs (mostly: {problem})"
+            f"The judge {judge.name} gave no verdict on any of {len(asked)} pairs (mostly: {problem})"
             f"{answer}; name another judge, or change its options."
         )
-    said = iter(verdicts)
-    return [Judged(pair, None if pair.identical else next(said)) for pair in pairs]
+    answers = iter(verdicts)
+    return [JudgedPair(pair, None if pair.identical else next(answers)) for pair in pairs]
 
 
-def summarize(judged: Sequence[Judged], seed: int = 42, resamples: int = 1000) -> WinRate:
-    """The numbers of N judged pairs, at least one.
-
-    Args:
-        judged: the pairs.
-        seed: of the bootstrap.
-        resamples: of the bootstrap.
-    """
+def summarize(judged: Sequence[JudgedPair], seed: int = 42, resamples: int = 1000) -> WinRate:
+    """Return the numbers of N judged pairs, at least one, with a bootstrap of ``resamples`` by ``seed``."""
     outcomes = np.array([OUTCOMES.index(one.outcome) for one in judged])
     _, prompts = np.unique([content_key(one.pair.prompt) for one in judged], return_inverse=True)
-    lengths = _lengths(judged)
-    number = len(np.unique(prompts))
-    draws = _draws(number, seed, resamples)
-
-    by_prompt = np.zeros((number, len(OUTCOMES)))
+    # Without space at the ends, which judges do not see.
+    lengths = np.array([[len(one.pair.first.strip()), len(one.pair.second.strip())] for one in judged])
+    by_prompt = np.zeros((prompts.max() + 1, len(OUTCOMES)))
     np.add.at(by_prompt, (prompts, outcomes), 1)
-    counts = by_prompt.sum(0)
-    resampled = draws @ by_prompt
-    shares, resampled_shares = counts / counts.sum(), resampled / resampled.sum(1, keepdims=True)
-    rates = [_estimate(share, resampled_shares[:, i]) for i, share in enumerate(shares)]
+    n = len(by_prompt)
+    # How often each prompt comes in a resample.
+    draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
+    counts, resampled = by_prompt.sum(0), draws @ by_prompt
+    shares, others = counts / counts.sum(), resampled / resampled.sum(1, keepdims=True)
+    rates = [_estimate(share, others[:, i]) for i, share in enumerate(shares)]
 
     points = 1 - outcomes / 2
-    term = length_term(lengths[:, 0] - lengths[:, 1])
+    term = length_term(np.subtract(*lengths.T.astype(float)))
     controlled = None
     if term is not None:
-        once = np.ones((1, len(judged)))
-        value = rates_at_equal_length(points, term, once)[0]
+        [value] = rates_at_equal_length(points, term, np.ones((1, len(judged))))
         controlled = _estimate(value, rates_at_equal_length(points, term, draws[:, prompts]))
+
+    verdicts = [one.verdict for one in judged if one.verdict is not None]
+    opinions = [opinion for verdict in verdicts for opinion in verdict.orders]
+    broken = [opinion.answer is not None for opinion in opinions if opinion.problem is not None]
+    sides = [
+        opinion.preferred == shown_first
+        for verdict in verdicts
+        for opinion, shown_first in zip(verdict.orders, ("first", "second"), strict=True)
+        if opinion.preferred != "none"
+    ]
     return WinRate(
         pairs=len(judged),
-        prompts=len(by_prompt),
+        prompts=n,
         wins=int(counts[0]),
         ties=int(counts[1]),
         losses=int(counts[2]),
         win_rate=rates[0],
         tie_rate=rates[1],
         loss_rate=rates[2],
-        win_score=_estimate(1 + shares[0] - shares[2], 1 + resampled_shares[:, 0] - resampled_shares[:, 2]),
+        win_score=_estimate(1 + shares[0] - shares[2], 1 + others[:, 0] - others[:, 2]),
         length_controlled_win_rate=controlled,
         length_unit="characters",
         mean_length=(float(lengths[:, 0].mean()), float(lengths[:, 1].mean())),
-        empty=(
-            sum(not one.pair.first.strip() for one in judged),
-            sum(not one.pair.second.strip() for one in judged),
-        ),
-        identical=sum(one.verdict is None for one in judged),
-        **_of_answers([one.verdict for one in judged if one.verdict is not None]),
+        empty=(int((lengths[:, 0] == 0).sum()), int((lengths[:, 1] == 0).sum())),
+        identical=len(judged) - len(verdicts),
+        flipped=_share(sum(verdict.inconsistent for verdict in verdicts), len(verdicts)),
+        invalid=_share(sum(broken), len(opinions)),
+        unanswered=_share(len(broken) - sum(broken), len(opinions)),
+        first_shown=_share(sum(sides), len(sides)),
     )
 
 
-def _of_answers(verdicts: Sequence[Verdict]) -> dict[str, float | None]:
-    opinions = [opinion for verdict in verdicts for opinion in verdict.orders]
-    valid = [
-        opinion.preferred == shown_first
-        for verdict in verdicts
-        for opinion, shown_first in zip(verdict.orders, ("first", "second"), strict=True)
-        if opinion.preferred != "none"
-    ]
-    wrong = [opinion for opinion in opinions if opinion.problem is not None]
-    return {
-        "flipped": _share(sum(verdict.inconsistent for verdict in verdicts), len(verdicts)),
-        "invalid": _share(sum(opinion.answer is not None for opinion in wrong), len(opinions)),
-        "unanswered": _share(sum(opinion.answer is None for opinion in wrong), len(opinions)),
-        "first_shown": _share(sum(valid), len(valid)),
-    }
+def length_term(differences: np.ndarray) -> np.ndarray | None:
+    """Return tanh(d / s), with the sample standard deviation s of (N,) differences in length d, uncentred.
+
+    None where all differences are the same, so that length cannot be told from the rest.
+    """
+    if len(differences) < 2 or np.ptp(differences) == 0:
+        return None
+    return np.tanh(differences / differences.std(ddof=1))
+
+
+def rates_at_equal_length(outcomes: np.ndarray, term: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the length-controlled win rate, in which a tie is half a win, of R samples: (R,).
+
+    The logistic regression of length-controlled AlpacaEval (Dubois et al. 2024, arXiv 2404.04475) for two
+    models: P(first wins) = sigmoid(theta + phi tanh(d / s)), fitted to the outcomes by maximum likelihood;
+    the result is sigmoid(theta), the probability at d = 0. Left out is what needs verdicts on many other
+    models: the difficulty of each prompt. AlpacaEval's code also adds verdicts on two variants of its
+    baseline, at a weight of 0.2, and penalizes all coefficients by their L1 norm; here phi has the weak L2
+    penalty of ``SLOPE_C`` and theta none.
+
+    Args:
+        outcomes: (N,) 1 where the first response wins, 0 where the second one does, 0.5 for a tie.
+        term: (N,) as ``length_term`` makes it.
+        counts: (R, N) how often each sample holds each pair.
+    """
+    different, which = np.unique(counts, axis=0, return_inverse=True)  # few, where there are few pairs
+    return np.array([_rate(outcomes, term, count) for count in different])[which.reshape(-1)]
+
+
+def _rate(outcomes: np.ndarray, term: np.ndarray, count: np.ndarray) -> float:
+    wins, losses = count * outcomes, count * (1 - outcomes)
+    # Where all win or all lose, no finite theta has the highest likelihood.
+    if not wins.any() or not losses.any():
+        return float(wins.any())
+    # Of scikit-learn's solvers the one that also ends, and ends exactly, where length decides every verdict.
+    model = LogisticRegression(C=SLOPE_C, solver="newton-cg", tol=TOLERANCE, max_iter=ITERATIONS)
+    won = np.repeat([True, False], len(term))
+    model.fit(np.tile(term, 2)[:, None], won, sample_weight=np.concatenate([wins, losses]))
+    return model.predict_proba([[0.0]])[0, 1]
 
 
 def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def _lengths(judged: Sequence[Judged]) -> np.ndarray:
-    """(N, 2) characters of the responses."""
-    # Without space at the ends, which judges do not see.
-    texts = [(one.pair.first.strip(), one.pair.second.strip()) for one in judged]
-    return np.array([(len(a), len(b)) for a, b in texts], dtype=float)
-
-
-def _draws(n: int, seed: int, resamples: int) -> np.ndarray:
-    """(resamples, n): how often each of n prompts comes in a resample of n."""
-    return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
-
-
 def _estimate(value: float, resampled: np.ndarray) -> Estimate:
     low, high = np.quantile(resampled, [0.025, 0.975])
     return Estimate(float(value), float(low), float(high))
+
+
+def draw_win_rate(result: WinRate, files: tuple[str, str], judge: str) -> Figure:
+    """Return a figure: one bar, with the 95% intervals of the shares of wins and losses at its inner ends."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 2.4), layout="constrained")
+    axis = figure.add_subplot()
+    shares = (result.win_rate, result.tie_rate, result.loss_rate)
+    start = 0.0
+    for share, color, label in zip(shares, COLORS, ("A wins", "tie", "B wins"), strict=True):
+        axis.barh(0, 100 * share.value, left=start, color=color, height=0.6, label=label)
+        if share.value > 0.06:  # room for the number
+            axis.text(
+                *(start + 50 * share.value, 0.12, f"{share.value:.1%}"),
+                color="black" if color == COLORS[1] else "white",
+                ha="center",
+                va="center",
+            )
+        start += 100 * share.value
+    won, lost = result.win_rate, result.loss_rate
+    for at, low, high in (
+        (won.value, won.low, won.high),
+        (1 - lost.value, 1 - lost.high, 1 - lost.low),  # from the right
+    ):
+        errors = [[100 * (at - low)], [100 * (high - at)]]
+        axis.errorbar(100 * at, -0.16, xerr=errors, color="black", capsize=3, linewidth=1.2)
+    score = result.win_score
+    # Most files are called generations.jsonl, in a folder that is called as the run.
+    first, second = (Path(*Path(file).parts[-2:]) for file in files)
+    axis.set_title(
+        f"A: {first}   B: {second}\n"
+        f"win-score {score.value:.3f} ({score.low:.3f} to {score.high:.3f}), {result.pairs:,} pairs, "
+        f"judge {judge}",
+        fontsize=9,
+        parse_math=False,
+    )
+    axis.set(xlim=(0, 100), ylim=(-0.4, 0.4), yticks=[], xlabel="Share of pairs (%), with 95% intervals")
+    axis.spines[["left", "right", "top"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return figure

@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from pacmr_lightning import cli
 from pacmr_lightning.callbacks import GoldReward, RunSummary, SequenceKL
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.generation import distinct_bigrams, repeated_bigrams
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
-from pacmr_lightning.evaluation.repetition import distinct_bigrams, repeated_bigrams
 from pacmr_lightning.evaluation.reward import Reward
 from pacmr_lightning.policy import PolicyModel
 

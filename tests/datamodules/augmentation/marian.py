@@ -82,29 +82,22 @@ def _tokenizer(folder: Path, source: Path, target: Path, codes: list[str]) -> Ma
     return MarianTokenizer(str(source), str(target), str(file), model_max_length=POSITIONS)
 
 
-def model_for(tokenizer: MarianTokenizer, seed: int) -> MarianMTModel:
+def _model_for(tokenizer: MarianTokenizer, seed: int) -> MarianMTModel:
     """A tiny Marian model with random weights."""
     torch.manual_seed(seed)
-    pad = tokenizer.pad_token_id
+    pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
+    sides = {}
+    for side in ("encoder", "decoder"):
+        sides |= {f"{side}_layers": 1, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 128}
+    tokens = {
+        "pad_token_id": pad,
+        "decoder_start_token_id": pad,
+        "eos_token_id": end,
+        "forced_eos_token_id": end,
+    }
+    sizes = {"vocab_size": len(tokenizer), "d_model": 64, "max_position_embeddings": POSITIONS}
     return MarianMTModel(
-        MarianConfig(
-            vocab_size=len(tokenizer),
-            d_model=64,
-            encoder_layers=1,
-            decoder_layers=1,
-            encoder_attention_heads=4,
-            decoder_attention_heads=4,
-            encoder_ffn_dim=128,
-            decoder_ffn_dim=128,
-            max_position_embeddings=POSITIONS,
-            pad_token_id=pad,
-            decoder_start_token_id=pad,
-            eos_token_id=tokenizer.eos_token_id,
-            forced_eos_token_id=tokenizer.eos_token_id,
-            dropout=0.0,
-            scale_embedding=True,
-            init_std=0.1,
-        )
+        MarianConfig(**sizes, **sides, **tokens, dropout=0.0, scale_embedding=True, init_std=0.1)
     )
 
 
@@ -154,7 +147,7 @@ def train_translators(folder: Path) -> None:
     _train_pieces([_chinese(words) for words in sample], chinese, "char", 100)
     forward = _tokenizer(folder, english, chinese, [">>cmn_Hans<<", ">>cmn_Hant<<"])
     backward = _tokenizer(folder, chinese, english, [])
-    there, back = model_for(forward, 0), model_for(backward, 0)
+    there, back = _model_for(forward, 0), _model_for(backward, 0)
     _train(there, forward, lambda words: ">>cmn_Hans<< " + sentence(words), _chinese)
     _train(back, backward, _chinese, lambda words: back_and_forth(sentence(words)))
     for model, tokenizer, name in ((there, forward, "en-zh"), (back, backward, "zh-en")):

@@ -1,8 +1,6 @@
-"""Paraphrases by a language model: a real server on this machine answers, in words that are known."""
+"""Paraphrases by a model on a real HTTP server, whose words are known."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pyarrow.parquet as pq
 import pytest
@@ -13,57 +11,26 @@ from pacmr_lightning.datamodules.sources import Files
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.endpoint import Endpoint
 
+from ...pacmr_lightning.evaluation.faulty_server import FaultyServer
+
 SYNONYMS = {"sea": "ocean", "lost": "misplaced", "calm": "still"}
 
 
-class _Server(ThreadingHTTPServer):
-    """Answers with synonyms; texts with "two lines", "cut" or "broken" in them get what they ask for."""
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.requests = []
-        self.url = f"http://127.0.0.1:{self.server_port}/v1"
-
-    def answer(self, text):
-        if "two lines" in text:
-            return "One.\nTwo.", 2
-        words = " ".join(SYNONYMS.get(word, word) for word in text.split(" "))
-        return f" {words}\n", 50 if "cut" in text else 5
-
-
-class _Handler(BaseHTTPRequestHandler):
-    def do_POST(self):
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append(request)
-        text, tokens = self.server.answer(request["messages"][-1]["content"])
-        body = {
-            "choices": [{"index": 0, "message": {"role": "assistant", "content": text}}],
-            "usage": {"prompt_tokens": 9, "completion_tokens": tokens},
-        }
-        data = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_):
-        pass
+def reply(messages):
+    """Synonyms; a text with "two lines" in it gets two lines."""
+    text = messages[-1]["content"]
+    return "One.\nTwo." if "two lines" in text else " ".join(SYNONYMS.get(w, w) for w in text.split(" "))
 
 
 @pytest.fixture
 def server():
-    with _Server() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with FaultyServer(reply) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
 def paraphrase(server):
-    return Paraphrase(Endpoint("tiny", server.url, max_tokens=50, temperature=0.5, retries=1))
+    return Paraphrase(Endpoint("tiny", server.url, max_tokens=50, temperature=0.5, retries=1, concurrency=1))
 
 
 def test_lines_are_paraphrased_whole(server, paraphrase, tmp_path):
@@ -73,23 +40,22 @@ def test_lines_are_paraphrased_whole(server, paraphrase, tmp_path):
         "I lost the sea. Where?": ("I misplaced the sea. Where?", None, False),
         "calm": ("still", None, False),
     }
-    assert sorted(request["messages"][1]["content"] for request in server.requests) == [
-        "I lost the sea. Where?",
-        "calm",
-    ]
+    asked = [request["messages"][1]["content"] for request in server.requests]
+    assert asked == ["I lost the sea. Where?", "calm"]
     first = server.requests[0]
     assert first["messages"][0] == {"role": "system", "content": INSTRUCTION}
     assert (first["model"], first["temperature"]) == ("tiny", 0.5)
 
 
 def test_what_is_of_no_use_is_kept(server, paraphrase, tmp_path):
-    pieces = ["the sea in two lines", "the sea was cut", "the calm"]
+    pieces = ["the sea was cut", "the sea in two lines", "the calm"]
+    server.script = ["cut short"]
     found = paraphrase.rewrite([pieces], tmp_path / "answers.sqlite")
     assert [found[piece].text for piece in pieces] == [*pieces[:2], "the still"]
-    assert found[pieces[0]].kept == "the answer is not of the kind that was asked for"
-    assert found[pieces[1]].kept == CUT
+    assert found[pieces[0]].kept == CUT
+    assert found[pieces[1]].kept == "the answer is not of the kind that was asked for"
     # A second try for several lines.
-    assert [r["messages"][1]["content"] for r in server.requests].count(pieces[0]) == 2
+    assert [r["messages"][1]["content"] for r in server.requests].count(pieces[1]) == 2
 
 
 ROWS = [
@@ -121,14 +87,9 @@ def test_the_tool(server, write_rows, tmp_path, capsys):
     assert server.requests[-1]["messages"][0]["content"] == "Say it again."
 
 
-def test_from_python(server, paraphrase, write_rows, tmp_path):
-    train = write_rows([row | {"chosen": " a", "rejected": " b"} for row in ROWS])
-    augment(Files(train), str(tmp_path / "out.parquet"), paraphrase, n=1)
-    assert pq.read_table(tmp_path / "out.parquet").num_rows == 1
-
-
-def test_nothing_worded_differently_is_an_error(paraphrase, write_rows, tmp_path):
+def test_nothing_worded_differently_is_an_error(server, paraphrase, write_rows, tmp_path):
     train = write_rows([{"prompt": "the sea was cut", "chosen": " a", "rejected": " b"}])
+    server.script = ["cut short"]
     said = rf"paraphrase worded none of 1 pieces differently \(mostly: {CUT}\)"
     with pytest.raises(UserError, match=said):
         augment(Files(train), str(tmp_path / "out.parquet"), paraphrase)

@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from pacmr_lightning.datamodules.augmentation.rewriter import LIKE_FRAME, WORDLESS, Rewriting, rewriting
-from pacmr_lightning.datamodules.augmentation.seq2seq import EMPTY, ENDLESS, REPEATED
+from pacmr_lightning.datamodules.augmentation.rewriter import LIKE_FRAME, WORDLESS, Rewriting
 from pacmr_lightning.datamodules.augmentation.translation import TOO_LONG, BackTranslation
+from pacmr_lightning.datamodules.augmentation.translator import EMPTY, ENDLESS, REPEATED
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import AnswerStore
@@ -30,10 +31,9 @@ def changed(translators, tmp_path):  # noqa: F811
         folder = tmp_path / "changed"
         shutil.copytree(translators[1], folder)
         model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+        place = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids
         for token, value in (bias or {}).items():
-            model.final_logits_bias[0, AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(token)] = (
-                value
-            )
+            model.final_logits_bias[0, place(token)] = value
         model.generation_config.update(**(generation or {}))
         model.save_pretrained(folder)
         settings = json.loads((folder / "tokenizer_config.json").read_text())
@@ -51,9 +51,13 @@ def rewrite(rewriter, pieces, folder):
 def test_there_and_back(translators, tmp_path, num_beams):  # noqa: F811
     """Every wording of every prompt of the embedded world becomes the first wording of the same meaning."""
     rewriter = BackTranslation(*translators, num_beams=num_beams, batch_size=20)
-    found = rewrite(rewriter, PROMPTS, tmp_path)
-    assert {piece: result.text for piece, result in found.items()} == {p: back_and_forth(p) for p in PROMPTS}
-    assert not any(result.kept or result.stored for result in found.values())
+    word = "book" * 20  # too long, and never cut
+    curly, straight = (f"I was {quote}lost{quote}" for quote in '“"')  # read alike
+    found = rewrite(rewriter, [*PROMPTS, word, curly, straight], tmp_path)
+    assert {piece: found[piece].text for piece in PROMPTS} == {p: back_and_forth(p) for p in PROMPTS}
+    assert not any(found[piece].kept or found[piece].stored for piece in PROMPTS)
+    assert (found[word].text, found[word].kept) == (word, TOO_LONG)
+    assert found[curly].text == found[straight].text != curly
 
 
 def test_batches_are_what_transformers_generates_for_one_sentence(translators, tmp_path):  # noqa: F811
@@ -79,12 +83,6 @@ def test_the_target_language_is_asked_for(translators, tmp_path):  # noqa: F811
     other = BackTranslation(*translators, forward_prefix=">>cmn_Hans<< Describe ")
     assert rewrite(other, ["the sea"], tmp_path)["the sea"].text == "Describe the ocean"
     assert rewrite(rewriter, ["the sea"], tmp_path)["the sea"].text == "the ocean"
-
-
-def test_curly_quotes_are_read_as_straight_ones(translators, tmp_path):  # noqa: F811
-    curly, straight = (f"I was {quote}lost{quote}" for quote in '“"')
-    found = rewrite(BackTranslation(*translators), [curly, straight], tmp_path)
-    assert found[curly].text == found[straight].text != curly
 
 
 def test_sentences_are_cut_to_what_the_model_reads(translators, tmp_path):  # noqa: F811
@@ -117,19 +115,12 @@ def test_useless_translations_leave_the_piece_as_it_was(translators, changed, tm
     assert (result.text, result.kept) == (piece, reason)
 
 
-def test_a_word_that_is_too_long_stays(translators, tmp_path):  # noqa: F811
-    word = "book" * 20
-    found = rewrite(BackTranslation(*translators), [word, "the sea"], tmp_path)
-    assert (found[word].text, found[word].kept) == (word, TOO_LONG)
-    assert found["the sea"].text == "the ocean"
-
-
 def test_no_content_becomes_frame_or_loses_its_words():
-    assert rewriting("People: hi", "Human: hi", None).text == "People: hi"
-    assert rewriting("People: hi", "Human: hi", None).kept == LIKE_FRAME
-    assert rewriting("Human: oh", "Human: hi", None).text == "Human: hi"
-    assert rewriting("hello", " hi ", None).text == "hi"
-    assert rewriting("hello", " 42? ", None) == Rewriting("hello", WORDLESS)
+    assert Rewriting.checked("People: hi", "Human: hi", None).text == "People: hi"
+    assert Rewriting.checked("People: hi", "Human: hi", None).kept == LIKE_FRAME
+    assert Rewriting.checked("Human: oh", "Human: hi", None).text == "Human: hi"
+    assert Rewriting.checked("hello", " hi ", None).text == "hi"
+    assert Rewriting.checked("hello", " 42? ", None) == Rewriting("hello", WORDLESS)
 
 
 def test_the_store_makes_a_second_run_without_a_model(translators, tmp_path):  # noqa: F811
@@ -238,3 +229,40 @@ def test_without_sentencepiece(translators):  # noqa: F811
     assert found.stdout.strip().endswith(
         "needs the sentencepiece package; install it with pip install 'pacmr-lightning[augment]'."
     )
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.7)])
+def test_draws_follow_the_softmax(temperature, top_p):
+    """Frequencies of 20,000 draws against probabilities that are worked out by hand."""
+    logits = torch.tensor([1.0, 0.5, 0.0, -1.0, -3.0])
+    p = torch.softmax(logits / temperature, 0)
+    # The most probable tokens until top_p is reached.
+    kept = torch.cumsum(p, 0) - p < top_p
+    p = torch.where(kept, p, 0) / p[kept].sum()
+    n = 20_000
+    decoding = BackTranslation(sample=True, temperature=temperature, top_p=top_p)
+    arguments = decoding.generate_arguments([f"text {i}" for i in range(n)])
+    scores = arguments["logits_processor"](torch.zeros(n, 1, dtype=torch.long), logits.repeat(n, 1))
+    assert not arguments["do_sample"]
+    counts = torch.bincount(scores.argmax(-1), minlength=5)
+    # Five standard deviations of a binomial count.
+    assert ((counts - n * p).abs() <= 5 * (n * p * (1 - p)).sqrt()).all()
+    assert (counts[~kept] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0, but at least 1 sentence"),
+        ({"num_beams": 0}, "num_beams is 0, but at least 1 beam"),
+        ({"temperature": 2.0}, "temperature is 2.0, but it has no effect with sample false"),
+        ({"seed": 1}, "seed is 1, but it has no effect with sample false"),
+        ({"sample": True, "num_beams": 2}, "num_beams is 2, but it has no effect with sample true"),
+        ({"sample": True, "temperature": 0.0}, "temperature is 0.0, but it must be above 0"),
+        ({"sample": True, "top_p": 0.0}, r"top_p is 0.0, but it must lie in \(0, 1\]"),
+        ({"device": "toaster"}, "device is 'toaster', which does not work here"),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(UserError, match=message):
+        BackTranslation(**options)

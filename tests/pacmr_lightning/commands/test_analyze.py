@@ -34,12 +34,12 @@ def rows_of(count, seed):
             del row["augmented_prompt"]  # the rules do not know how to reword it
         if i % 3 == 0:
             row["flipped"] = i % 2 == 0
-    extra = {
+    texts = {
         "prompt": "What is the best of all books? I do not know.",
         "chosen": " calm",
         "rejected": " rain",
     }
-    return [*rows, {**extra, "id": f"by-rule-{seed}", "category": "books"}]
+    return [*rows, {**texts, "id": f"by-rule-{seed}", "category": "books"}]
 
 
 @pytest.fixture(scope="module")
@@ -168,9 +168,8 @@ def test_a_killed_analysis_goes_on(run, monkeypatch, tmp_path):
     made = calls_before(100)
     analyze([str(run)], output=str(tmp_path / "resumed"), micro_batch_size=5)
     assert len(made) == 2 * 3, "24 pairs, of which 10 were there"
-    whole, resumed = (
-        pd.read_parquet(tmp_path / name / "pairs-train.parquet") for name in ("whole", "resumed")
-    )
+    files = (tmp_path / name / "pairs-train.parquet" for name in ("whole", "resumed"))
+    whole, resumed = map(pd.read_parquet, files)
     pd.testing.assert_frame_equal(whole, resumed, rtol=0, atol=1e-5)
     # Other thresholds cost nothing; another checkpoint is another judge.
     made.clear()
@@ -206,9 +205,7 @@ def test_second_wordings_of_a_file(run, tmp_path):
     file.to_parquet(tmp_path / "augmented.parquet")
     table = analyze([str(run)], augmentations=str(tmp_path / "augmented.parquet"))
     pairs = pd.read_parquet(run / "analysis/pairs-train.parquet")
-    expected = [
-        row | {"other": "The sea, " + row["prompt"]} for row in rows_of(31, 0) if row["prompt"] in prompts
-    ]
+    expected = [r | {"other": "The sea, " + r["prompt"]} for r in rows_of(31, 0) if r["prompt"] in prompts]
     assert pairs["id"].tolist() == [row["id"] for row in expected] and len(table) == 3
     np.testing.assert_allclose(pairs["augmented_u"], expected_u(run, expected, "other"), atol=1e-4)
     assert pairs["given_view"].all()
@@ -257,6 +254,9 @@ def test_bad_options(options, message, run, capsys, tmp_path):
 
 
 def test_bad_runs(run, capsys, tmp_path):
+    with pytest.raises(UserError, match="runs is empty"):
+        analyze([])
+
     def refuses(message):
         # A good run first: nothing is computed of it either.
         good = str(tmp_path / "good")
@@ -300,15 +300,8 @@ def test_no_second_view(run, capsys, tmp_path):
     rows = [row for row in rows_of(31, 0) if "augmented_prompt" not in row][:8]
     (tmp_path / "plain.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = yaml.safe_load((run / "config.yaml").read_text())["data"]["init_args"]["source"]
-    edit(
-        run,
-        "data",
-        source=source
-        | {
-            "init_args": {"train": str(tmp_path / "plain.jsonl")}
-            | {"validation": source["init_args"]["validation"], "validation_fraction": 0.05}
-        },
-    )
+    source["init_args"]["train"] = str(tmp_path / "plain.jsonl")
+    edit(run, "data", source=source)
     message = refused([str(run), "--output", str(tmp_path / "out")], capsys)
     assert "plain.jsonl are not those that the run was trained on" in message
     checkpoint = torch.load(run / LAST, weights_only=True)
@@ -343,8 +336,3 @@ def test_curves_end_where_few_pairs_are_left(tmp_path):
         curves[name] = measure(frame.assign(clean=(u > 0).astype(int), prompt=np.arange(count)), taus)
     draw(curves, taus, tmp_path / "figure")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
-
-
-def test_no_run():
-    with pytest.raises(UserError, match="runs is empty"):
-        analyze([])

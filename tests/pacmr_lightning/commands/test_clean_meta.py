@@ -2,8 +2,6 @@
 
 import json
 import re
-import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,8 +15,7 @@ from pacmr_lightning.datamodules.sampling import stratified_sample
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.judging import EndpointJudge
 
-sys.path.append(str(Path(__file__).parents[1] / "evaluation"))
-from faulty_server import SECRET, FaultyServer, prefer_longer, prefer_position_a
+from ..evaluation.faulty_server import FaultyServer, prefer_longer, prefer_position_a
 
 
 @pytest.fixture
@@ -40,12 +37,9 @@ def pairs(write_rows):
     """30 usable pairs, those with an odd number with the longer response as rejected, and 4 others."""
     rows = []
     for i in range(30):
-        responses = [f" {i} words and more", f" {i}"]
-        chosen, rejected = reversed(responses) if i % 2 else responses
-        category = "abc"[(i >= 15) + (i >= 24)]
-        rows.append(
-            {"id": i, "prompt": f"Post {i}", "chosen": chosen, "rejected": rejected, "category": category}
-        )
+        better, worse = ("rejected", "chosen") if i % 2 else ("chosen", "rejected")
+        row = {"id": i, "prompt": f"Post {i}", better: f" {i} words and more", worse: f" {i}"}
+        rows.append(row | {"category": "abc"[(i >= 15) + (i >= 24)]})
     odd = {"prompt": "Post", "chosen": " one", "rejected": " other", "category": "odd"}
     rows += [
         odd | {"prompt": " "},
@@ -98,12 +92,9 @@ def test_all_judges_in_both_orders(pairs, server, judge, tmp_path, capsys):
 
     text = capsys.readouterr().out
     wrong = sum(int(row["id"]) % 2 for row in rows)
-    for name, numbers in (
-        ("length", (12 - wrong, wrong, 0, "0.0%")),
-        ("same", (12 - wrong, wrong, 0, "0.0%")),
-    ):
+    for name in ("length", "same"):
         line = next(line for line in text.splitlines() if line.strip().startswith(name))
-        assert line.split()[1:] == [*map(str, numbers), "2400", "240", "0", "of", "24"]
+        assert line.split()[1:] == f"{12 - wrong} {wrong} 0 0.0% 2400 240 0 of 24".split()
     corrected = sum(row["corrected"] for row in rows)
     assert f"12 of 30 usable pairs of rows.jsonl, {corrected} labels corrected." in text.replace("\n", " ")
 
@@ -119,78 +110,30 @@ def test_all_judges_in_both_orders(pairs, server, judge, tmp_path, capsys):
 
 def test_a_rerun_costs_nothing(pairs, server, judge, tmp_path, capsys):
     output, store = tmp_path / "clean.jsonl", tmp_path / "kept" / "answers.sqlite"
-    clean_meta(pairs, str(output), [judge()], n=10, store=str(store))
-    first = output.read_bytes()
-    assert len(server.requests) == 20 and store.is_file()
-    capsys.readouterr()
-    clean_meta(pairs, str(output), [judge()], n=10, store=str(store))
-    assert len(server.requests) == 20 and output.read_bytes() == first
+    contents = set()
+    for _ in range(2):
+        clean_meta(pairs, str(output), [judge()], n=10, store=str(store))
+        contents.add(output.read_bytes())
+        assert len(server.requests) == 20 and store.is_file() and len(contents) == 1
     assert "20 of 20" in capsys.readouterr().out
     # A larger sample asks for what is new only.
     clean_meta(pairs, str(tmp_path / "more.jsonl"), [judge()], n=30, store=str(store))
     assert len(server.requests) == 60
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "clean.jsonl",
-        "kept",
-        "more.jsonl",
-        "rows.jsonl",
-    ]
+    written = {"clean.jsonl", "kept", "more.jsonl", "rows.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == written
 
 
 def test_answers_that_did_not_come_are_asked_for_by_the_next_run(pairs, server, judge, tmp_path, capsys):
     output = str(tmp_path / "clean.jsonl")
     server.script = [None, None, "html"]
     clean_meta(pairs, output, [judge(retries=0, concurrency=1)], n=10)
-    assert (
-        "No answer to 1 questions (mostly: the server's answer is no chat completion)"
-        in capsys.readouterr().out
-    )
-    missing = [row for row in read(output) if row["verdicts"][0]["orders"][0]["answer"] is None]
-    assert (
-        len(missing) == 1 and missing[0]["verdicts"][0]["verdict"] == "none" and not missing[0]["corrected"]
-    )
+    problem = "the server's answer is no chat completion"
+    assert f"No answer to 1 questions (mostly: {problem})" in capsys.readouterr().out
+    [missing] = [row for row in read(output) if row["verdicts"][0]["orders"][0]["answer"] is None]
+    assert missing["verdicts"][0]["verdict"] == "none" and not missing["corrected"]
     clean_meta(pairs, output, [judge()], n=10)
     assert "No answer" not in capsys.readouterr().out and len(server.requests) == 21
     assert all(row["corrected"] == (int(row["id"]) % 2 == 1) for row in read(output))
-
-
-KILLED = """
-import sys
-from pacmr_lightning.datamodules import Files
-from pacmr_lightning.commands.clean_meta import clean_meta
-from pacmr_lightning.evaluation.judging import EndpointJudge
-
-data, url, output = sys.argv[1:]
-judges = [EndpointJudge("summary", model=model, base_url=url, concurrency=2) for model in ("one", "two")]
-clean_meta(Files(data, data), output, judges, n=25)
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on(pairs, server, judge, tmp_path, capsys, forked):
-    output = tmp_path / "clean.jsonl"
-    # The first judge looks at all pairs, and the second one at some; its last two are under way at the kill.
-    server.script, server.always = [None] * 61, "hang"
-    process = forked(KILLED, pairs.splits.place("train"), server.url, output)
-    server.wait_for(63)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    assert len(server.requests) == 63 and not output.exists()
-    server.always = None
-    clean_meta(pairs, str(output), [judge("one"), judge("two")], n=25)
-    # 2 judges, 25 pairs, 2 orders; the kill has lost at most the two that were under way.
-    assert 100 <= len(server.requests) <= 102
-    assert "50 of 50" in capsys.readouterr().out
-    rows = read(output)
-    assert len(rows) == 25 and all(row["corrected"] == (int(row["id"]) % 2 == 1) for row in rows)
-
-
-def data_module(source, clean, tokenizer_folder):
-    data = PreferenceDataModule(
-        source, tokenizer_folder, global_batch_size=4, meta_every=2, meta_batch_size=2, clean_meta=clean
-    )
-    data.setup("fit")
-    return data
 
 
 HH = [
@@ -201,18 +144,14 @@ HH = [
     }
     for i in range(12)
 ]
+ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What?"}]
 CHAT = [
     {
         "id": f"chat-{i}",
-        "chosen": [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": f"What {i}?"},
-            {"role": "assistant", "content": "yes"},
-        ],
+        "chosen": [*ASKED, {"role": "assistant", "content": f"yes {i}"}],
         "rejected": [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": f"What {i}?"},
-            {"role": "assistant", "content": "yes" if i % 2 == 0 else "no, not at all"},
+            *ASKED,
+            {"role": "assistant", "content": f"no, not at all {i}" if i % 2 else f"yes {i}"},
         ],
     }
     for i in range(8)
@@ -249,7 +188,9 @@ def test_the_file_is_read_again(rows, ending, write_rows, server, tmp_path, tiny
         assert all("flipped" not in row for row in flags)
     if rows is HH:
         # In training: meta batches hold the clean pairs, and the others do not.
-        data = data_module(source, Files(output), tiny_tokenizer_folder)
+        options = {"global_batch_size": 4, "meta_every": 2, "meta_batch_size": 2, "clean_meta": Files(output)}
+        data = PreferenceDataModule(source, tiny_tokenizer_folder, **options)
+        data.setup("fit")
         assert data.counts["train"]["in clean_meta"] == n
         assert set(data.clean_pairs.rows["id"]) == set(clean["id"])
         assert not set(data.train_pairs.rows["id"]) & set(clean["id"])
@@ -273,13 +214,11 @@ def test_the_embedded_world_knows(tmp_path, capsys):
     clean_meta(world, str(output), n=256)
     found = {row["id"]: row for row in world.load("train")}
     rows = read(output)
-    assert len(rows) == 256 and {row["category"] for row in rows} == {
-        row["category"] for row in found.values()
-    }
+    assert len(rows) == 256
+    assert {row["category"] for row in rows} == {row["category"] for row in found.values()}
     for row in rows:
-        assert world.gold_reward(row["prompt"], row["chosen"]) >= world.gold_reward(
-            row["prompt"], row["rejected"]
-        )
+        chosen, rejected = (world.gold_reward(row["prompt"], row[side]) for side in ("chosen", "rejected"))
+        assert chosen >= rejected
         assert row["corrected"] == (found[row["id"]]["eta"] < 0.5) and row["verdicts"] == []
     corrected = sum(row["corrected"] for row in rows)
     # Draws went the unlikely way with a probability of 0.13 on average.
@@ -309,50 +248,21 @@ def test_bad_input(pairs, judge, server, tmp_path):
     assert sorted(tmp_path.iterdir()) == before and not server.requests
 
 
-def test_the_key_is_in_no_file(pairs, server, judge, tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("MY_KEY", SECRET)
-    server.script = [None, None, 500]
-    clean_meta(
-        pairs, str(tmp_path / "clean.jsonl"), [judge(key_variable="MY_KEY", retries=0, concurrency=1)], n=5
-    )
-    assert server.keys == {f"Bearer {SECRET}"}
-    assert "Bearer ***" in (tmp_path / "clean.jsonl").read_text()
-    texts = [path.read_bytes().decode(errors="replace") for path in tmp_path.iterdir()]
-    assert not any(SECRET in text for text in [*texts, *capfd.readouterr()])
-
-
 def test_from_the_command_line(pairs, server, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     path = pairs.splits.place("train")
     options = ["--source", "Files", "--source.train", path, "--n", "6", "--output"]
-    judges = [
-        argument
-        for model in ("one", "two")
-        for argument in (
-            "--judges+=EndpointJudge",
-            "--judges.task=summary",
-            f"--judges.model={model}",
-            f"--judges.base_url={server.url}",
-        )
-    ]
+    judges = []
+    for model in ("one", "two"):
+        judges += ["--judges+=EndpointJudge", "--judges.task=summary", f"--judges.model={model}"]
+        judges += [f"--judges.base_url={server.url}"]
     main([*options, str(tmp_path / "clean.jsonl"), *judges])
     assert {r["model"] for r in server.requests} == {"one", "two"} and len(server.requests) == 24
     assert all(len(row["verdicts"]) == 2 for row in read(tmp_path / "clean.jsonl"))
     assert "6 of " in capsys.readouterr().out
 
-    config = {
-        "judges": [
-            {
-                "class_path": "EndpointJudge",
-                "init_args": {
-                    "task": "summary",
-                    "model": "three",
-                    "base_url": server.url,
-                    "temperature": None,
-                },
-            }
-        ]
-    }
+    keys = {"task": "summary", "model": "three", "base_url": server.url, "temperature": None}
+    config = {"judges": [{"class_path": "EndpointJudge", "init_args": keys}]}
     (tmp_path / "judges.yaml").write_text(yaml.safe_dump(config))
     main(["--config", str(tmp_path / "judges.yaml"), *options, str(tmp_path / "other.jsonl")])
     assert "temperature" not in server.requests[-1] and server.requests[-1]["model"] == "three"

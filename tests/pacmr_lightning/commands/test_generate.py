@@ -1,8 +1,6 @@
 """``pacmr generate``: a model on a real HTTP server answers, and its file is that of ``pacmr predict``."""
 
 import json
-import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,11 +10,10 @@ from pacmr_lightning.commands.generate import generate
 from pacmr_lightning.datamodules import EmbeddedWorld, Files
 from pacmr_lightning.datamodules.prompt_loader import draw_prompts
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation import chat_request
+from pacmr_lightning.evaluation import endpoint as endpoint_module
 from pacmr_lightning.evaluation.endpoint import Endpoint
 
-sys.path.append(str(Path(__file__).parents[1] / "evaluation"))
-from faulty_server import SECRET, FaultyServer
+from ..evaluation.faulty_server import SECRET, FaultyServer
 
 
 def reply(messages):
@@ -32,7 +29,7 @@ def server():
 @pytest.fixture
 def endpoint(server, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setattr(chat_request, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(endpoint_module, "_FIRST_PAUSE", 0.0)
     return lambda **options: Endpoint("tiny", server.url, **{"concurrency": 1, "retries": 0, **options})
 
 
@@ -144,14 +141,8 @@ def test_from_the_command_line(server, write_rows, tmp_path, capsys, monkeypatch
     monkeypatch.setenv("MY_KEY", SECRET)
     path, output = write_rows(ROWS), tmp_path / "out.jsonl"
     options = ["--source", "Files", "--source.train", path, "--source.validation", path]
-    options += [
-        "--output",
-        str(output),
-        "--endpoint.base_url",
-        server.url,
-        "--endpoint.key_variable",
-        "MY_KEY",
-    ]
+    options += ["--output", str(output), "--endpoint.base_url", server.url]
+    options += ["--endpoint.key_variable", "MY_KEY"]
     cli.main(["generate", *options, "--endpoint.model", "m", "--n", "2"])
     assert len(rows_of(output)) == 2 and server.keys == {f"Bearer {SECRET}"}
     assert {(r["model"], r["max_tokens"], r["temperature"]) for r in server.requests} == {("m", 128, 0.0)}
@@ -160,24 +151,3 @@ def test_from_the_command_line(server, write_rows, tmp_path, capsys, monkeypatch
     with pytest.raises(SystemExit) as stop:
         cli.main(["generate", *options, "--endpoint.temperature", "-1"])
     assert stop.value.code == 2 and "temperature is -1" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_killed_it_goes_on(server, write_rows, tmp_path, forked):
-    rows = [{"id": i, "prompt": f"p {i}", "chosen": " a", "rejected": " b"} for i in range(12)]
-    path, output = write_rows(rows), tmp_path / "out.jsonl"
-    command = "import sys; from pacmr_lightning.cli import main; main(sys.argv[1:])"
-    arguments = ["generate", "--source", "Files", "--source.train", path, "--source.validation", path]
-    arguments += ["--output", output, "--endpoint.base_url", server.url, "--endpoint.concurrency", "1"]
-    server.script, server.always = [None] * 3, "hang"
-    process = forked(command, *arguments)
-    server.wait_for(4)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL and not output.exists()
-    before, server.always = len(server.requests), None
-    again = forked(command, *arguments, merge=True)
-    said, _ = again.communicate()
-    assert again.returncode == 0, said
-    assert [row["response"] for row in rows_of(output)] == [f" You said: p {i}" for i in range(12)]
-    # Three had come; what was under way is asked for again.
-    assert before < 12 and len(server.requests) - before <= 12 - (before - 1)

@@ -14,9 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from pacmr_lightning.batch import Segment
 from pacmr_lightning.commands.inspect import main
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
-from pacmr_lightning.datamodules.inspection.advice import advice
-from pacmr_lightning.datamodules.inspection.repeats import repeats
-from pacmr_lightning.datamodules.inspection.report import inspect_pairs
+from pacmr_lightning.datamodules.inspection.pair_statistics import advice, count_repeats, inspect_pairs
 from pacmr_lightning.datamodules.inspection.token_rows import SHOWN, show_rows, token_text
 from pacmr_lightning.datamodules.pairs import Pairs
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
@@ -29,22 +27,17 @@ USER = {"role": "user", "content": "What is the sea?"}
 def mixed_rows(seed):
     """Rows of every kind: texts and transcripts; some too long, empty, tied or without a prompt."""
     random = np.random.default_rng(seed)
-    rows = []
-    for i in range(60):
-        words = [" rain" * int(n) for n in random.integers(1, 12, 2)]
-        prompt = "What is the best of all books? " * int(random.integers(1, 6)) + str(i % 20)
-        rows.append(
-            {"prompt": prompt, "chosen": words[0], "rejected": words[1] + "!", "category": f"c{i % 3}"}
-        )
-        rows.append({"chosen": HH.format(prompt) + words[0], "rejected": HH.format(prompt) + words[1] + "."})
-    rows += [
+    rows = [
         {"prompt": "x", "chosen": " a", "rejected": " a"},
         {"prompt": "x", "chosen": " ", "rejected": " b"},
-    ]
-    rows += [
         {"chosen": "yes", "rejected": "no"},
         {"chosen": HH.format("a") + "b", "rejected": HH.format("c") + "d"},
     ]
+    for i in range(60):
+        one, other = (" rain" * int(n) for n in random.integers(1, 12, 2))
+        prompt = "What is the best of all books? " * int(random.integers(1, 6)) + str(i % 20)
+        rows.append({"prompt": prompt, "chosen": one, "rejected": other + "!", "category": f"c{i % 3}"})
+        rows.append({"chosen": HH.format(prompt) + one, "rejected": HH.format(prompt) + other + "."})
     return rows
 
 
@@ -132,11 +125,8 @@ def counted(table):
     for prompt, chosen, rejected in rows:
         labels[prompt, frozenset((chosen, rejected))].append(chosen)
     several = {key: chosen for key, chosen in labels.items() if len(chosen) > 1}
-    sharing = [
-        key
-        for key in labels
-        if any(other != key and other[0] == key[0] and other[1] & key[1] for other in labels)
-    ]
+    others = {key: [o for o in labels if o != key and o[0] == key[0] and o[1] & key[1]] for key in labels}
+    sharing = [key for key in labels if others[key]]
     disagreements = [a != b for chosen in several.values() for a, b in combinations(chosen, 2)]
     contradicting = [chosen for chosen in several.values() if len(set(chosen)) > 1]
     return {
@@ -157,15 +147,10 @@ def test_repeats_against_counting_pair_by_pair(size):
         numbers = random.integers(0, 2**64, 12, dtype="uint64")
         chosen = random.integers(0, 5, size)
         rejected = (chosen + random.integers(1, 5, size)) % 5
-        table = pd.DataFrame(
-            {
-                "prompt": numbers[random.integers(5, 12, size)],
-                "chosen": numbers[chosen],
-                "rejected": numbers[rejected],
-            }
-        )
+        prompts = numbers[random.integers(5, 12, size)]
+        table = pd.DataFrame({"prompt": prompts, "chosen": numbers[chosen], "rejected": numbers[rejected]})
         expected, disagreement = counted(table)
-        found = repeats(table)
+        found = count_repeats(table)
         assert {name: getattr(found, name) for name in expected} == expected
         if disagreement is None or disagreement > 0.5:
             assert found.noise is None
@@ -184,7 +169,7 @@ def test_contradictions_bound_and_estimate_the_noise(rate):
     flipped = random.random(60_000) < rate
     sides = np.where(flipped, 1, 0)
     table = pd.DataFrame({"prompt": np.arange(60_000) // 3, "chosen": sides, "rejected": 1 - sides})
-    found = repeats(table)
+    found = count_repeats(table)
     assert (found.comparisons, found.labels) == (20_000, 60_000)
     assert found.least_wrong <= flipped.sum()
     disagreement = 2 * rate * (1 - rate)
@@ -196,24 +181,17 @@ def test_contradictions_bound_and_estimate_the_noise(rate):
 
 def test_what_the_columns_say(write_rows, pair_rows, tokenizer):
     talk = "\n\nHuman: q\n\nAssistant:"
-    rows = [
-        row | extra
-        for row, extra in zip(
-            pair_rows(8),
-            [
-                {"flipped": True, "eta": 0.2},
-                {"flipped": False, "eta": 1.0},
-                {"flipped": False},
-                {"category": "ä"},
-                {"augmented_prompt": "Name it"},
-                {"chosen": " ä"},
-                {"prompt": None, "chosen": f"{talk} ä", "rejected": f"{talk} b"},
-                {"category": "sea"},
-            ],
-            strict=True,
-        )
+    extras = [
+        {"flipped": True, "eta": 0.2},
+        {"flipped": False, "eta": 1.0},
+        {"flipped": False},
+        {"category": "ä"},
+        {"augmented_prompt": "Name it"},
+        {"chosen": " ä"},
+        {"prompt": None, "chosen": f"{talk} ä", "rejected": f"{talk} b"},
+        {"category": "sea"},
     ]
-    path = write_rows(rows)
+    path = write_rows([row | extra for row, extra in zip(pair_rows(8), extras, strict=True)])
     report, _ = inspect_pairs(Files(path, path), tokenizer, 500)
     assert report.splits["train"].known == pytest.approx(
         {"flipped": 3 / 8, "eta": 2 / 8, "augmented_prompt": 1 / 8, "category": 2 / 8, "non-ASCII": 2 / 8}
@@ -221,6 +199,9 @@ def test_what_the_columns_say(write_rows, pair_rows, tokenizer):
     )
     assert report.splits["train"].categories == {"ä": 1, "sea": 1}
     assert report.splits["validation"] == report.splits["train"]
+    # Prompts in both splits are worth a word, but in a world that has few.
+    assert [s for s in advice(report, 500) if "in both splits" in s]
+    assert not [s for s in advice(report, 500, overlap=False) if "in both splits" in s]
 
 
 def test_prompts_and_their_overlap(write_rows, tokenizer):
@@ -262,10 +243,8 @@ def test_rows_are_shown_as_the_batch_has_them(write_rows, pair_rows, tokenizer):
         heading, prompt, chosen, rejected = shown[4 * place : 4 * place + 4]
         batch = pairs.batch([row])
         assert kept["train"].rows[row]["id"] in heading
-        for text, kind, name in (
-            (chosen, Segment.CHOSEN, "chosen"),
-            (rejected, Segment.REJECTED, "rejected"),
-        ):
+        sides = ((chosen, Segment.CHOSEN, "chosen"), (rejected, Segment.REJECTED, "rejected"))
+        for text, kind, name in sides:
             pieces = re.findall("‹(.*?)›", text)
             count = int((batch.segment_ids == kind).sum())
             assert len(pieces) == count and f"{count} {name}" in heading
@@ -332,23 +311,12 @@ def test_the_command_says_what_to_do(inspect, pair_rows):
     train += [{"prompt": "Name it", "chosen": f" {i}", "rejected": f" {i}"} for i in range(4)]
     train += [{"prompt": f"Name [red]{i}[/red]", "chosen": " a", "rejected": " b"} for i in range(12)]
     numbers, printed = inspect(train, longer(pair_rows(3)), "--max_length", "150")
-    assert numbers["splits"]["train"]["counts"] == {
-        "rows": 65,
-        "kept": 57,
-        "too long": 4,
-        "equal responses": 4,
-        "no second view": 12,
-    }
-    assert numbers["splits"]["train"]["repeats"] == {
-        "copies": 2,
-        "sharing": 0,
-        "comparisons": 3,
-        "labels": 8,
-        "contradicting_comparisons": 3,
-        "contradicting_labels": 8,
-        "least_wrong": 3,
-        "noise": None,
-    }
+    found = numbers["splits"]["train"]
+    kept = {"rows": 65, "kept": 57, "no second view": 12}
+    assert found["counts"] == kept | {"too long": 4, "equal responses": 4}
+    contradicting = {"contradicting_comparisons": 3, "contradicting_labels": 8, "least_wrong": 3}
+    repeats = {"copies": 2, "sharing": 0, "comparisons": 3, "labels": 8, "noise": None}
+    assert found["repeats"] == repeats | contradicting
     for expected in (
         "6.2% of the train rows and 0.0% of the validation rows are too long for max_length 150; raise it to",
         "train: 6.2% of the rows are dropped, equal responses; a tie teaches nothing",
@@ -369,32 +337,19 @@ def test_what_is_odd_about_tokens_is_said(inspect, pair_rows):
     rows = pair_rows(40)
     numbers, printed = inspect([row | {"prompt": "<bos><bos>" + row["prompt"]} for row in rows], rows[:3])
     assert numbers["splits"]["train"]["counts"]["two BOS"] == 40
-    assert (
-        "train: 40 of 40 prompts begin with BOS (<bos>) twice; take it out of the texts." in numbers["advice"]
-    )
-    assert "! train: 40 of 40 prompts begin with BOS" in printed
+    sentence = "train: 40 of 40 prompts begin with BOS (<bos>) twice; take it out of the texts."
+    assert sentence in numbers["advice"] and f"! {sentence[:38]}" in printed
 
 
-def test_good_data_needs_no_advice(inspect, pair_rows):
-    rows = [
-        row | {"rejected": row["rejected"] + " It is the sea." * (i % 2)}
-        for i, row in enumerate(pair_rows(60))
-    ]
+def test_good_data_needs_no_advice(inspect, pair_rows, tiny_tokenizer_folder, capsys):
+    """Nor does a world, whose splits share their prompts on purpose."""
+    endings = ("", " It is the sea.")
+    rows = [row | {"rejected": row["rejected"] + endings[i % 2]} for i, row in enumerate(pair_rows(60))]
     numbers, printed = inspect(rows[:40], rows[40:])
     assert numbers["advice"] == [] and "\n!" not in printed
-
-
-def test_the_world_shares_its_prompts_on_purpose(tiny_tokenizer_folder, capsys):
     main(["--source", "EmbeddedWorld", "--source.pairs", "500", "--tokenizer", tiny_tokenizer_folder])
     printed = capsys.readouterr().out
     assert "\n!" not in printed and "eta" in printed
-
-
-def test_overlap_is_advised_for_other_sources(write_rows, pair_rows, tokenizer):
-    path = write_rows(pair_rows(5))
-    report, _ = inspect_pairs(Files(path, path), tokenizer, 500)
-    assert [s for s in advice(report, 500) if "in both splits" in s]
-    assert not [s for s in advice(report, 500, overlap=False) if "in both splits" in s]
 
 
 def test_wrong_options(inspect, pair_rows, tmp_path):

@@ -7,8 +7,9 @@ import pytest
 from scipy.special import expit
 
 from pacmr_lightning.analysis.surface import Surface, Visits, density, grid, load, save
+from pacmr_lightning.analysis.surface_distance import distance, run_names
 from pacmr_lightning.analysis.surface_figure import draw_heat_maps, draw_page, draw_surfaces, limits
-from pacmr_lightning.commands.surfaces import distance, headings, main, surfaces_page
+from pacmr_lightning.commands.surfaces import main, surfaces
 from pacmr_lightning.errors import UserError
 
 
@@ -45,16 +46,17 @@ def test_distance_of_shifted_sigmoids():
     assert distance(second, first) == pytest.approx(found)
 
 
-def test_distance_of_a_surface_from_itself_and_its_mirror():
+def test_distance_of_a_surface_from_itself_its_mirror_and_a_constant():
     one = surface(slope=lambda delta, u: 1 + 0.1 * delta, points=31)
     same = distance(one, one)
     assert same["mean"] == same["max"] == 0.0
     assert same["correlation"] == pytest.approx(1)
-    other = surface(slope=lambda delta, u: -1 - 0.1 * delta, points=31)
-    mirrored = distance(one, other)
+    mirrored = distance(one, surface(slope=lambda delta, u: -1 - 0.1 * delta, points=31))
     assert mirrored["correlation"] == pytest.approx(-1)
     # |2 sigmoid(h) - 1| at the corner with the largest h = 1.2 * 4.
     assert mirrored["max"] == pytest.approx(2 * expit(4.8) - 1, rel=1e-6)
+    flat = distance(surface(), surface(slope=0.0))
+    assert np.isnan(flat["correlation"]) and flat["max"] == pytest.approx(expit(4) - 0.5)
 
 
 def test_distance_over_the_common_part_of_unequal_grids():
@@ -71,12 +73,6 @@ def test_distance_over_the_common_part_of_unequal_grids():
     apart = distance(first, surface(delta=(3, 10)))
     assert np.isnan([apart[name] for name in ("mean", "max", "correlation")]).all()
     assert apart["common"] == 0.0
-
-
-def test_a_constant_weight_correlates_with_nothing():
-    found = distance(surface(), surface(slope=0.0))
-    assert np.isnan(found["correlation"])
-    assert found["max"] == pytest.approx(expit(4) - 0.5)
 
 
 def test_scaling_brings_together_what_differs_by_its_unit():
@@ -115,7 +111,7 @@ def test_the_page_of_three_runs(runs, tmp_path, capsys):
     assert table.loc[0, list(expected)].tolist() == pytest.approx(list(expected.values()))
     assert f"{expected['mean']:.3f}" in printed
     assert "20% noise - 30% noise" in printed
-    earlier = surfaces_page(runs, str(tmp_path / "earlier.pdf"), step=100)
+    earlier = surfaces(runs, output=str(tmp_path / "earlier.pdf"), step=100)
     assert (earlier[["first_step", "second_step"]] == 100).all(axis=None)
     assert (tmp_path / "earlier.png").exists()
 
@@ -132,7 +128,7 @@ def test_two_tasks_are_also_compared_on_scaled_axes(tmp_path, capsys):
 
 
 def test_one_run_has_no_table(runs, tmp_path):
-    assert surfaces_page(runs[:1], str(tmp_path / "one.png")) is None
+    assert surfaces(runs[:1], output=str(tmp_path / "one.png")) is None
     assert (tmp_path / "one.pdf").exists() and not (tmp_path / "one.csv").exists()
 
 
@@ -164,11 +160,11 @@ def test_pairs_that_are_all_alike_can_be_drawn(points, tmp_path):
 def test_headings_tell_runs_apart():
     tldr, hh, unknown = surface(), surface(task="hh"), surface(noise=float("nan"))
     other = surface(noise=0.2)
-    assert headings([other, tldr], ["a", "b"]) == ["20% noise", "30% noise"]
-    assert headings([tldr, hh], ["a", "b"]) == ["tldr, 30% noise", "hh, 30% noise"]
-    assert headings([tldr, tldr], ["x/a", "x/b"]) == ["30% noise (a)", "30% noise (b)"]
-    assert headings([tldr, tldr], ["x/a", "y/a"]) == ["x/a", "y/a"]
-    assert headings([tldr, unknown], ["a", "b"]) == ["30% noise", "noise unknown"]
+    assert run_names([other, tldr], ["a", "b"]) == ["20% noise", "30% noise"]
+    assert run_names([tldr, hh], ["a", "b"]) == ["tldr, 30% noise", "hh, 30% noise"]
+    assert run_names([tldr, tldr], ["x/a", "x/b"]) == ["30% noise (a)", "30% noise (b)"]
+    assert run_names([tldr, tldr], ["x/a", "y/a"]) == ["x/a", "y/a"]
+    assert run_names([tldr, unknown], ["a", "b"]) == ["30% noise", "noise unknown"]
 
 
 def test_what_is_saved_is_loaded(tmp_path):

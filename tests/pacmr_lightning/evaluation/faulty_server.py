@@ -129,19 +129,30 @@ class Handler(BaseHTTPRequestHandler):
             chat.leave()
 
     def behave(self, chat, body, key, fault):
-        good = {
-            "id": "1",
-            "object": "chat.completion",
-            "created": 0,
-            "model": body["model"],
-            "choices": [],
-            "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
-        }
+        good = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"], "choices": []}
+        good["usage"] = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
 
         def choice(content, reason="stop", **message):
             message = {"role": "assistant", "content": content, **message}
             return good | {"choices": [{"index": 0, "message": message, "finish_reason": reason}]}
 
+        whole, never = choice("whole"), json.dumps(choice("never seen"))
+        bodies = {
+            "json list": [1],
+            "no choices": good,
+            "empty": choice(" \n"),
+            "null": choice(None),
+            "parts": choice([{"type": "text", "text": "never seen"}]),
+            "cut short": choice("half an", "length"),
+            "no reason": choice("whole", None),
+            "no usage": {name: whole[name] for name in whole.keys() - {"usage"}},
+            "length": choice("", "length"),
+            "reasoning alone": choice(None, reasoning_content="Hm, Preferred: A"),
+            "cut reasoning": choice("<think>Hm.\nPreferred: A", "length"),
+            "half a surrogate pair": choice("\ud800"),
+            "content filter": choice(None, "content_filter"),
+            "refusal": choice(None, refusal="I will not judge this."),
+        }
         if fault is None:
             chat.gather()
             if chat.delay:
@@ -161,45 +172,14 @@ class Handler(BaseHTTPRequestHandler):
         elif fault == "cut":
             self.cut()
         elif fault == "truncated body":
-            text = json.dumps(choice("never seen"))
-            self.send_text(200, text[:40], "application/json", {"Content-Length": str(len(text))})
+            self.send_text(200, never[:40], "application/json", {"Content-Length": str(len(never))})
             self.cut()
         elif fault == "broken json":
-            self.send_text(200, json.dumps(choice("never seen"))[:40], "application/json")
+            self.send_text(200, never[:40], "application/json")
         elif fault == "html":
             self.send_text(200, "<html>Welcome to the proxy</html>", "text/html")
-        elif fault == "json list":
-            self.send(200, [1])
-        elif fault == "no choices":
-            self.send(200, good)
-        elif fault == "empty":
-            self.send(200, choice(" \n"))
-        elif fault == "null":
-            self.send(200, choice(None))
-        elif fault == "parts":
-            self.send(200, choice([{"type": "text", "text": "never seen"}]))
-        elif fault == "cut short":
-            self.send(200, choice("half an", "length"))
-        elif fault == "no reason":
-            self.send(200, choice("whole", None))
-        elif fault == "no usage":
-            body = choice("whole")
-            del body["usage"]
-            self.send(200, body)
-        elif fault == "length":
-            self.send(200, choice("", "length"))
-        elif fault == "reasoning alone":
-            self.send(200, choice(None, reasoning_content="Hm, Preferred: A"))
-        elif fault == "cut reasoning":
-            self.send(200, choice("<think>Hm.\nPreferred: A", "length"))
-        elif fault == "half a surrogate pair":
-            self.send(200, choice("\ud800"))
-        elif fault == "content filter":
-            self.send(200, choice(None, "content_filter"))
-        elif fault == "refusal":
-            self.send(200, choice(None, refusal="I will not judge this."))
         else:
-            raise AssertionError(fault)
+            self.send(200, bodies[fault])
 
     def send(self, status, body, headers=None):
         self.send_text(status, json.dumps(body), "application/json", headers)
@@ -207,11 +187,8 @@ class Handler(BaseHTTPRequestHandler):
     def send_text(self, status, text, kind, headers=None):
         data = text.encode()
         self.send_response(status)
-        for name, value in {
-            "Content-Type": kind,
-            "Content-Length": str(len(data)),
-            **(headers or {}),
-        }.items():
+        known = {"Content-Type": kind, "Content-Length": str(len(data))}
+        for name, value in {**known, **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)

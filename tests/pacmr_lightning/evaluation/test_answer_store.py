@@ -27,24 +27,12 @@ def test_values_come_back(tmp_path):
 
 
 def test_content_keys():
-    keys = [
-        content_key(*parts)
-        for parts in (
-            ("a", "b"),
-            ("ab",),
-            ("a", ["b"]),
-            (["a", "b"],),
-            ("a", None),
-            ("a", "None"),
-            ("a", 1),
-            ("a", "1"),
-            ({"x": 1, "y": 2},),
-            ({"x": 2, "y": 1},),
-        )
-    ]
+    pairs = [("a", other) for other in ("b", ["b"], None, "None", 1, "1")]
+    singles = [(one,) for one in ("ab", ["a", "b"], {"x": 1, "y": 2}, {"x": 2, "y": 1})]
+    keys = [content_key(*each) for each in (*pairs, *singles)]
     assert len(set(keys)) == len(keys)
     assert content_key({"x": 1, "y": [2]}) == content_key({"y": [2], "x": 1})
-    # The same in every version, or everything would be asked again: the SHA-256 of ["a", {"b": "\\u00e9"}].
+    # The same in every version, or everything would be asked again: the SHA-256 of ["a", {"b": "\u00e9"}].
     assert content_key("a", {"b": "é"}) == "b72e855f74ee92c747739dbea489a6f006874289e2c0c85632a8e80d6f4d927d"
 
 
@@ -113,16 +101,11 @@ def test_a_full_disk(tmp_path, forked):
     output, errors = writer.communicate()
     assert errors == "" and writer.returncode == 0
     sentence, found = output.splitlines()
-    assert (
-        sentence.startswith(f"The file of answers {path} cannot be used (") and "free disk space" in sentence
-    )
-    assert found == "{'small': 1}"
+    assert sentence.startswith(f"The file of answers {path} cannot be used (")
+    assert "free disk space" in sentence and found == "{'small': 1}"
     with AnswerStore(path) as store:
-        assert set(store.get(["small", "small too", "big", "big 0", "big 49"])) == {
-            "small",
-            "small too",
-            "big",
-        }
+        kept = store.get(["small", "small too", "big", "big 0", "big 49"])
+    assert set(kept) == {"small", "small too", "big"}
 
 
 @pytest.mark.parametrize("content", [b"no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 5000])
@@ -155,15 +138,12 @@ def test_another_database(tmp_path):
         store.get(["key"])
 
 
-def test_places_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path, tmp_path / "file" / "answers.sqlite"):
-        with pytest.raises(UserError, match="cannot be used"):
-            AnswerStore(path)
-
-
-def test_what_is_no_json_is_refused(tmp_path):
+def test_what_is_no_json_and_places_that_cannot_be_written(tmp_path):
     with AnswerStore(tmp_path / "answers.sqlite") as store:
         with pytest.raises(TypeError):
             store.put({"a": 1, "b": Path()})
         assert store.get(["a", "b"]) == {}
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "answers.sqlite"):
+        with pytest.raises(UserError, match="cannot be used"):
+            AnswerStore(path)

@@ -2,21 +2,20 @@
 
 import asyncio
 import logging
+import random
 import re
 import socket
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation import chat_request
+from pacmr_lightning.evaluation import endpoint as endpoint_module
 from pacmr_lightning.evaluation.answer_store import AnswerStore
-from pacmr_lightning.evaluation.endpoint import Endpoint
+from pacmr_lightning.evaluation.endpoint import Endpoint, without_thoughts
 
-sys.path.append(str(Path(__file__).parent))
-from faulty_server import SECRET, FaultyServer
+from .faulty_server import SECRET, FaultyServer
 
 HANG = 2
 """Seconds after which a client gives up; good answers of the same server must be there before."""
@@ -44,7 +43,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(chat_request, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(endpoint_module, "_FIRST_PAUSE", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -53,17 +52,23 @@ def no_key(monkeypatch):
 
 
 def test_answers_in_order_each_asked_once_and_kept(server, store):
+    """They come back in another order than they were asked in."""
+    pauses = random.Random(1)
+
+    def later(messages):
+        time.sleep(0.02 * pauses.random())
+        return reply(messages)
+
+    server.reply, server.together = later, 3
     endpoint = Endpoint("judge", base_url=server.url, concurrency=3)
-    server.together = 3
     conversations = [*said(8), *said(4), *said(2)]
     answers = endpoint.ask(conversations, store)
     assert [a.text for a in answers] == [reply(c) for c in conversations]
-    assert {(a.prompt_tokens, a.completion_tokens, a.cached, a.problem) for a in answers} == {
-        (100, 10, False, None)
-    }
+    costs = {(a.prompt_tokens, a.completion_tokens, a.cached, a.problem) for a in answers}
+    assert costs == {(100, 10, False, None)}
     assert len(server.requests) == 8 and server.most_at_once == 3
-    assert {r["model"] for r in server.requests} == {"judge"}
-    assert [(r["max_tokens"], r["temperature"]) for r in server.requests] == [(96, 0.0)] * 8
+    sent = [(r["model"], r["max_tokens"], r["temperature"]) for r in server.requests]
+    assert sent == [("judge", 96, 0.0)] * 8
 
     again = endpoint.ask(said(9), store)
     assert [a.cached for a in again] == [True] * 8 + [False] and len(server.requests) == 9
@@ -75,37 +80,20 @@ def test_answers_in_order_each_asked_once_and_kept(server, store):
         assert not other.ask(said(1), store)[0].cached and len(server.requests) == before + 1
 
 
-def test_nothing_to_ask(server, store):
-    assert Endpoint("judge", base_url=server.url).ask([], store) == []
-    assert not server.requests
-
-
 def test_unset_options_are_not_sent(server, store):
-    Endpoint("judge", base_url=server.url, max_tokens=None, temperature=None).ask(said(1), store)
+    endpoint = Endpoint("judge", base_url=server.url, max_tokens=None, temperature=None)
+    assert endpoint.ask([], store) == [] and not server.requests
+    server.script = ["refusal"]  # an answer, too
+    assert endpoint.ask(said(1), store)[0].text == "I will not judge this."
     assert set(server.requests[0]) == {"model", "messages"}
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        500,
-        503,
-        429,
-        "broken json",
-        "html",
-        "json list",
-        "no choices",
-        "empty",
-        "null",
-        "parts",
-        "length",
-        "half a surrogate pair",
-        # The client itself waits half a second after these.
-        "cut",
-        "truncated body",
-        "hang",
-    ],
-)
+BROKEN = "broken json/html/json list/no choices/empty/null/parts/length/half a surrogate pair"
+CUT = "cut/truncated body/hang"
+"""The client itself waits half a second after these."""
+
+
+@pytest.mark.parametrize("fault", [500, 503, 429, *BROKEN.split("/"), *CUT.split("/")])
 def test_faults_are_retried(fault, server, store, quick):
     server.script = [fault]
     endpoint = Endpoint("judge", base_url=server.url, retries=1, timeout=HANG if fault == "hang" else 60)
@@ -194,11 +182,6 @@ def test_faults_of_single_conversations_never_stop(server, store):
         assert all(a.problem for a in answers if a.text is None)
 
 
-def test_a_refusal_is_an_answer(server, store):
-    server.script = ["refusal"]
-    assert Endpoint("judge", base_url=server.url).ask(said(1), store)[0].text == "I will not judge this."
-
-
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
@@ -207,13 +190,7 @@ def test_a_refusal_is_an_answer(server, store):
         (404, r"\(model 'judge'\) does not exist \(status 404.*check model, and base_url"),
         (402, "has no quota left"),
         ((429, {"code": "insufficient_quota"}), "has no quota left"),
-        (
-            (
-                400,
-                {"message": "Unsupported value: 'temperature' does not support 0.0", "param": "temperature"},
-            ),
-            r"refuses temperature 0.0 \(.*set temperature: null\.$",
-        ),
+        ((400, {"param": "temperature"}), r"refuses temperature 0.0 \(.*set temperature: null\.$"),
         ((400, {"param": "model"}), "refuses model judge"),
     ],
 )
@@ -241,7 +218,7 @@ def test_no_server(store):
 @pytest.mark.parametrize("of_openai", [False, True])
 def test_the_other_name_of_the_token_limit(of_openai, server, store, monkeypatch):
     if of_openai:
-        monkeypatch.setattr(chat_request, "OPENAI_URL", server.url)
+        monkeypatch.setattr(endpoint_module, "OPENAI_URL", server.url)
     names = ["max_tokens", "max_completion_tokens"]
     wrong, right = reversed(names) if of_openai else names
     server.refuses = wrong
@@ -338,3 +315,55 @@ def test_bad_options(option, value, sentence):
     with pytest.raises(UserError, match=sentence) as caught:
         Endpoint(**{option: value})
     assert "pass@" not in str(caught.value)
+
+
+ANSWER = "Comparison: clear.\nPreferred: B"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<think>Either\nPreferred: A\nor not</think>\n\n{ANSWER}",
+        f"\n<Thinking>\nPreferred: A\n</thinking>{ANSWER}\n",
+        f"<reasoning>x</reasoning>\n<thought>y</thought>{ANSWER}",
+        f"[THINK]x[/THINK]{ANSWER}",
+        f"<mm:think>x</mm:think>{ANSWER}",
+        f"the tag </think> is named in it\n</think>\n\n{ANSWER}",
+        f"<think></think>{ANSWER}",
+        f"the beginning stood in the prompt\nPreferred: A</think>{ANSWER}",
+        f"<think>the tag <think> twice</think>{ANSWER}",
+        f"<think>one <think>in</think> the other</think>{ANSWER}",
+        f"<think>x</think>{ANSWER}\n<think>cut off",
+        f"<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>final<|message|>{ANSWER}<|return|>",
+        f"analysisThe user wants Preferred: Aassistantfinal{ANSWER}",
+    ],
+)
+def test_reasoning_does_not_count(text):
+    assert without_thoughts(text) == ANSWER
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>never ends\nPreferred: A",
+        "<think>nothing after it</think>",
+        "<|channel|>analysis<|message|>cut",
+        "  [THINK]",
+    ],
+)
+def test_reasoning_alone_is_no_answer(text):
+    assert without_thoughts(text) == ""
+
+
+@pytest.mark.parametrize(
+    "text", [f" {ANSWER}\n", "A leaks its <think> tag.\nPreferred: B", "analysis of both", "a < b, <b>B</b>"]
+)
+def test_other_text_stays_as_it_is(text):
+    assert without_thoughts(text) == text
+
+
+def test_long_text_takes_no_time():
+    began = time.monotonic()
+    for text in ("<think>" + "a <think> " * 10_000, "x </think>" * 10_000, "<|channel|>" * 10_000):
+        without_thoughts(text)
+    assert time.monotonic() - began < 5

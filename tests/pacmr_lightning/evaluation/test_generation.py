@@ -1,5 +1,7 @@
 """Responses of real tiny models; the truth is a loop that takes the likeliest token, a prompt at a time."""
 
+import math
+
 import pytest
 import torch
 
@@ -8,8 +10,10 @@ from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.generation import (
     Decoding,
+    distinct_bigrams,
     generation_key,
     is_reference,
+    repeated_bigrams,
     respond,
 )
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch, Response
@@ -45,7 +49,7 @@ def likeliest(policy, prompt, count=TOKENS):
 @pytest.mark.parametrize("name", ["llama", "qwen2", "mistral", "gpt2"])
 def test_a_batch_is_answered_as_each_prompt_alone(name, policy, tokenizer):
     model = policy(name, double=name != "gpt2")
-    assert not is_reference(model)
+    assert not is_reference(model) and is_reference(policy(name, moved=False))
     model.train()
     found = respond(model, tokenizer, batch_of(PROMPTS), TOKENS, GREEDY)
     alone = [respond(model, tokenizer, batch_of([p]), TOKENS, GREEDY)[0] for p in PROMPTS]
@@ -178,10 +182,6 @@ def test_the_key_changes_with_all_that_matters(make_policy, tokenizer, monkeypat
     assert key() != own
 
 
-def test_untrained_policies_are_the_reference(make_policy):
-    assert is_reference(make_policy(moved=False)) and not is_reference(make_policy())
-
-
 def test_bad_input(policy, tokenizer):
     for options, message in (
         ({"temperature": -1}, "temperature is -1"),
@@ -198,3 +198,11 @@ def test_bad_input(policy, tokenizer):
     sentence = r"has 34 tokens and max_new_tokens is 223, but .* has 256 positions"
     with pytest.raises(UserError, match=sentence):
         respond(model, tokenizer, batch_of(PROMPTS), 223, GREEDY)
+
+
+def test_bigrams():
+    """ab bc cd | ab ba ab bc: 4 of 7 are different; of the second response's 4, one stood before."""
+    responses = ["abcd", "ababc"]
+    assert distinct_bigrams(responses) == 4 / 7
+    assert repeated_bigrams(responses) == pytest.approx(1 / 7)
+    assert math.isnan(distinct_bigrams(["a", ""])) and math.isnan(repeated_bigrams(["a", ""]))

@@ -1,16 +1,23 @@
-"""Win rate and its neighbours: counts by hand, intervals against scipy's bootstrap, and the gold reward."""
+"""Win rate and its neighbours: counts by hand, scipy's bootstrap, another optimizer, and the gold reward."""
 
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.optimize import minimize
+from scipy.special import expit, logit
 
 from pacmr_lightning.embedded_world import ATTRIBUTES, World
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.gold_judge import GoldJudge
-from pacmr_lightning.evaluation.judging import Comparison, Opinion, PairJudge, Verdict
-from pacmr_lightning.evaluation.length_control import length_term, rates_at_equal_length
-from pacmr_lightning.evaluation.response_pairs import pair_rows
-from pacmr_lightning.evaluation.win_rate import judge_pairs, summarize, win_rate
+from pacmr_lightning.evaluation.judging import GoldJudge, Opinion, PairJudge, Verdict
+from pacmr_lightning.evaluation.response_files import pair_rows
+from pacmr_lightning.evaluation.win_rate import (
+    SLOPE_C,
+    judge_responses,
+    length_term,
+    rates_at_equal_length,
+    summarize,
+    win_rate,
+)
 
 OPINIONS = {
     "f": Opinion("first", "x"),
@@ -35,7 +42,7 @@ class ByRule(PairJudge):
 def judged(signs, prompts=None, second="b"):
     prompts = prompts or [f"prompt {i}" for i in range(len(signs))]
     first = [{"prompt": p, "response": " ".join(s)} for p, s in zip(prompts, signs, strict=True)]
-    return judge_pairs(pair_rows(first, [{"prompt": p, "response": second} for p in prompts]), ByRule())
+    return judge_responses(pair_rows(first, [{"prompt": p, "response": second} for p in prompts]), ByRule())
 
 
 def test_the_papers_rules():
@@ -45,21 +52,16 @@ def test_the_papers_rules():
     assert [one.outcome for one in pairs] == ["win"] * 6 + ["loss"] * 2 + ["tie"] * 9
     result = summarize(pairs)
     assert (result.pairs, result.prompts, result.wins, result.ties, result.losses) == (17, 17, 6, 9, 2)
-    assert result.win_rate.value == pytest.approx(6 / 17)
-    assert result.tie_rate.value == pytest.approx(9 / 17)
-    assert result.loss_rate.value == pytest.approx(2 / 17)
-    assert result.win_score.value == pytest.approx(1 + (6 - 2) / 17)
-    assert result.flipped == pytest.approx(3 / 17)
-    assert result.invalid == pytest.approx(4 / 34) and result.unanswered == pytest.approx(3 / 34)
+    rates = [rate.value for rate in (result.win_rate, result.tie_rate, result.loss_rate, result.win_score)]
+    assert rates == pytest.approx([6 / 17, 9 / 17, 2 / 17, 1 + (6 - 2) / 17])
+    assert (result.flipped, result.invalid, result.unanswered) == pytest.approx((3 / 17, 4 / 34, 3 / 34))
     # The first order shows the first response first. 25 verdicts; ff and ss have one each for it.
     assert result.first_shown == pytest.approx((6 + 2 + 2 * 2 + 0 + 1 + 1 + 1) / 25)
-
-
-def test_a_result_of_the_paper():
-    """TL;DR at 20% noise (table 1): 61.63% wins and a win-score of 1.4763 are 493, 195 and 112 of 800."""
+    # TL;DR at 20% noise (table 1): 61.63% wins and a win-score of 1.4763 are 493, 195 and 112 of 800.
     result = summarize(judged(["ff"] * 493 + ["fs"] * 195 + ["ss"] * 112), resamples=10)
     assert result.win_rate.value == pytest.approx(0.6163, abs=6e-5)
     assert result.win_score.value == pytest.approx(1.4763, abs=6e-5)
+    assert summarize(judged(["ff", "ss", "ff"], second="wxyz")).length_controlled_win_rate is None
 
 
 def test_intervals_are_those_of_another_bootstrap():
@@ -75,11 +77,7 @@ def test_intervals_are_those_of_another_bootstrap():
         values = [float(value_of(s)) for s in signs]
         other = stats.bootstrap([values], np.mean, n_resamples=8000, method="percentile", random_state=1)
         assert estimate.value == pytest.approx(np.mean(values))
-        low, high = other.confidence_interval
-        assert (estimate.low, estimate.high) == (
-            pytest.approx(low, abs=0.006),
-            pytest.approx(high, abs=0.006),
-        )
+        assert [estimate.low, estimate.high] == pytest.approx(list(other.confidence_interval), abs=0.006)
     assert summarize(judged(signs), resamples=50) == summarize(judged(signs), resamples=50)
     assert summarize(judged(signs), seed=1, resamples=50) != summarize(judged(signs), resamples=50)
 
@@ -120,17 +118,12 @@ def test_length_control_and_lengths():
     assert win_rate(first, second, ByRule(), resamples=200) == result
 
 
-def test_equal_lengths_have_no_control():
-    result = summarize(judged(["ff", "ss", "ff"], second="wxyz"))
-    assert result.length_controlled_win_rate is None
-
-
 def test_identical_and_empty_responses():
     judge = ByRule()
     texts = [("f f", " f f\n"), ("", " "), ("f f", ""), ("s s", "x")]
     rows = [[{"prompt": str(i), "response": t[side]} for i, t in enumerate(texts)] for side in (0, 1)]
     result = win_rate(*rows, judge, resamples=50)
-    assert judge.items == [Comparison("2", "f f", ""), Comparison("3", "s s", "x")]
+    assert [(i.prompt, i.first, i.second) for i in judge.items] == [("2", "f f", ""), ("3", "s s", "x")]
     assert (result.wins, result.ties, result.losses) == (1, 2, 1)
     assert (result.identical, result.empty, result.flipped) == (2, (1, 2), 0)
     # Nobody is asked at all.
@@ -152,44 +145,104 @@ def test_a_judge_must_answer_each_question(count):
 
 
 def test_the_gold_reward_judges():
-    world = World(5)
-    rng = np.random.default_rng(0)
-    prompts = world.prompts() * 2
-
-    def sample():
-        return [{"prompt": p, "response": " ".join(rng.permutation(ATTRIBUTES)[:4])} for p in prompts]
-
-    first, second = sample(), sample()
+    world, rng = World(5), np.random.default_rng(0)
+    prompts = world.prompts()
+    first, second = (
+        [{"prompt": p, "response": " ".join(rng.permutation(ATTRIBUTES)[:4])} for p in prompts] for _ in "ab"
+    )
     # The same words in another order have the same reward.
     second[7]["response"] = " ".join(reversed(first[7]["response"].split()))
-    rewards = [
-        [world.gold_reward(row["prompt"], row["response"]) for row in rows] for rows in (first, second)
-    ]
-    signs = np.sign(np.subtract(*rewards))
+    signs = np.sign(
+        [world.gold_reward(**a) - world.gold_reward(**b) for a, b in zip(first, second, strict=True)]
+    )
     result = win_rate(first, second, GoldJudge(5), resamples=100)
-    assert (result.wins, result.losses) == (int((signs > 0).sum()), int((signs < 0).sum()))
-    assert signs[7] == 0 and result.ties == int((signs == 0).sum())
-    assert result.win_score.value == pytest.approx(1 + signs.mean())
-    assert (result.pairs, result.prompts, result.flipped) == (288, 144, 0)
+    counts = (result.wins, result.ties, result.losses)
+    assert counts == tuple(int((signs == sign).sum()) for sign in (1, 0, -1)) and signs[7] == 0
+    assert (result.pairs, result.prompts, result.flipped) == (144, 144, 0)
     # Of the next world nobody knows anything here.
     assert win_rate(first, second, GoldJudge(6), resamples=2).wins != result.wins
-    best = [
-        {
-            "prompt": p,
-            "response": " ".join(sorted(ATTRIBUTES, key=lambda word, p=p: -world.gold_reward(p, word))),
-        }
-        for p in prompts
-    ]
-    assert win_rate(best, first, GoldJudge(5), resamples=2).win_rate.value > 0.99
-
-
-def test_the_gold_judge_knows_its_world_only():
-    for prompt, sentence in (
-        ("Hello", "'Hello' is not of the embedded world"),
-        ([{"role": "user", "content": "x"}], "is a chat"),
-    ):
+    chat = [{"role": "user", "content": "x"}]
+    for prompt, sentence in (("Hello", "'Hello' is not of the embedded world"), (chat, "is a chat")):
         rows = [[{"prompt": prompt, "response": text}] for text in ("a", "b")]
         with pytest.raises(UserError, match=sentence):
             win_rate(*rows, GoldJudge())
     with pytest.raises(UserError, match="seed of the embedded world is -1"):
         GoldJudge(-1)
+
+
+def rate_at_equal_length(outcomes, term, counts=None):
+    counts = np.ones(len(outcomes)) if counts is None else counts
+    return rates_at_equal_length(outcomes, term, counts[None])[0]
+
+
+def loss(x, outcomes, term, counts):
+    """What the fit should make least, at (theta, phi)."""
+    score = x[0] + x[1] * term
+    likelihood = counts * (outcomes * -np.logaddexp(0, -score) + (1 - outcomes) * -np.logaddexp(0, score))
+    return x[1] ** 2 / (2 * SLOPE_C) - likelihood.sum()
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 1000.0])
+def test_the_term_has_no_unit(scale):
+    differences = np.array([-3.0, 0.0, 1.0, 8.0])
+    expected = np.tanh(differences / np.sqrt(np.sum((differences - 1.5) ** 2) / 3))
+    assert length_term(scale * differences) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("differences", [[0.0, 0.0], [4.0, 4.0, 4.0], [4.0]])
+def test_equal_differences_have_no_term(differences):
+    assert length_term(np.array(differences)) is None
+
+
+def test_two_lengths_by_hand():
+    """With d = +-c the model fits both groups' rates p and q: theta is the mean of their log-odds."""
+    wins = {1.0: (900, 1000), -1.0: (300, 1000)}
+    term = np.repeat(list(wins), 1000) * np.tanh(1)
+    outcomes = np.concatenate([np.arange(n) < k for k, n in wins.values()]).astype(float)
+    expected = expit((logit(0.9) + logit(0.3)) / 2)
+    assert rate_at_equal_length(outcomes, term) == pytest.approx(expected, abs=1e-4)
+    assert outcomes.mean() == pytest.approx(0.6) and expected == pytest.approx(0.6626, abs=1e-4)
+
+
+@pytest.mark.parametrize("n", [20, 150, 400])
+def test_another_optimizer_finds_the_same(n):
+    """A tie is half a win and half a loss, and each sample is fitted as if it were alone."""
+    rng = np.random.default_rng(n)
+    differences = rng.normal(20, 50, n)
+    outcomes = np.where(rng.random(n) < 0.2, 0.5, differences > rng.normal(0, 50, n))
+    term = length_term(differences)
+    counts = np.concatenate([np.ones((1, n)), rng.multinomial(n, np.full(n, 1 / n), size=5)])
+    found = rates_at_equal_length(outcomes, term, counts)
+    options = {"xatol": 1e-9, "fatol": 1e-12}
+    for rate, count in zip(found, counts, strict=True):
+        best = minimize(loss, np.zeros(2), (outcomes, term, count), method="Nelder-Mead", options=options)
+        assert rate == pytest.approx(expit(best.x[0]), abs=1e-6)
+
+
+def test_a_preference_for_length_is_taken_out():
+    """The first model is as good as the second one, but it talks more and the judge likes that."""
+    rng = np.random.default_rng(0)
+    differences = rng.normal(40, 50, 40_000)
+    term = length_term(differences)
+    outcomes = (rng.random(len(term)) < expit(2 * term)).astype(float)
+    assert outcomes.mean() > 0.65
+    # The standard error of theta is about 0.014, a quarter of which it is in the rate.
+    assert rate_at_equal_length(outcomes, term) == pytest.approx(0.5, abs=0.012)
+
+
+def test_exchanged_models_have_the_other_rate():
+    rng = np.random.default_rng(1)
+    outcomes, differences = rng.choice([0, 0.5, 1], 80), rng.normal(10, 5, 80)
+    one = rate_at_equal_length(outcomes, length_term(differences))
+    assert rate_at_equal_length(1 - outcomes, length_term(-differences)) == pytest.approx(1 - one, abs=1e-7)
+
+
+def test_extreme_verdicts():
+    term = length_term(np.array([-2.0, -1.0, 1.0, 2.0]))
+    assert rate_at_equal_length(np.ones(4), term) == 1
+    assert rate_at_equal_length(np.zeros(4), term) == 0
+    assert rate_at_equal_length(np.full(4, 0.5), term) == pytest.approx(0.5)
+    # Length alone decides: no finite slope is the likeliest, and nobody is better.
+    assert rate_at_equal_length(np.array([0.0, 0, 1, 1]), term) == pytest.approx(0.5, abs=1e-6)
+    # A resample in which only wins are left.
+    assert rate_at_equal_length(np.array([0.0, 0, 1, 1]), term, np.array([0, 0, 3, 1])) == 1

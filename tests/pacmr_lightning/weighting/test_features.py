@@ -13,7 +13,7 @@ from pacmr_lightning.analysis.last_pass import last_pass
 from pacmr_lightning.analysis.surface import load
 from pacmr_lightning.callbacks import VNetSurfaces, WeightGap, WeightRecorder, vnet_surfaces
 from pacmr_lightning.callbacks.probe_set import probe
-from pacmr_lightning.commands.surfaces import surfaces_page
+from pacmr_lightning.commands.surfaces import surfaces
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
@@ -267,7 +267,7 @@ def test_surfaces_of_two_features(fit, files, monkeypatch, tmp_path):
     gaps = pd.read_csv(files / "triple" / "analysis" / "weight-gap.csv")
     assert gaps.loc[gaps["set"] == "probe", "mean_swapped"].notna().all()  # no earlier visits in it
 
-    surfaces_page([str(files / "triple")], str(tmp_path / "one.png"))
+    surfaces([str(files / "triple")], output=str(tmp_path / "one.png"))
     assert (tmp_path / "one.png").read_bytes()[:4] == b"\x89PNG"
     callbacks = [VNetSurfaces(points=5, window=16, features=("u", "delta"))]  # Delta comes first all the same
     *_, steps = fit("default", ("delta", "u"), callbacks=callbacks, epochs=1)
@@ -276,7 +276,7 @@ def test_surfaces_of_two_features(fit, files, monkeypatch, tmp_path):
     delta = torch.cat([steps[0].delta, steps[1].delta]).double()
     np.testing.assert_allclose(surface.delta[[0, -1]], np.quantile(delta, [0.005, 0.995]), rtol=1e-5)
     with pytest.raises(UserError, match="are over perplexity_difference and entropy, those of"):
-        surfaces_page([str(files / "triple"), str(files / "default")], str(tmp_path / "two.png"))
+        surfaces([str(files / "triple"), str(files / "default")], output=str(tmp_path / "two.png"))
 
 
 def test_what_a_run_refuses(fit):

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.response_pairs import pair_rows, read_rows
+from pacmr_lightning.evaluation.response_files import pair_rows, read_responses
 
 
 def rows(count, word="a", **more):
@@ -20,14 +20,11 @@ def test_ids_decide_and_not_the_order():
     assert [(p.id, p.prompt, p.first, p.second) for p in pairs] == [
         (f"p{i}", f"Post {i}", f"a {i}", f"b {i}") for i in range(20)
     ]
-    assert (pairs[3].comparison.first, pairs[3].comparison.second) == ("a 3", "b 3")
-
-
-def test_ids_may_be_numbers():
-    [pair] = pair_rows(
-        [{"id": 7, "prompt": "p", "response": "a"}], [{"id": "7", "prompt": "p", "response": "b"}]
-    )
-    assert pair.id == "7"
+    # They may be numbers; prompts may be chats, and rows may have further columns.
+    chat = [{"role": "user", "content": "Hello?"}]
+    one = {"id": 7, "prompt": chat, "response": "a", "response_tokens": 3, "finish_reason": "stop"}
+    [pair] = pair_rows([one], [{"id": "7", "prompt": chat, "response": "", "response_tokens": None}])
+    assert (pair.id, pair.prompt, pair.first, pair.second) == ("7", chat, "a", "")
 
 
 def test_without_ids_by_prompt_and_order():
@@ -44,15 +41,6 @@ def test_without_ids_by_prompt_and_order():
     assert len({p.id for p in pairs}) == 5
     # The same ids for the same prompts, whichever the other file is.
     assert [p.id for p in pairs] == [p.id for p in pair_rows(first, first)]
-
-
-def test_chat_prompts_and_further_columns():
-    prompt = [{"role": "user", "content": "Hello?"}]
-    [pair] = pair_rows(
-        [{"id": "x", "prompt": prompt, "response": "a", "response_tokens": 3, "finish_reason": "stop"}],
-        [{"id": "x", "prompt": prompt, "response": "", "response_tokens": None}],
-    )
-    assert (pair.prompt, pair.first, pair.second) == (prompt, "a", "")
 
 
 @pytest.mark.parametrize(
@@ -121,12 +109,12 @@ def test_files(tmp_path):
     ]
     lines = [json.dumps(row, ensure_ascii=False) for row in told]
     path.write_text("\ufeff" + "\n\n".join(lines) + "\n\n", encoding="utf-8")
-    assert read_rows(path) == told
+    assert read_responses(path) == told
 
     def fails(content, sentence):
         path.write_bytes(content)
         with pytest.raises(UserError, match=sentence):
-            read_rows(path)
+            read_responses(path)
 
     fails(b"[" * 100_000, r"generations.jsonl, line 1 cannot be read \(.*recursion")
     fails(b'{"prompt": ' + b"9" * 5000 + b"}", r"generations.jsonl, line 1 cannot be read \(.*4300 digits")
@@ -134,6 +122,6 @@ def test_files(tmp_path):
     fails(b'\n["p"]', "line 2 is no JSON object")
     fails(b'{"prompt": "\xff"}', "is not UTF-8 text")
     with pytest.raises(UserError, match=r"nowhere.jsonl does not exist"):
-        read_rows(tmp_path / "nowhere.jsonl")
+        read_responses(tmp_path / "nowhere.jsonl")
     with pytest.raises(UserError, match=r"is no file; name a file of responses, such as a run's generations"):
-        read_rows(tmp_path)
+        read_responses(tmp_path)

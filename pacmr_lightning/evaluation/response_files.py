@@ -1,45 +1,66 @@
-"""Responses of two models to the same prompts, side by side."""
+"""Files of responses, a JSON object a line, and the responses of two of them to the same prompts."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..files import obstacle, replacing
 from .answer_store import content_key
-from .conversation import TEMPLATE_COLUMNS, Messages
+from .conversation import TEMPLATE_COLUMNS
 from .judging import Comparison
 
 
-@dataclass(frozen=True)
-class ResponsePair:
-    """What two models answered to one prompt."""
+@dataclass(frozen=True, kw_only=True)
+class ResponsePair(Comparison):
+    """Two models' responses to one prompt."""
 
     id: str
     """The rows' own, else a hash of the prompt with the number of the response to it."""
-    prompt: str | Messages
-    first: str
-    second: str
-    columns: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, Any] = field(default_factory=dict, hash=False)
     """``tools`` and ``chat_template_kwargs`` of the first model's row, where it has such."""
 
     @property
-    def comparison(self) -> Comparison:
-        """What a judge sees."""
-        return Comparison(self.prompt, self.first, self.second)
-
-    @property
     def identical(self) -> bool:
-        """Both responses are the same but for space around them, which the judges' prompts leave out."""
+        """True if both are the same but for space around them, which the judges' prompts leave out."""
         return self.first.strip() == self.second.strip()
 
 
-def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """The objects of a JSON Lines file, such as ``pacmr predict`` writes; blank lines are passed over.
+def output_path(output: str | Path) -> Path:
+    """Return the path of a file that can be written; nothing is made yet.
+
+    Raises:
+        UserError: it does not end in .jsonl, or nothing can be written there.
+    """
+    path = Path(output).expanduser()
+    if path.suffix != ".jsonl" or path.is_dir():
+        raise UserError(f"output is {output}, but it must be a file ending in .jsonl.")
+    if found := obstacle(path.absolute().parent):
+        there, error = found
+        raise UserError(
+            f"output is {path}, but nothing can be written to {there} ({error.strerror}); name another file."
+        )
+    return path
+
+
+def answers_path(path: Path) -> Path:
+    """Return the file of the answers so far, with which a run that was ended goes on."""
+    return path.with_name(f"{path.name}.answers.sqlite")
+
+
+def write_json_lines(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write JSON Lines, whole or not at all."""
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def read_responses(path: str | Path) -> list[dict[str, Any]]:
+    """Return the objects of a JSON Lines file, such as ``pacmr predict`` writes, without blank lines.
 
     Raises:
         UserError: the file is missing, or a line is no JSON object.
@@ -74,7 +95,7 @@ def pair_rows(
     second: Sequence[Mapping[str, Any]],
     names: tuple[str, str] = ("the first list", "the second list"),
 ) -> list[ResponsePair]:
-    """Puts the responses side by side that answer the same question.
+    """Return the responses that answer the same question side by side, in the order of the first list.
 
     Rows with an ``id`` belong together by it, and must have the same prompt. Rows without one, as in a run's
     ``samples.jsonl``, belong together by prompt and order: the second response to a prompt in one list is
@@ -83,10 +104,7 @@ def pair_rows(
     Args:
         first: rows with ``prompt`` (a text or chat messages), ``response`` (a text), and optionally ``id``.
         second: rows of the other model.
-        names: what errors call the two.
-
-    Returns:
-        Pairs in the order of the first list.
+        names: of the two, for errors.
 
     Raises:
         UserError: a row is wrong; an id comes twice; only some rows have ids; a row has no counterpart; or
@@ -100,12 +118,14 @@ def pair_rows(
             f"The rows of {with_ids} have ids and those of {without} have none; compare two files of one "
             "kind."
         )
-    lacks = [
-        f"{b} lacks {len(missing)} of the {len(here)} {'ids' if has_ids else 'responses'} of {a}, "
-        f"{_example(here[missing[0]])}"
-        for here, there, a, b in ((one, other, *names), (other, one, *names[::-1]))
-        if (missing := [key for key in here if key not in there])
-    ]
+    lacks = []
+    for here, there, a, b in ((one, other, *names), (other, one, *names[::-1])):
+        if missing := [key for key in here if key not in there]:
+            prompt = str(here[missing[0]]["prompt"])[:80]
+            kind, example = "ids", repr(missing[0])
+            if not has_ids:
+                kind, example = "responses", f"one to the prompt {prompt!r}"
+            lacks.append(f"{b} lacks {len(missing)} of the {len(here)} {kind} of {a}, such as {example}")
     if lacks:
         raise UserError(f"{', and '.join(lacks)}; generate both from the same prompts.")
     changed = [key for key, row in one.items() if row["prompt"] != other[key]["prompt"]]
@@ -116,18 +136,18 @@ def pair_rows(
         )
     return [
         ResponsePair(
-            key,
-            row["prompt"],
-            row["response"],
-            other[key]["response"],
-            {name: row[name] for name in TEMPLATE_COLUMNS if name in row},
+            prompt=row["prompt"],
+            first=row["response"],
+            second=other[key]["response"],
+            id=key,
+            columns={name: row[name] for name in TEMPLATE_COLUMNS if name in row},
         )
         for key, row in one.items()
     ]
 
 
 def _keyed(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Mapping[str, Any]]:
-    """The rows by id, or by prompt and how often it came before."""
+    """Return the rows by id, or by prompt and how often it came before."""
     if not rows:
         raise UserError(f"{name} is empty; it must hold at least one response.")
     keyed: dict[str, Mapping[str, Any]] = {}
@@ -156,13 +176,15 @@ def _check(row: Mapping[str, Any], place: str) -> None:
                 f"{place} has no {column!r} (columns found: {', '.join(map(repr, row)) or 'none'}); rename "
                 "the column or remove the row."
             )
-    if not (isinstance(row["prompt"], str) or _is_chat(row["prompt"])):
-        raise UserError(f"{place}: 'prompt' is {row['prompt']!r}, but it must be a text or chat messages.")
-    if not isinstance(row["response"], str):
-        raise UserError(f"{place}: 'response' is {row['response']!r}, but it must be a text.")
     name = row.get("id")
-    if name is not None and (isinstance(name, bool) or not isinstance(name, (str, int))):
-        raise UserError(f"{place}: 'id' is {name!r}, but it must be a text or a whole number.")
+    is_id = name is None or (isinstance(name, (str, int)) and not isinstance(name, bool))
+    for column, is_right, kind in (
+        ("prompt", isinstance(row["prompt"], str) or _is_chat(row["prompt"]), "a text or chat messages"),
+        ("response", isinstance(row["response"], str), "a text"),
+        ("id", is_id, "a text or a whole number"),
+    ):
+        if not is_right:
+            raise UserError(f"{place}: {column!r} is {row[column]!r}, but it must be {kind}.")
     try:
         json.dumps([row["prompt"], row["response"]], ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -178,9 +200,3 @@ def _is_message(entry: object) -> bool:
         return False
     # A message that calls tools may have no content.
     return isinstance(entry.get("content"), str) or entry.keys() > {"role", "content"}
-
-
-def _example(row: Mapping[str, Any]) -> str:
-    if row.get("id") is not None:
-        return f"such as {str(row['id'])!r}"
-    return f"such as one to the prompt {str(row['prompt'])[:80]!r}"

@@ -1,11 +1,11 @@
-"""One direction of a translation: a sequence-to-sequence model of transformers and its tokenizer."""
+"""One direction of a translation: a sequence-to-sequence model of transformers, and how it draws tokens."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,14 @@ from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    LogitsProcessor,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import cached_file, extract_commit_hash
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.files import content_digest
-
-from .decoding import Decoding
+from pacmr_lightning.model_folder import first_line, model_place, model_state
 
 EMPTY = "nothing came back"
 ENDLESS = "the translation did not end"
@@ -36,12 +34,26 @@ _LONGEST_CYCLE, _REPEATS = 4, 6
 _CODE = re.compile(r">>\w+<<")
 
 
-@dataclass(frozen=True)
-class Translation:
-    """What a model made of a text, or why that is of no use."""
+class GumbelNoise(LogitsProcessor):
+    """Gumbel noise, under which the largest logit is a draw from the softmax.
 
-    text: str
-    problem: str | None
+    A draw depends on the seed and its text alone (up to rounding), so it is the same in every batch and
+    order, and after a resume. (transformers' own sampling has one stream of numbers for a whole batch.)
+    """
+
+    def __init__(self, texts: Sequence[str], seed: int):
+        digests = (hashlib.blake2b(f"{seed}:{text}".encode(), digest_size=8).digest() for text in texts)
+        self.generators = [
+            torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1) for digest in digests
+        ]
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """Return logits with noise."""
+        size = scores.shape[-1]
+        # -log(E) of an exponential E is Gumbel. Drawn on the CPU, so that it is the same on every device.
+        noise = torch.stack([-torch.empty(size).exponential_(generator=g).log() for g in self.generators])
+        # To torch's types the sum is no longer a FloatTensor.
+        return scores + noise.to(scores)  # type: ignore[return-value]
 
 
 class Translator:
@@ -49,10 +61,10 @@ class Translator:
 
     Args:
         name: folder or Hub id of a sequence-to-sequence model with a tokenizer.
-        prefix: what every text begins with, such as ``>>fra<<`` for a model with several target languages;
+        prefix: beginning of every text, such as ``>>fra<<`` for a model with several target languages;
             None: ``code`` where the model knows it, else nothing.
         code: the target language as a token, for ``prefix``.
-        option: what errors call the option that holds ``name``.
+        option: name in errors of the option that holds ``name``.
         device: where it runs; ``auto`` is an accelerator where there is one.
         dtype: of the weights.
 
@@ -71,32 +83,17 @@ class Translator:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What a translation depends on beside the decoding; a folder is known by its content."""
-        return {"model": self.name, "revision": self._revision(), "prefix": self.prefix, "dtype": self._dtype}
-
-    def _revision(self) -> str | None:
+        """All that a translation depends on beside the decoding; a folder is known by its content."""
         self.config  # noqa: B018 - says what is wrong with the name
-        if not self._folder.is_dir():
-            return extract_commit_hash(cached_file(self.name, "config.json"), None)
-        return content_digest(self._folder)[:16]
-
-    @property
-    def _folder(self) -> Path:
-        return Path(self.name).expanduser()
-
-    @property
-    def _place(self) -> str:
-        return str(self._folder) if self._folder.is_dir() else self.name
+        place = model_place(self.name) or self.name
+        revision = model_state(place)
+        if revision is not None and Path(place).is_dir():
+            revision = revision[:16]
+        return {"model": self.name, "revision": revision, "prefix": self.prefix, "dtype": self._dtype}
 
     @cached_property
     def config(self) -> PreTrainedConfig:
         """The model's configuration."""
-        looks_like_a_path = self.name.startswith((".", "/", "~")) or self.name.count("/") > 1
-        if looks_like_a_path and not self._folder.is_dir():
-            raise UserError(
-                f"{self._option} is {self.name!r}, but there is no such folder; give a model's folder or "
-                "Hub id."
-            )
         config = self._load(AutoConfig)
         if not config.is_encoder_decoder:
             raise UserError(
@@ -126,8 +123,14 @@ class Translator:
         return model
 
     def _load(self, factory: Any, **options: Any) -> Any:
+        place = model_place(self.name)
+        if place is None:
+            raise UserError(
+                f"{self._option} is {self.name!r}, but there is no such folder; give a model's folder or "
+                "Hub id."
+            )
         try:
-            return factory.from_pretrained(self._place, **options)
+            return factory.from_pretrained(place, **options)
         except ImportError as error:
             if "sentencepiece" not in str(error).lower():
                 raise
@@ -137,7 +140,7 @@ class Translator:
             ) from None
         except (OSError, ValueError) as error:
             raise UserError(
-                f"{self._option} is {self.name!r}, but it could not be loaded ({_first(error)}); give a "
+                f"{self._option} is {self.name!r}, but it could not be loaded ({first_line(error)}); give a "
                 "model's folder or Hub id."
             ) from None
 
@@ -150,7 +153,7 @@ class Translator:
 
     @cached_property
     def prefix(self) -> str:
-        """What every text begins with."""
+        """The beginning of every text."""
         if self._prefix is not None:
             return self._prefix
         codes = sorted(filter(_CODE.fullmatch, self.tokenizer.get_vocab()))
@@ -162,7 +165,7 @@ class Translator:
         return f"{self._code} " if codes else ""
 
     def fits(self, text: str, limit: int) -> bool:
-        """Whether a text, with prefix and special tokens, has at most ``limit`` tokens."""
+        """Return whether a text, with prefix and special tokens, has at most ``limit`` tokens."""
         # No token is shorter than a character of ASCII; counting takes much longer.
         if text.isascii() and len(text) + self._overhead <= limit:
             return True
@@ -174,12 +177,8 @@ class Translator:
         return len(self.tokenizer(self.prefix)["input_ids"]) + 1
 
     @torch.inference_mode()
-    def translate(self, texts: Sequence[str], decoding: Decoding) -> list[Translation]:
-        """Translations of N texts, in one batch.
-
-        Args:
-            texts: of at most ``positions`` tokens each.
-            decoding: how a translation is chosen.
+    def translate(self, texts: Sequence[str], **decoding: Any) -> list[tuple[str, str | None]]:
+        """Return translations of N texts of at most ``positions`` tokens each, with what makes one useless.
 
         Raises:
             UserError: the batch does not fit into memory.
@@ -193,31 +192,28 @@ class Translator:
         try:
             # AutoModelForSeq2SeqLM's classes generate, but PreTrainedModel, their base, does not.
             found = self.model.generate(  # type: ignore[operator]
-                input_ids=ids, attention_mask=mask, max_new_tokens=room, **decoding.arguments(texts)
+                input_ids=ids, attention_mask=mask, max_new_tokens=room, **decoding
             )
         except torch.OutOfMemoryError:
             raise UserError(
                 f"{len(texts)} pieces of {ids.shape[1]} tokens do not fit into the memory of "
                 f"{self.model.device}; lower batch_size and run again: what is done is kept."
             ) from None
-        return [self._translation(row) for row in found[:, 1:].tolist()]
-
-    def _translation(self, ids: list[int]) -> Translation:
         ends = self.model.generation_config.eos_token_id
-        end = next(
-            (i for i, token in enumerate(ids) if token in (ends if isinstance(ends, list) else [ends])), None
-        )
-        decoded = self.tokenizer.decode(ids[:end], skip_special_tokens=True)
-        assert isinstance(decoded, str)  # of one row
-        text = decoded.strip()
-        problem = ENDLESS if end is None else EMPTY if not text else None
-        if _repeats(ids[:end]):
-            problem = REPEATED
-        return Translation(text, problem)
+        ends = ends if isinstance(ends, list) else [ends]
+        results = []
+        for row in found[:, 1:].tolist():
+            end = next((i for i, token in enumerate(row) if token in ends), None)
+            decoded = self.tokenizer.decode(row[:end], skip_special_tokens=True)
+            assert isinstance(decoded, str)  # of one row
+            text = decoded.strip()
+            problem = ENDLESS if end is None else EMPTY if not text else None
+            results.append((text, REPEATED if _repeats(row[:end]) else problem))
+        return results
 
 
 def _repeats(ids: list[int]) -> bool:
-    """Whether some tokens come over and over again: up to four of them, six times or more in a row."""
+    """Return whether up to four tokens come over and over again: six times or more in a row."""
     for width in range(1, _LONGEST_CYCLE + 1):
         same = 0
         for before, after in zip(ids, ids[width:], strict=False):
@@ -234,10 +230,6 @@ def _device(name: str) -> torch.device:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(
-            f"device is {name!r}, which does not work here ({_first(error)}); give auto, cpu, cuda "
+            f"device is {name!r}, which does not work here ({first_line(error)}); give auto, cpu, cuda "
             "or the like."
         ) from None
-
-
-def _first(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -1,0 +1,81 @@
+"""How far apart the weight functions of several runs are, and what tells the runs apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy.interpolate import RegularGridInterpolator
+
+from .surface import Surface
+
+
+def distance(first: Surface, second: Surface, scaled: bool = False) -> dict[str, float]:
+    """Return how far apart two weight functions g are where both grids reach.
+
+    Both are interpolated linearly at the points of a regular grid over the common rectangle, as fine as the
+    finer of the two.
+
+    Args:
+        first: one run's surface.
+        second: another's.
+        scaled: divide each run's Delta and u by their standard deviations over its visits before.
+
+    Returns:
+        ``mean`` and ``max`` of the absolute difference of g; ``correlation``, Pearson's, NaN where either g
+        is constant; ``common``, the area of the common rectangle as a share of the smaller grid's. The first
+        three are NaN where the grids have nothing in common.
+    """
+    axes = []
+    for surface in (first, second):
+        values = (surface.visits.delta, surface.visits.u)
+        # Equal values have no scale.
+        units = [np.std(each, dtype=np.float64) or 1.0 if scaled else 1.0 for each in values]
+        axes.append((surface.delta / units[0], surface.u / units[1]))
+    common = []
+    for one, other in zip(*axes, strict=True):
+        low, high = max(one[0], other[0]), min(one[-1], other[-1])
+        common.append(np.linspace(low, high, max(len(one), len(other))) if low < high else np.empty(0))
+    if not all(map(len, common)):
+        return {"mean": np.nan, "max": np.nan, "correlation": np.nan, "common": 0.0}
+    points = tuple(np.meshgrid(*common, indexing="ij"))
+    g, h = (
+        RegularGridInterpolator(pair, surface.g)(points)
+        for pair, surface in zip(axes, (first, second), strict=True)
+    )
+    difference = np.abs(g - h)
+    constant = np.ptp(g) == 0 or np.ptp(h) == 0
+    area, *areas = (float(np.prod([axis[-1] - axis[0] for axis in pair])) for pair in (common, *axes))
+    return {
+        "mean": float(difference.mean()),
+        "max": float(difference.max()),
+        "correlation": np.nan if constant else float(np.corrcoef(g.ravel(), h.ravel())[0, 1]),
+        "common": area / min(areas),
+    }
+
+
+def distances(surfaces: Sequence[Surface], names: Sequence[str]) -> pd.DataFrame:
+    """Return the distances of each two runs; of two tasks, whose scales differ, also on scaled axes.
+
+    Rows have ``first`` and ``second`` (names), the ``step`` of each, ``scale`` ("as is" or "sd"), and what
+    ``distance`` returns.
+    """
+    rows = []
+    for (one, name), (other, its_name) in combinations(zip(surfaces, names, strict=True), 2):
+        for scaled in (False, True)[: 1 + (one.task != other.task)]:
+            labels = {"first": name, "second": its_name, "first_step": one.step, "second_step": other.step}
+            rows.append({**labels, "scale": "sd" if scaled else "as is", **distance(one, other, scaled)})
+    return pd.DataFrame(rows)
+
+
+def run_names(surfaces: Sequence[Surface], runs: Sequence[str]) -> list[str]:
+    """Return what tells runs apart: their noise; with the task, or else the folder, where that does not."""
+    noise = ["noise unknown" if np.isnan(s.noise_rate) else f"{s.noise_rate:.0%} noise" for s in surfaces]
+    with_task = [f"{s.task}, {words}" for s, words in zip(surfaces, noise, strict=True)]
+    folders = [Path(run).resolve().name for run in runs]
+    with_folder = [f"{words} ({name})" for name, words in zip(folders, noise, strict=True)]
+    choices = (noise, with_task, with_folder)
+    return next((names for names in choices if len(set(names)) == len(names)), list(runs))
