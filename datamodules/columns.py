@@ -19,7 +19,7 @@ from datasets import Features, Value
 from pacmr_lightning.errors import UserError
 
 from .chat import decode_messages, encode_messages, fields_of, messages_of, template_options
-from .prompts import HUMAN
+from .prompts import HUMAN, split_completion, split_row
 
 _PROMPT_WORDS = frozenset(
     ["prompt", "question", "query", "instruction", "input", "request", "problem", "post", "context"]
@@ -118,8 +118,13 @@ class Columns:
     required: tuple[str, ...]
     """Further columns that rows of texts have; messages may hold the prompt themselves."""
     optional: dict[str, Callable[[object], str | float | None]]
-    hashed: tuple[str, ...]
-    """Columns that a missing id is made of."""
+    divide: Callable[..., Any]
+    """Makes prompt and responses of the values of ``prompt``, responses and ``chat``."""
+
+    def divided(self, rows: dict[str, list[Any]]) -> list[Any]:
+        """Return prompt and responses of each row of a batch, given by column."""
+        names = ("prompt", *self.responses, "chat")
+        return [self.divide(*row) for row in zip(*(rows[name] for name in names), strict=True)]
 
     @property
     def features(self) -> Features:
@@ -247,7 +252,7 @@ PREFERENCES = Columns(
         "tools": _tools,
         "chat_template_kwargs": _template_kwargs,
     },
-    hashed=("prompt", "chosen", "rejected"),
+    divide=split_row,
 )
 SFT = Columns(
     kind="sft",
@@ -258,7 +263,7 @@ SFT = Columns(
         "tools": _tools,
         "chat_template_kwargs": _template_kwargs,
     },
-    hashed=("prompt", "completion"),
+    divide=split_completion,
 )
 
 
@@ -290,7 +295,7 @@ def checked(
                 "each row its prompt, or remove the row."
             )
         if clean["id"] is None:
-            digest = _content_hash(clean[name] for name in columns.hashed)
+            digest = _content_hash(clean[name] for name in ("prompt", *columns.responses))
             clean["id"] = f"{digest}-{repeats[digest]}"
             repeats[digest] += 1
         elif clean["id"] in places:

@@ -9,12 +9,11 @@ from pathlib import Path
 from datasets import Dataset
 
 from pacmr_lightning.embedded_world import World
-from pacmr_lightning.errors import UserError
 
 from .columns import SFT
-from .prompts import completion_prompts
 from .reading import made_once, read_sft
-from .splits import DEFAULT_FRACTION, Split, Splits
+from .sources import check_at_least
+from .splits import DEFAULT_FRACTION, RowsBySplit, Split, SplitPlaces
 
 
 class Completions(ABC):
@@ -32,7 +31,7 @@ class Completions(ABC):
         """
 
 
-class CompletionFiles(Completions):
+class CompletionFiles(RowsBySplit, Completions):
     """Demonstrations from JSON Lines or Parquet files with the columns ``prompt`` and ``completion``.
 
     Args:
@@ -45,16 +44,17 @@ class CompletionFiles(Completions):
         UserError: ``validation_fraction`` is outside (0, 1), or set although there is a validation file.
     """
 
+    columns = SFT
+
     def __init__(
         self, train: str, validation: str | None = None, validation_fraction: float = DEFAULT_FRACTION
     ):
-        self.splits = Splits(train, validation, validation_fraction)
+        self.splits = SplitPlaces(train, validation, validation_fraction)
         self.name = Path(train).name
 
-    def load(self, split: Split) -> Dataset:
-        """Rows of the file that holds the split, or of its share of the training file."""
-        rows = read_sft(self.splits.place(split))
-        return self.splits.select(rows, completion_prompts, split)
+    def read(self, place: str) -> Dataset:
+        """Rows of a file."""
+        return read_sft(place)
 
 
 class WorldCompletions(Completions):
@@ -73,9 +73,7 @@ class WorldCompletions(Completions):
     name = "embedded world"
 
     def __init__(self, rows: int = 40_000, validation_rows: int = 512, best_of: int = 4, seed: int = 0):
-        for option, value in (("rows", rows), ("validation_rows", validation_rows), ("best_of", best_of)):
-            if value < 1:
-                raise UserError(f"{option} is {value}, but it must be at least 1.")
+        check_at_least(1, rows=rows, validation_rows=validation_rows, best_of=best_of)
         self.world = World(seed)
         self.best_of = best_of
         self._sizes = {"train": rows, "validation": validation_rows}

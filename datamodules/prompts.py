@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,18 +75,6 @@ def split_completion(prompt: str | None, completion: str, chat: bool = False) ->
     if messages is None or len(messages) < 2 or messages[-1]["role"] != "assistant":
         return Demonstration(reason=NO_COMPLETION)
     return Demonstration(encode_messages(messages[:-1]), message_text(messages[-1]), message=messages[-1])
-
-
-def pair_prompts(columns: Mapping[str, list[Any]]) -> list[str]:
-    """The prompts of rows given by column; unusable ones, which are dropped later, have the empty prompt."""
-    names = ("prompt", "chosen", "rejected", "chat")
-    return [split_row(*row).prompt for row in zip(*(columns[name] for name in names), strict=True)]
-
-
-def completion_prompts(columns: Mapping[str, list[Any]]) -> list[str]:
-    """The same for demonstrations."""
-    names = ("prompt", "completion", "chat")
-    return [split_completion(*row).prompt for row in zip(*(columns[name] for name in names), strict=True)]
 
 
 def split_prompt(chosen: str, rejected: str) -> Split:

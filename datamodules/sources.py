@@ -15,9 +15,8 @@ from pacmr_lightning.evaluation.reward import Reward
 
 from .chat import messages_of
 from .columns import PREFERENCES
-from .prompts import pair_prompts
 from .reading import made_once, numbered_rows, read_preferences
-from .splits import DEFAULT_FRACTION, Split, Splits
+from .splits import DEFAULT_FRACTION, RowsBySplit, Split, SplitPlaces
 
 
 class Source(ABC):
@@ -53,7 +52,7 @@ class Source(ABC):
         return self.load("train")
 
 
-class Files(Source):
+class Files(RowsBySplit, Source):
     """Preference pairs from JSON Lines or Parquet files.
 
     Args:
@@ -67,6 +66,8 @@ class Files(Source):
         UserError: ``validation_fraction`` is outside (0, 1), or set although there is a validation file.
     """
 
+    columns = PREFERENCES
+
     def __init__(
         self,
         train: str,
@@ -74,18 +75,13 @@ class Files(Source):
         validation_fraction: float = DEFAULT_FRACTION,
         reward: Reward | None = None,
     ):
-        self.splits = Splits(train, validation, validation_fraction)
+        self.splits = SplitPlaces(train, validation, validation_fraction)
         self.name = Path(train).name
         self.gold_reward = reward
 
-    def load(self, split: Split) -> Dataset:
-        """Rows of the file that holds the split, or of its share of the training file."""
-        rows = read_preferences(self.splits.place(split))
-        return self.splits.select(rows, pair_prompts, split)
-
-    def load_all(self) -> Dataset:
-        """Rows of the training file."""
-        return read_preferences(self.splits.train)
+    def read(self, place: str) -> Dataset:
+        """Rows of a file."""
+        return read_preferences(place)
 
 
 class Prompts(Source):
@@ -134,9 +130,7 @@ class EmbeddedWorld(Source):
     def __init__(
         self, pairs: int = 6400, validation_pairs: int = 1024, seed: int = 0, pairs_seed: int | None = None
     ):
-        for option, value in (("pairs", pairs), ("validation_pairs", validation_pairs)):
-            if value < 1:
-                raise UserError(f"{option} is {value}, but at least 1 pair is needed.")
+        check_at_least(1, pairs=pairs, validation_pairs=validation_pairs)
         self.world = World(seed)
         self.gold_reward = self.world.gold_reward
         self.prompts = self.world.prompts()
@@ -149,3 +143,10 @@ class EmbeddedWorld(Source):
         size, seed = self._sizes[split], self._seeds[split]
         rows = partial(self.world.preference_rows, size, seed)
         return made_once(rows, PREFERENCES, f"{self.name} ({split})", f"{self.world.key}:{size}:{seed}")
+
+
+def check_at_least(least: int, **options: int | None) -> None:
+    """Raise a UserError where an option is too small; None is no number, and passes."""
+    for option, value in options.items():
+        if value is not None and value < least:
+            raise UserError(f"{option} is {value}, but it must be at least {least}.")

@@ -36,7 +36,7 @@ def _block(count: int, size: int, seed: int, kind: str, number: int) -> list[int
     return _permutation(count, seed, kind, permutation)[place * size : (place + 1) * size]
 
 
-class PairedBatches(TorchDataset[PairedBatch]):
+class TrainingStream(TorchDataset[PairedBatch]):
     """Train batches, and meta batches when they are due, by global step.
 
     ``batches[step]`` is this rank's share of optimizer step ``step``, for any step from 0 on: the rows are
@@ -143,7 +143,7 @@ def check_shares(option: str, size: int, world_size: int) -> None:
         )
 
 
-class PairBatches(TorchDataset[PairBatch]):
+class EvaluationStream(TorchDataset[PairBatch]):
     """Consecutive batches of pairs for evaluation: no pair twice, none left out, something for each rank.
 
     Args:
@@ -204,7 +204,7 @@ class RankSteps(DistributedSampler[int]):
         return iter(range(start, start + self.length))
 
 
-class RowsLeft(DistributedSampler[int]):
+class RemainingRows(DistributedSampler[int]):
     """The rows of an epoch that this rank has not had yet.
 
     Args:

@@ -46,8 +46,18 @@ def test_a_mask_is_kept_and_can_be_used_again(base, capsys):
     first = Path("runs/preferences-a-noise10-60-seed42")
     mask = dict(zip(*pq.read_table(first / "noise_mask.parquet").to_pydict().values(), strict=True))
     assert len(mask) == 64
-    cli.main([*base, "--data.noise_mask", str(first / "noise_mask.parquet"), "--model.method", "a"])
-    second = Path("runs/preferences-a-noisemask-seed42")
+    cli.main(
+        [
+            *base,
+            "--data.noise",
+            "NoiseFromMask",
+            "--data.noise.mask",
+            str(first / "noise_mask.parquet"),
+            "--model.method",
+            "a",
+        ]
+    )
+    second = Path("runs/preferences-a-noiseNoiseFromMask-seed42")
     found = [read_weights(run) for run in (first, second)]
     assert found[0].equals(found[1])
     assert all(mask[row.id] == row.flipped for row in found[0].itertuples())
@@ -66,7 +76,17 @@ def test_a_mask_is_kept_and_can_be_used_again(base, capsys):
     table = pq.read_table(third / "noise_mask.parquet").to_pandas()
     assert table["annotator"].str.fullmatch(r"annotator-\d+").all()
     assert json.loads((third / "summary.json").read_text())["noise_rate"] == table["flipped"].mean()
-    cli.main([*base, "--data.noise_mask", str(third / "noise_mask.parquet"), "--model.method", "b"])
+    cli.main(
+        [
+            *base,
+            "--data.noise",
+            "NoiseFromMask",
+            "--data.noise.mask",
+            str(third / "noise_mask.parquet"),
+            "--model.method",
+            "b",
+        ]
+    )
 
 
 def test_a_cached_reference_trains_as_a_live_one(base):

@@ -12,11 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from pacmr_lightning.errors import UserError
 
 from ..hashing import unit_hash
-from .base import LabelNoise, check_rate
-from .calibration import calibrated, check_share
-
-ASSIGNED = 10
-"""Annotators that pairs are assigned to where nobody says how many."""
+from .base import LabelNoise, calibrated, check_rate, check_share
 
 
 class CategoryNoise(LabelNoise):
@@ -33,11 +29,11 @@ class CategoryNoise(LabelNoise):
         self, rates: dict[str, float] | None = None, others: float = 0.0, share: float | None = None
     ):
         _check_one("CategoryNoise", "rates", rates, share)
-        check_rate("noise_rate", others)
+        check_rate("others", others)
         if share is not None and others:
             raise UserError(f"CategoryNoise has share {share} and others {others}; take one of them out.")
         for category, value in (rates or {}).items():
-            check_rate(f"category_noise_rates of {category!r}", value)
+            check_rate(f"rates of {category!r}", value)
         self.rates = rates
         self.others = others
         self.share = share
@@ -56,7 +52,7 @@ class CategoryNoise(LabelNoise):
         for name in self.rates:
             if name not in categories:
                 raise UserError(
-                    f"category_noise_rates names {name!r}, but no training pair is of that category (there "
+                    f"rates names {name!r}, but no training pair is of that category (there "
                     f"are {_some(categories)}); correct the name."
                 )
         return [self.rates.get(category, self.others) for category in categories]
@@ -95,7 +91,7 @@ class AnnotatorNoise(LabelNoise):
             )
         self.share = share
         self.reliabilities = reliabilities
-        self._names = list(reliabilities or (f"annotator-{k + 1}" for k in range(annotators or ASSIGNED)))
+        self._names = list(reliabilities or (f"annotator-{k + 1}" for k in range(annotators or 10)))
         self._counted = annotators is not None
 
     def annotators(self, rows: Dataset) -> list[str]:

@@ -14,10 +14,9 @@ from pacmr_lightning.datamodules.noise import (
     NoiseFromMask,
     SymmetricNoise,
     TwoRateNoise,
-    flip_flags,
     label_noise,
-    read_mask,
 )
+from pacmr_lightning.datamodules.pairs import flip_flags
 from pacmr_lightning.datamodules.reading import rows_to_dataset
 from pacmr_lightning.errors import UserError
 
@@ -98,7 +97,7 @@ def test_rates_by_category():
     for name, rate in (("c0", 0.0), ("c1", 0.4), ("c2", 0.1)):
         plain = SymmetricNoise(rate).flips(found, 42)
         assert all(flips[i] == plain[i] for i in IDS if category[i] == name)
-    with pytest.raises(UserError, match=r"category_noise_rates names 'x', but .* \(there are c0, c1, c2\)"):
+    with pytest.raises(UserError, match=r"rates names 'x', but .* \(there are c0, c1, c2\)"):
         CategoryNoise({"x": 0.1}).flips(found, 42)
 
 
@@ -110,7 +109,6 @@ def test_mask_files(pairs, tmp_path, ending):
         pq.write_table(pa.table({"id": list(mask), "flipped": list(mask.values())}), path)
     else:
         path.write_text("".join(json.dumps({"id": i, "flipped": f}) + "\n" for i, f in mask.items()))
-    assert read_mask(str(path)) == mask
     noise = NoiseFromMask(str(path))
     assert noise.flips(pairs, 1) == mask and noise.rate is None
     assert noise.flips(rows(IDS[5:10]), 1) == {i: mask[i] for i in IDS[5:10]}
@@ -118,12 +116,12 @@ def test_mask_files(pairs, tmp_path, ending):
         noise.flips(rows([*IDS[:2], "other"]), 1)
 
 
-def test_bad_masks(tmp_path):
+def test_bad_masks(pairs, tmp_path):
     (tmp_path / "mask.jsonl").write_text('{"id": "a", "flipped": "yes"}\n')
     with pytest.raises(UserError, match=r"mask\.jsonl, line 1 has id 'a' and flipped 'yes'"):
-        read_mask(str(tmp_path / "mask.jsonl"))
+        NoiseFromMask(str(tmp_path / "mask.jsonl")).flips(pairs, 42)
     with pytest.raises(UserError, match=r"There is no file .*none\.parquet"):
-        read_mask(str(tmp_path / "none.parquet"))
+        NoiseFromMask(str(tmp_path / "none.parquet")).flips(pairs, 42)
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5, float("nan")])
@@ -132,7 +130,7 @@ def test_rates_outside_the_unit_interval_are_refused(rate):
         SymmetricNoise(rate)
     with pytest.raises(UserError, match=f"noise_rates is {rate}"):
         TwoRateNoise([0.1, rate])
-    with pytest.raises(UserError, match=f"category_noise_rates of 'c' is {rate}"):
+    with pytest.raises(UserError, match=f"rates of 'c' is {rate}"):
         CategoryNoise({"c": rate})
 
 
@@ -144,23 +142,12 @@ def test_kinds_of_noise_exclude_each_other():
         def probabilities(self, rows):
             return [i % 2 for i in range(len(rows))]
 
-    def chosen(noise=None, rate=0.0, rates=None, category_rates=None, mask=None):
-        return label_noise(noise, rate, rates, category_rates, mask)
-
-    for given in (
-        {"rate": 0.1, "rates": [0.1, 0.2]},
-        {"rate": 0.1, "mask": "m"},
-        {"rates": [0, 0], "mask": "m"},
-        {"rate": 0.1, "noise": Alternating()},
-        {"category_rates": {"a": 0.1}, "noise": Alternating()},
-    ):
+    for given in ((None, 0.1, [0.1, 0.2]), (Alternating(), 0.1, None), (Alternating(), 0.0, [0, 0])):
         with pytest.raises(UserError, match="are given together; take out all but one"):
-            chosen(**given)
-    assert chosen() is None
-    assert chosen(rate=0.1).rate == 0.1 and isinstance(chosen(rates=[0, 0]), TwoRateNoise)
-    both = chosen(category_rates={"a": 0.1}, rate=0.2)
-    assert (both.rates, both.others) == ({"a": 0.1}, 0.2)
-    assert isinstance(chosen(mask="m"), NoiseFromMask) and isinstance(chosen(Alternating()), Alternating)
+            label_noise(*given)
+    assert label_noise(None, 0.0, None) is None and label_noise(None, 0.1, None).rate == 0.1
+    assert isinstance(label_noise(None, 0.0, [0, 0]), TwoRateNoise)
+    assert isinstance(label_noise(Alternating(), 0.0, None), Alternating)
 
 
 @pytest.mark.parametrize(

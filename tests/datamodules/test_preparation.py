@@ -9,7 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
-from pacmr_lightning.datamodules.noise import AnnotatorNoise, NearTieNoise, NoiseFromMask, SymmetricNoise
+from pacmr_lightning.datamodules.noise import (
+    AnnotatorNoise,
+    CategoryNoise,
+    NearTieNoise,
+    NoiseFromMask,
+    SymmetricNoise,
+)
 from pacmr_lightning.errors import UserError
 
 
@@ -104,8 +110,7 @@ def test_a_curriculum_has_the_easiest_pairs_in_order(make, tmp_path):
     pairs = data.train_pairs
     assert pairs.rows["id"][:] == [ids[i] for i in easiest]
     assert pairs.swapped == [swapped[i] for i in easiest]
-    known = data._preparation.train_reference(lambda asked: np.arange(len(asked)))
-    assert known.tolist() == easiest
+    assert data._kept == easiest
     batches = data.train_dataloader().dataset
     assert [batches[step].train.ids for step in (0, 2, 3)] == [
         [ids[i] for i in easiest[start : start + 4]] for start in (0, 8, 0)
@@ -126,8 +131,7 @@ def test_noise_of_every_kind_arrives_in_the_pairs(make, write_rows, pair_rows, t
     mask.write_text("".join(json.dumps({"id": f"r{i}", "flipped": i < 6}) + "\n" for i in range(30)))
     for options in (
         {"noise_rates": [0.1, 0.6]},
-        {"category_noise_rates": {"a": 0.9}},
-        {"noise_mask": str(mask)},
+        {"noise": CategoryNoise({"a": 0.9})},
         {"noise": NoiseFromMask(str(mask))},
     ):
         data = make(source, **options)
