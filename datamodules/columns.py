@@ -147,25 +147,24 @@ class Columns:
         Raises:
             UserError: a column is missing or holds a wrong value; it begins with ``place``.
         """
-        texts = [name for name in (*self.responses, "prompt", "augmented_prompt") if name in row]
-        given = row
-        for name in texts:
+
+        def read(check: Callable[[Any], Any], name: str) -> Any:
             try:
-                row = row | {name: messages_of(row[name])}
+                return check(row[name])
             except ValueError as error:
                 raise UserError(f"{place}: {name!r} is {error}.") from None
+
+        given = row
+        texts = [name for name in (*self.responses, "prompt", "augmented_prompt") if name in row]
+        row = row | {name: read(messages_of, name) for name in texts}
         lists = {name for name in self.responses if isinstance(row.get(name), list)}
         for name in self.responses if lists else (*self.required, *self.responses):
             if row.get(name) is None:
                 raise UserError(f"{place} {_missing(name, row)}")
         checks = dict.fromkeys(self.responses, _text_or_messages) | {"id": _label} | self.optional
-        clean: dict[str, Any] = {}
-        for name, check in checks.items():
-            value = row.get(name)
-            try:
-                clean[name] = None if value is None else check(value)
-            except ValueError as error:
-                raise UserError(f"{place}: {name!r} is {error}.") from None
+        clean: dict[str, Any] = {
+            name: None if row.get(name) is None else read(check, name) for name, check in checks.items()
+        }
         clean["chat"] = bool(lists)
         if lists and lists != set(self.responses):
             odd = sorted(set(self.responses) - lists)[0]
@@ -173,9 +172,7 @@ class Columns:
                 f"{place}: {odd!r} is a text, but {sorted(lists)[0]!r} is a list of chat messages; "
                 "write both in one way."
             )
-        for name in ("prompt", "augmented_prompt"):
-            if name not in self.optional:
-                continue
+        for name in [name for name in ("prompt", "augmented_prompt") if name in self.optional]:
             if not lists and isinstance(row.get(name), list):
                 response = self.responses[0]
                 raise UserError(
@@ -187,13 +184,18 @@ class Columns:
         self._check_prompt(clean, row, place)
         fields: set[str] = set()
         if lists:
-            self._check_speaker(clean, place)
+            for name in self.responses:
+                messages = decode_messages(clean[name])
+                if messages and messages[-1]["role"] not in _ROLES:
+                    raise UserError(
+                        f"{place}: the last message of {name!r} has the role {messages[-1]['role']!r}, but "
+                        "the response must be from 'assistant'; rename the role."
+                    )
             fields = fields.union(*(fields_of(clean[name]) for name in texts if clean.get(name)))
             fields |= template_options(clean["tools"], clean["chat_template_kwargs"]).keys()
         else:
             clean |= {"tools": None, "chat_template_kwargs": None}  # only chat templates read them
-        read = {name for name, value in clean.items() if value is not None}
-        unread = [name for name, value in given.items() if name not in read and not _is_empty(value)]
+        unread = [n for n, value in given.items() if clean.get(n) is None and not _is_empty(value)]
         clean["template_fields"] = " ".join(sorted(fields)) or None
         clean["unread"] = "\n".join(sorted(unread)) or None
         return clean
@@ -210,15 +212,6 @@ class Columns:
                 raise UserError(
                     f"{place} has no 'prompt', but a column {name!r}, which may be it; rename it to 'prompt' "
                     f"(for a dataset of the Hub: --source.columns '{{prompt: {name}}}'), or remove it."
-                )
-
-    def _check_speaker(self, clean: dict[str, Any], place: str) -> None:
-        for name in self.responses:
-            messages = decode_messages(clean[name])
-            if messages and messages[-1]["role"] not in _ROLES:
-                raise UserError(
-                    f"{place}: the last message of {name!r} has the role {messages[-1]['role']!r}, but the "
-                    "response must be from 'assistant'; rename the role."
                 )
 
 

@@ -10,11 +10,10 @@ from datasets import Dataset
 from pacmr_lightning.errors import UserError
 
 from .columns import PREFERENCES, SFT
-from .completions import Completions
 from .hub import convert, load_split
 from .prompts import ASSISTANT, HUMAN, split_prompt
 from .rows import prompts_of
-from .sources import Source
+from .sources import Completions, Source
 from .splits import DEFAULT_FRACTION, DEFAULT_SEED, RowsBySplit, Split, SplitPlaces
 
 SUBSETS = ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled")

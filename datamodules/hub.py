@@ -16,14 +16,10 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import content_key
 from pacmr_lightning.files import content_digest
 
-from .columns import PREFERENCES, SFT, Columns, checked
-from .completions import Completions
-from .reading import announced, arrow_row, written_once
-from .sources import Source
+from .columns import PREFERENCES, SFT, Columns
+from .reading import arrow_row, written_once
+from .sources import Completions, Source
 from .splits import DEFAULT_FRACTION, RowsBySplit, SplitPlaces
-
-_LAYOUT = 4
-"""Part of the cache's key; raised whenever the same dataset is read into other rows."""
 
 
 def load_split(path: str, split: str, subset: str | None = None, folder: str | None = None) -> Dataset:
@@ -87,21 +83,32 @@ def convert(
     Raises:
         UserError: a row is wrong.
     """
-    states = [_LAYOUT, key, *(dataset._fingerprint for _, dataset in parts)]
 
-    def rows() -> Iterator[dict[str, Any]]:
-        numbered = (
-            (f"{part}, row {number}", row(part, arrow_row(values)))
-            for part, dataset in parts
-            for number, values in enumerate(dataset, 1)
-        )
-        yield from checked(numbered, columns, name)
+    def rows() -> Iterator[tuple[str, dict[str, Any]]]:
+        for part, dataset in parts:
+            for number, values in enumerate(dataset, 1):
+                yield f"{part}, row {number}", row(part, arrow_row(values))
 
-    return announced(written_once(rows, columns, repr(states)), name)
+    states = [key, *(dataset._fingerprint for _, dataset in parts)]
+    return written_once(rows, columns, name, repr(states))
 
 
 class _HubRows(RowsBySplit):
-    """Rows of a dataset whose columns may have other names than this package's."""
+    """Rows of a dataset whose columns may have other names than this package's.
+
+    Args:
+        path: Hub id, or a folder in the layout of one.
+        subset: a named configuration of the dataset.
+        train_split: the split with the training rows.
+        validation_split: the split with the validation rows. None: some training prompts are set aside.
+        validation_fraction: share of the prompts that is set aside where there is no validation split, in (0,
+            1); all rows of a prompt fall on the same side.
+        columns: the dataset's names of columns that are called otherwise here, ``{chosen: response_j}``.
+
+    Raises:
+        UserError: ``validation_fraction`` is outside (0, 1), or set beside a validation split; or ``columns``
+            has an unknown name.
+    """
 
     def __init__(
         self,
@@ -153,42 +160,12 @@ class _HubRows(RowsBySplit):
 
 
 class HubPreferences(_HubRows, Source):
-    """Preference pairs of any dataset on the Hugging Face Hub.
-
-    Texts, or chat messages, for which the tokenizer's chat template is used.
-
-    Args:
-        path: Hub id, or a folder in the layout of one.
-        subset: a named configuration of the dataset.
-        train_split: the split with the training pairs.
-        validation_split: the split with the validation pairs. None: some training prompts are set aside.
-        validation_fraction: share of the prompts that is set aside where there is no validation split, in (0,
-            1); all pairs of a prompt fall on the same side.
-        columns: the dataset's names of columns that are called otherwise here, ``{chosen: response_j}``.
-
-    Raises:
-        UserError: ``validation_fraction`` is outside (0, 1), or set beside a validation split; or ``columns``
-            has an unknown name.
-    """
+    """Preference pairs of any dataset on the Hugging Face Hub, as texts or as chat messages."""
 
     columns = PREFERENCES
 
 
 class HubCompletions(_HubRows, Completions):
-    """Demonstrations of any dataset on the Hugging Face Hub, as texts or as chat messages.
-
-    Args:
-        path: Hub id, or a folder in the layout of one.
-        subset: a named configuration of the dataset.
-        train_split: the split with the training rows.
-        validation_split: the split with the validation rows. None: some training prompts are set aside.
-        validation_fraction: share of the prompts that is set aside where there is no validation split, in (0,
-            1); all rows of a prompt fall on the same side.
-        columns: the dataset's names of columns that are called otherwise here, ``{completion: messages}``.
-
-    Raises:
-        UserError: ``validation_fraction`` is outside (0, 1), or set beside a validation split; or ``columns``
-            has an unknown name.
-    """
+    """Demonstrations of any dataset on the Hugging Face Hub, as texts or as chat messages."""
 
     columns = SFT

@@ -31,7 +31,7 @@ from .prompt_loader import draw_prompts, prompt_loader
 from .reference_cache import cached_log_probs, cached_state_differences
 from .rows import prompts_of
 from .sources import Source, check_at_least
-from .stream import EvaluationStream, RankSteps, StepLoader, TrainingStream, check_shares
+from .stream import EvaluationStream, RankSteps, StepLoader, TrainingStream, check_resumed, check_shares
 from .token_columns import tokens_digest
 from .tokenization import summary_line, token_warnings, tokenize_pairs
 from .tokenizer import load_tokenizer, prompt_tokens
@@ -48,7 +48,7 @@ _KEPT_OPTIONS = (
 """Options that a resumed fit must share with its checkpoint."""
 _VALIDATION = "validation pairs"
 """Name of the validation pairs' hash in a checkpoint; these may change."""
-_DIGESTED = {
+_HASHES = {
     "texts": "texts of the training pairs",
     "label noise": "flipped labels of the training pairs",
     "training pairs": "ids, labels, order or augmented prompts of the training pairs",
@@ -96,20 +96,6 @@ class PreferenceDataModule(LightningDataModule):
         curriculum: ``pairs.parquet`` of ``pacmr audit --scorer dpo`` of a run on these pairs and labels: the
             easiest are trained on in each epoch, from easy to difficult; None for all, shuffled.
         curriculum_share: of the training pairs that are the easiest, above 0 and at most 1.
-
-    Attributes:
-        noise_flips: after ``setup("fit")``, for each id of the training rows whether the noise flips its
-            label; None where no noise is injected.
-        annotators: after ``setup("fit")``, for each id of the training rows who gave the label, as the row
-            says or as ``AnnotatorNoise`` assigns it, None where that is unknown; None where no row has one.
-        uniform_noise: whether every pair has the same probability of a flip, ``noise_rate``. Where not,
-            ``noise_rate`` is the share of flipped pairs after ``setup("fit")``.
-        counts: after ``setup``, for ``train`` and ``validation``: ``rows``, ``kept``, dropped pairs by
-            reason, ``no second view``, and for ``train`` ``flipped`` (labels the noise changed).
-        trained_texts: hash of the training pairs' texts of a run whose policy is looked at, which ``setup``
-            compares; None: not compared.
-        train_pairs: after ``setup("fit")``, the kept training pairs.
-        validation_pairs: after ``setup``, the kept validation pairs.
 
     Raises:
         UserError: an option is out of range. Later: the data or the tokenizer cannot be used.
@@ -172,7 +158,9 @@ class PreferenceDataModule(LightningDataModule):
         self.meta_batch_size = meta_batch_size
         self.noise = noise = label_noise(noise, noise_rate, noise_rates)
         self.uniform_noise = noise is None or noise.rate is not None
+        """Whether every pair has the same probability of a flip."""
         self.noise_rate = noise_rate if noise is None or noise.rate is None else noise.rate
+        """That probability; otherwise the share of flipped pairs after ``setup("fit")``."""
         self.noise_seed = noise_seed
         self.seed = seed
         self.num_workers = num_workers
@@ -187,10 +175,17 @@ class PreferenceDataModule(LightningDataModule):
         self.curriculum = curriculum
         self.curriculum_share = curriculum_share
         self.trained_texts: str | None = None
+        """``texts`` of the ``state_dict`` of a run whose policy is looked at, which ``setup`` compares."""
         self.counts: dict[str, dict[str, int]] = {}
+        """After ``setup``, by split: ``rows``, ``kept``, dropped pairs by reason, ``no second view``, and for
+        ``train`` ``flipped`` (labels the noise changed)."""
         self.noise_flips: dict[str, bool] | None = None
+        """After ``setup("fit")``, for each id of the training rows whether the noise flips its label."""
         self.annotators: dict[str, str | None] | None = None
+        """After ``setup("fit")``, for each id of the training rows who gave the label, as the row says or
+        ``AnnotatorNoise`` assigns it, None where that is unknown; None where no row has one."""
         self.clean_pairs: Pairs | None = None
+        """After ``setup``, as the following: those that are kept."""
         self.train_pairs: Pairs | None = None
         self.validation_pairs: Pairs | None = None
         self._filled: dict[str, tuple[Dataset, Dataset, dict[str, int]]] = {}
@@ -334,11 +329,10 @@ class PreferenceDataModule(LightningDataModule):
                 pairs.check_model(policy)
 
     def fill_reference(self, policy: PolicyModel) -> None:
-        """What ``reference: cached`` asks for; the module calls it before training, with its policy.
+        """Give all pairs their reference log-probabilities, for ``reference: cached``; before training.
 
         Raises:
-            UserError: the policy cannot read the pairs, the cache is damaged, or a log-probability is not
-                finite.
+            UserError: the policy cannot read the pairs, the cache is damaged, or a value is not finite.
         """
         self.check_model(policy)
         if self.reference == "live":
@@ -353,27 +347,12 @@ class PreferenceDataModule(LightningDataModule):
             self.train_pairs.augmented_reference = ask(self._all_train_pairs, augmented=True)[self._kept]
 
     def fill_train_reference(self, policy: PolicyModel) -> None:
-        """The same for the training pairs alone, where a tool looks at them in one process.
-
-        A tool needs all of them once whatever the run did, and a second pass needs them again.
-
-        Raises:
-            UserError: as ``fill_reference``.
-        """
+        """The same for the training pairs alone and whatever ``reference`` is, for a tool in one process."""
         assert self.train_pairs is not None
         self.train_pairs.reference = cached_log_probs(policy, self._all_train_pairs)[self._kept]
 
     def train_state_differences(self, policy: PolicyModel) -> np.ndarray:
-        """What the reference's layers hold of each training pair's responses, for a linear probe.
-
-        It is kept on disk for all runs, like log-probabilities.
-
-        Returns:
-            (N, 2H) chosen minus rejected, labels as trained.
-
-        Raises:
-            UserError: as ``fill_reference``.
-        """
+        """Return (N, 2H) states of the reference, chosen minus rejected, labels as trained; kept on disk."""
         assert self.train_pairs is not None
         found = cached_state_differences(policy, self._all_train_pairs)[self._kept]
         return found * np.where(self.train_pairs.swapped, -1, 1).astype(found.dtype)[:, None]
@@ -476,26 +455,14 @@ class PreferenceDataModule(LightningDataModule):
             UserError: training is resumed with other pairs, another order or other noise.
         """
         assert self.trainer is not None
-        if self.trainer.state.fn != TrainerFn.FITTING:
-            return
         now = self.state_dict()
-        for name, value in state_dict.items():
-            if now[name] == value:
-                continue
-            if name in _KEPT_OPTIONS:
-                raise UserError(
-                    f"The checkpoint has {name} {value}, but this run has {now[name]}; resume with "
-                    "the same data options, or start a new run."
-                )
-            if name != _VALIDATION:
-                raise UserError(
-                    f"The {_DIGESTED[name]} are not those of the checkpoint; resume with the data, tokenizer "
-                    "and data options that it was trained with, or start a new run in another folder."
-                )
+        fits = self.trainer.state.fn == TrainerFn.FITTING
+        if fits and state_dict[_VALIDATION] != now[_VALIDATION]:
             rank_zero_warn(
                 "The validation pairs have changed since the checkpoint was made: metrics val/... before and "
                 f"after update {self.trainer.global_step} are of different pairs."
             )
+        check_resumed(self.trainer, state_dict | {_VALIDATION: now.get(_VALIDATION)}, now, _HASHES)
 
 
 def _batches(pairs: int, size: int, name: str) -> str:

@@ -20,9 +20,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules.sft import IGNORED
 
-from .completions import Completions
-from .sources import check_at_least
-from .stream import RemainingRows, StepLoader
+from .sources import Completions, check_at_least
+from .stream import RemainingRows, StepLoader, check_resumed
 from .token_columns import check_readable, tokens_digest
 from .tokenization import summary_line, token_warnings, tokenize_completions
 from .tokenizer import load_tokenizer
@@ -152,15 +151,7 @@ class SFTDataModule(LightningDataModule):
             UserError: training is resumed with other rows, or in another order.
         """
         assert self.trainer is not None
-        if self.trainer.state.fn != TrainerFn.FITTING:
-            return
-        now = self.state_dict()
-        for name, value in state_dict.items():
-            if now[name] != value:
-                raise UserError(
-                    f"The checkpoint has {name} {value}, but this run has {now[name]}; resume with the same "
-                    "data, tokenizer and data options, or start a new run in another folder."
-                )
+        check_resumed(self.trainer, state_dict, self.state_dict(), {"training rows": "training rows"})
 
     def _prepare(self) -> None:
         if self._rows:

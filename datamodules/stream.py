@@ -13,6 +13,8 @@ from itertools import islice
 from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader, DistributedSampler
 from torch.utils.data import Dataset as TorchDataset
 
@@ -89,22 +91,21 @@ class TrainingStream(TorchDataset[PairedBatch]):
                 f"Only {len(pairs)} training pairs are left, fewer than one batch; give more data, "
                 f"raise max_length or lower global_batch_size, which is {global_batch_size}."
             )
-        self.eligible = [] if meta_every is None or clean_meta else pairs.with_second_view
-        if meta_every is not None:
-            check_shares("meta_batch_size", meta_batch_size, world_size)
-            if clean_meta:
-                self.eligible = list(range(len(clean_meta)))
-                if len(clean_meta) < meta_batch_size:
-                    raise UserError(
-                        f"clean_meta has {len(clean_meta)} pairs, fewer than meta_batch_size "
-                        f"{meta_batch_size}; give more clean pairs or lower meta_batch_size."
-                    )
-            elif len(self.eligible) < meta_batch_size:
-                raise UserError(
-                    f"Only {len(self.eligible)} of the {len(pairs)} training pairs have a second view of "
-                    f"their prompt, fewer than meta_batch_size {meta_batch_size}; make more with pacmr "
-                    "augment, give the rows an augmented_prompt, or lower meta_batch_size."
-                )
+        if meta_every is None:
+            return
+        check_shares("meta_batch_size", meta_batch_size, world_size)
+        self.eligible = list(range(len(clean_meta))) if clean_meta else pairs.with_second_view
+        if len(self.eligible) < meta_batch_size and clean_meta:
+            raise UserError(
+                f"clean_meta has {len(clean_meta)} pairs, fewer than meta_batch_size {meta_batch_size}; give "
+                "more clean pairs or lower meta_batch_size."
+            )
+        if len(self.eligible) < meta_batch_size:
+            raise UserError(
+                f"Only {len(self.eligible)} of the {len(pairs)} training pairs have a second view of their "
+                f"prompt, fewer than meta_batch_size {meta_batch_size}; make more with pacmr augment, give "
+                "the rows an augmented_prompt, or lower meta_batch_size."
+            )
 
     def __len__(self) -> int:
         """Steps of an epoch."""
@@ -126,9 +127,8 @@ class TrainingStream(TorchDataset[PairedBatch]):
         number = step // self.meta_every
         rows = _block(len(self.eligible), self.meta_batch_size, self.seed, "meta", number)
         indices = [self.eligible[i] for i in self._share(rows)]
-        return (
-            self.clean_meta.batch(indices) if self.clean_meta else self.pairs.batch(indices, augmented=True)
-        )
+        pairs = self.clean_meta or self.pairs
+        return pairs.batch(indices, augmented=self.clean_meta is None)
 
     def _share(self, rows: list[int]) -> list[int]:
         return rows[self.rank :: self.world_size]
@@ -219,6 +219,31 @@ class RemainingRows(DistributedSampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         return islice(super().__iter__(), self.done(), None)
+
+
+def check_resumed(
+    trainer: Trainer, saved: dict[str, Any], now: dict[str, Any], hashes: dict[str, str]
+) -> None:
+    """Check that a resumed fit goes on with the data that it began with.
+
+    Args:
+        trainer: of the fit; for other stages nothing is checked.
+        saved: what the checkpoint's datamodule had as ``state_dict``.
+        now: what this run's has.
+        hashes: those names in them that are hashes, and what of.
+
+    Raises:
+        UserError: something has changed.
+    """
+    for name, value in saved.items() if trainer.state.fn == TrainerFn.FITTING else ():
+        if now[name] != value:
+            found = f"The checkpoint has {name} {value}, but this run has {now[name]}"
+            if name in hashes:
+                found = f"The {hashes[name]} are not those of the checkpoint"
+            raise UserError(
+                f"{found}; resume with the data, tokenizer and data options that it was trained with, or "
+                "start a new run in another folder."
+            )
 
 
 class StepLoader(DataLoader[Any]):

@@ -8,9 +8,8 @@ from typing import Any
 from datasets import Dataset
 
 from .columns import PREFERENCES, SFT
-from .completions import Completions
 from .hub import convert, load_split
-from .sources import Source
+from .sources import Completions, Source
 from .splits import RowsBySplit, SplitPlaces
 
 _POST = re.compile(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from datasets import Dataset, Features, List, Value
@@ -192,7 +193,10 @@ def _tokenize_pairs(
     splits: list[Split] = PREFERENCES.divided(rows)
     chats = rows["chat"]
     if augmentations is None:
-        views = _second_views(splits, rows["augmented_prompt"], chats)
+        views = [
+            given or _reworded(split.prompt, chat and split.reason is None)
+            for split, chat, given in zip(splits, chats, rows["augmented_prompt"], strict=True)
+        ]
     else:
         # A prompt that has none is its own: the same tokens are no second view.
         views = [augmentations.get(split.prompt, split.prompt) for split in splits]
@@ -226,48 +230,38 @@ def _tokenize_pairs(
         "drop": [],
     }
     out["odd"] = [_oddities(tokenizer, *both) for both in zip(out["prompt_ids"], left_out, strict=True)]
-    tokens = (
-        out["prompt_ids"],
-        out["chosen_ids"],
-        out["rejected_ids"],
-        prompt_tokens(tokenizer, views, chats),
-    )
-    for split, ids, first_ids, second_ids, view in zip(splits, *tokens, strict=True):
-        longer = max(len(first_ids), len(second_ids))
-        reason = split.reason
-        # One token is EOS alone: the tokenizer made nothing of the text.
-        if reason is None and not (
-            split.chosen.strip() and split.rejected.strip() and min(len(first_ids), len(second_ids)) > 1
-        ):
-            reason = "empty response"
-        elif reason is None and first_ids == second_ids:
-            reason = "equal responses"
-        elif reason is None and not ids:
-            reason = "empty prompt"
-        elif reason is None and len(ids) + longer > max_length:
-            reason = "too long"
-        out["drop"].append(reason)
-        out["second_view"].append(0 < len(view) <= max_length - longer and view != ids)
+    view_ids = prompt_tokens(tokenizer, views, chats)
+    tokens = zip(out["prompt_ids"], out["chosen_ids"], out["rejected_ids"], view_ids, strict=True)
+    for split, (ids, *both, view) in zip(splits, tokens, strict=True):
+        texts = (split.chosen, split.rejected)
+        out["drop"].append(split.reason or _why_dropped("empty response", texts, ids, both, max_length))
+        out["second_view"].append(0 < len(view) <= max_length - max(map(len, both)) and view != ids)
         out["augmented_ids"].append(view if out["second_view"][-1] else [])
     return out
 
 
-def _second_views(splits: list[Split], given: list[str | None], chats: list[bool]) -> list[str]:
-    """The second wording of each prompt, in the prompt's own form: the given one, else that of the rules."""
-    reworded: dict[str, str] = {}
-    for split, chat in zip(splits, chats, strict=True):
-        if split.prompt in reworded:
-            continue
-        if chat and split.reason is None:
-            messages = decode_messages(split.prompt)
-            asked = [
-                m | {"content": rewording.reword(m["content"])} if m["role"] == "user" else m
-                for m in messages
-            ]
-            reworded[split.prompt] = encode_messages(asked)
-        else:
-            reworded[split.prompt] = rewording.reword(split.prompt)
-    return [view or reworded[split.prompt] for split, view in zip(splits, given, strict=True)]
+def _why_dropped(
+    empty: str, texts: Sequence[str], prompt: list[int], responses: list[list[int]], max_length: int
+) -> str | None:
+    """Return which of ``REASONS`` a row of one or two responses is dropped for, or None."""
+    # One token is EOS alone: the tokenizer made nothing of the text.
+    if not all(text.strip() for text in texts) or min(map(len, responses)) == 1:
+        return empty
+    if len(responses) == 2 and responses[0] == responses[1]:
+        return "equal responses"
+    if not prompt:
+        return "empty prompt"
+    return "too long" if len(prompt) + max(map(len, responses)) > max_length else None
+
+
+@lru_cache(maxsize=1000)
+def _reworded(prompt: str, chat: bool) -> str:
+    """The second wording of a prompt by rules, in the prompt's own form. (Many pairs share a prompt.)"""
+    if not chat:
+        return rewording.reword(prompt)
+    messages = decode_messages(prompt)
+    asked = [m | {"content": rewording.reword(m["content"])} if m["role"] == "user" else m for m in messages]
+    return encode_messages(asked)
 
 
 def _tokenize_completions(
@@ -284,15 +278,10 @@ def _tokenize_completions(
     prompt_texts = [text.prompt for text in texts]
     prompts = prompt_tokens(tokenizer, prompt_texts, rows["chat"])
     completions = response_tokens(tokenizer, prompt_texts, [text.response for text in texts])
-    drops: list[str | None] = []
-    for prompt, completion, split in zip(prompts, completions, splits, strict=True):
-        # One token is EOS alone: the tokenizer made nothing of the text.
-        if split.reason or not split.completion.strip() or len(completion) == 1:
-            drops.append(split.reason or "empty completion")
-        elif not prompt:
-            drops.append("empty prompt")
-        else:
-            drops.append("too long" if len(prompt) + len(completion) > max_length else None)
+    drops = [
+        split.reason or _why_dropped("empty completion", [split.completion], prompt, [completion], max_length)
+        for split, prompt, completion in zip(splits, prompts, completions, strict=True)
+    ]
     odd = [_oddities(tokenizer, ids, text.left_out) for ids, text in zip(prompts, texts, strict=True)]
     return {"prompt_ids": prompts, "completion_ids": completions, "odd": odd, "drop": drops}
 

@@ -34,7 +34,7 @@ class CategoryNoise(LabelNoise):
             raise UserError(f"CategoryNoise has share {share} and others {others}; take one of them out.")
         for category, value in (rates or {}).items():
             check_rate(f"rates of {category!r}", value)
-        self.rates = rates
+        self.rates = rates or {}
         self.others = others
         self.share = share
 
@@ -46,14 +46,12 @@ class CategoryNoise(LabelNoise):
         """
         categories = rows["category"][:]
         if self.share is not None:
-            rates = spread_rates(self.share, [str(category) for category in categories], "CategoryNoise")
-            return [rates[str(category)] for category in categories]
-        assert self.rates is not None
+            return spread_rates(self.share, list(map(str, categories)), "CategoryNoise")
         for name in self.rates:
             if name not in categories:
                 raise UserError(
-                    f"rates names {name!r}, but no training pair is of that category (there "
-                    f"are {_some(categories)}); correct the name."
+                    f"rates names {name!r}, but no training pair is of that category (there are "
+                    f"{_some(categories)}); correct the name."
                 )
         return [self.rates.get(category, self.others) for category in categories]
 
@@ -90,7 +88,7 @@ class AnnotatorNoise(LabelNoise):
                 "name the annotators."
             )
         self.share = share
-        self.reliabilities = reliabilities
+        self.reliabilities = reliabilities or {}
         self._names = list(reliabilities or (f"annotator-{k + 1}" for k in range(annotators or 10)))
         self._counted = annotators is not None
 
@@ -126,11 +124,9 @@ class AnnotatorNoise(LabelNoise):
         """
         names = self.annotators(rows)
         if self.share is not None:
-            rates = spread_rates(self.share, names, "AnnotatorNoise")
-            return [rates[name] for name in names]
-        assert self.reliabilities is not None
-        named = any(name is not None for name in rows["annotator"][:])
-        if named and (odd := sorted(set(names) ^ self.reliabilities.keys())):
+            return spread_rates(self.share, names, "AnnotatorNoise")
+        assigned = rows["annotator"][:1] == [None]
+        if not assigned and (odd := sorted(set(names) ^ self.reliabilities.keys())):
             wrong = "has no pair" if odd[0] in self.reliabilities else "is left out"
             raise UserError(
                 f"reliabilities must name the annotators of the training pairs ({_some(names)}), but "
@@ -139,12 +135,12 @@ class AnnotatorNoise(LabelNoise):
         return [1 - self.reliabilities[name] for name in names]
 
 
-def spread_rates(share: float, groups: Sequence[str], kind: str) -> dict[str, float]:
-    """A flip rate for each of K groups, with which a share of all labels is expected to be flipped.
+def spread_rates(share: float, groups: Sequence[str], kind: str) -> list[float]:
+    """Each row's flip rate by its group, with which a share of all labels is expected to be flipped.
 
-    The k-th of them has 0.5 (k / K)^gamma: the last one guesses, and gamma, which the share decides, says how
-    much more reliable the others are. Their order is that of the hashes of their names, which knows nothing
-    of labels.
+    The k-th of K groups has 0.5 (k / K)^gamma: the last one guesses, and gamma, which the share decides, says
+    how much more reliable the others are. Their order is that of the hashes of their names, which knows
+    nothing of labels.
 
     Args:
         share: expected share of flipped labels.
@@ -166,7 +162,7 @@ def spread_rates(share: float, groups: Sequence[str], kind: str) -> dict[str, fl
     rates = {name: 0.5 * place[name] ** gamma for name in names}
     shown = ", ".join(f"{name} {rates[name]:.1%}" for name in names[-10:])
     rank_zero_info(f"{kind}: flip rates {shown}{' (the ten largest)' if len(names) > 10 else ''}")
-    return rates
+    return [rates[group] for group in groups]
 
 
 def _check_one(kind: str, option: str, value: dict[str, float] | None, share: float | None) -> None:

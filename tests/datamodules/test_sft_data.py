@@ -8,8 +8,8 @@ import torch
 from lightning.pytorch import Trainer
 from transformers import AutoTokenizer
 
-from pacmr_lightning.datamodules.completions import CompletionFiles, WorldCompletions
 from pacmr_lightning.datamodules.sft import SFTDataModule
+from pacmr_lightning.datamodules.sources import CompletionFiles, WorldCompletions
 from pacmr_lightning.errors import UserError
 
 

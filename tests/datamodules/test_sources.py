@@ -1,8 +1,7 @@
 import pytest
 
-from pacmr_lightning.datamodules.completions import WorldCompletions
 from pacmr_lightning.datamodules.prompt_loader import draw_prompts
-from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files, Prompts
+from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files, Prompts, WorldCompletions
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 
