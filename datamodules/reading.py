@@ -134,16 +134,18 @@ def _say(line: str) -> None:
     rank_zero_info(line)
 
 
-def without_nulls(value: Any) -> Any:
-    """Return a value without the null fields that Arrow gives an object because another one has them."""
-    if isinstance(value, dict):
-        return {name: without_nulls(field) for name, field in value.items() if field is not None}
-    return [without_nulls(entry) for entry in value] if isinstance(value, list) else value
-
-
 def arrow_row(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of Arrow as its JSON would be: without null fields in objects; null columns stay."""
-    return {name: without_nulls(value) for name, value in row.items()}
+    """Return a row of Arrow as its JSON would be.
+
+    Without the null fields that Arrow gives an object because another one has them; null columns stay.
+    """
+
+    def full(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: full(field) for name, field in value.items() if field is not None}
+        return [full(entry) for entry in value] if isinstance(value, list) else value
+
+    return {name: full(value) for name, value in row.items()}
 
 
 def numbered_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -86,20 +86,32 @@ class SFTDataModule(LightningDataModule):
         self.num_workers = num_workers
         self.task = task
         self.counts: dict[str, dict[str, int]] = {}
-        self._tokenizer: PreTrainedTokenizerBase | None = None
         self._rows: dict[str, Dataset] = {}
-        self._warnings: list[str] = []
         self._epoch_tokens: tuple[int, np.ndarray] = (-1, np.zeros(0))
 
-    @property
+    @cached_property
+    def _texts(self) -> dict[str, Dataset]:
+        return {split: self.source.load(split) for split in ("train", "validation")}
+
+    @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer, loaded or trained; there is one after ``setup``."""
-        assert self._tokenizer is not None, "The tokenizer is known after setup."
-        return self._tokenizer
+        """The tokenizer, loaded or trained when first asked for."""
+        if self.vocab_size is None:
+            assert self.tokenizer_name is not None  # one of the two was given
+            return load_tokenizer(self.tokenizer_name)
+        rows = zip(*(self._texts["train"][name] for name in ("prompt", "completion")), strict=True)
+        return train_tokenizer((text for row in rows for text in row if text), self.vocab_size)
+
+    @cached_property
+    def _tokenized(self) -> dict[str, tuple[Dataset, dict[str, int]]]:
+        return {
+            split: tokenize_completions(texts, self.tokenizer, self.max_length)
+            for split, texts in self._texts.items()
+        }
 
     def prepare_data(self) -> None:
         """Fills datasets' caches from one process, so that the others read them."""
-        self._prepare()
+        assert self._tokenized
 
     def setup(self, stage: str) -> None:
         """Reads and tokenizes both splits.
@@ -107,12 +119,13 @@ class SFTDataModule(LightningDataModule):
         Raises:
             UserError: the data or the tokenizer cannot be used, or all rows of a split were dropped.
         """
-        self._prepare()
-        for split, counts in self.counts.items():
-            rank_zero_info(summary_line(self.source.name, split, counts, "rows"))
-        for sentence in dict.fromkeys(self._warnings):
+        name, warnings = self.source.name, []
+        for split, (rows, counts) in self._tokenized.items():
+            self._rows[split], self.counts[split] = rows, counts
+            rank_zero_info(summary_line(name, split, counts, "rows"))
+            warnings += token_warnings(self.tokenizer, self._texts[split], counts, f"{name}, {split}")
+        for sentence in dict.fromkeys(warnings):
             rank_zero_info(sentence)
-
         if stage == TrainerFn.FITTING:
             rank_zero_info(self._epoch_line())
 
@@ -152,24 +165,6 @@ class SFTDataModule(LightningDataModule):
         """
         assert self.trainer is not None
         check_resumed(self.trainer, state_dict, self.state_dict(), {"training rows": "training rows"})
-
-    def _prepare(self) -> None:
-        if self._rows:
-            return
-        texts = {split: self.source.load(split) for split in ("train", "validation")}
-        if self.tokenizer_name is not None:
-            self._tokenizer = load_tokenizer(self.tokenizer_name)
-        else:
-            assert self.vocab_size is not None  # one of the two was given
-            rows = zip(texts["train"]["prompt"], texts["train"]["completion"], strict=True)
-            self._tokenizer = train_tokenizer((text for row in rows for text in row if text), self.vocab_size)
-        for split, rows in texts.items():
-            self._rows[split], self.counts[split] = tokenize_completions(
-                rows, self._tokenizer, self.max_length
-            )
-            self._warnings += token_warnings(
-                self._tokenizer, rows, self.counts[split], f"{self.source.name}, {split}"
-            )
 
     def train_dataloader(self) -> DataLoader[dict[str, list[int]]]:
         """Shuffled batches of this rank; the order depends on ``seed`` and the epoch alone."""

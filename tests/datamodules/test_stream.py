@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from pacmr_lightning.batch import Segment
-from pacmr_lightning.datamodules.columns import PREFERENCES
 from pacmr_lightning.datamodules.hashing import unit_hash
 from pacmr_lightning.datamodules.pairs import Pairs
-from pacmr_lightning.datamodules.reading import rows_to_dataset
 from pacmr_lightning.datamodules.stream import EvaluationStream, RankSteps, TrainingStream
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.errors import UserError
+
+from .rows import pairs
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def make_pairs(tokenizer, pair_rows):
     def make(count, noise_rate=0.0, plain=0):
         """``count`` pairs with a second view, and ``plain`` pairs without."""
         rows = pair_rows(count) + [row | {"augmented_prompt": row["prompt"]} for row in pair_rows(plain)]
-        kept, _ = tokenize_pairs(rows_to_dataset(rows, PREFERENCES, "test"), tokenizer, 100)
+        kept, _ = tokenize_pairs(pairs(*rows), tokenizer, 100)
         swapped = [unit_hash(name, 42) < noise_rate for name in kept["id"]] if noise_rate else None
         return Pairs(kept, tokenizer.pad_token_id, swapped)
 
