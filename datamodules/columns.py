@@ -195,7 +195,8 @@ class Columns:
             fields |= template_options(clean["tools"], clean["chat_template_kwargs"]).keys()
         else:
             clean |= {"tools": None, "chat_template_kwargs": None}  # only chat templates read them
-        unread = [n for n, value in given.items() if clean.get(n) is None and not _is_empty(value)]
+        left = {name: value for name, value in given.items() if clean.get(name) is None and value is not None}
+        unread = [name for name, value in left.items() if not isinstance(value, (str, list, dict)) or value]
         clean["template_fields"] = " ".join(sorted(fields)) or None
         clean["unread"] = "\n".join(sorted(unread)) or None
         return clean
@@ -213,10 +214,6 @@ class Columns:
                     f"{place} has no 'prompt', but a column {name!r}, which may be it; rename it to 'prompt' "
                     f"(for a dataset of the Hub: --source.columns '{{prompt: {name}}}'), or remove it."
                 )
-
-
-def _is_empty(value: object) -> bool:
-    return value is None or (isinstance(value, (str, list, dict)) and not value)
 
 
 def _missing(name: str, row: dict[str, Any]) -> str:
@@ -288,7 +285,10 @@ def checked(
                 "each row its prompt, or remove the row."
             )
         if clean["id"] is None:
-            digest = _content_hash(clean[name] for name in ("prompt", *columns.responses))
+            # JSON keeps texts apart that would be the same when simply joined, and no prompt apart from an
+            # empty one.
+            texts = json.dumps([clean[name] for name in ("prompt", *columns.responses)])
+            digest = hashlib.blake2b(texts.encode(), digest_size=8).hexdigest()
             clean["id"] = f"{digest}-{repeats[digest]}"
             repeats[digest] += 1
         elif clean["id"] in places:
@@ -300,8 +300,3 @@ def checked(
         yield clean
     if not places:
         raise UserError(f"{source} is empty; it must hold at least one row.")
-
-
-def _content_hash(texts: Iterable[str | None]) -> str:
-    # JSON keeps texts apart that would be the same when simply joined, and no prompt apart from an empty one.
-    return hashlib.blake2b(json.dumps(list(texts)).encode(), digest_size=8).hexdigest()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -38,6 +39,7 @@ def _block(count: int, size: int, seed: int, kind: str, number: int) -> list[int
     return _permutation(count, seed, kind, permutation)[place * size : (place + 1) * size]
 
 
+@dataclass(eq=False)
 class TrainingStream(TorchDataset[PairedBatch]):
     """Train batches, and meta batches when they are due, by global step.
 
@@ -47,51 +49,41 @@ class TrainingStream(TorchDataset[PairedBatch]):
     that have a second view; its pairs keep the order that the noise left them in, so it tells nothing of
     labels.
 
-    Args:
-        pairs: the training pairs.
-        global_batch_size: pairs of a step, over all ranks.
-        seed: seed of the order.
-        meta_every: steps between two meta batches; None for none at all.
-        meta_batch_size: pairs of a meta batch, over all ranks.
-        rank: this process.
-        world_size: number of processes; it must divide both batch sizes.
-        clean_meta: pairs with clean labels for the meta batches instead, without second views.
-        shuffle: permute the rows; otherwise each epoch has them in their own order.
-
     Raises:
         UserError: a batch size cannot be shared evenly, there are fewer pairs than ``global_batch_size``, or
             fewer pairs with a second view than ``meta_batch_size``.
     """
 
-    def __init__(
-        self,
-        pairs: Pairs,
-        global_batch_size: int,
-        *,
-        seed: int,
-        meta_every: int | None = None,
-        meta_batch_size: int = 64,
-        rank: int = 0,
-        world_size: int = 1,
-        clean_meta: Pairs | None = None,
-        shuffle: bool = True,
-    ):
-        self.pairs = pairs
-        self.clean_meta = clean_meta
-        self.shuffle = shuffle
-        self.global_batch_size = global_batch_size
-        self.seed = seed
-        self.meta_every = meta_every
-        self.meta_batch_size = meta_batch_size
-        self.rank = rank
-        self.world_size = world_size
+    pairs: Pairs
+    """The training pairs."""
+    global_batch_size: int
+    """Pairs of a step, over all ranks."""
+    _: KW_ONLY
+    seed: int
+    """Of the order."""
+    meta_every: int | None = None
+    """Steps between two meta batches; None for none at all."""
+    meta_batch_size: int = 64
+    """Pairs of a meta batch, over all ranks."""
+    rank: int = 0
+    """This process."""
+    world_size: int = 1
+    """Number of processes; it must divide both batch sizes."""
+    clean_meta: Pairs | None = None
+    """Pairs with clean labels for the meta batches instead, without second views."""
+    shuffle: bool = True
+    """Permute the rows; otherwise each epoch has them in their own order."""
+
+    def __post_init__(self) -> None:
+        pairs, clean_meta, world_size = self.pairs, self.clean_meta, self.world_size
+        global_batch_size, meta_batch_size = self.global_batch_size, self.meta_batch_size
         check_shares("global_batch_size", global_batch_size, world_size)
         if len(pairs) < global_batch_size:
             raise UserError(
                 f"Only {len(pairs)} training pairs are left, fewer than one batch; give more data, "
                 f"raise max_length or lower global_batch_size, which is {global_batch_size}."
             )
-        if meta_every is None:
+        if self.meta_every is None:
             return
         check_shares("meta_batch_size", meta_batch_size, world_size)
         self.eligible = list(range(len(clean_meta))) if clean_meta else pairs.with_second_view

@@ -40,11 +40,7 @@ class LabelNoise(ABC):
         """
 
     def flips(self, rows: Dataset, seed: int) -> dict[str, bool]:
-        """For each id of the rows, whether its label is flipped.
-
-        Args:
-            rows: see ``probabilities``.
-            seed: another one flips other pairs.
+        """For each id of the rows, whether its label is flipped; another seed flips other pairs.
 
         Raises:
             UserError: see ``probabilities``; or these are not N numbers in [0, 1].

@@ -39,11 +39,7 @@ class CategoryNoise(LabelNoise):
         self.share = share
 
     def probabilities(self, rows: Dataset) -> list[float]:
-        """Each row's category's rate.
-
-        Raises:
-            UserError: no row is of a named category, or the share cannot be reached.
-        """
+        """Each row's category's rate."""
         categories = rows["category"][:]
         if self.share is not None:
             return spread_rates(self.share, list(map(str, categories)), "CategoryNoise")
@@ -116,12 +112,7 @@ class AnnotatorNoise(LabelNoise):
         return found
 
     def probabilities(self, rows: Dataset) -> list[float]:
-        """1 - the reliability of each row's annotator.
-
-        Raises:
-            UserError: see ``annotators``; or the share cannot be reached, or not exactly the annotators of
-                the rows have a reliability.
-        """
+        """1 - the reliability of each row's annotator."""
         names = self.annotators(rows)
         if self.share is not None:
             return spread_rates(self.share, names, "AnnotatorNoise")

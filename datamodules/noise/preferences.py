@@ -36,11 +36,7 @@ class NearTieNoise(LabelNoise):
         self.share = share
 
     def probabilities(self, rows: Dataset) -> list[float]:
-        """N probabilities, up to 0.5 at a tie.
-
-        Raises:
-            UserError: a row has no ``eta``, or the share cannot be reached.
-        """
+        """N probabilities, up to 0.5 at a tie."""
         gaps = np.abs(_reward_gaps(rows, "NearTieNoise"))
         why = "a tie is flipped with probability 0.5 at every tau"
         return _at_share(self.share, "NearTieNoise: tau", lambda tau: expit(-gaps / tau), why)
@@ -73,11 +69,7 @@ class TemperatureLabels(LabelNoise):
         self.share = share
 
     def probabilities(self, rows: Dataset) -> list[float]:
-        """N probabilities.
-
-        Raises:
-            UserError: a row has no ``eta``, or the share cannot be reached.
-        """
+        """N probabilities."""
         gaps = _reward_gaps(rows, "TemperatureLabels")
 
         def flips(tau: float) -> np.ndarray:
@@ -123,11 +115,7 @@ class SpuriousPreferenceNoise(LabelNoise):
         return int(self.word.casefold() in _WORD.findall(response.casefold()))
 
     def probabilities(self, rows: Dataset) -> list[float]:
-        """N probabilities; 0 where the rejected response has no more of the feature.
-
-        Raises:
-            UserError: the share cannot be reached.
-        """
+        """N probabilities; 0 where the rejected response has no more of the feature."""
         splits = [split_row(*row) for row in values_of(rows, "prompt", "chosen", "rejected", "chat")]
         more = np.array([self.feature(s.chosen) - self.feature(s.rejected) for s in splits])
         gaps = _log_odds([0.5 if eta is None else eta for eta in rows["eta"][:]])

@@ -91,11 +91,7 @@ class NoiseFromMask(LabelNoise):
         self.mask = mask
 
     def probabilities(self, rows: Dataset) -> list[float]:
-        """1 for the rows that are flipped, 0 for the others.
-
-        Raises:
-            UserError: the mask cannot be read, has no ``id`` or ``flipped`` in a row, or lacks a pair.
-        """
+        """1 for the rows that are flipped, 0 for the others."""
         mask = {}
         for place, row in numbered_rows(self.mask):
             name, flipped = row.get("id"), row.get("flipped")

@@ -14,7 +14,7 @@ from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.tokenization import tokenize_completions, tokenize_pairs
 from pacmr_lightning.errors import UserError
 
-from .rows import demonstrations, pairs
+from .checked_rows import demonstrations, pairs
 
 TURNS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{{ END }}\n{% endfor %}"
 START = "{% if add_generation_prompt %}[assistant]{% endif %}"

@@ -27,7 +27,7 @@ from pacmr_lightning.datamodules.noise import (
 from pacmr_lightning.datamodules.pairs import flip_flags
 from pacmr_lightning.errors import UserError
 
-from .rows import pairs
+from .checked_rows import pairs
 
 ROWS = 4000
 IDS = [f"pair-{i}" for i in range(ROWS)]

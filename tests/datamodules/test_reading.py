@@ -13,7 +13,7 @@ import pytest
 from pacmr_lightning.datamodules.reading import read_preferences, read_sft
 from pacmr_lightning.errors import UserError
 
-from .rows import pairs
+from .checked_rows import pairs
 
 TEMPLATE = ("tools", "chat_template_kwargs", "template_fields")
 ROW = {"prompt": "a", "chosen": " b", "rejected": " c"}

@@ -10,7 +10,7 @@ from pacmr_lightning.datamodules.stream import EvaluationStream, RankSteps, Trai
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.errors import UserError
 
-from .rows import pairs
+from .checked_rows import pairs
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer, prompt_tokens, response_tokens
 from pacmr_lightning.errors import UserError
 
-from .rows import pairs
+from .checked_rows import pairs
 
 
 def test_prompt_has_one_bos_and_keeps_its_own_end(tokenizer):

@@ -12,7 +12,7 @@ from pacmr_lightning.datamodules.tokenizer import response_tokens
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.generation import decode_response
 
-from .rows import demonstrations, pairs
+from .checked_rows import demonstrations, pairs
 
 CORPUS = ["Name a colour of the sea. The sea is blue and calm.", "Human: a sea?\n\nAssistant: blue.\n"] * 20
 SPECIAL = ["<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>"]
