@@ -216,7 +216,7 @@ class PreferenceDataModule(LightningDataModule):
             UserError: a batch size cannot be shared by the trainer's processes, no pair is left, or the
                 pairs are not those that a run was trained on.
         """
-        check_shares("global_batch_size", self.global_batch_size, self._ranks["world_size"])
+        check_shares("global_batch_size", self.global_batch_size, self._ranks[1])
         if stage == TrainerFn.FITTING and self.train_pairs is None:
             # Lightning sets the attribute without declaring it.
             overfit = self.trainer is not None and self.trainer.overfit_batches  # type: ignore[attr-defined]
@@ -242,6 +242,8 @@ class PreferenceDataModule(LightningDataModule):
 
     def _read(self, split: str) -> tuple[Dataset, Dataset, dict[str, int]]:
         """Return a split's rows as its source has them, its pairs as tokens, and what became of the rows."""
+        if split in self._filled:
+            return self._filled.pop(split)
         if split == "clean_meta":
             assert self.clean_meta is not None
             found = self.clean_meta.load_all()
@@ -265,13 +267,13 @@ class PreferenceDataModule(LightningDataModule):
         return self.meta_every is not None and self.clean_meta is None
 
     def _pairs_as_found(self, split: str, name: str) -> Pairs:
-        found, rows, counts = self._filled.pop(split, None) or self._read(split)
+        found, rows, counts = self._read(split)
         self._announce(name, split, found, counts)
         return Pairs(rows, self.tokenizer.pad_token_id)
 
     def _training_pairs(self) -> Pairs:
         """Return the training pairs under noise, without those held out, or the easiest of them in order."""
-        found, rows, counts = self._filled.pop("train", None) or self._read("train")
+        found, rows, counts = self._read("train")
         ids = rows["id"][:]
         swapped = None
         if self.noise is not None:
@@ -338,7 +340,9 @@ class PreferenceDataModule(LightningDataModule):
         if self.reference == "live":
             return
         assert self.trainer is not None and self.train_pairs is not None and self.validation_pairs is not None
-        ask = partial(cached_log_probs, policy, **self._ranks, barrier=self.trainer.strategy.barrier)
+        rank, world_size = self._ranks
+        barrier = self.trainer.strategy.barrier
+        ask = partial(cached_log_probs, policy, rank=rank, world_size=world_size, barrier=barrier)
         self.train_pairs.reference = ask(self._all_train_pairs)[self._kept]
         self.validation_pairs.reference = ask(self.validation_pairs)
         if self.clean_pairs is not None:
@@ -358,15 +362,14 @@ class PreferenceDataModule(LightningDataModule):
         return found * np.where(self.train_pairs.swapped, -1, 1).astype(found.dtype)[:, None]
 
     @property
-    def _ranks(self) -> dict[str, int]:
-        """This process among the trainer's; alone without a trainer (tools that look at the data)."""
-        if self.trainer is None:
-            return {"rank": 0, "world_size": 1}
-        return {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
+    def _ranks(self) -> tuple[int, int]:
+        """This process's rank, and the number of processes; (0, 1) for tools without a trainer."""
+        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
     def train_dataloader(self) -> DataLoader[PairedBatch]:
         """``PairedBatch`` of this rank, beginning at the trainer's global step."""
         assert self.train_pairs is not None, "The training pairs are there after setup."
+        rank, world_size = self._ranks
         batches = TrainingStream(
             self.train_pairs,
             self.global_batch_size,
@@ -375,14 +378,15 @@ class PreferenceDataModule(LightningDataModule):
             meta_batch_size=self.meta_batch_size,
             clean_meta=self.clean_pairs,
             shuffle=self.curriculum is None,
-            **self._ranks,
+            rank=rank,
+            world_size=world_size,
         )
         return self._loader(batches, lambda: 0 if self.trainer is None else self.trainer.global_step)
 
     def val_dataloader(self) -> DataLoader[PairBatch]:
         """``PairBatch`` of this rank, validation pairs in their own order."""
         assert self.validation_pairs is not None, "The validation pairs are there after setup."
-        batches = EvaluationStream(self.validation_pairs, self.validation_batch_size, **self._ranks)
+        batches = EvaluationStream(self.validation_pairs, self.validation_batch_size, *self._ranks)
         return self._loader(batches, lambda: 0)
 
     def test_dataloader(self) -> DataLoader[PairBatch]:
@@ -411,7 +415,7 @@ class PreferenceDataModule(LightningDataModule):
 
     def predict_dataloader(self) -> DataLoader[PromptBatch]:
         """``PromptBatch`` of the drawn prompts; the longest first where the trainer predicts."""
-        world_size = self._ranks["world_size"]
+        world_size = self._ranks[1]
         return prompt_loader(
             draw_prompts(self.source, self.predict_prompts, self.predict_seed),
             self.tokenizer,

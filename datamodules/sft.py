@@ -119,7 +119,8 @@ class SFTDataModule(LightningDataModule):
         Raises:
             UserError: the data or the tokenizer cannot be used, or all rows of a split were dropped.
         """
-        name, warnings = self.source.name, []
+        name = self.source.name
+        warnings: list[str] = []
         for split, (rows, counts) in self._tokenized.items():
             self._rows[split], self.counts[split] = rows, counts
             rank_zero_info(summary_line(name, split, counts, "rows"))

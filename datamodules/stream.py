@@ -149,7 +149,7 @@ class EvaluationStream(TorchDataset[PairBatch]):
         UserError: there are more processes than pairs in a batch, or than pairs.
     """
 
-    def __init__(self, pairs: Pairs, global_batch_size: int, *, rank: int = 0, world_size: int = 1):
+    def __init__(self, pairs: Pairs, global_batch_size: int, rank: int = 0, world_size: int = 1):
         self.pairs = pairs
         if min(global_batch_size, len(pairs)) < world_size:
             raise UserError(

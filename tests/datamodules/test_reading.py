@@ -36,6 +36,9 @@ def test_parquet_gives_the_same_rows(write_rows, tmp_path):
     path = tmp_path / "rows.parquet"
     pd.DataFrame(rows).astype({"flipped": "boolean"}).to_parquet(path)
     assert read_preferences(path)[:] == read_preferences(write_rows(rows))[:]
+    pd.DataFrame([ROW, ROW | {"chosen": None}]).to_parquet(path)
+    with pytest.raises(UserError, match=r"rows\.parquet, row 2 has no 'chosen'"):
+        read_preferences(path)
 
 
 def test_missing_ids_are_hashes_with_a_counter(write_rows):
@@ -127,6 +130,8 @@ def test_sft_rows(write_rows):
     )
     assert set(rows.column_names) == {"id", "prompt", "completion", *TEMPLATE, "chat", "unread"}
     assert rows["completion"][:] == ["  b", "c"] and rows["id"][1] == "i"
+    with pytest.raises(UserError, match=r"line 1 has no 'completion' .*'prompt', 'chosen', 'rejected'"):
+        read_sft(write_rows([ROW]))
 
 
 def test_a_changed_file_is_read_again(write_rows):
@@ -192,12 +197,6 @@ def test_bad_lines_are_named(tmp_path, case):
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
 
 
-def test_duplicate_ids_are_named(write_rows):
-    rows = [ROW | {"id": i} for i in ("a", "b", "a")]
-    with pytest.raises(UserError, match=r"line 3 has the id 'a' of .*line 1"):
-        read_preferences(write_rows(rows))
-
-
 def test_files_that_cannot_be_read(tmp_path, write_rows):
     with pytest.raises(UserError, match=r"There is no file .*none\.jsonl"):
         read_preferences(tmp_path / "none.jsonl")
@@ -233,18 +232,6 @@ def test_damaged_parquet(tmp_path, compression):
     path.write_bytes(data)
     with pytest.raises(UserError, match=r"rows\.parquet cannot be read as Parquet after \d+ rows \(.+\); "):
         read_preferences(path)
-
-
-def test_parquet_rows_are_named(tmp_path):
-    path = tmp_path / "rows.parquet"
-    pd.DataFrame([ROW, ROW | {"chosen": None}]).to_parquet(path)
-    with pytest.raises(UserError, match=r"rows\.parquet, row 2 has no 'chosen'"):
-        read_preferences(path)
-
-
-def test_sft_errors(write_rows):
-    with pytest.raises(UserError, match=r"line 1 has no 'completion' .*'prompt', 'chosen', 'rejected'"):
-        read_sft(write_rows([ROW]))
 
 
 def test_real_files(shared_data):
