@@ -115,12 +115,7 @@ def fields_of(text: str) -> set[str]:
 
 
 def template_options(tools: str | None, options: str | None) -> dict[str, Any]:
-    """Return the keyword arguments of ``apply_chat_template`` of a row.
-
-    Args:
-        tools: the row's ``tools`` as JSON; None for none.
-        options: the row's ``chat_template_kwargs`` as JSON; None for none.
-    """
+    """Return arguments of ``apply_chat_template`` of a row's JSON ``tools`` and ``chat_template_kwargs``."""
     found = {} if tools is None else {"tools": json.loads(tools)}
     return found if options is None else found | json.loads(options)
 

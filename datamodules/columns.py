@@ -19,7 +19,7 @@ from datasets import Features, Value
 from pacmr_lightning.errors import UserError
 
 from .chat import decode_messages, encode_messages, fields_of, messages_of, template_options
-from .prompts import HUMAN, split_completion, split_row
+from .prompts import HUMAN, Split, split_completion, split_row
 
 _PROMPT_WORDS = frozenset(
     ["prompt", "question", "query", "instruction", "input", "request", "problem", "post", "context"]
@@ -118,10 +118,10 @@ class Columns:
     required: tuple[str, ...]
     """Further columns that rows of texts have; messages may hold the prompt themselves."""
     optional: dict[str, Callable[[object], str | float | None]]
-    divide: Callable[..., Any]
+    divide: Callable[..., Split]
     """Makes prompt and responses of the values of ``prompt``, responses and ``chat``."""
 
-    def divided(self, rows: dict[str, list[Any]]) -> list[Any]:
+    def divided(self, rows: dict[str, list[Any]]) -> list[Split]:
         """Return prompt and responses of each row of a batch, given by column."""
         names = ("prompt", *self.responses, "chat")
         return [self.divide(*row) for row in zip(*(rows[name] for name in names), strict=True)]
@@ -262,10 +262,7 @@ def checked(
 ) -> Iterator[dict[str, Any]]:
     """Rows with checked values and unique ids.
 
-    Args:
-        numbered: the place of each row, which errors begin with, and the row.
-        columns: what they should hold.
-        source: what errors call all of them.
+    ``numbered`` has the place of each row, which errors begin with, and the row; all together are ``source``.
 
     Raises:
         UserError: a row is wrong, an id comes twice, or there is no row.

@@ -71,14 +71,10 @@ def convert(
     name: str,
     key: str,
 ) -> Dataset:
-    """Rows of one or more datasets in this package's columns, written to datasets' cache once.
+    """Rows of one or more named datasets in this package's columns, written to datasets' cache once.
 
-    Args:
-        parts: what errors call a dataset, and the dataset.
-        columns: which columns come out.
-        row: makes one row's values of the part's name and the upstream row.
-        name: what errors call all of them.
-        key: changes whenever ``row`` makes other values; part of the cache's key.
+    ``row`` makes a row's values of the part's name and the upstream row; ``key`` changes whenever it makes
+    other ones. Errors call all parts together ``name``.
 
     Raises:
         UserError: a row is wrong.

@@ -77,7 +77,7 @@ def draw_prompts(source: Source, count: int | None, seed: int) -> list[Evaluatio
             if split.reason is None and split.prompt.strip():
                 texts = dict(zip(TEMPLATE_COLUMNS, (tools, kwargs), strict=True))
                 given = {column: json.loads(text) for column, text in texts.items() if text is not None}
-                prompt = EvaluationPrompt(name, split.prompt, row[-1], split.chosen_message, given)
+                prompt = EvaluationPrompt(name, split.prompt, row[-1], dict(*split.messages[:1]), given)
                 found.setdefault(split.prompt + (tools or "") + (kwargs or ""), prompt)
     if not found:
         raise UserError(f"{source.name} has no prompt to answer; look at its validation rows.")
@@ -101,14 +101,8 @@ def prompt_loader(
 ) -> DataLoader[PromptBatch]:
     """``PromptBatch`` after ``PromptBatch``, each prompt once; Lightning shares them between the ranks.
 
-    Args:
-        prompts: what to answer.
-        tokenizer: encodes the prompts.
-        max_length: tokens; longer prompts are left out, never cut.
-        batch_size: prompts of a batch.
-        world_size: number of processes.
-        longest_first: by length instead of in the order of the data: little is padded, and prompts that need
-            too much memory show at once.
+    Prompts of more than ``max_length`` tokens are left out, never cut. With the ``longest_first`` little is
+    padded, and prompts that need too much memory show at once.
 
     Raises:
         UserError: no prompt is left, or not one for each process.

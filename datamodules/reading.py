@@ -75,17 +75,7 @@ def rows_to_dataset(rows: Iterable[dict[str, Any]], columns: Columns, name: str)
 
 
 def made_once(make: Callable[[], Iterable[dict[str, Any]]], columns: Columns, name: str, key: str) -> Dataset:
-    """The same for rows that a program makes, written to datasets' cache once for each key.
-
-    Args:
-        make: the rows.
-        columns: which columns come out.
-        name: what errors call them.
-        key: changes whenever ``make`` makes others.
-
-    Raises:
-        UserError: a row is wrong.
-    """
+    """The same, written to datasets' cache once for each key; it changes whenever ``make`` makes others."""
     return written_once(lambda: _numbered(make(), name), columns, name, key)
 
 

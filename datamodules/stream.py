@@ -138,12 +138,8 @@ def check_shares(option: str, size: int, world_size: int) -> None:
 class EvaluationStream(TorchDataset[PairBatch]):
     """Consecutive batches of pairs for evaluation: no pair twice, none left out, something for each rank.
 
-    Args:
-        pairs: the pairs, in their own order.
-        global_batch_size: pairs of a batch, over all ranks. A rest that is too small to give each rank a pair
-            joins the batch before it.
-        rank: this process.
-        world_size: number of processes.
+    A batch has ``global_batch_size`` pairs over all ranks. A rest that is too small to give each rank a pair
+    joins the batch before it.
 
     Raises:
         UserError: there are more processes than pairs in a batch, or than pairs.
@@ -175,11 +171,9 @@ class RankSteps(DistributedSampler[int]):
     It is a DistributedSampler because Lightning then does not put one of its own around it, which would give
     each rank other steps.
 
-    Args:
-        length: steps of an epoch.
-        first_step: asked whenever an iterator starts. For training it is the trainer's global step, so that
-            data and optimizer cannot get out of step: not on resuming in mid-epoch, and not where an epoch is
-            cut short (``limit_train_batches``). The trainer itself stops at the end of an epoch.
+    ``first_step`` is asked whenever an iterator starts. For training it is the trainer's global step, so that
+    data and optimizer cannot get out of step: not on resuming in mid-epoch, and not where an epoch is cut
+    short (``limit_train_batches``). The trainer itself stops at the end of an epoch.
     """
 
     def __init__(self, length: int, first_step: Callable[[], int]):
@@ -197,13 +191,7 @@ class RankSteps(DistributedSampler[int]):
 
 
 class RemainingRows(DistributedSampler[int]):
-    """The rows of an epoch that this rank has not had yet.
-
-    Args:
-        dataset: the rows.
-        done: asked whenever an iterator starts, how many of the rank's rows were had in this epoch.
-        options: of ``DistributedSampler``.
-    """
+    """The rows of an epoch that this rank has not had yet: ``done`` says how many it has had."""
 
     def __init__(self, dataset: TorchDataset[Any], done: Callable[[], int], **options: Any):
         super().__init__(dataset, **options)
@@ -216,13 +204,10 @@ class RemainingRows(DistributedSampler[int]):
 def check_resumed(
     trainer: Trainer, saved: dict[str, Any], now: dict[str, Any], hashes: dict[str, str]
 ) -> None:
-    """Check that a resumed fit goes on with the data that it began with.
+    """Check that a resumed fit goes on with the data that it began with; other stages may have others.
 
-    Args:
-        trainer: of the fit; for other stages nothing is checked.
-        saved: what the checkpoint's datamodule had as ``state_dict``.
-        now: what this run's has.
-        hashes: those names in them that are hashes, and what of.
+    ``saved`` and ``now`` are the ``state_dict`` of the datamodule then and now; ``hashes`` says which names
+    in them are hashes, and of what.
 
     Raises:
         UserError: something has changed.

@@ -50,15 +50,9 @@ def check_readable(
     length: Callable[..., Any],
     pad_id: int,
 ) -> None:
-    """Check that a model can read rows of tokens.
+    """Check that a model can read rows of tokens, and the token that fills batches up.
 
-    Args:
-        name: of the model.
-        model: loaded.
-        rows: N rows.
-        columns: of token ids.
-        length: makes (n,) lengths of the (n,) numbers of tokens in each column.
-        pad_id: token id that fills batches up.
+    ``length`` makes (n,) lengths of rows of the (n,) numbers of tokens in each of the columns.
 
     Raises:
         UserError: it has too few positions, or too few embeddings for the tokenizer.

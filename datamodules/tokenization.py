@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -30,7 +30,7 @@ from .chat import (
     say_what_the_template_leaves_out,
     template_options,
 )
-from .columns import PREFERENCES, SFT
+from .columns import PREFERENCES, SFT, Columns
 from .prompts import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, NO_COMPLETION, Split
 from .tokenizer import prompt_tokens, response_tokens, tokenizer_digest
 
@@ -184,68 +184,94 @@ def of_min_length(pairs: Dataset, min_length: int) -> Dataset:
     return pairs.filter(enough, input_columns=["prompt_ids", "chosen_ids", "rejected_ids"])
 
 
+def _tokenize_rows(
+    columns: Columns,
+    splits: list[Split],
+    rows: dict[str, list[Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+) -> dict[str, list[Any]]:
+    """Return ``prompt`` (text), ``prompt_ids``, ids of each response, ``odd`` and ``drop`` of a batch."""
+    chats, texts = rows["chat"], []
+    for split, chat, options in zip(splits, chats, _options(rows), strict=True):
+        if chat and split.reason is None:
+            prompt = decode_messages(split.prompt)
+            texts.append([render(tokenizer, prompt, message, options) for message in split.messages])
+        else:
+            texts.append([Rendered(split.prompt, text, []) for text in split.responses])
+    prompts = [sides[0].prompt for sides in texts]
+    count = len(columns.responses)
+    # All sides at once, so that a prompt is encoded once for all.
+    sides = response_tokens(
+        tokenizer, prompts * count, [row[side].response for side in range(count) for row in texts]
+    )
+    ids = prompt_tokens(tokenizer, prompts, chats)
+    responses = [sides[side * len(splits) : (side + 1) * len(splits)] for side in range(count)]
+    out: dict[str, list[Any]] = {"prompt": prompts, "prompt_ids": ids, "odd": [], "drop": []}
+    out |= {f"{name}_ids": side for name, side in zip(columns.responses, responses, strict=True)}
+    empty = "empty completion" if count == 1 else "empty response"
+    for split, row, prompt_ids, *answers in zip(splits, texts, ids, *responses, strict=True):
+        out["drop"].append(split.reason or _why_dropped(empty, split, prompt_ids, answers, max_length))
+        left_out = dict.fromkeys(part for side in row[:count] for part in side.left_out)
+        bos = tokenizer.bos_token_id
+        twice = [TWO_BOS] if bos is not None and prompt_ids[:2] == [bos, bos] else []
+        out["odd"].append([*(f"{part} left out" for part in left_out), *twice])
+    return out
+
+
+def _options(rows: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    return map(template_options, rows["tools"], rows["chat_template_kwargs"])
+
+
+def _tokenize_completions(
+    rows: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> dict[str, list[Any]]:
+    out = _tokenize_rows(SFT, SFT.divided(rows), rows, tokenizer, max_length)
+    return {name: out[name] for name in _COMPLETIONS}
+
+
 def _tokenize_pairs(
     rows: dict[str, list[Any]],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
     augmentations: dict[str, str] | None,
 ) -> dict[str, list[Any]]:
-    splits: list[Split] = PREFERENCES.divided(rows)
-    chats = rows["chat"]
-    if augmentations is None:
-        views = [
-            given or _reworded(split.prompt, chat and split.reason is None)
-            for split, chat, given in zip(splits, chats, rows["augmented_prompt"], strict=True)
-        ]
-    else:
-        # A prompt that has none is its own: the same tokens are no second view.
-        views = [augmentations.get(split.prompt, split.prompt) for split in splits]
-    prompts, chosen, rejected, left_out = [], [], [], []
-    options = map(template_options, rows["tools"], rows["chat_template_kwargs"])
-    for i, (split, chat, option) in enumerate(zip(splits, chats, options, strict=True)):
-        first = Rendered(split.prompt, split.chosen, [])
-        second = Rendered(split.prompt, split.rejected, [])
-        if chat and split.reason is None:
-            prompt = decode_messages(split.prompt)
-            first = render(tokenizer, prompt, split.chosen_message, option)
-            second = render(tokenizer, prompt, split.rejected_message, option)
-            views[i] = render(tokenizer, decode_messages(views[i]), split.chosen_message, option).prompt
-        prompts.append(first.prompt)
-        chosen.append(first.response)
-        rejected.append(second.response)
-        left_out.append(first.left_out + second.left_out)
-    # Both sides at once, so that a prompt is encoded once for both.
-    responses = response_tokens(tokenizer, prompts * 2, chosen + rejected)
-    out = {
+    splits, views = PREFERENCES.divided(rows), []
+    out = _tokenize_rows(PREFERENCES, splits, rows, tokenizer, max_length)
+    columns = (splits, rows["chat"], rows["augmented_prompt"], _options(rows))
+    for split, chat, given, options in zip(*columns, strict=True):
+        chat = chat and split.reason is None
+        if augmentations is None:
+            view = given or _reworded(split.prompt, chat)
+        else:
+            # A prompt that has none is its own: the same tokens are no second view.
+            view = augmentations.get(split.prompt, split.prompt)
+        if chat:
+            view = render(tokenizer, decode_messages(view), split.messages[0], options).prompt
+        views.append(view)
+    view_ids = prompt_tokens(tokenizer, views, rows["chat"])
+    known = [
+        0 < len(view) <= max_length - max(len(chosen), len(rejected)) and view != prompt
+        for view, prompt, chosen, rejected in zip(
+            view_ids, out["prompt_ids"], out["chosen_ids"], out["rejected_ids"], strict=True
+        )
+    ]
+    return out | {
         "id": rows["id"],
-        "prompt": prompts,
-        "prompt_ids": prompt_tokens(tokenizer, prompts, chats),
-        "chosen_ids": responses[: len(splits)],
-        "rejected_ids": responses[len(splits) :],
-        "augmented_ids": [],
-        "second_view": [],
+        "augmented_ids": [view if is_other else [] for view, is_other in zip(view_ids, known, strict=True)],
+        "second_view": known,
         "flipped": [UNKNOWN if f is None else int(f) for f in rows["flipped"]],
         "category": rows["category"],
         "eta": rows["eta"],
-        "drop": [],
     }
-    out["odd"] = [_oddities(tokenizer, *both) for both in zip(out["prompt_ids"], left_out, strict=True)]
-    view_ids = prompt_tokens(tokenizer, views, chats)
-    tokens = zip(out["prompt_ids"], out["chosen_ids"], out["rejected_ids"], view_ids, strict=True)
-    for split, (ids, *both, view) in zip(splits, tokens, strict=True):
-        texts = (split.chosen, split.rejected)
-        out["drop"].append(split.reason or _why_dropped("empty response", texts, ids, both, max_length))
-        out["second_view"].append(0 < len(view) <= max_length - max(map(len, both)) and view != ids)
-        out["augmented_ids"].append(view if out["second_view"][-1] else [])
-    return out
 
 
 def _why_dropped(
-    empty: str, texts: Sequence[str], prompt: list[int], responses: list[list[int]], max_length: int
+    empty: str, split: Split, prompt: list[int], responses: list[list[int]], max_length: int
 ) -> str | None:
     """Return which of ``REASONS`` a row of one or two responses is dropped for, or None."""
     # One token is EOS alone: the tokenizer made nothing of the text.
-    if not all(text.strip() for text in texts) or min(map(len, responses)) == 1:
+    if not all(text.strip() for text in split.responses) or min(map(len, responses)) == 1:
         return empty
     if len(responses) == 2 and responses[0] == responses[1]:
         return "equal responses"
@@ -264,46 +290,10 @@ def _reworded(prompt: str, chat: bool) -> str:
     return encode_messages(asked)
 
 
-def _tokenize_completions(
-    rows: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> dict[str, list[Any]]:
-    splits = SFT.divided(rows)
-    options = map(template_options, rows["tools"], rows["chat_template_kwargs"])
-    texts = [
-        render(tokenizer, decode_messages(split.prompt), split.message, option)
-        if chat and split.reason is None
-        else Rendered(split.prompt, split.completion, [])
-        for split, chat, option in zip(splits, rows["chat"], options, strict=True)
-    ]
-    prompt_texts = [text.prompt for text in texts]
-    prompts = prompt_tokens(tokenizer, prompt_texts, rows["chat"])
-    completions = response_tokens(tokenizer, prompt_texts, [text.response for text in texts])
-    drops = [
-        split.reason or _why_dropped("empty completion", [split.completion], prompt, [completion], max_length)
-        for split, prompt, completion in zip(splits, prompts, completions, strict=True)
-    ]
-    odd = [_oddities(tokenizer, ids, text.left_out) for ids, text in zip(prompts, texts, strict=True)]
-    return {"prompt_ids": prompts, "completion_ids": completions, "odd": odd, "drop": drops}
-
-
-def _oddities(tokenizer: PreTrainedTokenizerBase, prompt: list[int], left_out: list[str]) -> list[str]:
-    """Return those of ``ODDITIES`` that a row has: what the chat template leaves out, and a second BOS."""
-    bos = tokenizer.bos_token_id
-    twice = [TWO_BOS] if bos is not None and prompt[:2] == [bos, bos] else []
-    return [f"{part} left out" for part in dict.fromkeys(left_out)] + twice
-
-
 def token_warnings(
     tokenizer: PreTrainedTokenizerBase, rows: Dataset, counts: dict[str, int], place: str
 ) -> Iterator[str]:
-    """Yield a sentence for all that is odd about the tokens of a split's rows.
-
-    Args:
-        tokenizer: that of the rows.
-        rows: the rows, with the column ``chat``.
-        counts: what became of them.
-        place: what sentences call the split.
-    """
+    """Yield a sentence for all that is odd about the tokens of a split's rows; it calls them ``place``."""
     if any(rows["chat"][:]):
         yield from template_warnings(tokenizer)
     for part in LEFT_OUT:

@@ -133,11 +133,6 @@ def spread_rates(share: float, groups: Sequence[str], kind: str) -> list[float]:
     how much more reliable the others are. Their order is that of the hashes of their names, which knows
     nothing of labels.
 
-    Args:
-        share: expected share of flipped labels.
-        groups: the group of each of N rows.
-        kind: of noise, for the log.
-
     Raises:
         UserError: the share cannot be reached.
     """

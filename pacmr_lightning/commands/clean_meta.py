@@ -181,7 +181,7 @@ def _told(judge: str, verdict: Verdict) -> dict[str, Any]:
 def _row(pair: _Pair, corrected: bool, verdicts: list[dict[str, Any]]) -> dict[str, Any]:
     responses: list[Any] = [pair.split.chosen, pair.split.rejected]
     if pair.chat:
-        responses = [[pair.split.chosen_message], [pair.split.rejected_message]]
+        responses = [[message] for message in pair.split.messages]
     if corrected:
         responses.reverse()
     return {

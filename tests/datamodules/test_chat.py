@@ -111,7 +111,7 @@ def test_a_repeated_prompt_is_there_once(case):
     assert (decode_messages(split.prompt), split.chosen, split.rejected) == (expected, "Rain.", "Books.")
     [row] = demonstrations({"prompt": prompt, "completion": before + answer("Rain.")})
     split = split_completion(row["prompt"], row["completion"], chat=True)
-    assert (decode_messages(split.prompt), split.completion) == (expected, "Rain.")
+    assert (decode_messages(split.prompt), split.responses) == (expected, ("Rain.",))
 
 
 UNCLEAR = {
@@ -171,7 +171,7 @@ def test_sft(chatting, way):
     start, text, _ = render(chatting, QUESTION, *answer("Rain."))
     assert chatting.decode(kept["prompt_ids"][0]) == start
     assert chatting.decode(kept["completion_ids"][0]).startswith(text)
-    assert split_completion("a", " b").completion == " b"
+    assert split_completion("a", " b").responses == (" b",)
 
 
 def test_through_the_datamodule(chatting, tmp_path, write_rows):
