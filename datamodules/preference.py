@@ -150,6 +150,8 @@ class PreferenceDataModule(LightningDataModule):
                 "an audit, or leave it out."
             )
         self.source = source
+        self.gold_reward = source.gold_reward
+        """r(prompt, response) of the source, or None where nobody knows it."""
         self.tokenizer_name = str(tokenizer)
         self.max_length = max_length
         self.global_batch_size = global_batch_size
@@ -195,11 +197,6 @@ class PreferenceDataModule(LightningDataModule):
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, loaded when first asked for."""
         return load_tokenizer(self.tokenizer_name)
-
-    @property
-    def gold_reward(self) -> Callable[[str, str], float] | None:
-        """r(prompt, response) -> float of the source, or None where nobody knows it."""
-        return self.source.gold_reward
 
     def prepare_data(self) -> None:
         """Fills datasets' caches from one process, so that the others read them."""

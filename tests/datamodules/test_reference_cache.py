@@ -51,6 +51,13 @@ def data_of(folder, source=None, **options):
     return data
 
 
+@pytest.fixture
+def asked(model):
+    """A policy, and pairs of which its reference is asked."""
+    folder = model()
+    return policy_of(folder), data_of(folder).train_pairs
+
+
 def forbid(*_):
     raise AssertionError("the reference was asked although its answers are on disk")
 
@@ -105,10 +112,9 @@ def test_states_are_kept_beside_the_log_probabilities(model, cache, monkeypatch)
     assert np.array_equal(cached_log_probs(policy, pairs), log_probs)
 
 
-def test_the_ways_are_tried_on_the_longest_pair(model, cache, monkeypatch):
+def test_the_ways_are_tried_on_the_longest_pair(asked, cache, monkeypatch):
     """On few response tokens rounding would decide."""
-    folder = model()
-    policy, pairs, tried = policy_of(folder), data_of(folder).train_pairs, []
+    (policy, pairs), tried = asked, []
     choose = policy_module.choose_plan
     monkeypatch.setattr(
         policy_module, "choose_plan", lambda p, batch: tried.append(batch) or choose(p, batch)
@@ -166,9 +172,8 @@ def test_pairs_without_a_second_view(model, cache, write_rows, pair_rows):
     assert np.isnan(found[20:]).all() and np.isfinite(found[:20]).all()
 
 
-def test_ranks_share_the_parts(model, cache):
-    folder = model()
-    policy, pairs = policy_of(folder), data_of(folder).train_pairs
+def test_ranks_share_the_parts(asked, cache):
+    policy, pairs = asked
     with pytest.raises(UserError, match=r"part-00001\.npy, .* is missing or damaged"):
         cached_log_probs(policy, pairs, rank=0, world_size=2)
     written = sorted(path.name for path in cache.rglob("*.npy"))
@@ -178,9 +183,8 @@ def test_ranks_share_the_parts(model, cache):
     assert np.array_equal(both, alone) and len(list(cache.rglob("*.npy"))) == 3
 
 
-def test_damaged_parts_are_refused(model, cache):
-    folder = model()
-    policy, pairs = policy_of(folder), data_of(folder).train_pairs
+def test_damaged_parts_are_refused(asked, cache):
+    policy, pairs = asked
     cached_log_probs(policy, pairs)
     part = next(cache.rglob("part-00001.npy"))
     for content in (part.read_bytes()[:-8], b"", b"no array"):
@@ -192,9 +196,8 @@ def test_damaged_parts_are_refused(model, cache):
         cached_log_probs(policy, pairs)
 
 
-def test_values_that_are_no_numbers_are_refused(model, cache):
-    folder = model()
-    policy, pairs = policy_of(folder), data_of(folder).train_pairs
+def test_values_that_are_no_numbers_are_refused(asked, cache):
+    policy, pairs = asked
     with torch.no_grad():
         policy.model.get_input_embeddings().weight[:] = float("nan")
     with (
