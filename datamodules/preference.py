@@ -457,8 +457,8 @@ class PreferenceDataModule(LightningDataModule):
         """
         assert self.trainer is not None
         now = self.state_dict()
-        fits = self.trainer.state.fn == TrainerFn.FITTING
-        if fits and state_dict[_VALIDATION] != now[_VALIDATION]:
+        validation = state_dict.get(_VALIDATION, now.get(_VALIDATION))
+        if self.trainer.state.fn == TrainerFn.FITTING and validation != now[_VALIDATION]:
             rank_zero_warn(
                 "The validation pairs have changed since the checkpoint was made: metrics val/... before and "
                 f"after update {self.trainer.global_step} are of different pairs."

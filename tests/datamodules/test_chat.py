@@ -77,12 +77,6 @@ def test_second_view_rewords_what_the_user_says(chatting):
     assert chatting.decode(kept["augmented_ids"][0]).startswith("[user]Tell me of the sea.")
 
 
-def test_prompt_as_text_is_what_the_user_says(chatting):
-    row = {"prompt": "What is the sea?", "chosen": answer("Rain."), "rejected": answer("Books.")}
-    split = split_row(*[pairs(row)[0][n] for n in ("prompt", "chosen", "rejected")], chat=True)
-    assert decode_messages(split.prompt) == [QUESTION[1]]
-
-
 SYSTEM, USER = QUESTION
 SPACED = USER | {"content": "\n What is the sea? "}
 OTHER = {"role": "user", "content": "What is rain?"}
@@ -93,7 +87,8 @@ REPEATED = {
     "spaces": ([SPACED], [USER], [USER]),
     "spaces and a system message": ([SPACED], QUESTION, QUESTION),
     "spaces in the system message": ([SYSTEM | {"content": "Be calm. "}, USER], QUESTION, QUESTION),
-    "prompt as text": ("What is the sea? ", QUESTION, QUESTION),
+    "prompt as text": ("What is the sea?", [], [USER]),
+    "prompt as text, and again": ("What is the sea? ", QUESTION, QUESTION),
     "several turns": ([*EARLIER[:2], OTHER], [SYSTEM, *EARLIER], [SYSTEM, *EARLIER]),
     "only the first of several turns": ([SPACED], [SYSTEM, *EARLIER], [SYSTEM, *EARLIER]),
     "system message alone": ([SYSTEM], [USER], QUESTION),
@@ -217,8 +212,6 @@ def test_columns_that_are_not_read_may_hold_anything():
 
 
 CALL = {"id": "1", "type": "function", "function": {"name": "tide", "arguments": "{}"}}
-
-
 TOOLS = [{"type": "function", "function": {"name": "tide", "description": "Says how high the sea is."}}]
 TOOL_TEMPLATE = (
     "{% if tools %}[tools]{{ tools | tojson }}{% endif %}{% for m in messages %}[{{ m['role'] }}]"
@@ -265,12 +258,7 @@ def test_all_that_the_template_reads(tokenizer, tmp_path, write_rows, kind, endi
     view = tokenizer.decode(kept["augmented_ids"][0] or kept["prompt_ids"][0])
     assert view.startswith("[tools]") and "tool_call" not in view and '"tide"' in view
     assert "[tools]" not in tokenizer.decode(kept["prompt_ids"][1])
-    data = {
-        "prompt": row["prompt"],
-        "completion": row["chosen"],
-        "tools": TOOLS,
-        "chat_template_kwargs": kwargs,
-    }
+    data = {"prompt": TALK, "completion": ANSWERS[kind], "tools": TOOLS, "chat_template_kwargs": kwargs}
     sft, _ = tokenize_completions(demonstrations(data), tokenizer, 1024)
     assert sft["completion_ids"][0] == kept["chosen_ids"][0] and sft["prompt_ids"][0] == kept["prompt_ids"][0]
 
@@ -292,14 +280,8 @@ def test_prompts_to_answer_have_the_tools_too(tokenizer, write_rows):
 def test_what_is_not_read_is_named(tokenizer, write_rows, caplog):
     tokenizer.chat_template = TURNS.replace("{{ END }}", "") + START
     chat = WAYS["explicit"] | {"chosen": ANSWERS["reasoning"], "tools": TOOLS, "images": ["a"], "margin": 1.5}
-    text = {
-        "prompt": "a",
-        "chosen": " b",
-        "rejected": " c",
-        "tools": TOOLS,
-        "system": "Be calm.",
-        "label": None,
-    }
+    text = {"prompt": "a", "chosen": " b", "rejected": " c", "tools": TOOLS, "system": "Be calm."}
+    text["label"] = None
     path = write_rows([chat, text, {"chosen": "a b", "rejected": "a c"}])
     with caplog.at_level("INFO"):
         tokenize_pairs(read_preferences(path), tokenizer, 512)
@@ -310,13 +292,8 @@ def test_what_is_not_read_is_named(tokenizer, write_rows, caplog):
 
 @pytest.mark.parametrize(
     ("role", "known"),
-    [
-        ("human", "user"),
-        ("User", "user"),
-        ("gpt", "assistant"),
-        ("Assistant", "assistant"),
-        ("model", "assistant"),
-    ],
+    [(name, "user") for name in ("human", "User")]
+    + [(name, "assistant") for name in ("gpt", "Assistant", "model")],
 )
 def test_roles_of_other_names(role, known):
     messages = [USER, *answer("Rain.")]

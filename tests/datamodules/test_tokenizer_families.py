@@ -21,10 +21,8 @@ SPECIAL = ["<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>"]
 def metaspace(scheme, split=True):
     options = {"prepend_scheme": scheme, "split": split}
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer, tokenizer.decoder = (
-        pre_tokenizers.Metaspace(**options),
-        decoders.Metaspace(**options),
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**options)
+    tokenizer.decoder = decoders.Metaspace(**options)
     return tokenizer, trainers.BpeTrainer
 
 
@@ -77,14 +75,8 @@ def build(family, added="<s> $A", template=None, special=SPECIAL):
     tokenizer.train_from_iterator(CORPUS, trainer)
     marks = [(mark, tokenizer.token_to_id(mark)) for mark in ("<s>", "</s>")]
     tokenizer.post_processor = TemplateProcessing(added, f"{added} $B", marks)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        pad_token="</s>",
-        chat_template=template,
-    )
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **names)
 
 
 TEXTS = [
@@ -236,14 +228,9 @@ def test_what_a_template_leaves_out_is_counted(template, row, expected):
         assert f"the chat template leaves {expected} out in 1 of 1 rows" in said[0]
 
 
-def test_options_of_the_template():
-    tool = {"type": "function", "function": {"name": "tide", "description": "", "parameters": {}}}
-    template = "{% if tools %}{{ tools[0].function.name }}\n{% endif %}" + CHATML
-    tokenizer, answer = build("byte level", template=template), {"role": "assistant", "content": "blue."}
-    assert render(tokenizer, QUESTION, answer, {"tools": [tool]}).prompt.startswith("tide\n")
-    tokenizer.chat_template = CHATML
-    thought = answer | {"reasoning_content": "of the sea"}
-    assert render(tokenizer, QUESTION, thought).left_out == ["reasoning"]
+def test_reasoning_of_a_field_of_its_own():
+    thought = {"role": "assistant", "content": "blue.", "reasoning_content": "of the sea"}
+    assert render(build("byte level", template=CHATML), QUESTION, thought).left_out == ["reasoning"]
 
 
 def test_several_named_templates():
