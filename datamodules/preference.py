@@ -25,7 +25,7 @@ from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.weighting.audited import easiest_first
 
 from .augmentation.files import read_augmentations
-from .noise import AnnotatorNoise, LabelNoise, label_noise
+from .noise import AnnotatorNoise, LabelNoise, noise_from_options
 from .pairs import Pairs
 from .prompt_loader import draw_prompts, prompt_loader
 from .reference_cache import cached_log_probs, cached_state_differences
@@ -158,7 +158,7 @@ class PreferenceDataModule(LightningDataModule):
         self.validation_batch_size = validation_batch_size
         self.meta_every = meta_every
         self.meta_batch_size = meta_batch_size
-        self.noise = noise = label_noise(noise, noise_rate, noise_rates)
+        self.noise = noise = noise_from_options(noise, noise_rate, noise_rates)
         self.uniform_noise = noise is None or noise.rate is not None
         """Whether every pair has the same probability of a flip."""
         self.noise_rate = noise_rate if noise is None or noise.rate is None else noise.rate

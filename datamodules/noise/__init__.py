@@ -8,7 +8,7 @@ wrong labels.
 from .base import LabelNoise
 from .groups import AnnotatorNoise, CategoryNoise
 from .preferences import NearTieNoise, SpuriousPreferenceNoise, TemperatureLabels
-from .rates import NoiseFromMask, SymmetricNoise, TwoRateNoise, label_noise
+from .rates import NoiseFromMask, SymmetricNoise, TwoRateNoise, noise_from_options
 
 __all__ = [
     "AnnotatorNoise",
@@ -20,5 +20,5 @@ __all__ = [
     "SymmetricNoise",
     "TemperatureLabels",
     "TwoRateNoise",
-    "label_noise",
+    "noise_from_options",
 ]

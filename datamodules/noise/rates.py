@@ -15,7 +15,7 @@ from ..rows import values_of
 from .base import LabelNoise, check_rate
 
 
-def label_noise(
+def noise_from_options(
     noise: LabelNoise | None, noise_rate: float, noise_rates: Sequence[float] | None
 ) -> LabelNoise | None:
     """Return the noise that the datamodule's three options ask for; None where labels stay as found.

@@ -22,7 +22,7 @@ from pacmr_lightning.datamodules.noise import (
     SymmetricNoise,
     TemperatureLabels,
     TwoRateNoise,
-    label_noise,
+    noise_from_options,
 )
 from pacmr_lightning.datamodules.pairs import flip_flags
 from pacmr_lightning.errors import UserError
@@ -159,10 +159,10 @@ def test_kinds_of_noise_exclude_each_other():
 
     for given in ((None, 0.1, [0.1, 0.2]), (Alternating(), 0.1, None), (Alternating(), 0.0, [0, 0])):
         with pytest.raises(UserError, match="are given together; take out all but one"):
-            label_noise(*given)
-    assert label_noise(None, 0.0, None) is None and label_noise(None, 0.1, None).rate == 0.1
-    assert isinstance(label_noise(None, 0.0, [0, 0]), TwoRateNoise)
-    assert isinstance(label_noise(Alternating(), 0.0, None), Alternating)
+            noise_from_options(*given)
+    assert noise_from_options(None, 0.0, None) is None and noise_from_options(None, 0.1, None).rate == 0.1
+    assert isinstance(noise_from_options(None, 0.0, [0, 0]), TwoRateNoise)
+    assert isinstance(noise_from_options(Alternating(), 0.0, None), Alternating)
 
 
 @pytest.mark.parametrize(
