@@ -18,7 +18,7 @@ class NoiseMask(Callback):
     and its ``annotator`` where annotators are known.
 
     Rows that are dropped are in it too, so the mask holds for any tokenizer and any other tool. There is no
-    file where no noise was injected. ``data.noise_mask`` trains on the same labels again.
+    file where no noise was injected. ``NoiseFromMask`` trains on the same labels again.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,6 +1,5 @@
 """LightningDataModules: sources, noise, rewordings, tokenization, paired batches."""
 
-from .completions import CompletionFiles, WorldCompletions
 from .hh import AnthropicHH, HHCompletions
 from .hub import HubCompletions, HubPreferences
 from .noise import (
@@ -16,7 +15,7 @@ from .noise import (
 )
 from .preference import PreferenceDataModule
 from .sft import SFTDataModule
-from .sources import EmbeddedWorld, Files, Prompts, Source
+from .sources import CompletionFiles, EmbeddedWorld, Files, Prompts, Source, WorldCompletions
 from .tldr import TLDR, TLDRCompletions
 
 __all__ = [

@@ -47,16 +47,13 @@ def encode_messages(messages: list[Any]) -> str:
 
 
 def _message(message: Any, last: bool) -> dict[str, Any]:
+    wrong = "a list with {!r}, but a chat message must be an object with two texts, 'role' and 'content'"
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        hint = ""
         if isinstance(message, dict) and "from" in message:
-            hint = (
+            wrong += (
                 "; rename 'from' to 'role' and 'value' to 'content', and the roles to 'user' and 'assistant'"
             )
-        raise ValueError(
-            f"a list with {message!r}, but a chat message must be an object with two texts, 'role' and "
-            f"'content'{hint}"
-        )
+        raise ValueError(wrong.format(message))
     role = message["role"]
     known = _ROLES.get(role.strip().lower(), role)
     if known != role:
@@ -77,10 +74,7 @@ def _message(message: Any, last: bool) -> dict[str, Any]:
         content = "".join(part.get("text") or "" for part in content)
     calls = role == "assistant" and fields.keys() - {"role", "content", "name"}
     if not isinstance(content, str) and not (content is None and calls):
-        raise ValueError(
-            f"a list with {message!r}, but a chat message must be an object with two texts, 'role' and "
-            "'content'"
-        )
+        raise ValueError(wrong.format(message))
     return fields | {"content": content}
 
 
@@ -121,12 +115,7 @@ def fields_of(text: str) -> set[str]:
 
 
 def template_options(tools: str | None, options: str | None) -> dict[str, Any]:
-    """Return the keyword arguments of ``apply_chat_template`` of a row.
-
-    Args:
-        tools: the row's ``tools`` as JSON; None for none.
-        options: the row's ``chat_template_kwargs`` as JSON; None for none.
-    """
+    """Return arguments of ``apply_chat_template`` of a row's JSON ``tools`` and ``chat_template_kwargs``."""
     found = {} if tools is None else {"tools": json.loads(tools)}
     return found if options is None else found | json.loads(options)
 

@@ -19,7 +19,7 @@ from datasets import Features, Value
 from pacmr_lightning.errors import UserError
 
 from .chat import decode_messages, encode_messages, fields_of, messages_of, template_options
-from .prompts import HUMAN
+from .prompts import HUMAN, Split, split_completion, split_row
 
 _PROMPT_WORDS = frozenset(
     ["prompt", "question", "query", "instruction", "input", "request", "problem", "post", "context"]
@@ -118,8 +118,13 @@ class Columns:
     required: tuple[str, ...]
     """Further columns that rows of texts have; messages may hold the prompt themselves."""
     optional: dict[str, Callable[[object], str | float | None]]
-    hashed: tuple[str, ...]
-    """Columns that a missing id is made of."""
+    divide: Callable[..., Split]
+    """Makes prompt and responses of the values of ``prompt``, responses and ``chat``."""
+
+    def divided(self, rows: dict[str, list[Any]]) -> list[Split]:
+        """Return prompt and responses of each row of a batch, given by column."""
+        names = ("prompt", *self.responses, "chat")
+        return [self.divide(*row) for row in zip(*(rows[name] for name in names), strict=True)]
 
     @property
     def features(self) -> Features:
@@ -142,25 +147,24 @@ class Columns:
         Raises:
             UserError: a column is missing or holds a wrong value; it begins with ``place``.
         """
-        texts = [name for name in (*self.responses, "prompt", "augmented_prompt") if name in row]
-        given = row
-        for name in texts:
+
+        def read(check: Callable[[Any], Any], name: str) -> Any:
             try:
-                row = row | {name: messages_of(row[name])}
+                return check(row[name])
             except ValueError as error:
                 raise UserError(f"{place}: {name!r} is {error}.") from None
+
+        given = row
+        texts = [name for name in (*self.responses, "prompt", "augmented_prompt") if name in row]
+        row = row | {name: read(messages_of, name) for name in texts}
         lists = {name for name in self.responses if isinstance(row.get(name), list)}
         for name in self.responses if lists else (*self.required, *self.responses):
             if row.get(name) is None:
                 raise UserError(f"{place} {_missing(name, row)}")
         checks = dict.fromkeys(self.responses, _text_or_messages) | {"id": _label} | self.optional
-        clean: dict[str, Any] = {}
-        for name, check in checks.items():
-            value = row.get(name)
-            try:
-                clean[name] = None if value is None else check(value)
-            except ValueError as error:
-                raise UserError(f"{place}: {name!r} is {error}.") from None
+        clean: dict[str, Any] = {
+            name: None if row.get(name) is None else read(check, name) for name, check in checks.items()
+        }
         clean["chat"] = bool(lists)
         if lists and lists != set(self.responses):
             odd = sorted(set(self.responses) - lists)[0]
@@ -168,9 +172,7 @@ class Columns:
                 f"{place}: {odd!r} is a text, but {sorted(lists)[0]!r} is a list of chat messages; "
                 "write both in one way."
             )
-        for name in ("prompt", "augmented_prompt"):
-            if name not in self.optional:
-                continue
+        for name in [name for name in ("prompt", "augmented_prompt") if name in self.optional]:
             if not lists and isinstance(row.get(name), list):
                 response = self.responses[0]
                 raise UserError(
@@ -182,13 +184,19 @@ class Columns:
         self._check_prompt(clean, row, place)
         fields: set[str] = set()
         if lists:
-            self._check_speaker(clean, place)
+            for name in self.responses:
+                messages = decode_messages(clean[name])
+                if messages and messages[-1]["role"] not in _ROLES:
+                    raise UserError(
+                        f"{place}: the last message of {name!r} has the role {messages[-1]['role']!r}, but "
+                        "the response must be from 'assistant'; rename the role."
+                    )
             fields = fields.union(*(fields_of(clean[name]) for name in texts if clean.get(name)))
             fields |= template_options(clean["tools"], clean["chat_template_kwargs"]).keys()
         else:
             clean |= {"tools": None, "chat_template_kwargs": None}  # only chat templates read them
-        read = {name for name, value in clean.items() if value is not None}
-        unread = [name for name, value in given.items() if name not in read and not _is_empty(value)]
+        left = {name: value for name, value in given.items() if clean.get(name) is None and value is not None}
+        unread = [name for name, value in left.items() if not isinstance(value, (str, list, dict)) or value]
         clean["template_fields"] = " ".join(sorted(fields)) or None
         clean["unread"] = "\n".join(sorted(unread)) or None
         return clean
@@ -206,19 +214,6 @@ class Columns:
                     f"{place} has no 'prompt', but a column {name!r}, which may be it; rename it to 'prompt' "
                     f"(for a dataset of the Hub: --source.columns '{{prompt: {name}}}'), or remove it."
                 )
-
-    def _check_speaker(self, clean: dict[str, Any], place: str) -> None:
-        for name in self.responses:
-            messages = decode_messages(clean[name])
-            if messages and messages[-1]["role"] not in _ROLES:
-                raise UserError(
-                    f"{place}: the last message of {name!r} has the role {messages[-1]['role']!r}, but the "
-                    "response must be from 'assistant'; rename the role."
-                )
-
-
-def _is_empty(value: object) -> bool:
-    return value is None or (isinstance(value, (str, list, dict)) and not value)
 
 
 def _missing(name: str, row: dict[str, Any]) -> str:
@@ -247,7 +242,7 @@ PREFERENCES = Columns(
         "tools": _tools,
         "chat_template_kwargs": _template_kwargs,
     },
-    hashed=("prompt", "chosen", "rejected"),
+    divide=split_row,
 )
 SFT = Columns(
     kind="sft",
@@ -258,7 +253,7 @@ SFT = Columns(
         "tools": _tools,
         "chat_template_kwargs": _template_kwargs,
     },
-    hashed=("prompt", "completion"),
+    divide=split_completion,
 )
 
 
@@ -267,10 +262,7 @@ def checked(
 ) -> Iterator[dict[str, Any]]:
     """Rows with checked values and unique ids.
 
-    Args:
-        numbered: the place of each row, which errors begin with, and the row.
-        columns: what they should hold.
-        source: what errors call all of them.
+    ``numbered`` has the place of each row, which errors begin with, and the row; all together are ``source``.
 
     Raises:
         UserError: a row is wrong, an id comes twice, or there is no row.
@@ -290,7 +282,10 @@ def checked(
                 "each row its prompt, or remove the row."
             )
         if clean["id"] is None:
-            digest = _content_hash(clean[name] for name in columns.hashed)
+            # JSON keeps texts apart that would be the same when simply joined, and no prompt apart from an
+            # empty one.
+            texts = json.dumps([clean[name] for name in ("prompt", *columns.responses)])
+            digest = hashlib.blake2b(texts.encode(), digest_size=8).hexdigest()
             clean["id"] = f"{digest}-{repeats[digest]}"
             repeats[digest] += 1
         elif clean["id"] in places:
@@ -302,8 +297,3 @@ def checked(
         yield clean
     if not places:
         raise UserError(f"{source} is empty; it must hold at least one row.")
-
-
-def _content_hash(texts: Iterable[str | None]) -> str:
-    # JSON keeps texts apart that would be the same when simply joined, and no prompt apart from an empty one.
-    return hashlib.blake2b(json.dumps(list(texts)).encode(), digest_size=8).hexdigest()

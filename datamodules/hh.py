@@ -10,17 +10,16 @@ from datasets import Dataset
 from pacmr_lightning.errors import UserError
 
 from .columns import PREFERENCES, SFT
-from .completions import Completions
 from .hub import convert, load_split
-from .prompts import ASSISTANT, HUMAN, pair_prompts, split_prompt
+from .prompts import ASSISTANT, HUMAN, split_prompt
 from .rows import prompts_of
-from .sources import Source
-from .splits import DEFAULT_FRACTION, DEFAULT_SEED, Split, Splits
+from .sources import Completions, Source
+from .splits import DEFAULT_FRACTION, DEFAULT_SEED, RowsBySplit, Split, SplitPlaces
 
 SUBSETS = ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled")
 
 
-class AnthropicHH(Source):
+class AnthropicHH(RowsBySplit, Source):
     """The four subsets of Anthropic HH together; the subset is the category.
 
     Upstream there are no validation pairs: 5% of the training prompts are set aside (152,124 and 8,003 pairs
@@ -39,6 +38,9 @@ class AnthropicHH(Source):
         UserError: a subset is unknown, or ``validation_fraction`` is outside (0, 1).
     """
 
+    columns = PREFERENCES
+    name = "Anthropic HH"
+
     def __init__(
         self,
         path: str = "Anthropic/hh-rlhf",
@@ -53,28 +55,19 @@ class AnthropicHH(Source):
         for name in wanted:
             if name not in SUBSETS:
                 raise UserError(f"subsets names {name!r}; choose from {', '.join(SUBSETS)}.")
-        self.splits = Splits("train", None, validation_fraction, split_seed)
+        self.splits = SplitPlaces("train", None, validation_fraction, split_seed)
         self.single_turn = single_turn
-        self.name = "Anthropic HH"
 
-    def load(self, split: Split) -> Dataset:
-        """The pairs of a split, from all subsets."""
-        rows = self._rows("train")
-        return self.splits.select(rows, pair_prompts, split)
-
-    def load_all(self) -> Dataset:
-        """The training pairs of all subsets, those of validation prompts too."""
-        return self._rows("train")
-
-    def _rows(self, upstream: str) -> Dataset:
-        parts = [(name, load_split(self.path, upstream, folder=name)) for name in self.subsets]
+    def read(self, place: str) -> Dataset:
+        """The pairs of an upstream split, from all subsets."""
+        parts = [(name, load_split(self.path, place, folder=name)) for name in self.subsets]
         return convert(parts, PREFERENCES, _pair, self.path, "hh 1")
 
     # A cached property can be written, but mypy takes it for one that can only be read.
     @cached_property
     def prompts(self) -> list[str]:  # type: ignore[override]
         """The test split's distinct prompts, perhaps only those with one human turn."""
-        found = dict.fromkeys(prompt for prompt in prompts_of(self._rows("test")) if prompt)
+        found = dict.fromkeys(prompt for prompt in prompts_of(self.read("test")) if prompt)
         return [prompt for prompt in found if not self.single_turn or is_single_turn(prompt)]
 
 
@@ -92,6 +85,8 @@ class HHCompletions(Completions):
         UserError: a subset is unknown, or ``validation_fraction`` is outside (0, 1).
     """
 
+    name = "Anthropic HH, chosen responses"
+
     def __init__(
         self,
         path: str = "Anthropic/hh-rlhf",
@@ -100,19 +95,13 @@ class HHCompletions(Completions):
         split_seed: int = DEFAULT_SEED,
     ):
         self.pairs = AnthropicHH(path, subsets, validation_fraction, split_seed)
-        self.name = "Anthropic HH, chosen responses"
 
     def load(self, split: Split) -> Dataset:
         """The rows of a split; pairs whose transcripts differ before the response are left out."""
         rows = self.pairs.load(split)
         usable = [i for i, prompt in enumerate(prompts_of(rows)) if prompt]
-        return convert(
-            [(self.pairs.path, rows.select(usable, keep_in_memory=True))],
-            SFT,
-            _demonstration,
-            self.pairs.path,
-            "hh 1",
-        )
+        parts = [(self.pairs.path, rows.select(usable, keep_in_memory=True))]
+        return convert(parts, SFT, _demonstration, self.pairs.path, "hh 1")
 
 
 def is_single_turn(prompt: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,10 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import content_key
 from pacmr_lightning.files import content_digest
 
-from .columns import PREFERENCES, SFT, Columns, checked
-from .completions import Completions
-from .prompts import completion_prompts, pair_prompts
-from .reading import announced, arrow_row, written_once
-from .sources import Source
-from .splits import DEFAULT_FRACTION, Split, Splits
-
-_LAYOUT = 4
-"""Part of the cache's key; raised whenever the same dataset is read into other rows."""
+from .columns import PREFERENCES, SFT, Columns
+from .reading import arrow_row, written_once
+from .sources import Completions, Source
+from .splits import DEFAULT_FRACTION, RowsBySplit, SplitPlaces
 
 
 def load_split(path: str, split: str, subset: str | None = None, folder: str | None = None) -> Dataset:
@@ -44,12 +39,12 @@ def load_split(path: str, split: str, subset: str | None = None, folder: str | N
     content = content_digest(local) if local.is_dir() else None
     cache = None if content is None else Path(datasets.config.HF_DATASETS_CACHE) / "pacmr-folders" / content
     options: dict[str, Any] = {"name": subset, "data_dir": folder, "cache_dir": cache and str(cache)}
-    where = str(path) + "".join(f", {part}" for part in (subset, folder) if part)
+    where = path + "".join(f", {part}" for part in (subset, folder) if part)
     try:
-        if isinstance(load_dataset_builder(str(path), **options).config, CsvConfig):
+        if isinstance(load_dataset_builder(path, **options).config, CsvConfig):
             # Unasked, pandas reads the texts None, NA and null as missing.
             options |= {"keep_default_na": False, "na_values": [""]}
-        found = load_dataset(str(path), split=split, streaming=False, **options)
+        found = load_dataset(path, split=split, **options)
     except DatasetGenerationError as error:
         raise UserError(
             f"The split {split!r} of the dataset {where} cannot be read ({_first_line(error.__cause__)}); "
@@ -70,97 +65,40 @@ def _first_line(error: BaseException | None) -> str:
 
 
 def convert(
-    parts: Iterable[tuple[str, Dataset]],
+    parts: Sequence[tuple[str, Dataset]],
     columns: Columns,
     row: Callable[[str, dict[str, Any]], dict[str, Any]],
     name: str,
     key: str,
 ) -> Dataset:
-    """Rows of one or more datasets in this package's columns, written to datasets' cache once.
+    """Rows of one or more named datasets in this package's columns, written to datasets' cache once.
 
-    Args:
-        parts: what errors call a dataset, and the dataset.
-        columns: which columns come out.
-        row: makes one row's values of the part's name and the upstream row.
-        name: what errors call all of them.
-        key: changes whenever ``row`` makes other values; part of the cache's key.
+    ``row`` makes a row's values of the part's name and the upstream row; ``key`` changes whenever it makes
+    other ones. Errors call all parts together ``name``.
 
     Raises:
         UserError: a row is wrong.
     """
-    parts = list(parts)
-    states = [_LAYOUT, key, *(dataset._fingerprint for _, dataset in parts)]
 
-    def rows() -> Iterator[dict[str, Any]]:
-        numbered = (
-            (f"{part}, row {number}", row(part, arrow_row(values)))
-            for part, dataset in parts
-            for number, values in enumerate(dataset, 1)
-        )
-        yield from checked(numbered, columns, name)
+    def rows() -> Iterator[tuple[str, dict[str, Any]]]:
+        for part, dataset in parts:
+            for number, values in enumerate(dataset, 1):
+                yield f"{part}, row {number}", row(part, arrow_row(values))
 
-    return announced(written_once(rows, columns, repr(states)), name)
+    states = [key, *(dataset._fingerprint for _, dataset in parts)]
+    return written_once(rows, columns, name, repr(states))
 
 
-class _Renamed:
-    """A Hub dataset whose columns have other names than this package's."""
-
-    def __init__(self, path: str, subset: str | None, names: dict[str, str] | None, columns: Columns):
-        self.known = ("id", *columns.responses, *columns.optional)
-        for name in names or {}:
-            if name not in self.known:
-                raise UserError(
-                    f"columns names {name!r}, but a row has {', '.join(self.known)}; give the name here: the "
-                    "name in the dataset."
-                )
-        self.path, self.subset, self.names, self.columns = path, subset, names or {}, columns
-
-    def load(self, split: str) -> Dataset:
-        """The split's rows.
-
-        Raises:
-            UserError: a column is missing, or the dataset cannot be loaded.
-        """
-        found = load_split(self.path, split, self.subset)
-        for ours, theirs in self.names.items():
-            if theirs not in found.column_names:
-                raise UserError(
-                    f"columns says that {ours} is {theirs!r}, but {self.path} has the columns "
-                    f"{', '.join(found.column_names)}."
-                )
-        names = {name: name for name in self.known if name in found.column_names} | self.names
-        responses = self.columns.responses
-        has_texts = any(isinstance(found.features[names[name]], Value) for name in responses if name in names)
-        for name in (*responses, *(self.columns.required if has_texts else ())):
-            if name not in names:
-                raise UserError(
-                    f"{self.path} has no column {name!r}, but {', '.join(found.column_names)}; say which of "
-                    f"them it is, as --source.columns '{{{name}: response_j}}' does for a column response_j."
-                )
-
-        others = [name for name in found.column_names if name not in names.values()]
-        media = [name for name in others if require_decoding(found.features[name])]
-
-        def row(part: str, values: dict[str, Any]) -> dict[str, Any]:
-            unread = {name: values.get(name, "not decoded") for name in others}
-            return unread | {ours: values[theirs] for ours, theirs in names.items()}
-
-        parts = [(f"{self.path} {split}", found.remove_columns(media))]
-        return convert(parts, self.columns, row, self.path, repr(sorted(names.items())))
-
-
-class HubPreferences(Source):
-    """Preference pairs of any dataset on the Hugging Face Hub.
-
-    Texts, or chat messages, for which the tokenizer's chat template is used.
+class _HubRows(RowsBySplit):
+    """Rows of a dataset whose columns may have other names than this package's.
 
     Args:
         path: Hub id, or a folder in the layout of one.
         subset: a named configuration of the dataset.
-        train_split: the split with the training pairs.
-        validation_split: the split with the validation pairs. None: some training prompts are set aside.
+        train_split: the split with the training rows.
+        validation_split: the split with the validation rows. None: some training prompts are set aside.
         validation_fraction: share of the prompts that is set aside where there is no validation split, in (0,
-            1); all pairs of a prompt fall on the same side.
+            1); all rows of a prompt fall on the same side.
         columns: the dataset's names of columns that are called otherwise here, ``{chosen: response_j}``.
 
     Raises:
@@ -177,51 +115,53 @@ class HubPreferences(Source):
         validation_fraction: float = DEFAULT_FRACTION,
         columns: dict[str, str] | None = None,
     ):
-        self.splits = Splits(train_split, validation_split, validation_fraction)
-        self.dataset = _Renamed(path, subset, columns, PREFERENCES)
-        self.name = str(path)
+        self.splits = SplitPlaces(train_split, validation_split, validation_fraction)
+        self.known = ("id", *self.columns.responses, *self.columns.optional)
+        for name in columns or {}:
+            if name not in self.known:
+                raise UserError(
+                    f"columns names {name!r}, but a row has {', '.join(self.known)}; give the name here: the "
+                    "name in the dataset."
+                )
+        self.path, self.subset, self.names = str(path), subset, columns or {}
+        self.name = self.path
 
-    def load(self, split: Split) -> Dataset:
-        """Rows of the dataset's split, or of its share of the training split."""
-        rows = self.dataset.load(self.splits.place(split))
-        return self.splits.select(rows, pair_prompts, split)
+    def read(self, place: str) -> Dataset:
+        """The rows of the dataset's split of that name."""
+        found = load_split(self.path, place, self.subset)
+        for ours, theirs in self.names.items():
+            if theirs not in found.column_names:
+                raise UserError(
+                    f"columns says that {ours} is {theirs!r}, but {self.path} has the columns "
+                    f"{', '.join(found.column_names)}."
+                )
+        names = {name: name for name in self.known if name in found.column_names} | self.names
+        responses = self.columns.responses
+        has_texts = any(isinstance(found.features[names[name]], Value) for name in responses if name in names)
+        for name in (*responses, *(self.columns.required if has_texts else ())):
+            if name not in names:
+                raise UserError(
+                    f"{self.path} has no column {name!r}, but {', '.join(found.column_names)}; say which of "
+                    f"them it is, as --source.columns '{{{name}: response_j}}' does for a column response_j."
+                )
+        others = [name for name in found.column_names if name not in names.values()]
+        media = [name for name in others if require_decoding(found.features[name])]
 
-    def load_all(self) -> Dataset:
-        """Rows of the training split."""
-        return self.dataset.load(self.splits.train)
+        def row(part: str, values: dict[str, Any]) -> dict[str, Any]:
+            unread = {name: values.get(name, "not decoded") for name in others}
+            return unread | {ours: values[theirs] for ours, theirs in names.items()}
+
+        parts = [(f"{self.path} {place}", found.remove_columns(media))]
+        return convert(parts, self.columns, row, self.path, repr(sorted(names.items())))
 
 
-class HubCompletions(Completions):
-    """Demonstrations of any dataset on the Hugging Face Hub, as texts or as chat messages.
+class HubPreferences(_HubRows, Source):
+    """Preference pairs of any dataset on the Hugging Face Hub, as texts or as chat messages."""
 
-    Args:
-        path: Hub id, or a folder in the layout of one.
-        subset: a named configuration of the dataset.
-        train_split: the split with the training rows.
-        validation_split: the split with the validation rows. None: some training prompts are set aside.
-        validation_fraction: share of the prompts that is set aside where there is no validation split, in (0,
-            1); all rows of a prompt fall on the same side.
-        columns: the dataset's names of columns that are called otherwise here, ``{completion: messages}``.
+    columns = PREFERENCES
 
-    Raises:
-        UserError: ``validation_fraction`` is outside (0, 1), or set beside a validation split; or ``columns``
-            has an unknown name.
-    """
 
-    def __init__(
-        self,
-        path: str,
-        subset: str | None = None,
-        train_split: str = "train",
-        validation_split: str | None = None,
-        validation_fraction: float = DEFAULT_FRACTION,
-        columns: dict[str, str] | None = None,
-    ):
-        self.splits = Splits(train_split, validation_split, validation_fraction)
-        self.dataset = _Renamed(path, subset, columns, SFT)
-        self.name = str(path)
+class HubCompletions(_HubRows, Completions):
+    """Demonstrations of any dataset on the Hugging Face Hub, as texts or as chat messages."""
 
-    def load(self, split: Split) -> Dataset:
-        """Rows of the dataset's split, or of its share of the training split."""
-        rows = self.dataset.load(self.splits.place(split))
-        return self.splits.select(rows, completion_prompts, split)
+    columns = SFT

@@ -9,15 +9,12 @@ import numpy as np
 import torch
 from datasets import Dataset
 
-from pacmr_lightning.batch import LogProbs, PairBatch
+from pacmr_lightning.batch import UNKNOWN, LogProbs, PairBatch
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.policy.limits import check_tokens
 
-from .noise import flip_flags
-from .rows import extent, token_counts, token_parts
+from .token_columns import check_readable, token_parts, tokens_digest
 
-TOKENS = ("prompt_ids", "augmented_ids", "chosen_ids", "rejected_ids")
-"""Columns of a pair's token ids."""
+_TOKENS = ("prompt_ids", "augmented_ids", "chosen_ids", "rejected_ids")
 
 
 class Pairs:
@@ -63,8 +60,11 @@ class Pairs:
         def longer(prompt: Any, augmented: Any, chosen: Any, rejected: Any) -> np.ndarray:
             return np.maximum(prompt, augmented) + np.maximum(chosen, rejected)
 
-        lengths, largest = extent(self.rows, TOKENS, longer)
-        check_tokens(policy.name, policy.model, lengths, max(largest, self.pad_id))
+        check_readable(policy.name, policy.model, self.rows, _TOKENS, longer, self.pad_id)
+
+    def texts_digest(self) -> str:
+        """Return a hash of the tokens of prompts and responses as found, in their order."""
+        return tokens_digest(self.rows, "prompt_ids", "chosen_ids", "rejected_ids")
 
     def select(self, indices: Sequence[int]) -> Pairs:
         """Some of the pairs, with their noise."""
@@ -77,8 +77,7 @@ class Pairs:
     def longest(self) -> tuple[int, int]:
         """Tokens of a prompt and of a response of a pair as long as any, also under augmented prompts."""
         total = response = 0
-        for lists in token_parts(self.rows, *TOKENS):
-            prompt, augmented, chosen, rejected = map(token_counts, lists)
+        for _, (prompt, augmented, chosen, rejected) in token_parts(self.rows, *_TOKENS):
             both = chosen + rejected
             response = max(response, int(both.max() + 1) // 2)
             total = max(total, int((np.maximum(prompt, augmented) + both).max()))
@@ -94,13 +93,7 @@ class Pairs:
         # One look-up for the whole batch: Arrow is slow row by row.
         columns = self.rows[list(indices)]
         swapped = [self.swapped[i] for i in indices]
-        sides = [
-            (rejected, chosen) if swap else (chosen, rejected)
-            for swap, chosen, rejected in zip(
-                swapped, columns["chosen_ids"], columns["rejected_ids"], strict=True
-            )
-        ]
-
+        both = list(zip(swapped, columns["chosen_ids"], columns["rejected_ids"], strict=True))
         # eta speaks of the order that was found.
         eta = [
             1 - value if swap and value is not None else value
@@ -111,8 +104,8 @@ class Pairs:
             batch = PairBatch.collate(
                 columns["id"],
                 prompts,
-                [chosen for chosen, _ in sides],
-                [rejected for _, rejected in sides],
+                [rejected if swap else chosen for swap, chosen, rejected in both],
+                [chosen if swap else rejected for swap, chosen, rejected in both],
                 flipped=[self.flipped[i] for i in indices],
                 eta=eta,
                 annotators=None if self.annotators is None else [self.annotators[i] for i in indices],
@@ -128,3 +121,20 @@ class Pairs:
         if augmented:
             batch.augmented = collate(columns["augmented_ids"], self.augmented_reference)
         return batch
+
+
+def flip_flags(given: Sequence[int], swapped: Sequence[bool] | None) -> list[int]:
+    """What is known of N labels once the noise is applied: 1 flipped, 0 not, -1 unknown.
+
+    Args:
+        given: N values of the data's own ``flipped`` column, -1 where it says nothing.
+        swapped: N flags, true where the noise swaps the two responses; the flags of rows that say nothing of
+            themselves are then relative to the label that was found. None: there is no noise, and nothing is
+            claimed of them.
+    """
+    if swapped is None:
+        return list(given)
+    return [
+        known ^ int(swap) if known != UNKNOWN else int(swap)
+        for known, swap in zip(given, swapped, strict=True)
+    ]

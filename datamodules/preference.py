@@ -1,31 +1,62 @@
-"""The LightningDataModule for preference pairs."""
+"""The LightningDataModule for preference pairs: what becomes of a source's rows until they are batches.
+
+source -> tokens -> noise -> pairs held out or put in order -> reference's log-probabilities -> batches
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from datasets import Dataset
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
+from pacmr_lightning.batch import PairBatch, PairedBatch
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.evaluation.answer_store import content_key
+from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.weighting.audited import easiest_first
 
-from .noise import LabelNoise, label_noise
-from .pair_loaders import PairLoaders
+from .augmentation.files import read_augmentations
+from .noise import AnnotatorNoise, LabelNoise, noise_from_options
 from .pairs import Pairs
-from .preparation import Preparation
-from .prompt_loader import PromptData
+from .prompt_loader import draw_prompts, prompt_loader
 from .reference_cache import cached_log_probs, cached_state_differences
-from .sources import Source
-from .stream import check_shares
-from .tokenizer import load_tokenizer
+from .rows import prompts_of
+from .sources import Source, check_at_least
+from .stream import EvaluationStream, RankSteps, StepLoader, TrainingStream, check_resumed, check_shares
+from .token_columns import tokens_digest
+from .tokenization import summary_line, token_warnings, tokenize_pairs
+from .tokenizer import load_tokenizer, prompt_tokens
+
+_KEPT_OPTIONS = (
+    "max_length",
+    "global_batch_size",
+    "meta_every",
+    "meta_batch_size",
+    "noise_rate",
+    "noise_seed",
+    "seed",
+)
+"""Options that a resumed fit must share with its checkpoint."""
+_VALIDATION = "validation pairs"
+"""Name of the validation pairs' hash in a checkpoint; these may change."""
+_HASHES = {
+    "texts": "texts of the training pairs",
+    "label noise": "flipped labels of the training pairs",
+    "training pairs": "ids, labels, order or augmented prompts of the training pairs",
+    "meta pairs": "pairs of clean_meta",
+}
 
 
-class PreferenceDataModule(PairLoaders, PromptData):
+class PreferenceDataModule(LightningDataModule):
     """Preference pairs, tokenized, noised and paired with meta batches; evaluation prompts for generation.
 
     ``train_dataloader`` yields ``PairedBatch``, ``val_dataloader`` and ``test_dataloader`` yield
@@ -43,12 +74,10 @@ class PreferenceDataModule(PairLoaders, PromptData):
         meta_every: optimizer steps between two meta batches (the weighting's ``every``); None for no meta
             batches.
         meta_batch_size: pairs of a meta batch, over all ranks.
-        noise_rate: probability that a training label is flipped, in [0, 1).
+        noise_rate: probability that a training label is flipped, in [0, 1): short for ``SymmetricNoise``.
         noise_rates: two probabilities instead, for pairs whose first and whose second response is the chosen
-            one, in an order of the two that knows nothing of labels.
-        category_noise_rates: probability by category; other categories have ``noise_rate``.
-        noise_mask: a file that says which labels are flipped instead, such as a run's ``noise_mask.parquet``.
-        noise: any other kind of noise instead.
+            one, in an order of the two that knows nothing of labels: short for ``TwoRateNoise``.
+        noise: any kind of noise instead.
         noise_seed: which labels are flipped.
         seed: order of the pairs.
         num_workers: processes that prepare batches; 0 prepares them in the training process.
@@ -68,20 +97,6 @@ class PreferenceDataModule(PairLoaders, PromptData):
             easiest are trained on in each epoch, from easy to difficult; None for all, shuffled.
         curriculum_share: of the training pairs that are the easiest, above 0 and at most 1.
 
-    Attributes:
-        noise_flips: after ``setup("fit")``, for each id of the training rows whether the noise flips its
-            label; None where no noise is injected.
-        annotators: after ``setup("fit")``, for each id of the training rows who gave the label, as the row
-            says or as ``AnnotatorNoise`` assigns it, None where that is unknown; None where no row has one.
-        uniform_noise: whether every pair has the same probability of a flip, ``noise_rate``. Where not,
-            ``noise_rate`` is the share of flipped pairs after ``setup("fit")``.
-        counts: after ``setup``, for ``train`` and ``validation``: ``rows``, ``kept``, dropped pairs by
-            reason, ``no second view``, and for ``train`` ``flipped`` (labels the noise changed).
-        trained_texts: hash of the training pairs' texts of a run whose policy is looked at, which ``setup``
-            compares; None: not compared.
-        train_pairs: after ``setup("fit")``, the kept training pairs.
-        validation_pairs: after ``setup``, the kept validation pairs.
-
     Raises:
         UserError: an option is out of range. Later: the data or the tokenizer cannot be used.
     """
@@ -97,8 +112,6 @@ class PreferenceDataModule(PairLoaders, PromptData):
         meta_batch_size: int = 64,
         noise_rate: float = 0.0,
         noise_rates: list[float] | None = None,
-        category_noise_rates: dict[str, float] | None = None,
-        noise_mask: str | None = None,
         noise: LabelNoise | None = None,
         noise_seed: int = 42,
         seed: int = 42,
@@ -115,31 +128,13 @@ class PreferenceDataModule(PairLoaders, PromptData):
         curriculum_share: float = 0.5,
     ):
         super().__init__()
-        _check_at_least("max_length (tokens of prompt and response)", max_length, 2)
-        _check_at_least("global_batch_size", global_batch_size, 1)
-        _check_at_least("validation_batch_size", validation_batch_size, 1)
-        _check_at_least("meta_batch_size", meta_batch_size, 1)
-        _check_at_least("num_workers", num_workers, 0)
-        _check_at_least("predict_max_length", predict_max_length, 1)
-        if predict_prompts is not None:
-            _check_at_least("predict_prompts", predict_prompts, 1)
-        if meta_every is not None:
-            _check_at_least("meta_every (the weighting's every)", meta_every, 1)
-        noise = label_noise(noise, noise_rate, noise_rates, category_noise_rates, noise_mask)
-        self.source = source
-        self.tokenizer_name = str(tokenizer)
-        self.max_length = max_length
-        self.global_batch_size = global_batch_size
-        self.validation_batch_size = validation_batch_size
-        self.meta_every = meta_every
-        self.meta_batch_size = meta_batch_size
-        self.noise = noise
-        self.uniform_noise = noise is None or noise.rate is not None
-        self.noise_rate = noise.rate if noise is not None and self.uniform_noise else noise_rate
-        self.noise_seed = noise_seed
-        self.seed = seed
-        self.num_workers = num_workers
-        self.task = task
+        check_at_least(2, **{"max_length (tokens of prompt and response)": max_length})
+        check_at_least(1, global_batch_size=global_batch_size, validation_batch_size=validation_batch_size)
+        check_at_least(
+            1, meta_batch_size=meta_batch_size, **{"meta_every (the weighting's every)": meta_every}
+        )
+        check_at_least(1, predict_prompts=predict_prompts, predict_max_length=predict_max_length)
+        check_at_least(0, num_workers=num_workers)
         if clean_meta is not None and meta_every is None:
             raise UserError(
                 f"clean_meta is {clean_meta.name}, but nothing learns from meta pairs; give a weighting that "
@@ -147,9 +142,6 @@ class PreferenceDataModule(PairLoaders, PromptData):
             )
         if clean_meta is None and not hold_out_clean_meta:
             raise UserError("hold_out_clean_meta is false, but there is no clean_meta; take it out.")
-        self.clean_meta = clean_meta
-        self.hold_out_clean_meta = hold_out_clean_meta
-        self.augmentations = augmentations
         if not 0 < curriculum_share <= 1:
             raise UserError(f"curriculum_share is {curriculum_share}, but it must be above 0 and at most 1.")
         if curriculum is None and curriculum_share != 0.5:
@@ -157,64 +149,60 @@ class PreferenceDataModule(PairLoaders, PromptData):
                 f"curriculum_share is {curriculum_share}, but there is no curriculum; give pairs.parquet of "
                 "an audit, or leave it out."
             )
-        self.curriculum = curriculum
-        self.curriculum_share = curriculum_share
+        self.source = source
+        self.gold_reward = source.gold_reward
+        """r(prompt, response) of the source, or None where nobody knows it."""
+        self.tokenizer_name = str(tokenizer)
+        self.max_length = max_length
+        self.global_batch_size = global_batch_size
+        self.validation_batch_size = validation_batch_size
+        self.meta_every = meta_every
+        self.meta_batch_size = meta_batch_size
+        self.noise = noise = noise_from_options(noise, noise_rate, noise_rates)
+        self.uniform_noise = noise is None or noise.rate is not None
+        """Whether every pair has the same probability of a flip."""
+        self.noise_rate = noise_rate if noise is None or noise.rate is None else noise.rate
+        """That probability; otherwise the share of flipped pairs after ``setup("fit")``."""
+        self.noise_seed = noise_seed
+        self.seed = seed
+        self.num_workers = num_workers
+        self.task = task
+        self.clean_meta = clean_meta
+        self.hold_out_clean_meta = hold_out_clean_meta
+        self.augmentations = augmentations
         self.reference = reference
         self.predict_prompts = predict_prompts
         self.predict_seed = predict_seed
         self.predict_max_length = predict_max_length
+        self.curriculum = curriculum
+        self.curriculum_share = curriculum_share
         self.trained_texts: str | None = None
+        """``texts`` of the ``state_dict`` of a run whose policy is looked at, which ``setup`` compares."""
+        self.counts: dict[str, dict[str, int]] = {}
+        """After ``setup``, by split: ``rows``, ``kept``, dropped pairs by reason, ``no second view``, and for
+        ``train`` ``flipped`` (labels the noise changed)."""
+        self.noise_flips: dict[str, bool] | None = None
+        """After ``setup("fit")``, for each id of the training rows whether the noise flips its label."""
+        self.annotators: dict[str, str | None] | None = None
+        """After ``setup("fit")``, for each id of the training rows who gave the label, as the row says or
+        ``AnnotatorNoise`` assigns it, None where that is unknown; None where no row has one."""
         self.clean_pairs: Pairs | None = None
+        """After ``setup``, as the following: those that are kept."""
         self.train_pairs: Pairs | None = None
         self.validation_pairs: Pairs | None = None
+        self._filled: dict[str, tuple[Dataset, Dataset, dict[str, int]]] = {}
+        self._said: set[str] = set()
 
-    # A cached property can be written, but mypy takes it for one that can only be read.
     @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:  # type: ignore[override]
+    def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, loaded when first asked for."""
         return load_tokenizer(self.tokenizer_name)
-
-    @cached_property
-    def _preparation(self) -> Preparation:
-        # Reworded training pairs are needed only where nothing else is learned from.
-        reworded = self.meta_every is not None and self.clean_meta is None
-        return Preparation(
-            self.source,
-            self.tokenizer,
-            self.max_length,
-            self.noise,
-            self.noise_seed,
-            self.clean_meta,
-            self.hold_out_clean_meta,
-            self.augmentations if reworded else None,
-            self.curriculum,
-            self.curriculum_share,
-        )
-
-    @property
-    def counts(self) -> dict[str, dict[str, int]]:
-        """By split, what became of the rows; see the class."""
-        return self._preparation.counts
-
-    @property
-    def noise_flips(self) -> dict[str, bool] | None:
-        """For each id of the training rows whether the noise flips its label; see the class."""
-        return self._preparation.noise_flips
-
-    @property
-    def annotators(self) -> dict[str, str | None] | None:
-        """For each id of the training rows who gave the label; see the class."""
-        return self._preparation.annotators
-
-    @property
-    def gold_reward(self) -> Callable[[str, str], float] | None:
-        """r(prompt, response) -> float of the source, or None where nobody knows it."""
-        return self.source.gold_reward
 
     def prepare_data(self) -> None:
         """Fills datasets' caches from one process, so that the others read them."""
         if not self._predicts:
-            self._preparation.fill_caches()
+            splits = ["train", "validation"] + ["clean_meta"] * (self.clean_meta is not None)
+            self._filled = {split: self._read(split) for split in splits}
         elif self.source.prompts is None:
             self.source.load("validation")
 
@@ -225,7 +213,7 @@ class PreferenceDataModule(PairLoaders, PromptData):
             UserError: a batch size cannot be shared by the trainer's processes, no pair is left, or the
                 pairs are not those that a run was trained on.
         """
-        check_shares("global_batch_size", self.global_batch_size, self._ranks["world_size"])
+        check_shares("global_batch_size", self.global_batch_size, self._ranks[1])
         if stage == TrainerFn.FITTING and self.train_pairs is None:
             # Lightning sets the attribute without declaring it.
             overfit = self.trainer is not None and self.trainer.overfit_batches  # type: ignore[attr-defined]
@@ -234,12 +222,12 @@ class PreferenceDataModule(PairLoaders, PromptData):
                     f"overfit_batches is {overfit}, but it would undo the order of the "
                     "pairs; give a smaller training file and more epochs instead."
                 )
-            self.clean_pairs = self._preparation.clean()
-            self.train_pairs = self._preparation.train(self.clean_pairs)
-            self.texts_digest = self._preparation.texts_digest
+            if self.clean_meta is not None:
+                self.clean_pairs = self._pairs_as_found("clean_meta", self.clean_meta.name)
+            self.train_pairs = self._training_pairs()
             if not self.uniform_noise:
                 self.noise_rate = sum(self.train_pairs.swapped) / len(self.train_pairs)
-            if self.trained_texts is not None and self.trained_texts != self.texts_digest():
+            if self.trained_texts not in (None, self._texts_digest):
                 raise UserError(
                     f"The texts of {self.source.name} are not those that the run was trained on; restore "
                     "them, or use pacmr audit-model, which takes any pairs."
@@ -247,7 +235,87 @@ class PreferenceDataModule(PairLoaders, PromptData):
             if self.trainer is not None:
                 rank_zero_info(self._epoch_line())
         if self.validation_pairs is None and stage != TrainerFn.PREDICTING:
-            self.validation_pairs = self._preparation.validation()
+            self.validation_pairs = self._pairs_as_found("validation", self.source.name)
+
+    def _read(self, split: str) -> tuple[Dataset, Dataset, dict[str, int]]:
+        """Return a split's rows as its source has them, its pairs as tokens, and what became of the rows."""
+        if split in self._filled:
+            return self._filled.pop(split)
+        if split == "clean_meta":
+            assert self.clean_meta is not None
+            found = self.clean_meta.load_all()
+        else:
+            found = self.source.load("train" if split == "train" else "validation")
+        views = None
+        # Reworded training pairs are needed only where nothing else is learned from.
+        if split == "train" and self.augmentations is not None and self._rewords:
+            views = read_augmentations(self.augmentations)
+            if views.keys().isdisjoint(prompts_of(found)):
+                raise UserError(
+                    f"augmentations is {self.augmentations}, but none of its {len(views)} prompts is a "
+                    f"training prompt of {self.source.name}; make second wordings of these prompts with "
+                    "pacmr augment."
+                )
+        return found, *tokenize_pairs(found, self.tokenizer, self.max_length, views)
+
+    @property
+    def _rewords(self) -> bool:
+        """Whether meta batches are training pairs under reworded prompts."""
+        return self.meta_every is not None and self.clean_meta is None
+
+    def _pairs_as_found(self, split: str, name: str) -> Pairs:
+        found, rows, counts = self._read(split)
+        self._announce(name, split, found, counts)
+        return Pairs(rows, self.tokenizer.pad_token_id)
+
+    def _training_pairs(self) -> Pairs:
+        """Return the training pairs under noise, without those held out, or the easiest of them in order."""
+        found, rows, counts = self._read("train")
+        ids = rows["id"][:]
+        swapped = None
+        if self.noise is not None:
+            self.noise_flips = self.noise.flips(found, self.noise_seed)
+            swapped = [self.noise_flips[name] for name in ids]
+        known = found["annotator"][:]
+        if isinstance(self.noise, AnnotatorNoise):
+            known = self.noise.annotators(found)
+        who = None
+        if any(name is not None for name in known):
+            self.annotators = dict(zip(found["id"][:], known, strict=True))
+            who = [self.annotators[name] for name in ids]
+        # Runs that hold pairs out and runs that do not share a cache, which is of all pairs.
+        self._all_train_pairs = pairs = Pairs(rows, self.tokenizer.pad_token_id, swapped, who)
+        self._kept = list(range(len(pairs)))
+        if self.clean_pairs is not None and self.hold_out_clean_meta:
+            held_out = set(self.clean_pairs.rows["id"][:])
+            self._kept = [i for i, name in enumerate(ids) if name not in held_out]
+            pairs = pairs.select(self._kept)
+            counts["in clean_meta"] = len(rows) - len(pairs)
+        counts["flipped"] = sum(pairs.swapped)
+        if self.curriculum is not None:
+            easiest = easiest_first(self.curriculum, pairs)[: int(self.curriculum_share * len(pairs))]
+            counts["easiest"] = len(easiest)
+            self._kept = [self._kept[i] for i in easiest]
+            pairs = pairs.select(easiest)
+        self._announce(self.source.name, "train", found, counts)
+        return pairs
+
+    def _announce(self, name: str, split: str, found: Dataset, counts: dict[str, int]) -> None:
+        self.counts[split] = counts
+        rank_zero_info(summary_line(name, split, counts))
+        for sentence in token_warnings(self.tokenizer, found, counts, f"{name}, {split}"):
+            if sentence not in self._said:
+                rank_zero_info(sentence)
+            self._said.add(sentence)
+
+    def _epoch_line(self) -> str:
+        """Return a sentence on an epoch's updates, and the pairs that incomplete batches leave out."""
+        assert self.train_pairs is not None
+        line = f"An epoch: {_batches(len(self.train_pairs), self.global_batch_size, 'update')}"
+        if self.meta_every is not None:
+            meta = len(self.clean_pairs or self.train_pairs.with_second_view)
+            line += f"; a pass over the meta pairs: {_batches(meta, self.meta_batch_size, 'batch')}"
+        return f"{line}."
 
     def check_model(self, policy: PolicyModel) -> None:
         """Check that the module's policy can read the pairs that are loaded.
@@ -260,53 +328,145 @@ class PreferenceDataModule(PairLoaders, PromptData):
                 pairs.check_model(policy)
 
     def fill_reference(self, policy: PolicyModel) -> None:
-        """What ``reference: cached`` asks for; the module calls it before training, with its policy.
+        """Give all pairs their reference log-probabilities, for ``reference: cached``; before training.
 
         Raises:
-            UserError: the policy cannot read the pairs, the cache is damaged, or a log-probability is not
-                finite.
+            UserError: the policy cannot read the pairs, the cache is damaged, or a value is not finite.
         """
         self.check_model(policy)
         if self.reference == "live":
             return
         assert self.trainer is not None and self.train_pairs is not None and self.validation_pairs is not None
-        ask = partial(cached_log_probs, policy, **self._ranks, barrier=self.trainer.strategy.barrier)
-        self.train_pairs.reference = self._preparation.train_reference(ask)
+        rank, world_size = self._ranks
+        barrier = self.trainer.strategy.barrier
+        ask = partial(cached_log_probs, policy, rank=rank, world_size=world_size, barrier=barrier)
+        self.train_pairs.reference = ask(self._all_train_pairs)[self._kept]
         self.validation_pairs.reference = ask(self.validation_pairs)
         if self.clean_pairs is not None:
             self.clean_pairs.reference = ask(self.clean_pairs)
         elif self.meta_every is not None:
-            augmented = partial(ask, augmented=True)
-            self.train_pairs.augmented_reference = self._preparation.train_reference(augmented)
+            self.train_pairs.augmented_reference = ask(self._all_train_pairs, augmented=True)[self._kept]
 
     def fill_train_reference(self, policy: PolicyModel) -> None:
-        """The same for the training pairs alone, where a tool looks at them in one process.
-
-        A tool needs all of them once whatever the run did, and a second pass needs them again.
-
-        Raises:
-            UserError: as ``fill_reference``.
-        """
+        """The same for the training pairs alone and whatever ``reference`` is, for a tool in one process."""
         assert self.train_pairs is not None
-        ask = partial(cached_log_probs, policy, rank=0, world_size=1, barrier=lambda: None)
-        self.train_pairs.reference = self._preparation.train_reference(ask)
+        self.train_pairs.reference = cached_log_probs(policy, self._all_train_pairs)[self._kept]
 
     def train_state_differences(self, policy: PolicyModel) -> np.ndarray:
-        """What the reference's layers hold of each training pair's responses, for a linear probe.
-
-        It is kept on disk for all runs, like log-probabilities.
-
-        Returns:
-            (N, 2H) chosen minus rejected, labels as trained.
-
-        Raises:
-            UserError: as ``fill_reference``.
-        """
+        """Return (N, 2H) states of the reference, chosen minus rejected, labels as trained; kept on disk."""
         assert self.train_pairs is not None
-        found = self._preparation.train_reference(partial(cached_state_differences, policy))
+        found = cached_state_differences(policy, self._all_train_pairs)[self._kept]
         return found * np.where(self.train_pairs.swapped, -1, 1).astype(found.dtype)[:, None]
 
+    @property
+    def _ranks(self) -> tuple[int, int]:
+        """This process's rank, and the number of processes; (0, 1) for tools without a trainer."""
+        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
-def _check_at_least(option: str, value: int, least: int) -> None:
-    if value < least:
-        raise UserError(f"{option} is {value}, but it must be at least {least}.")
+    def train_dataloader(self) -> DataLoader[PairedBatch]:
+        """``PairedBatch`` of this rank, beginning at the trainer's global step."""
+        assert self.train_pairs is not None, "The training pairs are there after setup."
+        rank, world_size = self._ranks
+        batches = TrainingStream(
+            self.train_pairs,
+            self.global_batch_size,
+            seed=self.seed,
+            meta_every=self.meta_every,
+            meta_batch_size=self.meta_batch_size,
+            clean_meta=self.clean_pairs,
+            shuffle=self.curriculum is None,
+            rank=rank,
+            world_size=world_size,
+        )
+        return self._loader(batches, lambda: 0 if self.trainer is None else self.trainer.global_step)
+
+    def val_dataloader(self) -> DataLoader[PairBatch]:
+        """``PairBatch`` of this rank, validation pairs in their own order."""
+        assert self.validation_pairs is not None, "The validation pairs are there after setup."
+        batches = EvaluationStream(self.validation_pairs, self.validation_batch_size, *self._ranks)
+        return self._loader(batches, lambda: 0)
+
+    def test_dataloader(self) -> DataLoader[PairBatch]:
+        """The same batches as for validation."""
+        return self.val_dataloader()
+
+    def _loader(
+        self, batches: TrainingStream | EvaluationStream, first: Callable[[], int]
+    ) -> DataLoader[Any]:
+        return StepLoader(
+            batches,
+            batch_size=None,
+            sampler=RankSteps(len(batches), first),
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+        )
+
+    @property
+    def _predicts(self) -> bool:
+        """Whether prompts are all that the trainer wants."""
+        return self.trainer is not None and self.trainer.state.fn == TrainerFn.PREDICTING
+
+    def prompt_ids(self, prompts: list[str]) -> list[list[int]]:
+        """Return the token ids of prompts that are texts, as ``predict`` gives them to the model."""
+        return prompt_tokens(self.tokenizer, prompts)
+
+    def predict_dataloader(self) -> DataLoader[PromptBatch]:
+        """``PromptBatch`` of the drawn prompts; the longest first where the trainer predicts."""
+        world_size = self._ranks[1]
+        return prompt_loader(
+            draw_prompts(self.source, self.predict_prompts, self.predict_seed),
+            self.tokenizer,
+            max_length=self.predict_max_length,
+            batch_size=max(1, self.validation_batch_size // world_size),
+            world_size=world_size,
+            longest_first=self._predicts,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what decides the pairs of a step: options, and hashes of the pairs in their order.
+
+        The position is no part of it: it is the trainer's global step.
+        """
+        if self.train_pairs is None:
+            return {}
+        return {name: getattr(self, name) for name in _KEPT_OPTIONS} | self._digests
+
+    @cached_property
+    def _texts_digest(self) -> str:
+        """Hash of the tokens of all training pairs, held out or not, before any noise."""
+        return self._all_train_pairs.texts_digest()
+
+    @cached_property
+    def _digests(self) -> dict[str, str | None]:
+        pairs = self.train_pairs
+        assert pairs is not None
+        labels = [list(pairs.rows[name]) for name in ("id", "flipped", "eta")]
+        views = tokens_digest(pairs.rows, "augmented_ids") if self._rewords else None
+        others = {"meta pairs": self.clean_pairs, _VALIDATION: self.validation_pairs}
+        return {
+            "texts": self._texts_digest,
+            "label noise": content_key(pairs.swapped),
+            "training pairs": content_key(labels, pairs.annotators, views),
+        } | {name: None if other is None else other.texts_digest() for name, other in others.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Check that a resumed run goes on with the pairs that it began with; warn of other validation pairs.
+
+        Raises:
+            UserError: training is resumed with other pairs, another order or other noise.
+        """
+        assert self.trainer is not None
+        now = self.state_dict()
+        validation = state_dict.get(_VALIDATION, now.get(_VALIDATION))
+        if self.trainer.state.fn == TrainerFn.FITTING and validation != now[_VALIDATION]:
+            rank_zero_warn(
+                "The validation pairs have changed since the checkpoint was made: metrics val/... before and "
+                f"after update {self.trainer.global_step} are of different pairs."
+            )
+        check_resumed(self.trainer, state_dict | {_VALIDATION: now.get(_VALIDATION)}, now, _HASHES)
+
+
+def _batches(pairs: int, size: int, name: str) -> str:
+    whole, left = divmod(pairs, size)
+    counted = f"{whole} {name}{('' if whole == 1 else 's' if name == 'update' else 'es')} of {size} pairs"
+    return f"{counted}, {left} of {pairs} pairs left out" if left else counted

@@ -6,8 +6,6 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning.pytorch import LightningDataModule
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
@@ -23,8 +21,6 @@ from .rows import values_of
 from .sampling import stratified_sample
 from .sources import Source
 from .tokenizer import prompt_tokens
-
-_Row = tuple[str, str, list[int], str | Messages, int, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ def draw_prompts(source: Source, count: int | None, seed: int) -> list[Evaluatio
             if split.reason is None and split.prompt.strip():
                 texts = dict(zip(TEMPLATE_COLUMNS, (tools, kwargs), strict=True))
                 given = {column: json.loads(text) for column, text in texts.items() if text is not None}
-                prompt = EvaluationPrompt(name, split.prompt, row[-1], split.chosen_message, given)
+                prompt = EvaluationPrompt(name, split.prompt, row[-1], dict(*split.messages[:1]), given)
                 found.setdefault(split.prompt + (tools or "") + (kwargs or ""), prompt)
     if not found:
         raise UserError(f"{source.name} has no prompt to answer; look at its validation rows.")
@@ -102,84 +98,46 @@ def prompt_loader(
     batch_size: int,
     world_size: int,
     longest_first: bool,
-) -> DataLoader[_Row]:
+) -> DataLoader[PromptBatch]:
     """``PromptBatch`` after ``PromptBatch``, each prompt once; Lightning shares them between the ranks.
 
-    Args:
-        prompts: what to answer.
-        tokenizer: encodes the prompts.
-        max_length: tokens; longer prompts are left out, never cut.
-        batch_size: prompts of a batch.
-        world_size: number of processes.
-        longest_first: by length instead of in the order of the data: little is padded, and prompts that need
-            too much memory show at once.
+    Prompts of more than ``max_length`` tokens are left out, never cut. With the ``longest_first`` little is
+    padded, and prompts that need too much memory show at once.
 
     Raises:
         UserError: no prompt is left, or not one for each process.
     """
     texts = [prompt.rendered(tokenizer) for prompt in prompts]
     tokens = prompt_tokens(tokenizer, texts, [prompt.chat for prompt in prompts])
-    columns = zip(prompts, texts, tokens, strict=True)
-    rows = [
-        (prompt.id, text, ids, prompt.asked, place, prompt.columns)
-        for place, (prompt, text, ids) in enumerate(columns)
-        if 0 < len(ids) <= max_length
-    ]
-    if not rows:
+    places = [place for place, ids in enumerate(tokens) if 0 < len(ids) <= max_length]
+    if not places:
         raise UserError(
             f"None of the {len(prompts)} prompts to answer has 1 to {max_length} tokens; raise "
             "predict_max_length."
         )
-    if len(rows) < world_size:
+    if len(places) < world_size:
         raise UserError(
-            f"There are {len(rows)} prompts to answer, but each of {world_size} processes needs one; use "
+            f"There are {len(places)} prompts to answer, but each of {world_size} processes needs one; use "
             "fewer of them."
         )
-    if len(rows) < len(prompts):
+    if len(places) < len(prompts):
         rank_zero_info(
-            f"{len(prompts) - len(rows)} of {len(prompts)} prompts are left out: longer than "
+            f"{len(prompts) - len(places)} of {len(prompts)} prompts are left out: longer than "
             f"predict_max_length {max_length} tokens."
         )
     if longest_first:
-        rows.sort(key=lambda row: -len(row[2]))
+        places.sort(key=lambda place: -len(tokens[place]))
 
-    def collate(part: list[_Row]) -> PromptBatch:
-        names, texts, ids, asked, places, columns = zip(*part, strict=True)
+    def collate(part: list[int]) -> PromptBatch:
         return PromptBatch.collate(
-            names, texts, ids, pad_id=tokenizer.pad_token_id, asked=asked, places=places, columns=columns
+            [prompts[i].id for i in part],
+            [texts[i] for i in part],
+            [tokens[i] for i in part],
+            pad_id=tokenizer.pad_token_id,
+            asked=[prompts[i].asked for i in part],
+            places=part,
+            columns=[prompts[i].columns for i in part],
         )
 
     # Any sequence will do, but torch asks for a Dataset in its types.
-    return DataLoader(rows, batch_size=batch_size, collate_fn=collate)  # type: ignore[arg-type]
-
-
-class PromptData(LightningDataModule):
-    """What a datamodule has for ``predict``; the base of ``PreferenceDataModule``, which sets these:"""
-
-    source: Source
-    tokenizer: PreTrainedTokenizerBase
-    validation_batch_size: int
-    predict_prompts: int | None
-    predict_seed: int
-    predict_max_length: int
-
-    @property
-    def _predicts(self) -> bool:
-        """Whether prompts are all that the trainer wants."""
-        return self.trainer is not None and self.trainer.state.fn == TrainerFn.PREDICTING
-
-    def prompt_ids(self, prompts: list[str]) -> list[list[int]]:
-        """Return the token ids of prompts that are texts, as ``predict`` gives them to the model."""
-        return prompt_tokens(self.tokenizer, prompts)
-
-    def predict_dataloader(self) -> DataLoader[_Row]:
-        """``PromptBatch`` of the drawn prompts; the longest first where the trainer predicts."""
-        world_size = 1 if self.trainer is None else self.trainer.world_size
-        return prompt_loader(
-            draw_prompts(self.source, self.predict_prompts, self.predict_seed),
-            self.tokenizer,
-            max_length=self.predict_max_length,
-            batch_size=max(1, self.validation_batch_size // world_size),
-            world_size=world_size,
-            longest_first=self._predicts,
-        )
+    return DataLoader(places, batch_size=batch_size, collate_fn=collate)  # type: ignore[arg-type]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pacmr_lightning.evaluation.conversation import message_text
@@ -21,19 +20,29 @@ NO_COMPLETION = "no completion"
 
 @dataclass(frozen=True)
 class Split:
-    """A prompt and what follows it in both texts, or the reason why there is none."""
+    """A prompt with its two responses or its one completion, or the reason why there is none."""
 
     prompt: str = ""
     """A text, or a conversation as JSON where the row holds chat messages."""
-    chosen: str = ""
-    """A text; of a chat message its content, and its other fields as JSON."""
-    rejected: str = ""
-    """Likewise."""
+    responses: tuple[str, ...] = ("", "")
+    """Texts; of a chat message its content, and its other fields as JSON."""
     reason: str | None = None
-    chosen_message: dict[str, Any] = field(default_factory=dict)
-    """The whole message; empty for texts."""
-    rejected_message: dict[str, Any] = field(default_factory=dict)
-    """Likewise."""
+    messages: tuple[dict[str, Any], ...] = ()
+    """The whole messages of the responses; empty for texts."""
+
+    @property
+    def chosen(self) -> str:
+        """The first response."""
+        return self.responses[0]
+
+    @property
+    def rejected(self) -> str:
+        """The second response."""
+        return self.responses[1]
+
+
+def _of_messages(before: Messages, *answers: dict[str, Any]) -> Split:
+    return Split(encode_messages(before), tuple(map(message_text, answers)), messages=answers)
 
 
 def split_row(prompt: str | None, chosen: str, rejected: str, chat: bool = False) -> Split:
@@ -46,23 +55,10 @@ def split_row(prompt: str | None, chosen: str, rejected: str, chat: bool = False
     """
     if chat:
         return _split_messages(prompt, chosen, rejected)
-    return Split(prompt, chosen, rejected) if prompt is not None else split_prompt(chosen, rejected)
+    return Split(prompt, (chosen, rejected)) if prompt is not None else split_prompt(chosen, rejected)
 
 
-@dataclass(frozen=True)
-class Demonstration:
-    """A prompt and its completion, or the reason why there is none."""
-
-    prompt: str = ""
-    """A text, or a conversation as JSON where the row holds chat messages."""
-    completion: str = ""
-    """A text; of a chat message its content, and its other fields as JSON."""
-    reason: str | None = None
-    message: dict[str, Any] = field(default_factory=dict)
-    """The whole message; empty for texts."""
-
-
-def split_completion(prompt: str | None, completion: str, chat: bool = False) -> Demonstration:
+def split_completion(prompt: str | None, completion: str, chat: bool = False) -> Split:
     """Prompt and completion of a row as ``reading.read_sft`` makes it.
 
     Chat messages: the completion is the last message, from the assistant, and what comes before it belongs to
@@ -71,23 +67,11 @@ def split_completion(prompt: str | None, completion: str, chat: bool = False) ->
     """
     if not chat:
         assert prompt is not None  # read_sft asks for it
-        return Demonstration(prompt, completion)
+        return Split(prompt, (completion,))
     messages = _joined(prompt, completion)
     if messages is None or len(messages) < 2 or messages[-1]["role"] != "assistant":
-        return Demonstration(reason=NO_COMPLETION)
-    return Demonstration(encode_messages(messages[:-1]), message_text(messages[-1]), message=messages[-1])
-
-
-def pair_prompts(columns: Mapping[str, list[Any]]) -> list[str]:
-    """The prompts of rows given by column; unusable ones, which are dropped later, have the empty prompt."""
-    names = ("prompt", "chosen", "rejected", "chat")
-    return [split_row(*row).prompt for row in zip(*(columns[name] for name in names), strict=True)]
-
-
-def completion_prompts(columns: Mapping[str, list[Any]]) -> list[str]:
-    """The same for demonstrations."""
-    names = ("prompt", "completion", "chat")
-    return [split_completion(*row).prompt for row in zip(*(columns[name] for name in names), strict=True)]
+        return Split(reason=NO_COMPLETION)
+    return _of_messages(messages[:-1], messages[-1])
 
 
 def split_prompt(chosen: str, rejected: str) -> Split:
@@ -113,7 +97,7 @@ def split_prompt(chosen: str, rejected: str) -> Split:
     prompt = common.rstrip()
     if not prompt:
         return Split(reason=NO_COMMON_PROMPT)
-    return Split(prompt, chosen[len(prompt) :], rejected[len(prompt) :])
+    return Split(prompt, (chosen[len(prompt) :], rejected[len(prompt) :]))
 
 
 def _split_transcripts(chosen: str, rejected: str) -> Split:
@@ -123,7 +107,7 @@ def _split_transcripts(chosen: str, rejected: str) -> Split:
         return Split(reason=NO_COMMON_PROMPT)
     if chosen[: ends[0]] != rejected[: ends[1]]:
         return Split(reason=DIFFERENT_PROMPTS)
-    return Split(chosen[: ends[0]], chosen[ends[0] :], rejected[ends[1] :])
+    return Split(chosen[: ends[0]], (chosen[ends[0] :], rejected[ends[1] :]))
 
 
 def _split_messages(prompt: str | None, *sides: str) -> Split:
@@ -136,13 +120,7 @@ def _split_messages(prompt: str | None, *sides: str) -> Split:
         return Split(reason=NO_COMMON_PROMPT)
     if chosen[:-1] != rejected[:-1]:
         return Split(reason=DIFFERENT_PROMPTS)
-    return Split(
-        encode_messages(chosen[:-1]),
-        message_text(chosen[-1]),
-        message_text(rejected[-1]),
-        chosen_message=chosen[-1],
-        rejected_message=rejected[-1],
-    )
+    return _of_messages(chosen[:-1], chosen[-1], rejected[-1])
 
 
 def _joined(prompt: str | None, rest: str) -> Messages | None:

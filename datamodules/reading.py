@@ -28,8 +28,8 @@ from pacmr_lightning.files import content_digest
 
 from .columns import PREFERENCES, SFT, Columns, checked
 
-LAYOUT = 5
-"""Part of the cache's key; raised whenever the same file is read into other rows."""
+_LAYOUT = 6
+"""Part of the cache's key; raised whenever the same file or dataset is read into other rows."""
 
 _JSON_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 _ENDINGS = (*_JSON_ENDINGS, ".parquet")
@@ -61,48 +61,48 @@ def read_sft(path: str | Path) -> Dataset:
     return _read(path, SFT)
 
 
+def _read(path: str | Path, columns: Columns) -> Dataset:
+    path = _checked_path(path)
+    # The path is a part of it because errors and made-up ids of rows name it.
+    key = f"{path.resolve()}:{content_digest(path)}"
+    return written_once(lambda: numbered_rows(path), columns, str(path), key)
+
+
 def rows_to_dataset(rows: Iterable[dict[str, Any]], columns: Columns, name: str) -> Dataset:
     """The same checks and features for rows of a program; errors say ``name`` for the file."""
     found = list(checked(_numbered(rows, name), columns, name))
-    return announced(Dataset.from_list(found, features=columns.features), name)
+    return _announced(Dataset.from_list(found, features=columns.features), name)
 
 
 def made_once(make: Callable[[], Iterable[dict[str, Any]]], columns: Columns, name: str, key: str) -> Dataset:
-    """The same for rows that a program makes, written to datasets' cache once for each key.
-
-    Args:
-        make: the rows.
-        columns: which columns come out.
-        name: what errors call them.
-        key: changes whenever ``make`` makes others.
-
-    Raises:
-        UserError: a row is wrong.
-    """
-    return written_once(lambda: checked(_numbered(make(), name), columns, name), columns, f"{LAYOUT}:{key}")
+    """The same, written to datasets' cache once for each key; it changes whenever ``make`` makes others."""
+    return written_once(lambda: _numbered(make(), name), columns, name, key)
 
 
-def written_once(rows: Callable[[], Iterator[dict[str, Any]]], columns: Columns, key: str) -> Dataset:
-    """Checked rows, written to datasets' cache once for each key.
+def _numbered(rows: Iterable[dict[str, Any]], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    return ((f"{name}, row {number}", row) for number, row in enumerate(rows, 1))
 
-    Raises:
-        UserError: what ``rows`` raises.
-    """
+
+def written_once(
+    numbered: Callable[[], Iterator[tuple[str, dict[str, Any]]]], columns: Columns, name: str, key: str
+) -> Dataset:
+    """The same for rows with the place that errors about each begin with."""
     try:
-        return Dataset.from_generator(
-            rows,
+        rows = Dataset.from_generator(
+            lambda: checked(numbered(), columns, name),
             features=columns.features,
             # A fingerprint that datasets makes of a pickled function differs between versions of Python.
-            fingerprint=hashlib.sha256(f"{columns.kind}:{key}".encode()).hexdigest()[:16],
+            fingerprint=hashlib.sha256(f"{columns.kind}:{_LAYOUT}:{key}".encode()).hexdigest()[:16],
         )
     except DatasetGenerationError as error:
         cause = user_error(error)
         if cause is None:
             raise
         raise UserError(str(cause)) from None
+    return _announced(rows, name)
 
 
-def announced(rows: Dataset, name: str) -> Dataset:
+def _announced(rows: Dataset, name: str) -> Dataset:
     """Return the rows, after a line on columns that are not read, and on prompts that some rows lack."""
     found = rows.data.column("unread").unique().to_pylist()
     if unread := sorted({column for columns in found if columns for column in columns.split("\n")}):
@@ -124,20 +124,18 @@ def _say(line: str) -> None:
     rank_zero_info(line)
 
 
-def without_nulls(value: Any) -> Any:
-    """Return a value without the null fields that Arrow gives an object because another one has them."""
-    if isinstance(value, dict):
-        return {name: without_nulls(field) for name, field in value.items() if field is not None}
-    return [without_nulls(entry) for entry in value] if isinstance(value, list) else value
-
-
 def arrow_row(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of Arrow as its JSON would be: without null fields in objects; null columns stay."""
-    return {name: without_nulls(value) for name, value in row.items()}
+    """Return a row of Arrow as its JSON would be.
 
+    Without the null fields that Arrow gives an object because another one has them; null columns stay.
+    """
 
-def _numbered(rows: Iterable[dict[str, Any]], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    return ((f"{name}, row {number}", row) for number, row in enumerate(rows, 1))
+    def full(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: full(field) for name, field in value.items() if field is not None}
+        return [full(entry) for entry in value] if isinstance(value, list) else value
+
+    return {name: full(value) for name, value in row.items()}
 
 
 def numbered_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -161,14 +159,6 @@ def _checked_path(path: str | Path) -> Path:
             f"{path} is neither JSON Lines nor Parquet by its ending; use one of {', '.join(_ENDINGS)}."
         )
     return path
-
-
-def _read(path: str | Path, columns: Columns) -> Dataset:
-    path = _checked_path(path)
-    # The path is a part of it because errors and made-up ids of rows name it.
-    key = f"{LAYOUT}:{path.resolve()}:{content_digest(path)}"
-    rows = written_once(lambda: checked(numbered_rows(path), columns, str(path)), columns, key)
-    return announced(rows, str(path))
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,7 +1,6 @@
-"""What the reference says of all pairs, computed once and kept on disk for all runs.
+"""Log-probabilities and states of the reference, computed once for all pairs and kept on disk for all runs.
 
-Its log-probabilities, and its states for an audit by a linear probe, depend on the reference and on the
-tokens, not on label noise, method or order, so a sweep pays once.
+They depend on the reference and on the tokens, not on label noise, method or order, so a sweep pays once.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from pathlib import Path
 import datasets
 import numpy as np
 import torch
-from datasets import Dataset
 from lightning.fabric.utilities import move_data_to_device
 from tqdm import tqdm
 
@@ -24,12 +22,10 @@ from pacmr_lightning.files import replacing
 from pacmr_lightning.policy import PolicyModel
 
 from .pairs import Pairs
-from .rows import token_counts, token_parts
+from .token_columns import lengths_and_digest
 
 _LAYOUT = 1
 """Part of the key; raised whenever the same model and tokens are written in another form."""
-TEXTS = ("prompt_ids", "chosen_ids", "rejected_ids")
-"""Columns of a pair's tokens."""
 PART = 1024
 """Pairs in a file: what a killed run loses at most, and what ranks share out."""
 BATCH_TOKENS = 16_384
@@ -38,17 +34,14 @@ CPU_BATCH_TOKENS = 2048
 """The same on a CPU, where larger tensors are no faster and cost page faults."""
 
 
-Ask = Callable[[PolicyModel, PairBatch], torch.Tensor]
-
-
 def cached_log_probs(
     policy: PolicyModel,
     pairs: Pairs,
     *,
     augmented: bool = False,
-    rank: int,
-    world_size: int,
-    barrier: Callable[[], None],
+    rank: int = 0,
+    world_size: int = 1,
+    barrier: Callable[[], None] = lambda: None,
     title: str = "Reference log-probabilities",
 ) -> np.ndarray:
     """Log-probabilities of N pairs under the reference, from disk where they have been computed before.
@@ -107,7 +100,7 @@ def _state_differences(policy: PolicyModel, batch: PairBatch) -> torch.Tensor:
 
 
 def _cached(
-    ask: Ask,
+    ask: Callable[[PolicyModel, PairBatch], torch.Tensor],
     width: int,
     policy: PolicyModel,
     pairs: Pairs,
@@ -120,17 +113,14 @@ def _cached(
     """(N, width) values that ``ask`` gives of pairs as found; see ``cached_log_probs``."""
     pairs.check_model(policy)
     asked = np.array(pairs.with_second_view if augmented else range(len(pairs)), dtype=np.int64)
-    plain = Pairs(pairs.rows, pairs.pad_id)
+    plain = Pairs(pairs.rows.select(asked, keep_in_memory=True), pairs.pad_id)
 
     def batch(places: np.ndarray) -> PairBatch:
-        found = plain.batch([int(i) for i in asked[places]], augmented)
-        if not augmented:
-            return found
-        assert found.augmented is not None
-        return found.augmented
+        found = plain.batch(places.tolist(), augmented)
+        return found if found.augmented is None else found.augmented
 
-    columns = ["augmented_ids" if augmented else "prompt_ids", "chosen_ids", "rejected_ids"]
-    lengths, tokens = _lengths_and_digest(pairs.rows.select_columns(columns), asked)
+    columns = ("augmented_ids" if augmented else "prompt_ids", "chosen_ids", "rejected_ids")
+    lengths, tokens = lengths_and_digest(plain.rows, *columns)
     # The longest first, so that a batch that does not fit into memory shows at once.
     order = np.argsort(-lengths, kind="stable")
     key = {
@@ -146,19 +136,13 @@ def _cached(
     name = hashlib.sha256(text.encode()).hexdigest()[:24]
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "pacmr-reference" / name
     parts = [order[start : start + PART] for start in range(0, len(order), PART)]
+    files = [folder / f"part-{number:05d}.npy" for number in range(len(parts))]
     most = CPU_BATCH_TOKENS if policy.device.type == "cpu" else BATCH_TOKENS
     barrier()  # before any rank writes, so that all of them find the same parts
-    missing = {
-        i: _batches(part, lengths, most) for i, part in enumerate(parts) if not _path(folder, i).exists()
-    }
+    missing = {i: _batches(part, lengths, most) for i, part in enumerate(parts) if not files[i].exists()}
     barrier()
-    mine = range(rank, len(parts), world_size)
-    with tqdm(
-        total=sum(len(parts[i]) for i in mine if i in missing),
-        desc=title,
-        unit=" pairs",
-        disable=not missing or rank > 0,
-    ) as progress:
+    total = sum(len(parts[i]) for i in missing if i % world_size == rank)
+    with tqdm(total=total, desc=title, unit=" pairs", disable=not missing or rank > 0) as progress:
         for start in range(0, len(parts), world_size):
             own = missing.get(start + rank, [])
             together = [missing[i] for i in range(start, start + world_size) if i in missing]
@@ -166,25 +150,23 @@ def _cached(
             passes = max(map(len, together), default=0) if policy.is_sharded else len(own)
             values = []
             for number in range(passes):
-                answers = _ask(ask, policy, batch(own[number] if number < len(own) else together[0][0]))
+                asked_now = batch(own[number] if number < len(own) else together[0][0])
+                answers = ask(policy, move_data_to_device(asked_now, policy.device)).cpu().numpy()
+                _check_finite(answers, asked_now.ids)
                 if number < len(own):
                     values.append(answers)
                     progress.update(len(answers))
             if values:
                 with replacing(folder / "key.json") as temporary:
                     temporary.write_text(text)
-                with replacing(_path(folder, start + rank)) as temporary, open(temporary, "wb") as file:
+                with replacing(files[start + rank]) as temporary, open(temporary, "wb") as file:
                     np.save(file, np.concatenate(values))
     barrier()
-    found = [_read(_path(folder, i), (len(part), width)) for i, part in enumerate(parts)]
+    found = [_read(file, (len(part), width)) for file, part in zip(files, parts, strict=True)]
     result = np.full((len(pairs), width), np.nan, found[0].dtype if found else np.float32)
     if found:
         result[asked[order]] = np.concatenate(found)
     return result
-
-
-def _path(folder: Path, number: int) -> Path:
-    return folder / f"part-{number:05d}.npy"
 
 
 def _batches(rows: np.ndarray, lengths: np.ndarray, most: int) -> list[np.ndarray]:
@@ -197,16 +179,13 @@ def _batches(rows: np.ndarray, lengths: np.ndarray, most: int) -> list[np.ndarra
     return batches
 
 
-def _ask(ask: Ask, policy: PolicyModel, pairs: PairBatch) -> np.ndarray:
-    """(n, width) values of n pairs."""
-    values = ask(policy, move_data_to_device(pairs, policy.device)).cpu().numpy()
-    if not np.isfinite(values).all():
-        pair = pairs.ids[int(np.argmin(np.isfinite(values).all(1)))]
+def _check_finite(values: np.ndarray, ids: list[str]) -> None:
+    finite = np.isfinite(values).all(1)
+    if not finite.all():
         raise UserError(
-            f"What the reference says of the pair {pair} is not a finite number; look at that pair, or load "
-            "the model in float32."
+            f"What the reference says of the pair {ids[int(np.argmin(finite))]} is not a finite number; look "
+            "at that pair, or load the model in float32."
         )
-    return values
 
 
 def _read(path: Path, shape: tuple[int, int]) -> np.ndarray:
@@ -220,21 +199,3 @@ def _read(path: Path, shape: tuple[int, int]) -> np.ndarray:
             "folder to compute them again, or set data.reference to live."
         )
     return values
-
-
-def tokens_digest(rows: Dataset, *columns: str) -> str:
-    """Return a hash of the tokens of all rows, in their order."""
-    return _lengths_and_digest(rows.select_columns(list(columns)), np.arange(len(rows)))[1]
-
-
-def _lengths_and_digest(rows: Dataset, asked: np.ndarray) -> tuple[np.ndarray, str]:
-    """Return (n,) tokens over all columns of each row that is asked for, and a hash of the tokens."""
-    digest = hashlib.sha256()
-    lengths = []
-    for columns in token_parts(rows.select(asked, keep_in_memory=True), *rows.column_names):
-        counts = [token_counts(column) for column in columns]
-        for column, count in zip(columns, counts, strict=True):
-            digest.update(count.tobytes())
-            digest.update(column.flatten().to_numpy().tobytes())
-        lengths.append(sum(counts))
-    return np.concatenate([np.empty(0, np.int64), *lengths]), digest.hexdigest()

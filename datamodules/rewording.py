@@ -7,56 +7,24 @@ import re
 VERSION = 1
 """Part of the key of tokenized caches; raised whenever a rule changes."""
 
-_NEGATED = {
-    "do not": "don't",
-    "does not": "doesn't",
-    "did not": "didn't",
-    "is not": "isn't",
-    "are not": "aren't",
-    "was not": "wasn't",
-    "were not": "weren't",
-    "has not": "hasn't",
-    "have not": "haven't",
-    "had not": "hadn't",
-    "would not": "wouldn't",
-    "should not": "shouldn't",
-    "could not": "couldn't",
-    "will not": "won't",
-    "cannot": "can't",
+_VERBS = ("do", "does", "did", "is", "are", "was", "were", "has", "have", "had", "would", "should", "could")
+_NEGATED = {f"{verb} not": f"{verb}n't" for verb in _VERBS} | {"will not": "won't", "cannot": "can't"}
+_CONTRACTED = {"I'm": "I am", "I've been": "I have been", "I'll": "I will"} | {
+    f"{who}'{short}": f"{who} {long}"
+    for who in ("you", "we", "they")
+    for short, long in (("re", "are"), ("ve been", "have been"), ("ll", "will"))
 }
-_CONTRACTED = {
-    "I'm": "I am",
-    "I've been": "I have been",
-    "I'll": "I will",
-    "you're": "you are",
-    "we're": "we are",
-    "they're": "they are",
-    "you've been": "you have been",
-    "we've been": "we have been",
-    "they've been": "they have been",
-    "you'll": "you will",
-    "we'll": "we will",
-    "they'll": "they will",
-}
-_SYNONYMS = {
-    "because of": "due to",
-    "in order to": "so as to",
+_SAME = {
     "for example": "for instance",
-    "for instance": "for example",
     "a lot of": "lots of",
-    "lots of": "a lot of",
     "right now": "at the moment",
-    "at the moment": "right now",
     "maybe": "perhaps",
-    "perhaps": "maybe",
     "although": "even though",
-    "even though": "although",
-    "regarding": "concerning",
     "what is the": "what's the",
-    "what's the": "what is the",
     "how do I": "how can I",
-    "how can I": "how do I",
 }
+_SYNONYMS = _SAME | {other: phrase for phrase, other in _SAME.items()}
+_SYNONYMS |= {"because of": "due to", "in order to": "so as to", "regarding": "concerning"}
 _SPELLING = {"w/": "with", "w/o": "without", "b/c": "because", "&": "and"}
 
 # "Don't you" and "isn't the" cannot be spelt out without changing the word order.

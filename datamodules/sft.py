@@ -2,58 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset, Features, List, Value
+from datasets import Dataset
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.policy.limits import check_tokens
+from pacmr_lightning.modules.sft import IGNORED
 
-from .chat import (
-    Rendered,
-    decode_messages,
-    render,
-    say_what_the_template_leaves_out,
-    template_options,
-)
-from .completions import Completions
-from .prompts import NO_COMPLETION, split_completion
-from .reference_cache import tokens_digest
-from .rows import extent
-from .stream import RowsLeft, StepLoader
-from .tokenization import count_oddities, oddities, token_warnings
-from .tokenizer import load_tokenizer, prompt_tokens, response_tokens, tokenizer_digest
+from .sources import Completions, check_at_least
+from .stream import RemainingRows, StepLoader, check_resumed
+from .token_columns import check_readable, tokens_digest
+from .tokenization import summary_line, token_warnings, tokenize_completions
+from .tokenizer import load_tokenizer
 from .train_tokenizer import train_tokenizer
 
-IGNORED = -100
-"""Label of tokens that carry no loss: prompt and padding."""
-
-_LAYOUT = 3
-"""Part of the cache's key; raised whenever the same rows are turned into other tokens."""
-
-_REASONS = ("too long", "empty completion", "empty prompt", NO_COMPLETION)
-_TOKENS = List(Value("int32"))
 _COLUMNS = ("prompt_ids", "completion_ids")
-_FEATURES = Features(
-    {
-        "prompt_ids": _TOKENS,
-        "completion_ids": _TOKENS,
-        "odd": List(Value("string")),
-        "drop": Value("string"),
-    }
-)
 
 
 class SFTDataModule(LightningDataModule):
@@ -95,13 +69,9 @@ class SFTDataModule(LightningDataModule):
         task: str = "sft",
     ):
         super().__init__()
-        for option, value, least in (
-            ("max_length", max_length, 2),
-            ("batch_size", batch_size, 1),
-            ("num_workers", num_workers, 0),
-        ):
-            if value < least:
-                raise UserError(f"{option} is {value}, but it must be at least {least}.")
+        check_at_least(2, max_length=max_length)
+        check_at_least(1, batch_size=batch_size)
+        check_at_least(0, num_workers=num_workers)
         if (tokenizer is None) == (vocab_size is None):
             raise UserError(
                 f"tokenizer is {tokenizer!r} and vocab_size is {vocab_size}; give the one to use a model's "
@@ -116,20 +86,32 @@ class SFTDataModule(LightningDataModule):
         self.num_workers = num_workers
         self.task = task
         self.counts: dict[str, dict[str, int]] = {}
-        self._tokenizer: PreTrainedTokenizerBase | None = None
         self._rows: dict[str, Dataset] = {}
-        self._warnings: list[str] = []
         self._epoch_tokens: tuple[int, np.ndarray] = (-1, np.zeros(0))
 
-    @property
+    @cached_property
+    def _texts(self) -> dict[str, Dataset]:
+        return {split: self.source.load(split) for split in ("train", "validation")}
+
+    @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer, loaded or trained; there is one after ``setup``."""
-        assert self._tokenizer is not None, "The tokenizer is known after setup."
-        return self._tokenizer
+        """The tokenizer, loaded or trained when first asked for."""
+        if self.vocab_size is None:
+            assert self.tokenizer_name is not None  # one of the two was given
+            return load_tokenizer(self.tokenizer_name)
+        rows = zip(*(self._texts["train"][name] for name in ("prompt", "completion")), strict=True)
+        return train_tokenizer((text for row in rows for text in row if text), self.vocab_size)
+
+    @cached_property
+    def _tokenized(self) -> dict[str, tuple[Dataset, dict[str, int]]]:
+        return {
+            split: tokenize_completions(texts, self.tokenizer, self.max_length)
+            for split, texts in self._texts.items()
+        }
 
     def prepare_data(self) -> None:
         """Fills datasets' caches from one process, so that the others read them."""
-        self._prepare()
+        assert self._tokenized
 
     def setup(self, stage: str) -> None:
         """Reads and tokenizes both splits.
@@ -137,12 +119,14 @@ class SFTDataModule(LightningDataModule):
         Raises:
             UserError: the data or the tokenizer cannot be used, or all rows of a split were dropped.
         """
-        self._prepare()
-        for split, counts in self.counts.items():
-            rank_zero_info(_summary(self.source.name, split, counts))
-        for sentence in dict.fromkeys(self._warnings):
+        name = self.source.name
+        warnings: list[str] = []
+        for split, (rows, counts) in self._tokenized.items():
+            self._rows[split], self.counts[split] = rows, counts
+            rank_zero_info(summary_line(name, split, counts, "rows"))
+            warnings += token_warnings(self.tokenizer, self._texts[split], counts, f"{name}, {split}")
+        for sentence in dict.fromkeys(warnings):
             rank_zero_info(sentence)
-
         if stage == TrainerFn.FITTING:
             rank_zero_info(self._epoch_line())
 
@@ -181,33 +165,7 @@ class SFTDataModule(LightningDataModule):
             UserError: training is resumed with other rows, or in another order.
         """
         assert self.trainer is not None
-        if self.trainer.state.fn != TrainerFn.FITTING:
-            return
-        now = self.state_dict()
-        for name, value in state_dict.items():
-            if now[name] != value:
-                raise UserError(
-                    f"The checkpoint has {name} {value}, but this run has {now[name]}; resume with the same "
-                    "data, tokenizer and data options, or start a new run in another folder."
-                )
-
-    def _prepare(self) -> None:
-        if self._rows:
-            return
-        texts = {split: self.source.load(split) for split in ("train", "validation")}
-        if self.tokenizer_name is not None:
-            self._tokenizer = load_tokenizer(self.tokenizer_name)
-        else:
-            assert self.vocab_size is not None  # one of the two was given
-            rows = zip(texts["train"]["prompt"], texts["train"]["completion"], strict=True)
-            self._tokenizer = train_tokenizer((text for row in rows for text in row if text), self.vocab_size)
-        for split, rows in texts.items():
-            self._rows[split], self.counts[split] = tokenize_completions(
-                rows, self._tokenizer, self.max_length
-            )
-            self._warnings += token_warnings(
-                self._tokenizer, rows, self.counts[split], f"{self.source.name}, {split}"
-            )
+        check_resumed(self.trainer, state_dict, self.state_dict(), {"training rows": "training rows"})
 
     def train_dataloader(self) -> DataLoader[dict[str, list[int]]]:
         """Shuffled batches of this rank; the order depends on ``seed`` and the epoch alone."""
@@ -233,12 +191,18 @@ class SFTDataModule(LightningDataModule):
             persistent_workers=self.num_workers > 0,
         )
 
-    def _sampler(self, split: str, shuffle: bool, rank: int, done: Callable[[], int]) -> RowsLeft:
+    def _sampler(self, split: str, shuffle: bool, rank: int, done: Callable[[], int]) -> RemainingRows:
         assert self.trainer is not None
-        ranks = {"num_replicas": self.trainer.world_size, "rank": rank}
-        # False repeats a few rows instead, which matters in validation only.
-        options = {"shuffle": shuffle, "seed": self.seed, "drop_last": not shuffle}
-        return RowsLeft(self._rows[split], done, **ranks, **options)
+        return RemainingRows(
+            self._rows[split],
+            done,
+            num_replicas=self.trainer.world_size,
+            rank=rank,
+            shuffle=shuffle,
+            seed=self.seed,
+            # False repeats a few rows instead, which matters in validation only.
+            drop_last=not shuffle,
+        )
 
     def check_model(self, name: str, model: PreTrainedModel) -> None:
         """Check that a model can read the rows of both splits.
@@ -247,8 +211,7 @@ class SFTDataModule(LightningDataModule):
             UserError: it has too few positions, or too few embeddings for the tokenizer.
         """
         for rows in self._rows.values():
-            lengths, largest = extent(rows, _COLUMNS, np.add)
-            check_tokens(name, model, lengths, max(largest, self.tokenizer.pad_token_id))
+            check_readable(name, model, rows, _COLUMNS, np.add, self.tokenizer.pad_token_id)
 
     @cached_property
     def _response_tokens(self) -> np.ndarray:
@@ -282,95 +245,12 @@ class SFTDataModule(LightningDataModule):
         return self.batch_size * self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
     def _collate(self, rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
-        length = max(len(row["prompt_ids"]) + len(row["completion_ids"]) for row in rows)
-        shape = (len(rows), length)
-        input_ids = torch.full(shape, self.tokenizer.pad_token_id, dtype=torch.long)
-        attention_mask = torch.zeros(shape, dtype=torch.long)
-        labels = torch.full(shape, IGNORED, dtype=torch.long)
-        for i, row in enumerate(rows):
-            start = len(row["prompt_ids"])
-            tokens = torch.tensor(row["prompt_ids"] + row["completion_ids"], dtype=torch.long)
-            input_ids[i, : len(tokens)] = tokens
-            attention_mask[i, : len(tokens)] = 1
-            labels[i, start : len(tokens)] = tokens[start:]
-        return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
-
-
-def tokenize_completions(
-    rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> tuple[Dataset, dict[str, int]]:
-    """Token ids of the rows that can be trained on.
-
-    Args:
-        rows: as ``read_sft`` makes them.
-        tokenizer: has EOS.
-        max_length: tokens; a row whose prompt and completion (EOS included) exceed it is dropped.
-
-    Returns:
-        The kept rows with ``prompt_ids`` (BOS first if the tokenizer adds one) and ``completion_ids`` (no
-        BOS, exactly one EOS at the end); and how many rows there were, were kept and were dropped for each
-        reason.
-
-    Raises:
-        UserError: all rows were dropped.
-    """
-    say_what_the_template_leaves_out(tokenizer, rows)
-    key = f"sft:{_LAYOUT}:{rows._fingerprint}:{tokenizer_digest(tokenizer)}:{max_length}"
-    tokenized = rows.map(
-        _tokenize_batch,
-        batched=True,
-        fn_kwargs={"tokenizer": tokenizer, "max_length": max_length},
-        remove_columns=rows.column_names,
-        features=_FEATURES,
-        # Given because a pickled tokenizer changes with use and between processes.
-        new_fingerprint=hashlib.sha256(key.encode()).hexdigest()[:16],
-        desc="Tokenizing",
-    )
-    reasons = tokenized["drop"][:]
-    kept = [i for i, reason in enumerate(reasons) if reason is None]
-    drops = Counter(reasons)
-    counts = {"rows": len(reasons), "kept": len(kept)} | {r: drops[r] for r in _REASONS if drops[r]}
-    if not kept:
-        found = ", ".join(f"{counts[reason]} {reason}" for reason in _REASONS if reason in counts)
-        raise UserError(
-            f"None of the {len(reasons)} rows can be used at max_length {max_length} ({found}); raise "
-            "max_length or give other rows."
-        )
-    tokenized = tokenized.select(kept, keep_in_memory=True)
-    counts |= count_oddities(tokenized["odd"][:])
-    return tokenized.remove_columns(["odd", "drop"]), counts
-
-
-def _tokenize_batch(
-    rows: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> dict[str, list[Any]]:
-    """What ``Dataset.map`` calls: columns in, columns out."""
-    names = ("prompt", "completion", "chat")
-    splits = [split_completion(*row) for row in zip(*(rows[name] for name in names), strict=True)]
-    options = map(template_options, rows["tools"], rows["chat_template_kwargs"])
-    texts = [
-        render(tokenizer, decode_messages(split.prompt), split.message, option)
-        if chat and split.reason is None
-        else Rendered(split.prompt, split.completion, [])
-        for split, chat, option in zip(splits, rows["chat"], options, strict=True)
-    ]
-    prompt_texts = [text.prompt for text in texts]
-    prompts = prompt_tokens(tokenizer, prompt_texts, rows["chat"])
-    completions = response_tokens(tokenizer, prompt_texts, [text.response for text in texts])
-    drops: list[str | None] = []
-    for prompt, completion, split in zip(prompts, completions, splits, strict=True):
-        # One token is EOS alone: the tokenizer made nothing of the text.
-        if split.reason or not split.completion.strip() or len(completion) == 1:
-            drops.append(split.reason or "empty completion")
-        elif not prompt:
-            drops.append("empty prompt")
-        else:
-            drops.append("too long" if len(prompt) + len(completion) > max_length else None)
-    odd = [oddities(tokenizer, ids, text.left_out) for ids, text in zip(prompts, texts, strict=True)]
-    return {"prompt_ids": prompts, "completion_ids": completions, "odd": odd, "drop": drops}
-
-
-def _summary(name: str, split: str, counts: dict[str, int]) -> str:
-    dropped = ", ".join(f"{counts[reason]} {reason}" for reason in _REASONS if reason in counts)
-    kept = f"{name}, {split}: {counts['kept']} of {counts['rows']} rows kept"
-    return f"{kept}; dropped: {dropped}" if dropped else kept
+        texts = [torch.tensor(row["prompt_ids"] + row["completion_ids"]) for row in rows]
+        labels = [text.clone() for text in texts]
+        for label, row in zip(labels, rows, strict=True):
+            label[: len(row["prompt_ids"])] = IGNORED
+        return {
+            "input_ids": pad_sequence(texts, True, self.tokenizer.pad_token_id),
+            "attention_mask": pad_sequence([torch.ones_like(text) for text in texts], True, 0),
+            "labels": pad_sequence(labels, True, IGNORED),
+        }

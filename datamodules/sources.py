@@ -1,4 +1,4 @@
-"""Where preference pairs come from."""
+"""Where preference pairs come from, and demonstrations for supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.reward import Reward
 
 from .chat import messages_of
-from .columns import PREFERENCES
-from .prompts import pair_prompts
-from .reading import made_once, numbered_rows, read_preferences
-from .splits import DEFAULT_FRACTION, Split, Splits
+from .columns import PREFERENCES, SFT
+from .reading import made_once, numbered_rows, read_preferences, read_sft
+from .splits import DEFAULT_FRACTION, RowsBySplit, Split, SplitPlaces
 
 
 class Source(ABC):
@@ -53,7 +52,7 @@ class Source(ABC):
         return self.load("train")
 
 
-class Files(Source):
+class Files(RowsBySplit, Source):
     """Preference pairs from JSON Lines or Parquet files.
 
     Args:
@@ -67,6 +66,8 @@ class Files(Source):
         UserError: ``validation_fraction`` is outside (0, 1), or set although there is a validation file.
     """
 
+    columns = PREFERENCES
+
     def __init__(
         self,
         train: str,
@@ -74,18 +75,13 @@ class Files(Source):
         validation_fraction: float = DEFAULT_FRACTION,
         reward: Reward | None = None,
     ):
-        self.splits = Splits(train, validation, validation_fraction)
+        self.splits = SplitPlaces(train, validation, validation_fraction)
         self.name = Path(train).name
         self.gold_reward = reward
 
-    def load(self, split: Split) -> Dataset:
-        """Rows of the file that holds the split, or of its share of the training file."""
-        rows = read_preferences(self.splits.place(split))
-        return self.splits.select(rows, pair_prompts, split)
-
-    def load_all(self) -> Dataset:
-        """Rows of the training file."""
-        return read_preferences(self.splits.train)
+    def read(self, place: str) -> Dataset:
+        """Rows of a file."""
+        return read_preferences(place)
 
 
 class Prompts(Source):
@@ -134,9 +130,7 @@ class EmbeddedWorld(Source):
     def __init__(
         self, pairs: int = 6400, validation_pairs: int = 1024, seed: int = 0, pairs_seed: int | None = None
     ):
-        for option, value in (("pairs", pairs), ("validation_pairs", validation_pairs)):
-            if value < 1:
-                raise UserError(f"{option} is {value}, but at least 1 pair is needed.")
+        check_at_least(1, pairs=pairs, validation_pairs=validation_pairs)
         self.world = World(seed)
         self.gold_reward = self.world.gold_reward
         self.prompts = self.world.prompts()
@@ -149,3 +143,82 @@ class EmbeddedWorld(Source):
         size, seed = self._sizes[split], self._seeds[split]
         rows = partial(self.world.preference_rows, size, seed)
         return made_once(rows, PREFERENCES, f"{self.name} ({split})", f"{self.world.key}:{size}:{seed}")
+
+
+class Completions(ABC):
+    """Demonstrations, a prompt and its completion each, for training and validation."""
+
+    name: str
+    """What messages call the source."""
+
+    @abstractmethod
+    def load(self, split: Split) -> Dataset:
+        """Rows as ``reading.read_sft`` makes them.
+
+        Raises:
+            UserError: the data cannot be read.
+        """
+
+
+class CompletionFiles(RowsBySplit, Completions):
+    """Demonstrations from JSON Lines or Parquet files with the columns ``prompt`` and ``completion``.
+
+    Args:
+        train: file with the training rows (.jsonl, .json, each also with .gz, or .parquet).
+        validation: file with the validation rows. None: some prompts of the training file are set aside.
+        validation_fraction: share of the prompts that is set aside where there is no validation file, in (0,
+            1); all rows of a prompt fall on the same side.
+
+    Raises:
+        UserError: ``validation_fraction`` is outside (0, 1), or set although there is a validation file.
+    """
+
+    columns = SFT
+
+    def __init__(
+        self, train: str, validation: str | None = None, validation_fraction: float = DEFAULT_FRACTION
+    ):
+        self.splits = SplitPlaces(train, validation, validation_fraction)
+        self.name = Path(train).name
+
+    def read(self, place: str) -> Dataset:
+        """Rows of a file."""
+        return read_sft(place)
+
+
+class WorldCompletions(Completions):
+    """Good responses of the embedded world: the best of some random ones by gold reward.
+
+    Args:
+        rows: number of training rows, at least 1.
+        validation_rows: number of validation rows, at least 1.
+        best_of: random responses of which the best is shown, at least 1.
+        seed: seed of the world and of its rows; use that of the preference pairs.
+
+    Raises:
+        UserError: a number is below 1, or the seed is negative.
+    """
+
+    name = "embedded world"
+
+    def __init__(self, rows: int = 40_000, validation_rows: int = 512, best_of: int = 4, seed: int = 0):
+        check_at_least(1, rows=rows, validation_rows=validation_rows, best_of=best_of)
+        self.world = World(seed)
+        self.best_of = best_of
+        self._sizes = {"train": rows, "validation": validation_rows}
+        # Different seeds, or the validation rows would be the first of the training rows.
+        self._seeds = {"train": 2 * seed, "validation": 2 * seed + 1}
+
+    def load(self, split: Split) -> Dataset:
+        """The split's rows."""
+        size, seed = self._sizes[split], self._seeds[split]
+        rows = partial(self.world.sft_rows, size, seed, self.best_of)
+        key = f"{self.world.key}:{size}:{seed}:{self.best_of}"
+        return made_once(rows, SFT, f"{self.name} ({split})", key)
+
+
+def check_at_least(least: int, **options: int | None) -> None:
+    """Raise a UserError where an option is too small; None is no number, and passes."""
+    for option, value in options.items():
+        if value is not None and value < least:
+            raise UserError(f"{option} is {value}, but it must be at least {least}.")

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader, DistributedSampler
 from torch.utils.data import Dataset as TorchDataset
 
@@ -36,7 +39,8 @@ def _block(count: int, size: int, seed: int, kind: str, number: int) -> list[int
     return _permutation(count, seed, kind, permutation)[place * size : (place + 1) * size]
 
 
-class PairedBatches(TorchDataset[PairedBatch]):
+@dataclass(eq=False)
+class TrainingStream(TorchDataset[PairedBatch]):
     """Train batches, and meta batches when they are due, by global step.
 
     ``batches[step]`` is this rank's share of optimizer step ``step``, for any step from 0 on: the rows are
@@ -45,66 +49,55 @@ class PairedBatches(TorchDataset[PairedBatch]):
     that have a second view; its pairs keep the order that the noise left them in, so it tells nothing of
     labels.
 
-    Args:
-        pairs: the training pairs.
-        global_batch_size: pairs of a step, over all ranks.
-        seed: seed of the order.
-        meta_every: steps between two meta batches; None for none at all.
-        meta_batch_size: pairs of a meta batch, over all ranks.
-        rank: this process.
-        world_size: number of processes; it must divide both batch sizes.
-        clean_meta: pairs with clean labels for the meta batches instead, without second views.
-        shuffle: permute the rows; otherwise each epoch has them in their own order.
-
     Raises:
         UserError: a batch size cannot be shared evenly, there are fewer pairs than ``global_batch_size``, or
             fewer pairs with a second view than ``meta_batch_size``.
     """
 
-    def __init__(
-        self,
-        pairs: Pairs,
-        global_batch_size: int,
-        *,
-        seed: int,
-        meta_every: int | None = None,
-        meta_batch_size: int = 64,
-        rank: int = 0,
-        world_size: int = 1,
-        clean_meta: Pairs | None = None,
-        shuffle: bool = True,
-    ):
-        self.pairs = pairs
-        self.clean_meta = clean_meta
-        self.shuffle = shuffle
-        self.global_batch_size = global_batch_size
-        self.seed = seed
-        self.meta_every = meta_every
-        self.meta_batch_size = meta_batch_size
-        self.rank = rank
-        self.world_size = world_size
+    pairs: Pairs
+    """The training pairs."""
+    global_batch_size: int
+    """Pairs of a step, over all ranks."""
+    _: KW_ONLY
+    seed: int
+    """Of the order."""
+    meta_every: int | None = None
+    """Steps between two meta batches; None for none at all."""
+    meta_batch_size: int = 64
+    """Pairs of a meta batch, over all ranks."""
+    rank: int = 0
+    """This process."""
+    world_size: int = 1
+    """Number of processes; it must divide both batch sizes."""
+    clean_meta: Pairs | None = None
+    """Pairs with clean labels for the meta batches instead, without second views."""
+    shuffle: bool = True
+    """Permute the rows; otherwise each epoch has them in their own order."""
+
+    def __post_init__(self) -> None:
+        pairs, clean_meta, world_size = self.pairs, self.clean_meta, self.world_size
+        global_batch_size, meta_batch_size = self.global_batch_size, self.meta_batch_size
         check_shares("global_batch_size", global_batch_size, world_size)
         if len(pairs) < global_batch_size:
             raise UserError(
                 f"Only {len(pairs)} training pairs are left, fewer than one batch; give more data, "
                 f"raise max_length or lower global_batch_size, which is {global_batch_size}."
             )
-        self.eligible = [] if meta_every is None or clean_meta else pairs.with_second_view
-        if meta_every is not None:
-            check_shares("meta_batch_size", meta_batch_size, world_size)
-            if clean_meta:
-                self.eligible = list(range(len(clean_meta)))
-                if len(clean_meta) < meta_batch_size:
-                    raise UserError(
-                        f"clean_meta has {len(clean_meta)} pairs, fewer than meta_batch_size "
-                        f"{meta_batch_size}; give more clean pairs or lower meta_batch_size."
-                    )
-            elif len(self.eligible) < meta_batch_size:
-                raise UserError(
-                    f"Only {len(self.eligible)} of the {len(pairs)} training pairs have a second view of "
-                    f"their prompt, fewer than meta_batch_size {meta_batch_size}; make more with pacmr "
-                    "augment, give the rows an augmented_prompt, or lower meta_batch_size."
-                )
+        if self.meta_every is None:
+            return
+        check_shares("meta_batch_size", meta_batch_size, world_size)
+        self.eligible = list(range(len(clean_meta))) if clean_meta else pairs.with_second_view
+        if len(self.eligible) < meta_batch_size and clean_meta:
+            raise UserError(
+                f"clean_meta has {len(clean_meta)} pairs, fewer than meta_batch_size {meta_batch_size}; give "
+                "more clean pairs or lower meta_batch_size."
+            )
+        if len(self.eligible) < meta_batch_size:
+            raise UserError(
+                f"Only {len(self.eligible)} of the {len(pairs)} training pairs have a second view of their "
+                f"prompt, fewer than meta_batch_size {meta_batch_size}; make more with pacmr augment, give "
+                "the rows an augmented_prompt, or lower meta_batch_size."
+            )
 
     def __len__(self) -> int:
         """Steps of an epoch."""
@@ -126,9 +119,8 @@ class PairedBatches(TorchDataset[PairedBatch]):
         number = step // self.meta_every
         rows = _block(len(self.eligible), self.meta_batch_size, self.seed, "meta", number)
         indices = [self.eligible[i] for i in self._share(rows)]
-        return (
-            self.clean_meta.batch(indices) if self.clean_meta else self.pairs.batch(indices, augmented=True)
-        )
+        pairs = self.clean_meta or self.pairs
+        return pairs.batch(indices, augmented=self.clean_meta is None)
 
     def _share(self, rows: list[int]) -> list[int]:
         return rows[self.rank :: self.world_size]
@@ -143,21 +135,17 @@ def check_shares(option: str, size: int, world_size: int) -> None:
         )
 
 
-class PairBatches(TorchDataset[PairBatch]):
+class EvaluationStream(TorchDataset[PairBatch]):
     """Consecutive batches of pairs for evaluation: no pair twice, none left out, something for each rank.
 
-    Args:
-        pairs: the pairs, in their own order.
-        global_batch_size: pairs of a batch, over all ranks. A rest that is too small to give each rank a pair
-            joins the batch before it.
-        rank: this process.
-        world_size: number of processes.
+    A batch has ``global_batch_size`` pairs over all ranks. A rest that is too small to give each rank a pair
+    joins the batch before it.
 
     Raises:
         UserError: there are more processes than pairs in a batch, or than pairs.
     """
 
-    def __init__(self, pairs: Pairs, global_batch_size: int, *, rank: int = 0, world_size: int = 1):
+    def __init__(self, pairs: Pairs, global_batch_size: int, rank: int = 0, world_size: int = 1):
         self.pairs = pairs
         if min(global_batch_size, len(pairs)) < world_size:
             raise UserError(
@@ -183,11 +171,9 @@ class RankSteps(DistributedSampler[int]):
     It is a DistributedSampler because Lightning then does not put one of its own around it, which would give
     each rank other steps.
 
-    Args:
-        length: steps of an epoch.
-        first_step: asked whenever an iterator starts. For training it is the trainer's global step, so that
-            data and optimizer cannot get out of step: not on resuming in mid-epoch, and not where an epoch is
-            cut short (``limit_train_batches``). The trainer itself stops at the end of an epoch.
+    ``first_step`` is asked whenever an iterator starts. For training it is the trainer's global step, so that
+    data and optimizer cannot get out of step: not on resuming in mid-epoch, and not where an epoch is cut
+    short (``limit_train_batches``). The trainer itself stops at the end of an epoch.
     """
 
     def __init__(self, length: int, first_step: Callable[[], int]):
@@ -204,14 +190,8 @@ class RankSteps(DistributedSampler[int]):
         return iter(range(start, start + self.length))
 
 
-class RowsLeft(DistributedSampler[int]):
-    """The rows of an epoch that this rank has not had yet.
-
-    Args:
-        dataset: the rows.
-        done: asked whenever an iterator starts, how many of the rank's rows were had in this epoch.
-        options: of ``DistributedSampler``.
-    """
+class RemainingRows(DistributedSampler[int]):
+    """The rows of an epoch that this rank has not had yet: ``done`` says how many it has had."""
 
     def __init__(self, dataset: TorchDataset[Any], done: Callable[[], int], **options: Any):
         super().__init__(dataset, **options)
@@ -219,6 +199,28 @@ class RowsLeft(DistributedSampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         return islice(super().__iter__(), self.done(), None)
+
+
+def check_resumed(
+    trainer: Trainer, saved: dict[str, Any], now: dict[str, Any], hashes: dict[str, str]
+) -> None:
+    """Check that a resumed fit goes on with the data that it began with; other stages may have others.
+
+    ``saved`` and ``now`` are the ``state_dict`` of the datamodule then and now; ``hashes`` says which names
+    in them are hashes, and of what.
+
+    Raises:
+        UserError: something has changed.
+    """
+    for name, value in saved.items() if trainer.state.fn == TrainerFn.FITTING else ():
+        if now[name] != value:
+            found = f"The checkpoint has {name} {value}, but this run has {now[name]}"
+            if name in hashes:
+                found = f"The {hashes[name]} are not those of the checkpoint"
+            raise UserError(
+                f"{found}; resume with the data, tokenizer and data options that it was trained with, or "
+                "start a new run in another folder."
+            )
 
 
 class StepLoader(DataLoader[Any]):

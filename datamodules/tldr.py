@@ -8,10 +8,9 @@ from typing import Any
 from datasets import Dataset
 
 from .columns import PREFERENCES, SFT
-from .completions import Completions
 from .hub import convert, load_split
-from .sources import Source
-from .splits import Split
+from .sources import Completions, Source
+from .splits import RowsBySplit, SplitPlaces
 
 _POST = re.compile(
     r"SUBREDDIT: (?P<subreddit>[^\n]*)\s+TITLE: (?P<title>[^\n]*)\s+POST: (?P<post>.*?)\s*TL;DR:\s*",
@@ -19,7 +18,7 @@ _POST = re.compile(
 )
 
 
-class TLDR(Source):
+class TLDR(RowsBySplit, Source):
     """The TL;DR comparisons in TRL's layout, as plain texts.
 
     Upstream, ``prompt`` is a text (``SUBREDDIT: r/...``, ``TITLE: ...``, ``POST: ...``, ``TL;DR:``) and
@@ -32,23 +31,24 @@ class TLDR(Source):
         validation_split: the split with the validation pairs.
     """
 
+    columns = PREFERENCES
+    name = "TL;DR"
+
     def __init__(
         self,
         path: str = "trl-internal-testing/tldr-preference-trl-style",
         validation_split: str = "validation",
     ):
         self.path = path
-        self.validation_split = validation_split
-        self.name = "TL;DR"
+        self.splits = SplitPlaces("train", validation_split)
 
-    def load(self, split: Split) -> Dataset:
-        """The pairs of a split."""
-        upstream = self.validation_split if split == "validation" else "train"
-        found = load_split(self.path, upstream)
-        return convert([(f"{self.path} {upstream}", found)], PREFERENCES, _pair, self.path, "tldr 1")
+    def read(self, place: str) -> Dataset:
+        """The pairs of an upstream split."""
+        parts = [(f"{self.path} {place}", load_split(self.path, place))]
+        return convert(parts, PREFERENCES, _pair, self.path, "tldr 1")
 
 
-class TLDRCompletions(Completions):
+class TLDRCompletions(RowsBySplit, Completions):
     """Posts and their authors' summaries, written as the prompts and responses of ``TLDR``.
 
     Upstream, the parts of a post are separated by one newline instead of two, and the column ``label`` holds
@@ -59,37 +59,36 @@ class TLDRCompletions(Completions):
         path: Hub id, or a folder in its layout.
     """
 
+    columns = SFT
+    name = "TL;DR summaries"
+    splits = SplitPlaces("train", "valid")
+
     def __init__(self, path: str = "CarperAI/openai_summarize_tldr"):
         self.path = path
-        self.name = "TL;DR summaries"
 
-    def load(self, split: Split) -> Dataset:
-        """The rows of a split."""
-        upstream = "valid" if split == "validation" else "train"
-        found = load_split(self.path, upstream)
-        return convert([(f"{self.path} {upstream}", found)], SFT, _demonstration, self.path, "tldr 1")
+    def read(self, place: str) -> Dataset:
+        """The rows of an upstream split."""
+        parts = [(f"{self.path} {place}", load_split(self.path, place))]
+        return convert(parts, SFT, _demonstration, self.path, "tldr 1")
 
 
 def _pair(part: str, row: dict[str, Any]) -> dict[str, Any]:
-    prompt = _frame(row.get("prompt"))
-    return {
-        "prompt": prompt,
-        "chosen": _summary(row.get("chosen")),
-        "rejected": _summary(row.get("rejected")),
-        "category": _subreddit(prompt),
-    }
+    prompt, subreddit = _frame(row.get("prompt"))
+    sides = {side: _summary(row.get(side)) for side in ("chosen", "rejected")}
+    return {"prompt": prompt, "category": subreddit} | sides
 
 
 def _demonstration(part: str, row: dict[str, Any]) -> dict[str, Any]:
-    return {"prompt": _frame(row.get("prompt")), "completion": _summary(row.get("label"))}
+    return {"prompt": _frame(row.get("prompt"))[0], "completion": _summary(row.get("label"))}
 
 
-def _frame(prompt: object) -> object:
-    """The post in the layout of the comparisons; anything else as it is."""
+def _frame(prompt: object) -> tuple[object, str | None]:
+    """The post in the layout of the comparisons, and its subreddit; anything else as it is."""
     found = _POST.fullmatch(prompt) if isinstance(prompt, str) else None
     if not found:
-        return prompt
-    return "SUBREDDIT: {subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:".format(**found.groupdict())
+        return prompt, None
+    text = "SUBREDDIT: {subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:".format(**found.groupdict())
+    return text, found["subreddit"]
 
 
 def _summary(value: object) -> object:
@@ -97,8 +96,3 @@ def _summary(value: object) -> object:
     if isinstance(value, list) and value and isinstance(value[-1], dict):
         value = value[-1].get("content")
     return f" {value.strip()}" if isinstance(value, str) and value.strip() else value
-
-
-def _subreddit(prompt: object) -> str | None:
-    found = _POST.fullmatch(prompt) if isinstance(prompt, str) else None
-    return found["subreddit"] if found else None

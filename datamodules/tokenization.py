@@ -1,4 +1,4 @@
-"""Turns rows into token ids, and drops the pairs that cannot be trained on; never cuts one.
+"""Turns rows into token ids, and drops the rows that cannot be trained on; never cuts one.
 
 The token cache (datasets' own) depends on the rows, the tokenizer and ``max_length`` only, not on the noise:
 labels are flipped when batches are made.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
 
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
@@ -22,16 +23,18 @@ from pacmr_lightning.errors import UserError
 from . import rewording
 from .chat import (
     LEFT_OUT,
+    Rendered,
     decode_messages,
     encode_messages,
     render,
     say_what_the_template_leaves_out,
     template_options,
 )
-from .prompts import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, Split, split_row
+from .columns import PREFERENCES, SFT, Columns
+from .prompts import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, NO_COMPLETION, Split
 from .tokenizer import prompt_tokens, response_tokens, tokenizer_digest
 
-_LAYOUT = 5
+_LAYOUT = 6
 """Part of the cache's key; raised whenever the same rows are turned into other tokens."""
 
 REASONS = (
@@ -41,9 +44,11 @@ REASONS = (
     DIFFERENT_PROMPTS,
     NO_COMMON_PROMPT,
     NO_ANSWER,
+    "empty completion",
     "empty prompt",
+    NO_COMPLETION,
 )
-"""Why a pair may be dropped."""
+"""Why a row may be dropped."""
 NO_SECOND_VIEW = "no second view"
 """Count of kept pairs whose reworded prompt is missing, too long or the same tokens."""
 
@@ -53,7 +58,8 @@ ODDITIES = (*(f"{part} left out" for part in LEFT_OUT), TWO_BOS)
 """What may be odd about the tokens of a row that is kept."""
 
 _TOKENS = List(Value("int32"))
-FEATURES = Features(
+_FOUND = {"odd": List(Value("string")), "drop": Value("string")}
+_PAIRS = Features(
     {
         "id": Value("string"),
         "prompt": Value("string"),
@@ -65,10 +71,10 @@ FEATURES = Features(
         "flipped": Value("int8"),
         "category": Value("string"),
         "eta": Value("float64"),
-        "odd": List(Value("string")),
-        "drop": Value("string"),
+        **_FOUND,
     }
 )
+_COMPLETIONS = Features({"prompt_ids": _TOKENS, "completion_ids": _TOKENS, **_FOUND})
 
 
 def tokenize_pairs(
@@ -97,33 +103,76 @@ def tokenize_pairs(
     Raises:
         UserError: all rows were dropped.
     """
-    say_what_the_template_leaves_out(tokenizer, rows)
     given = None if augmentations is None else sorted(augmentations.items())
-    state = [_LAYOUT, rewording.VERSION, rows._fingerprint, tokenizer_digest(tokenizer), max_length, given]
+    tokenized, counts = _tokenize(
+        "pairs",
+        rows,
+        {"tokenizer": tokenizer, "max_length": max_length, "augmentations": augmentations},
+        _tokenize_pairs,
+        _PAIRS,
+        [rewording.VERSION, given],
+    )
+    counts[NO_SECOND_VIEW] = sum(not view for view in tokenized["second_view"][:])
+    return tokenized, counts
+
+
+def tokenize_completions(
+    rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> tuple[Dataset, dict[str, int]]:
+    """Token ids of the demonstrations that can be trained on.
+
+    Args:
+        rows: as ``read_sft`` makes them.
+        tokenizer: has EOS.
+        max_length: tokens; a row whose prompt and completion (EOS included) exceed it is dropped.
+
+    Returns:
+        The kept rows with ``prompt_ids`` (BOS first if the tokenizer adds one) and ``completion_ids`` (no
+        BOS, exactly one EOS at the end); and how many rows there were, were kept, were dropped for each of
+        ``REASONS``, and have each of ``ODDITIES``.
+
+    Raises:
+        UserError: all rows were dropped.
+    """
+    options = {"tokenizer": tokenizer, "max_length": max_length}
+    return _tokenize("rows", rows, options, _tokenize_completions, _COMPLETIONS, [])
+
+
+def _tokenize(
+    noun: str,
+    rows: Dataset,
+    options: dict[str, Any],
+    batch: Callable[..., dict[str, list[Any]]],
+    features: Features,
+    key: list[Any],
+) -> tuple[Dataset, dict[str, int]]:
+    """Return the rows that ``batch`` keeps, as ``Dataset.map`` calls it, and what became of all."""
+    tokenizer, max_length = options["tokenizer"], options["max_length"]
+    say_what_the_template_leaves_out(tokenizer, rows)
+    state = [noun, _LAYOUT, rows._fingerprint, tokenizer_digest(tokenizer), max_length, *key]
     tokenized = rows.map(
-        _tokenize_batch,
+        batch,
         batched=True,
-        fn_kwargs={"tokenizer": tokenizer, "max_length": max_length, "augmentations": augmentations},
+        fn_kwargs=options,
         remove_columns=rows.column_names,
-        features=FEATURES,
+        features=features,
         # Given because a pickled tokenizer changes with use and between processes.
         new_fingerprint=hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16],
         desc="Tokenizing",
     )
     reasons = tokenized["drop"][:]
     drops = Counter(reasons)
-    kept = [i for i, reason in enumerate(reasons) if reason is None]
-    counts = {"rows": len(tokenized), "kept": len(kept)} | {r: drops[r] for r in REASONS if drops[r]}
-    if not kept:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items() if reason in REASONS)
+    counts = {"rows": len(reasons), "kept": drops[None]} | {r: drops[r] for r in REASONS if drops[r]}
+    if not drops[None]:
+        found = ", ".join(f"{drops[reason]} {reason}" for reason in REASONS if drops[reason])
         raise UserError(
-            f"None of the {len(tokenized)} pairs can be used at max_length {max_length} ({reasons})."
+            f"None of the {len(reasons)} {noun} can be used at max_length {max_length} ({found}); raise "
+            f"max_length or give other {noun}."
         )
+    kept = [i for i, reason in enumerate(reasons) if reason is None]
     tokenized = tokenized.select(kept, keep_in_memory=True)
-    counts |= count_oddities(tokenized["odd"][:])
-    tokenized = tokenized.remove_columns(["odd", "drop"])
-    counts[NO_SECOND_VIEW] = sum(not view for view in tokenized["second_view"][:])
-    return tokenized, counts
+    odd = Counter(odd for row in tokenized["odd"][:] for odd in row)
+    return tokenized.remove_columns([*_FOUND]), counts | {name: odd[name] for name in ODDITIES if odd[name]}
 
 
 def of_min_length(pairs: Dataset, min_length: int) -> Dataset:
@@ -135,139 +184,116 @@ def of_min_length(pairs: Dataset, min_length: int) -> Dataset:
     return pairs.filter(enough, input_columns=["prompt_ids", "chosen_ids", "rejected_ids"])
 
 
-def _tokenize_batch(
+def _tokenize_rows(
+    columns: Columns,
+    splits: list[Split],
+    rows: dict[str, list[Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+) -> dict[str, list[Any]]:
+    """Return ``prompt`` (text), ``prompt_ids``, ids of each response, ``odd`` and ``drop`` of a batch."""
+    chats, texts = rows["chat"], []
+    for split, chat, options in zip(splits, chats, _options(rows), strict=True):
+        if chat and split.reason is None:
+            prompt = decode_messages(split.prompt)
+            texts.append([render(tokenizer, prompt, message, options) for message in split.messages])
+        else:
+            texts.append([Rendered(split.prompt, text, []) for text in split.responses])
+    prompts = [sides[0].prompt for sides in texts]
+    count = len(columns.responses)
+    # All sides at once, so that a prompt is encoded once for all.
+    sides = response_tokens(
+        tokenizer, prompts * count, [row[side].response for side in range(count) for row in texts]
+    )
+    ids = prompt_tokens(tokenizer, prompts, chats)
+    responses = [sides[side * len(splits) : (side + 1) * len(splits)] for side in range(count)]
+    out: dict[str, list[Any]] = {"prompt": prompts, "prompt_ids": ids, "odd": [], "drop": []}
+    out |= {f"{name}_ids": side for name, side in zip(columns.responses, responses, strict=True)}
+    empty = "empty completion" if count == 1 else "empty response"
+    for split, row, prompt_ids, *answers in zip(splits, texts, ids, *responses, strict=True):
+        out["drop"].append(split.reason or _why_dropped(empty, split, prompt_ids, answers, max_length))
+        left_out = dict.fromkeys(part for side in row[:count] for part in side.left_out)
+        bos = tokenizer.bos_token_id
+        twice = [TWO_BOS] if bos is not None and prompt_ids[:2] == [bos, bos] else []
+        out["odd"].append([*(f"{part} left out" for part in left_out), *twice])
+    return out
+
+
+def _options(rows: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    return map(template_options, rows["tools"], rows["chat_template_kwargs"])
+
+
+def _tokenize_completions(
+    rows: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> dict[str, list[Any]]:
+    out = _tokenize_rows(SFT, SFT.divided(rows), rows, tokenizer, max_length)
+    return {name: out[name] for name in _COMPLETIONS}
+
+
+def _tokenize_pairs(
     rows: dict[str, list[Any]],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
     augmentations: dict[str, str] | None,
 ) -> dict[str, list[Any]]:
-    """What ``Dataset.map`` calls: columns in, columns out."""
-    names = ("prompt", "chosen", "rejected", "chat")
-    splits = [split_row(*row) for row in zip(*(rows[name] for name in names), strict=True)]
-    chats = rows["chat"]
-    if augmentations is None:
-        views = _second_views(splits, rows["augmented_prompt"], chats)
-    else:
-        # A prompt that has none is its own: the same tokens are no second view.
-        views = [augmentations.get(split.prompt, split.prompt) for split in splits]
-    options = map(template_options, rows["tools"], rows["chat_template_kwargs"])
-    texts = [
-        _rendered(tokenizer, split, view, option)
-        if chat and split.reason is None
-        else _Texts(split.prompt, split.chosen, split.rejected, view, [])
-        for split, view, chat, option in zip(splits, views, chats, options, strict=True)
+    splits, views = PREFERENCES.divided(rows), []
+    out = _tokenize_rows(PREFERENCES, splits, rows, tokenizer, max_length)
+    columns = (splits, rows["chat"], rows["augmented_prompt"], _options(rows))
+    for split, chat, given, options in zip(*columns, strict=True):
+        chat = chat and split.reason is None
+        if augmentations is None:
+            view = given or _reworded(split.prompt, chat)
+        else:
+            # A prompt that has none is its own: the same tokens are no second view.
+            view = augmentations.get(split.prompt, split.prompt)
+        if chat:
+            view = render(tokenizer, decode_messages(view), split.messages[0], options).prompt
+        views.append(view)
+    view_ids = prompt_tokens(tokenizer, views, rows["chat"])
+    known = [
+        0 < len(view) <= max_length - max(len(chosen), len(rejected)) and view != prompt
+        for view, prompt, chosen, rejected in zip(
+            view_ids, out["prompt_ids"], out["chosen_ids"], out["rejected_ids"], strict=True
+        )
     ]
-    prompts = [text.prompt for text in texts]
-    sides = [text.chosen for text in texts] + [text.rejected for text in texts]
-    # Both sides at once, so that a prompt is encoded once for both.
-    responses = response_tokens(tokenizer, prompts * 2, sides)
-    prompt_ids = prompt_tokens(tokenizer, prompts, chats)
-    out = {
+    return out | {
         "id": rows["id"],
-        "prompt": prompts,
-        "prompt_ids": prompt_ids,
-        "chosen_ids": responses[: len(splits)],
-        "rejected_ids": responses[len(splits) :],
-        "augmented_ids": prompt_tokens(tokenizer, [text.augmented for text in texts], chats),
-        "second_view": [],
+        "augmented_ids": [view if is_other else [] for view, is_other in zip(view_ids, known, strict=True)],
+        "second_view": known,
         "flipped": [UNKNOWN if f is None else int(f) for f in rows["flipped"]],
         "category": rows["category"],
         "eta": rows["eta"],
-        "odd": [oddities(tokenizer, ids, text.left_out) for ids, text in zip(prompt_ids, texts, strict=True)],
-        "drop": [],
     }
-    for i, split in enumerate(splits):
-        reason = split.reason
-        prompt, chosen, rejected = (out[name][i] for name in ("prompt_ids", "chosen_ids", "rejected_ids"))
-        longer = max(len(chosen), len(rejected))
-        # One token is EOS alone: the tokenizer made nothing of the text.
-        if reason is None and not (
-            split.chosen.strip() and split.rejected.strip() and min(len(chosen), len(rejected)) > 1
-        ):
-            reason = "empty response"
-        elif reason is None and chosen == rejected:
-            reason = "equal responses"
-        elif reason is None and not prompt:
-            reason = "empty prompt"
-        elif reason is None and len(prompt) + longer > max_length:
-            reason = "too long"
-        out["drop"].append(reason)
-        view = out["augmented_ids"][i]
-        out["second_view"].append(0 < len(view) <= max_length - longer and view != prompt)
-        if not out["second_view"][i]:
-            out["augmented_ids"][i] = []
-    return out
 
 
-def _second_views(splits: list[Split], given: list[str | None], chats: list[bool]) -> list[str]:
-    """The second wording of each prompt, in the prompt's own form: the given one, else that of the rules."""
-    reworded: dict[str, str] = {}
-    for split, chat in zip(splits, chats, strict=True):
-        if split.prompt in reworded:
-            continue
-        if chat and split.reason is None:
-            messages = decode_messages(split.prompt)
-            asked = [
-                m | {"content": rewording.reword(m["content"])} if m["role"] == "user" else m
-                for m in messages
-            ]
-            reworded[split.prompt] = encode_messages(asked)
-        else:
-            reworded[split.prompt] = rewording.reword(split.prompt)
-    return [view or reworded[split.prompt] for split, view in zip(splits, given, strict=True)]
+def _why_dropped(
+    empty: str, split: Split, prompt: list[int], responses: list[list[int]], max_length: int
+) -> str | None:
+    """Return which of ``REASONS`` a row of one or two responses is dropped for, or None."""
+    # One token is EOS alone: the tokenizer made nothing of the text.
+    if not all(text.strip() for text in split.responses) or min(map(len, responses)) == 1:
+        return empty
+    if len(responses) == 2 and responses[0] == responses[1]:
+        return "equal responses"
+    if not prompt:
+        return "empty prompt"
+    return "too long" if len(prompt) + max(map(len, responses)) > max_length else None
 
 
-class _Texts(NamedTuple):
-    """A pair's texts as the model reads them."""
-
-    prompt: str
-    chosen: str
-    rejected: str
-    augmented: str
-    """The augmented prompt."""
-    left_out: list[str]
-
-
-def _rendered(tokenizer: PreTrainedTokenizerBase, split: Split, view: str, options: dict[str, Any]) -> _Texts:
-    """A pair of conversations under the chat template."""
-    prompt = decode_messages(split.prompt)
-    chosen = render(tokenizer, prompt, split.chosen_message, options)
-    rejected = render(tokenizer, prompt, split.rejected_message, options)
-    other = render(tokenizer, decode_messages(view), split.chosen_message, options)
-    left_out = chosen.left_out + rejected.left_out
-    return _Texts(chosen.prompt, chosen.response, rejected.response, other.prompt, left_out)
-
-
-def oddities(tokenizer: PreTrainedTokenizerBase, prompt: list[int], left_out: list[str]) -> list[str]:
-    """Return those of ``ODDITIES`` that a row has.
-
-    Args:
-        tokenizer: that of the row.
-        prompt: the ids of its prompt.
-        left_out: what the chat template leaves out of its messages, of ``LEFT_OUT``.
-    """
-    bos = tokenizer.bos_token_id
-    twice = [TWO_BOS] if bos is not None and prompt[:2] == [bos, bos] else []
-    return [f"{part} left out" for part in dict.fromkeys(left_out)] + twice
-
-
-def count_oddities(rows: list[list[str]]) -> dict[str, int]:
-    """Return how many rows have each of ``ODDITIES``, where any has."""
-    found = Counter(odd for row in rows for odd in row)
-    return {odd: found[odd] for odd in ODDITIES if found[odd]}
+@lru_cache(maxsize=1000)
+def _reworded(prompt: str, chat: bool) -> str:
+    """The second wording of a prompt by rules, in the prompt's own form. (Many pairs share a prompt.)"""
+    if not chat:
+        return rewording.reword(prompt)
+    messages = decode_messages(prompt)
+    asked = [m | {"content": rewording.reword(m["content"])} if m["role"] == "user" else m for m in messages]
+    return encode_messages(asked)
 
 
 def token_warnings(
     tokenizer: PreTrainedTokenizerBase, rows: Dataset, counts: dict[str, int], place: str
 ) -> Iterator[str]:
-    """Yield a sentence for all that is odd about the tokens of a split's rows.
-
-    Args:
-        tokenizer: that of the rows.
-        rows: the rows, with the column ``chat``.
-        counts: what became of them.
-        place: what sentences call the split.
-    """
+    """Yield a sentence for all that is odd about the tokens of a split's rows; it calls them ``place``."""
     if any(rows["chat"][:]):
         yield from template_warnings(tokenizer)
     for part in LEFT_OUT:
@@ -284,16 +310,16 @@ def token_warnings(
         )
 
 
-def summary_line(name: str, split: str, counts: dict[str, int]) -> str:
+def summary_line(name: str, split: str, counts: dict[str, int], noun: str = "pairs") -> str:
     """One line on what became of a split's rows."""
     dropped = [f"{counts[reason]} {reason}" for reason in REASONS if reason in counts]
-    parts = [f"{counts['kept']} of {counts['rows']} pairs kept"]
+    parts = [f"{counts['kept']} of {counts['rows']} {noun} kept"]
     if dropped:
         parts.append(f"dropped: {', '.join(dropped)}")
     if counts.get("flipped"):
         parts.append(f"{counts['flipped'] / counts['kept']:.1%} of labels flipped")
     if "easiest" in counts:
         parts.append(f"the {counts['easiest']} easiest of them, from easy to difficult")
-    if counts[NO_SECOND_VIEW] and split == "train":
+    if counts.get(NO_SECOND_VIEW) and split == "train":
         parts.append(f"{counts[NO_SECOND_VIEW]} without a second view")
     return f"{name}, {split}: " + "; ".join(parts)

@@ -85,7 +85,7 @@ class World:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_seed(self.seed)
+        self._generator(_TABLES, 0)
 
     @property
     def key(self) -> str:
@@ -148,9 +148,8 @@ class World:
             (the topic) and ``id`` (``world-{seed}-{i}``).
 
         Raises:
-            UserError: n or the seed is negative.
+            UserError: the seed is negative.
         """
-        _check_count(n)
         rng = self._generator(_PREFERENCES, seed)
         for i in range(n):
             topic, _, mood, _ = meaning = _draw_meaning(rng)
@@ -182,11 +181,8 @@ class World:
             ``prompt`` and ``completion``.
 
         Raises:
-            UserError: n or the seed is negative, or best_of is under 1.
+            UserError: the seed is negative.
         """
-        _check_count(n)
-        if best_of < 1:
-            raise UserError(f"best_of is {best_of}, but at least 1 response must be drawn.")
         rng = self._generator(_SFT, seed)
         for _ in range(n):
             topic, _, mood, _ = meaning = _draw_meaning(rng)
@@ -195,7 +191,10 @@ class World:
             yield {"prompt": _prompt(*meaning), "completion": _text(best)}
 
     def _generator(self, stream: int, seed: int) -> np.random.Generator:
-        _check_seed(seed)
+        if min(self.seed, seed) < 0:
+            raise UserError(
+                f"The seed of the embedded world is {min(self.seed, seed)}, but it must be 0 or more."
+            )
         return np.random.Generator(np.random.PCG64([self.seed, stream, seed]))
 
     @staticmethod
@@ -248,13 +247,3 @@ def _text(response: tuple[int, ...]) -> str:
 def _sigmoid(x: float) -> float:
     # Written with tanh, which cannot overflow.
     return 0.5 * (1 + math.tanh(x / 2))
-
-
-def _check_seed(seed: int) -> None:
-    if seed < 0:
-        raise UserError(f"The seed of the embedded world is {seed}, but it must be 0 or more.")
-
-
-def _check_count(n: int) -> None:
-    if n < 0:
-        raise UserError(f"{n} rows of the embedded world were asked for, but it must be 0 or more.")

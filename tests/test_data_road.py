@@ -41,13 +41,18 @@ def fails(capsys, arguments):
     return lines[0]
 
 
+def masked(run):
+    """Arguments of a run on the labels that another one had."""
+    return ["--data.noise", "NoiseFromMask", "--data.noise.mask", str(run / "noise_mask.parquet")]
+
+
 def test_a_mask_is_kept_and_can_be_used_again(base, capsys):
     cli.main([*base, "--data.noise_rates", "[0.1, 0.6]", "--model.method", "a"])
     first = Path("runs/preferences-a-noise10-60-seed42")
     mask = dict(zip(*pq.read_table(first / "noise_mask.parquet").to_pydict().values(), strict=True))
     assert len(mask) == 64
-    cli.main([*base, "--data.noise_mask", str(first / "noise_mask.parquet"), "--model.method", "a"])
-    second = Path("runs/preferences-a-noisemask-seed42")
+    cli.main([*base, *masked(first), "--model.method", "a"])
+    second = Path("runs/preferences-a-noiseNoiseFromMask-seed42")
     found = [read_weights(run) for run in (first, second)]
     assert found[0].equals(found[1])
     assert all(mask[row.id] == row.flipped for row in found[0].itertuples())
@@ -66,7 +71,7 @@ def test_a_mask_is_kept_and_can_be_used_again(base, capsys):
     table = pq.read_table(third / "noise_mask.parquet").to_pandas()
     assert table["annotator"].str.fullmatch(r"annotator-\d+").all()
     assert json.loads((third / "summary.json").read_text())["noise_rate"] == table["flipped"].mean()
-    cli.main([*base, "--data.noise_mask", str(third / "noise_mask.parquet"), "--model.method", "b"])
+    cli.main([*base, *masked(third), "--model.method", "b"])
 
 
 def test_a_cached_reference_trains_as_a_live_one(base):
@@ -87,15 +92,8 @@ def test_a_full_disk(base, tmp_path, forked):
     ]
     Path("pairs.jsonl").write_text("\n".join(rows))
     source = base.index("--data.source")
-    arguments = [
-        *base[:source],
-        "--data.source",
-        "Files",
-        "--data.source.train",
-        "pairs.jsonl",
-        *base[source + 6 :],
-    ]
-    arguments += ["--model.weighting", "Unweighted"]
+    files = ["--data.source", "Files", "--data.source.train", "pairs.jsonl"]
+    arguments = [*base[:source], *files, *base[source + 6 :], "--model.weighting", "Unweighted"]
 
     def run(limit):
         process = forked(script, limit, *arguments, HF_DATASETS_CACHE=str(tmp_path / "cache"))

@@ -7,11 +7,8 @@ wrong labels.
 
 from .base import LabelNoise
 from .groups import AnnotatorNoise, CategoryNoise
-from .known_preferences import NearTieNoise, TemperatureLabels
-from .mask import NoiseFromMask, flip_flags, read_mask
-from .options import label_noise
-from .rates import SymmetricNoise, TwoRateNoise
-from .spurious import SpuriousPreferenceNoise
+from .preferences import NearTieNoise, SpuriousPreferenceNoise, TemperatureLabels
+from .rates import NoiseFromMask, SymmetricNoise, TwoRateNoise, noise_from_options
 
 __all__ = [
     "AnnotatorNoise",
@@ -23,7 +20,5 @@ __all__ = [
     "SymmetricNoise",
     "TemperatureLabels",
     "TwoRateNoise",
-    "flip_flags",
-    "label_noise",
-    "read_mask",
+    "noise_from_options",
 ]

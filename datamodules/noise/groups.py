@@ -12,11 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from pacmr_lightning.errors import UserError
 
 from ..hashing import unit_hash
-from .base import LabelNoise, check_rate
-from .calibration import calibrated, check_share
-
-ASSIGNED = 10
-"""Annotators that pairs are assigned to where nobody says how many."""
+from .base import LabelNoise, calibrated, check_rate, check_share
 
 
 class CategoryNoise(LabelNoise):
@@ -33,31 +29,25 @@ class CategoryNoise(LabelNoise):
         self, rates: dict[str, float] | None = None, others: float = 0.0, share: float | None = None
     ):
         _check_one("CategoryNoise", "rates", rates, share)
-        check_rate("noise_rate", others)
+        check_rate("others", others)
         if share is not None and others:
             raise UserError(f"CategoryNoise has share {share} and others {others}; take one of them out.")
         for category, value in (rates or {}).items():
-            check_rate(f"category_noise_rates of {category!r}", value)
-        self.rates = rates
+            check_rate(f"rates of {category!r}", value)
+        self.rates = rates or {}
         self.others = others
         self.share = share
 
     def probabilities(self, rows: Dataset) -> list[float]:
-        """Each row's category's rate.
-
-        Raises:
-            UserError: no row is of a named category, or the share cannot be reached.
-        """
+        """Each row's category's rate."""
         categories = rows["category"][:]
         if self.share is not None:
-            rates = spread_rates(self.share, [str(category) for category in categories], "CategoryNoise")
-            return [rates[str(category)] for category in categories]
-        assert self.rates is not None
+            return spread_rates(self.share, list(map(str, categories)), "CategoryNoise")
         for name in self.rates:
             if name not in categories:
                 raise UserError(
-                    f"category_noise_rates names {name!r}, but no training pair is of that category (there "
-                    f"are {_some(categories)}); correct the name."
+                    f"rates names {name!r}, but no training pair is of that category (there are "
+                    f"{_some(categories)}); correct the name."
                 )
         return [self.rates.get(category, self.others) for category in categories]
 
@@ -94,8 +84,8 @@ class AnnotatorNoise(LabelNoise):
                 "name the annotators."
             )
         self.share = share
-        self.reliabilities = reliabilities
-        self._names = list(reliabilities or (f"annotator-{k + 1}" for k in range(annotators or ASSIGNED)))
+        self.reliabilities = reliabilities or {}
+        self._names = list(reliabilities or (f"annotator-{k + 1}" for k in range(annotators or 10)))
         self._counted = annotators is not None
 
     def annotators(self, rows: Dataset) -> list[str]:
@@ -122,19 +112,12 @@ class AnnotatorNoise(LabelNoise):
         return found
 
     def probabilities(self, rows: Dataset) -> list[float]:
-        """1 - the reliability of each row's annotator.
-
-        Raises:
-            UserError: see ``annotators``; or the share cannot be reached, or not exactly the annotators of
-                the rows have a reliability.
-        """
+        """1 - the reliability of each row's annotator."""
         names = self.annotators(rows)
         if self.share is not None:
-            rates = spread_rates(self.share, names, "AnnotatorNoise")
-            return [rates[name] for name in names]
-        assert self.reliabilities is not None
-        named = any(name is not None for name in rows["annotator"][:])
-        if named and (odd := sorted(set(names) ^ self.reliabilities.keys())):
+            return spread_rates(self.share, names, "AnnotatorNoise")
+        assigned = rows["annotator"][:1] == [None]
+        if not assigned and (odd := sorted(set(names) ^ self.reliabilities.keys())):
             wrong = "has no pair" if odd[0] in self.reliabilities else "is left out"
             raise UserError(
                 f"reliabilities must name the annotators of the training pairs ({_some(names)}), but "
@@ -143,17 +126,12 @@ class AnnotatorNoise(LabelNoise):
         return [1 - self.reliabilities[name] for name in names]
 
 
-def spread_rates(share: float, groups: Sequence[str], kind: str) -> dict[str, float]:
-    """A flip rate for each of K groups, with which a share of all labels is expected to be flipped.
+def spread_rates(share: float, groups: Sequence[str], kind: str) -> list[float]:
+    """Each row's flip rate by its group, with which a share of all labels is expected to be flipped.
 
-    The k-th of them has 0.5 (k / K)^gamma: the last one guesses, and gamma, which the share decides, says how
-    much more reliable the others are. Their order is that of the hashes of their names, which knows nothing
-    of labels.
-
-    Args:
-        share: expected share of flipped labels.
-        groups: the group of each of N rows.
-        kind: of noise, for the log.
+    The k-th of K groups has 0.5 (k / K)^gamma: the last one guesses, and gamma, which the share decides, says
+    how much more reliable the others are. Their order is that of the hashes of their names, which knows
+    nothing of labels.
 
     Raises:
         UserError: the share cannot be reached.
@@ -170,7 +148,7 @@ def spread_rates(share: float, groups: Sequence[str], kind: str) -> dict[str, fl
     rates = {name: 0.5 * place[name] ** gamma for name in names}
     shown = ", ".join(f"{name} {rates[name]:.1%}" for name in names[-10:])
     rank_zero_info(f"{kind}: flip rates {shown}{' (the ten largest)' if len(names) > 10 else ''}")
-    return rates
+    return [rates[group] for group in groups]
 
 
 def _check_one(kind: str, option: str, value: dict[str, float] | None, share: float | None) -> None:

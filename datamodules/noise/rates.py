@@ -1,4 +1,4 @@
-"""Flips at one rate, or at one of two, whatever the pair says."""
+"""Noise at one rate, at one of two, or as a file says; and the short forms of the first two."""
 
 from __future__ import annotations
 
@@ -10,8 +10,29 @@ from pacmr_lightning.errors import UserError
 
 from ..hashing import unit_hash
 from ..prompts import split_row
+from ..reading import numbered_rows
 from ..rows import values_of
 from .base import LabelNoise, check_rate
+
+
+def noise_from_options(
+    noise: LabelNoise | None, noise_rate: float, noise_rates: Sequence[float] | None
+) -> LabelNoise | None:
+    """Return the noise that the datamodule's three options ask for; None where labels stay as found.
+
+    Raises:
+        UserError: a rate is outside [0, 1), ``noise_rates`` are not two, or more than one option is given.
+    """
+    symmetric = SymmetricNoise(noise_rate)
+    given = {
+        "noise_rate": symmetric if noise_rate else None,
+        "noise": noise,
+        "noise_rates": None if noise_rates is None else TwoRateNoise(noise_rates),
+    }
+    kinds = {name: kind for name, kind in given.items() if kind is not None}
+    if len(kinds) > 1:
+        raise UserError(f"{' and '.join(kinds)} are given together; take out all but one.")
+    return next(iter(kinds.values()), None)
 
 
 class SymmetricNoise(LabelNoise):
@@ -57,3 +78,33 @@ class TwoRateNoise(LabelNoise):
 
 def _is_first(response: str, other: str) -> bool:
     return (unit_hash(response, 0), response) < (unit_hash(other, 0), other)
+
+
+class NoiseFromMask(LabelNoise):
+    """A file says which pairs are flipped.
+
+    Args:
+        mask: JSON Lines or Parquet with ``id`` and ``flipped``, as a run keeps it in ``noise_mask.parquet``.
+    """
+
+    def __init__(self, mask: str):
+        self.mask = mask
+
+    def probabilities(self, rows: Dataset) -> list[float]:
+        """1 for the rows that are flipped, 0 for the others."""
+        mask = {}
+        for place, row in numbered_rows(self.mask):
+            name, flipped = row.get("id"), row.get("flipped")
+            if name is None or flipped not in (True, False):
+                raise UserError(
+                    f"{place} has id {name!r} and flipped {flipped!r}, but a mask needs an id and true or "
+                    "false."
+                )
+            mask[str(name)] = float(flipped)
+        ids = rows["id"][:]
+        if missing := [pair for pair in ids if pair not in mask]:
+            raise UserError(
+                f"mask is {self.mask}, but it says nothing of {len(missing)} of the {len(ids)} training "
+                f"pairs, {missing[0]!r} for one; give the mask of these pairs."
+            )
+        return [mask[pair] for pair in ids]

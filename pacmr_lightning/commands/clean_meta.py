@@ -150,7 +150,7 @@ def _sample(source: Source, n: int, seed: int) -> tuple[list[_Pair], int]:
         prompt, chosen, rejected = split.prompt, split.chosen, split.rejected
         if chat:
             prompt = decode_messages(split.prompt)
-            chosen, rejected = [split.chosen_message], [split.rejected_message]
+            chosen, rejected = ([message] for message in split.messages)
         row = {"id": name, "prompt": prompt, "chosen": chosen, "rejected": rejected, "category": category}
         row |= plain_row({"chat": chat, **dict(zip(_MORE, more, strict=True))})
         usable.append(_Pair(prompt=prompt, first=split.chosen, second=split.rejected, row=row))

@@ -23,13 +23,7 @@ from .folder import CHECKPOINTS, CONFIG
 
 MOST_AT_ONCE = 32
 """Pairs in one pass of a tool that nobody has told how many, at most."""
-NO_NOISE = {
-    "noise_rate": 0.0,
-    "noise_rates": None,
-    "category_noise_rates": None,
-    "noise_mask": None,
-    "noise": None,
-}
+NO_NOISE = {"noise_rate": 0.0, "noise_rates": None, "noise": None}
 """Options of the datamodule under which labels stay as found in the data."""
 
 

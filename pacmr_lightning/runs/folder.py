@@ -45,8 +45,6 @@ def default_folder(model: Any, data: Any, seed: int) -> str:
         return str(Path("runs", f"{data.task}-sft"))
     rates = data.get("noise_rates") or [data.noise_rate]
     noise = "-".join(f"{100 * rate:g}" for rate in rates)
-    noise = "mask" if data.get("noise_mask") else noise
-    noise = "categories" if data.get("category_noise_rates") else noise
     if kind := data.get("noise"):
         share = kind.get("init_args", {}).get("share")
         noise = kind.class_path.rpartition(".")[2] + ("" if share is None else f"{100 * share:g}")

@@ -182,10 +182,8 @@ def _data(run: Run, summary: dict[str, Any] | None) -> list[str]:
         known = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
         found.append(f"Rows ({split}): {known}.")
     if noise := {key: options[key] for key in NO_NOISE if options.get(key)}:
-        seed = {} if "noise_mask" in noise else {"noise_seed": options.get("noise_seed")}
-        found.append(
-            "Labels of the training pairs were flipped on purpose:\n\n" + _listed(public(noise | seed))
-        )
+        noise["noise_seed"] = options.get("noise_seed")
+        found.append("Labels of the training pairs were flipped on purpose:\n\n" + _listed(public(noise)))
     else:
         found.append("No noise was injected: the labels are those found in the data.")
     return found

@@ -8,13 +8,13 @@ import pytest
 
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.datamodules.chat import decode_messages, encode_messages, render
-from pacmr_lightning.datamodules.columns import PREFERENCES, SFT
 from pacmr_lightning.datamodules.prompt_loader import draw_prompts
 from pacmr_lightning.datamodules.prompts import split_completion, split_row
-from pacmr_lightning.datamodules.reading import read_preferences, rows_to_dataset
-from pacmr_lightning.datamodules.sft import tokenize_completions
-from pacmr_lightning.datamodules.tokenization import tokenize_pairs
+from pacmr_lightning.datamodules.reading import read_preferences
+from pacmr_lightning.datamodules.tokenization import tokenize_completions, tokenize_pairs
 from pacmr_lightning.errors import UserError
+
+from .checked_rows import demonstrations, pairs
 
 TURNS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{{ END }}\n{% endfor %}"
 START = "{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -55,7 +55,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_tokens_are_those_of_the_template(chatting, way):
     """prompt + response decode to what the template writes for the whole conversation."""
-    kept, counts = tokenize_pairs(rows_to_dataset([WAYS[way]], PREFERENCES, "test"), chatting, 512)
+    kept, counts = tokenize_pairs(pairs(WAYS[way]), chatting, 512)
     assert counts["kept"] == 1
     for side, text in (("chosen_ids", "Rain."), ("rejected_ids", "Books.")):
         whole = chatting.apply_chat_template(QUESTION + answer(text), tokenize=False).rstrip()
@@ -69,20 +69,12 @@ def test_tokens_are_those_of_the_template(chatting, way):
 def test_second_view_rewords_what_the_user_says(chatting):
     question = [QUESTION[0] | {"content": "I do not know."}, {"role": "user", "content": "I do not know."}]
     row = {"prompt": question, "chosen": answer("Rain."), "rejected": answer("Books.")}
-    kept, _ = tokenize_pairs(rows_to_dataset([row], PREFERENCES, "test"), chatting, 512)
+    kept, _ = tokenize_pairs(pairs(row), chatting, 512)
     view = chatting.decode(kept["augmented_ids"][0])
     assert "[system]I do not know." in view and "[user]I don't know." in view
     given = row | {"augmented_prompt": "Tell me of the sea."}
-    kept, _ = tokenize_pairs(rows_to_dataset([given], PREFERENCES, "test"), chatting, 512)
+    kept, _ = tokenize_pairs(pairs(given), chatting, 512)
     assert chatting.decode(kept["augmented_ids"][0]).startswith("[user]Tell me of the sea.")
-
-
-def test_prompt_as_text_is_what_the_user_says(chatting):
-    row = {"prompt": "What is the sea?", "chosen": answer("Rain."), "rejected": answer("Books.")}
-    split = split_row(
-        *[rows_to_dataset([row], PREFERENCES, "t")[0][n] for n in ("prompt", "chosen", "rejected")], chat=True
-    )
-    assert decode_messages(split.prompt) == [QUESTION[1]]
 
 
 SYSTEM, USER = QUESTION
@@ -95,7 +87,8 @@ REPEATED = {
     "spaces": ([SPACED], [USER], [USER]),
     "spaces and a system message": ([SPACED], QUESTION, QUESTION),
     "spaces in the system message": ([SYSTEM | {"content": "Be calm. "}, USER], QUESTION, QUESTION),
-    "prompt as text": ("What is the sea? ", QUESTION, QUESTION),
+    "prompt as text": ("What is the sea?", [], [USER]),
+    "prompt as text, and again": ("What is the sea? ", QUESTION, QUESTION),
     "several turns": ([*EARLIER[:2], OTHER], [SYSTEM, *EARLIER], [SYSTEM, *EARLIER]),
     "only the first of several turns": ([SPACED], [SYSTEM, *EARLIER], [SYSTEM, *EARLIER]),
     "system message alone": ([SYSTEM], [USER], QUESTION),
@@ -108,12 +101,12 @@ REPEATED = {
 def test_a_repeated_prompt_is_there_once(case):
     prompt, before, expected = REPEATED[case]
     pair = {"prompt": prompt, "chosen": before + answer("Rain."), "rejected": before + answer("Books.")}
-    [row] = rows_to_dataset([pair], PREFERENCES, "test")
+    [row] = pairs(pair)
     split = split_row(row["prompt"], row["chosen"], row["rejected"], chat=True)
     assert (decode_messages(split.prompt), split.chosen, split.rejected) == (expected, "Rain.", "Books.")
-    [row] = rows_to_dataset([{"prompt": prompt, "completion": before + answer("Rain.")}], SFT, "test")
+    [row] = demonstrations({"prompt": prompt, "completion": before + answer("Rain.")})
     split = split_completion(row["prompt"], row["completion"], chat=True)
-    assert (decode_messages(split.prompt), split.completion) == (expected, "Rain.")
+    assert (decode_messages(split.prompt), split.responses) == (expected, ("Rain.",))
 
 
 UNCLEAR = {
@@ -130,10 +123,10 @@ UNCLEAR = {
 def test_what_may_be_the_prompt_again_is_dropped(chatting, case):
     prompt, before = UNCLEAR[case]
     pair = {"prompt": prompt, "chosen": before + answer("Rain."), "rejected": before + answer("Books.")}
-    _, counts = tokenize_pairs(rows_to_dataset([WAYS["explicit"], pair], PREFERENCES, "test"), chatting, 512)
+    _, counts = tokenize_pairs(pairs(WAYS["explicit"], pair), chatting, 512)
     assert counts["kept"] == 1 and counts["different prompts"] == 1
     rows = [{"prompt": p, "completion": b + answer("Rain.")} for p, b in ((QUESTION, []), (prompt, before))]
-    _, counts = tokenize_completions(rows_to_dataset(rows, SFT, "test"), chatting, 512)
+    _, counts = tokenize_completions(demonstrations(*rows), chatting, 512)
     assert counts == {"rows": 2, "kept": 1, "no completion": 1}
 
 
@@ -145,7 +138,7 @@ def test_unusable_conversations_are_counted(chatting):
         {"chosen": QUESTION, "rejected": QUESTION},
         WAYS["explicit"] | {"chosen": answer(" ")},
     ]
-    _, counts = tokenize_pairs(rows_to_dataset(rows, PREFERENCES, "test"), chatting, 512)
+    _, counts = tokenize_pairs(pairs(*rows), chatting, 512)
     assert counts["kept"] == 1 and counts["different prompts"] == 1
     assert counts["no common prompt"] == counts["empty response"] == 1
     assert counts["last message not from assistant"] == 1
@@ -153,8 +146,8 @@ def test_unusable_conversations_are_counted(chatting):
 
 def test_texts_and_conversations_in_one_dataset(chatting, pair_rows):
     rows = [*pair_rows(2), WAYS["explicit"], *pair_rows(1)]
-    mixed, counts = tokenize_pairs(rows_to_dataset(rows, PREFERENCES, "test"), chatting, 512)
-    alone, _ = tokenize_pairs(rows_to_dataset([WAYS["explicit"]], PREFERENCES, "test"), chatting, 512)
+    mixed, counts = tokenize_pairs(pairs(*rows), chatting, 512)
+    alone, _ = tokenize_pairs(pairs(WAYS["explicit"]), chatting, 512)
     assert counts["kept"] == 4
     assert (
         mixed["chosen_ids"][2] == alone["chosen_ids"][0] and mixed["prompt_ids"][2] == alone["prompt_ids"][0]
@@ -168,12 +161,12 @@ def test_sft(chatting, way):
     if way != "messages":
         row = {"prompt": QUESTION, "completion": answer("Rain.")}
     bad = [{"completion": QUESTION}, {"completion": answer("Rain.")}]
-    kept, counts = tokenize_completions(rows_to_dataset([row, *bad], SFT, "test"), chatting, 512)
+    kept, counts = tokenize_completions(demonstrations(row, *bad), chatting, 512)
     assert counts == {"rows": 3, "kept": 1, "no completion": 2}
     start, text, _ = render(chatting, QUESTION, *answer("Rain."))
     assert chatting.decode(kept["prompt_ids"][0]) == start
     assert chatting.decode(kept["completion_ids"][0]).startswith(text)
-    assert split_completion("a", " b").completion == " b"
+    assert split_completion("a", " b").responses == (" b",)
 
 
 def test_through_the_datamodule(chatting, tmp_path, write_rows):
@@ -192,7 +185,7 @@ def test_through_the_datamodule(chatting, tmp_path, write_rows):
 
 
 def test_errors(tokenizer):
-    rows = rows_to_dataset([WAYS["explicit"]], PREFERENCES, "test")
+    rows = pairs(WAYS["explicit"])
     with pytest.raises(UserError, match="has no chat template"):
         tokenize_pairs(rows, tokenizer, 512)
     tokenizer.chat_template = "{{ raise_exception('no system role') }}"
@@ -204,23 +197,21 @@ def test_errors(tokenizer):
     with pytest.raises(
         UserError, match="test, row 1: 'prompt' is a list of chat messages, but 'chosen' is a"
     ):
-        rows_to_dataset([{"prompt": QUESTION, "chosen": "a", "rejected": "b"}], PREFERENCES, "test")
+        pairs({"prompt": QUESTION, "chosen": "a", "rejected": "b"})
     with pytest.raises(
         UserError, match=r"'augmented_prompt' is a list of .*, or 'augmented_prompt' as a text"
     ):
-        rows_to_dataset([{"augmented_prompt": QUESTION, "chosen": "a", "rejected": "b"}], PREFERENCES, "test")
+        pairs({"augmented_prompt": QUESTION, "chosen": "a", "rejected": "b"})
 
 
 def test_columns_that_are_not_read_may_hold_anything():
     for wording in ("What's the sea?", QUESTION):
         row = {"completion": QUESTION + answer("Rain."), "augmented_prompt": wording}
-        [clean] = rows_to_dataset([row], SFT, "test")
+        [clean] = demonstrations(row)
         assert "augmented_prompt" not in clean and clean["unread"] == "augmented_prompt"
 
 
 CALL = {"id": "1", "type": "function", "function": {"name": "tide", "arguments": "{}"}}
-
-
 TOOLS = [{"type": "function", "function": {"name": "tide", "description": "Says how high the sea is."}}]
 TOOL_TEMPLATE = (
     "{% if tools %}[tools]{{ tools | tojson }}{% endif %}{% for m in messages %}[{{ m['role'] }}]"
@@ -267,13 +258,8 @@ def test_all_that_the_template_reads(tokenizer, tmp_path, write_rows, kind, endi
     view = tokenizer.decode(kept["augmented_ids"][0] or kept["prompt_ids"][0])
     assert view.startswith("[tools]") and "tool_call" not in view and '"tide"' in view
     assert "[tools]" not in tokenizer.decode(kept["prompt_ids"][1])
-    data = {
-        "prompt": row["prompt"],
-        "completion": row["chosen"],
-        "tools": TOOLS,
-        "chat_template_kwargs": kwargs,
-    }
-    sft, _ = tokenize_completions(rows_to_dataset([data], SFT, "test"), tokenizer, 1024)
+    data = {"prompt": TALK, "completion": ANSWERS[kind], "tools": TOOLS, "chat_template_kwargs": kwargs}
+    sft, _ = tokenize_completions(demonstrations(data), tokenizer, 1024)
     assert sft["completion_ids"][0] == kept["chosen_ids"][0] and sft["prompt_ids"][0] == kept["prompt_ids"][0]
 
 
@@ -294,14 +280,8 @@ def test_prompts_to_answer_have_the_tools_too(tokenizer, write_rows):
 def test_what_is_not_read_is_named(tokenizer, write_rows, caplog):
     tokenizer.chat_template = TURNS.replace("{{ END }}", "") + START
     chat = WAYS["explicit"] | {"chosen": ANSWERS["reasoning"], "tools": TOOLS, "images": ["a"], "margin": 1.5}
-    text = {
-        "prompt": "a",
-        "chosen": " b",
-        "rejected": " c",
-        "tools": TOOLS,
-        "system": "Be calm.",
-        "label": None,
-    }
+    text = {"prompt": "a", "chosen": " b", "rejected": " c", "tools": TOOLS, "system": "Be calm."}
+    text["label"] = None
     path = write_rows([chat, text, {"chosen": "a b", "rejected": "a c"}])
     with caplog.at_level("INFO"):
         tokenize_pairs(read_preferences(path), tokenizer, 512)
@@ -312,13 +292,8 @@ def test_what_is_not_read_is_named(tokenizer, write_rows, caplog):
 
 @pytest.mark.parametrize(
     ("role", "known"),
-    [
-        ("human", "user"),
-        ("User", "user"),
-        ("gpt", "assistant"),
-        ("Assistant", "assistant"),
-        ("model", "assistant"),
-    ],
+    [(name, "user") for name in ("human", "User")]
+    + [(name, "assistant") for name in ("gpt", "Assistant", "model")],
 )
 def test_roles_of_other_names(role, known):
     messages = [USER, *answer("Rain.")]
@@ -326,7 +301,7 @@ def test_roles_of_other_names(role, known):
     with pytest.raises(
         UserError, match=f"row 1: 'chosen' is .* has the role '{role}', but .*call it '{known}'"
     ):
-        rows_to_dataset([{"chosen": messages, "rejected": messages}], PREFERENCES, "test")
+        pairs({"chosen": messages, "rejected": messages})
 
 
 BAD_MESSAGES = {
@@ -352,35 +327,35 @@ BAD_MESSAGES = {
 def test_bad_messages(case):
     messages, expected = BAD_MESSAGES[case]
     with pytest.raises(UserError, match=f"^test, row 1: .*{expected}"):
-        rows_to_dataset([{"chosen": messages, "rejected": messages}], PREFERENCES, "test")
+        pairs({"chosen": messages, "rejected": messages})
 
 
 @pytest.mark.parametrize("write", [json.dumps, repr, lambda messages: json.dumps(messages, indent=1)])
 def test_messages_as_text(write):
     row = WAYS["repeated"] | {"augmented_prompt": [USER | {"content": "The sea?"}]}
-    [expected] = rows_to_dataset([row], PREFERENCES, "test")
-    [found] = rows_to_dataset([{name: write(value) for name, value in row.items()}], PREFERENCES, "test")
+    [expected] = pairs(row)
+    [found] = pairs(*[{name: write(value) for name, value in row.items()}])
     assert found == expected and found["chat"]
-    [found] = rows_to_dataset([row | {"chosen": write(row["chosen"])}], PREFERENCES, "test")
+    [found] = pairs(row | {"chosen": write(row["chosen"])})
     assert found == expected, "one of them as text, the other as a list"
     with pytest.raises(UserError, match="'rejected' is a text, but 'chosen' is a list"):
-        rows_to_dataset([row | {"chosen": write(row["chosen"]), "rejected": "No."}], PREFERENCES, "test")
+        pairs(row | {"chosen": write(row["chosen"]), "rejected": "No."})
     with pytest.raises(UserError, match="'prompt' is a list of chat messages, but 'chosen' is a text"):
-        rows_to_dataset([{"prompt": write(QUESTION), "chosen": "a", "rejected": "b"}], PREFERENCES, "test")
+        pairs({"prompt": write(QUESTION), "chosen": "a", "rejected": "b"})
 
 
 @pytest.mark.parametrize(
     "text", ['[{"name": "tide"}]', "[1, 2]", "[see above]", '{"role": "admin"}', "[", "[" * 9999]
 )
 def test_other_json_is_a_text(text):
-    [row] = rows_to_dataset([{"prompt": text, "chosen": text, "rejected": "b"}], PREFERENCES, "test")
+    [row] = pairs({"prompt": text, "chosen": text, "rejected": "b"})
     assert (row["prompt"], row["chosen"], row["chat"]) == (text, text, False)
 
 
 def test_parts_of_text_are_one_text():
     parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "the sea?", "image": None}]
     row = WAYS["explicit"] | {"prompt": [SYSTEM, USER | {"content": parts}]}
-    [found] = rows_to_dataset([row], PREFERENCES, "test")
+    [found] = pairs(row)
     assert decode_messages(found["prompt"]) == QUESTION
 
 
@@ -397,7 +372,7 @@ def test_parts_of_text_are_one_text():
 )
 def test_bad_tools_and_arguments(name, value, said):
     with pytest.raises(UserError, match=f"row 1: '{name}' is .*{said}"):
-        rows_to_dataset([WAYS["explicit"] | {name: value}], PREFERENCES, "test")
+        pairs(WAYS["explicit"] | {name: value})
 
 
 def test_messages_survive_as_text():

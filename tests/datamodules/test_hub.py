@@ -202,10 +202,10 @@ def test_columns_that_are_not_read(tmp_path, caplog):
 
 
 def test_second_load_comes_from_the_cache(tldr, monkeypatch):
-    from pacmr_lightning.datamodules import hub
+    from pacmr_lightning.datamodules import reading
 
     TLDR(tldr).load("train")
-    monkeypatch.setattr(hub, "checked", None)
+    monkeypatch.setattr(reading, "checked", None)
     assert len(TLDR(tldr).load("train")) == 6
 
 

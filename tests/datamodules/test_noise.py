@@ -1,71 +1,85 @@
+"""Label noise: masks by ids, probabilities by closed forms, and masks by frequencies."""
+
+import itertools
 import json
 import random
-from itertools import pairwise
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from scipy.special import expit, logit
 
-from pacmr_lightning.datamodules.columns import PREFERENCES
+from pacmr_lightning.datamodules import EmbeddedWorld
 from pacmr_lightning.datamodules.hashing import unit_hash
 from pacmr_lightning.datamodules.noise import (
+    AnnotatorNoise,
     CategoryNoise,
     LabelNoise,
+    NearTieNoise,
     NoiseFromMask,
+    SpuriousPreferenceNoise,
     SymmetricNoise,
+    TemperatureLabels,
     TwoRateNoise,
-    flip_flags,
-    label_noise,
-    read_mask,
+    noise_from_options,
 )
-from pacmr_lightning.datamodules.reading import rows_to_dataset
+from pacmr_lightning.datamodules.pairs import flip_flags
 from pacmr_lightning.errors import UserError
 
-IDS = [f"pair-{i}" for i in range(4000)]
+from .checked_rows import pairs
+
+ROWS = 4000
+IDS = [f"pair-{i}" for i in range(ROWS)]
+KINDS = {
+    "near ties": NearTieNoise,
+    "longer": SpuriousPreferenceNoise,
+    "temperature": lambda share: TemperatureLabels(share=share),
+    "annotators": AnnotatorNoise,
+    "categories": lambda share: CategoryNoise(share=share),
+}
 
 
-def rows(ids=IDS, swap=False, category=None):
+def rows_of(columns):
+    """Rows of the columns' values, with texts where they say none."""
+    texts = {"prompt": "p", "chosen": " a", "rejected": " b"}
+    return pairs(*(texts | row for row in columns))
+
+
+def plain(ids=IDS, swap=False, category=None):
     """Pairs whose responses depend on the id alone; ``swap`` exchanges them."""
-    sides = [(f" yes {i}", f" no {i}") for i in ids]
-    if swap:
-        sides = [(second, first) for first, second in sides]
-    return rows_to_dataset(
-        [
-            {"id": i, "prompt": "p", "chosen": c, "rejected": r, "category": category and category(i)}
-            for i, (c, r) in zip(ids, sides, strict=True)
-        ],
-        PREFERENCES,
-        "test",
-    )
+    sides = ((f" yes {i}", f" no {i}")[:: -1 if swap else 1] for i in ids)
+    columns = ({"id": i, "chosen": c, "rejected": r} for i, (c, r) in zip(ids, sides, strict=True))
+    return rows_of(row | {"category": category and category(row["id"])} for row in columns)
 
 
 @pytest.fixture(scope="module")
-def pairs():
-    return rows()
+def found():
+    return plain()
 
 
-def test_masks_are_nested_over_rates(pairs):
-    masks = [SymmetricNoise(rate).flips(pairs, 42) for rate in (0.0, 0.1, 0.2, 0.3, 0.4)]
+def test_masks_are_nested_over_rates(found):
+    masks = [SymmetricNoise(rate).flips(found, 42) for rate in (0.0, 0.1, 0.2, 0.3, 0.4)]
     assert not any(masks[0].values())
-    for low, high in pairwise(masks):
+    for low, high in itertools.pairwise(masks):
         assert all(high[i] for i in IDS if low[i])
         assert sum(low.values()) < sum(high.values())
 
 
 @pytest.mark.parametrize("rate", [0.2, 0.4])
-def test_share_is_the_rate_within_four_standard_errors(pairs, rate):
+def test_share_is_the_rate_within_four_standard_errors(found, rate):
     tolerance = 4 * (rate * (1 - rate) / len(IDS)) ** 0.5
-    assert sum(SymmetricNoise(rate).flips(pairs, 1).values()) / len(IDS) == pytest.approx(rate, abs=tolerance)
+    assert sum(SymmetricNoise(rate).flips(found, 1).values()) / len(IDS) == pytest.approx(rate, abs=tolerance)
 
 
-def test_mask_does_not_depend_on_order_or_on_other_rows(pairs):
-    mask = SymmetricNoise(0.3).flips(pairs, 42)
+def test_mask_does_not_depend_on_order_or_on_other_rows(found):
+    mask = SymmetricNoise(0.3).flips(found, 42)
     shuffled = random.Random(0).sample(IDS, 1000)
-    assert SymmetricNoise(0.3).flips(rows(shuffled), 42) == {i: mask[i] for i in shuffled}
+    assert SymmetricNoise(0.3).flips(plain(shuffled), 42) == {i: mask[i] for i in shuffled}
 
 
-def test_seeds_flip_other_pairs(pairs):
-    first, second = (SymmetricNoise(0.5).flips(pairs, seed) for seed in (0, 1))
+def test_seeds_flip_other_pairs(found):
+    first, second = (SymmetricNoise(0.5).flips(found, seed) for seed in (0, 1))
     agreement = sum(first[i] == second[i] for i in IDS) / len(IDS)
     assert agreement == pytest.approx(0.5, abs=0.04)
 
@@ -75,10 +89,10 @@ def test_hash_is_the_same_on_every_machine():
     assert unit_hash("pair-0", 42) == 0.0429710794931174
 
 
-def test_two_rates_hold_by_an_order_that_knows_nothing_of_labels(pairs):
+def test_two_rates_hold_by_an_order_that_knows_nothing_of_labels(found):
     """The pairs that get eps0 as they are get eps1 once chosen and rejected are exchanged."""
     noise = TwoRateNoise([0.05, 0.6])
-    flips, exchanged = noise.flips(pairs, 42), noise.flips(rows(swap=True), 42)
+    flips, exchanged = noise.flips(found, 42), noise.flips(plain(swap=True), 42)
     # The hash of the id decides under both rates: between the two, exactly one of the orders is flipped.
     between = [i for i in IDS if 0.05 <= unit_hash(i, 42) < 0.6]
     assert all(flips[i] != exchanged[i] for i in between)
@@ -87,43 +101,42 @@ def test_two_rates_hold_by_an_order_that_knows_nothing_of_labels(pairs):
     rest = set(IDS) - set(between)
     assert all(flips[i] == exchanged[i] == (unit_hash(i, 42) < 0.05) for i in rest)
     assert noise.rate is None
-    equal = TwoRateNoise([0.3, 0.3]).flips(pairs, 42)
-    assert equal == SymmetricNoise(0.3).flips(pairs, 42)
+    equal = TwoRateNoise([0.3, 0.3]).flips(found, 42)
+    assert equal == SymmetricNoise(0.3).flips(found, 42)
 
 
 def test_rates_by_category():
-    found = rows(category=lambda i: f"c{int(i[5:]) % 3}")
-    flips = CategoryNoise({"c0": 0.0, "c1": 0.4}, 0.1).flips(found, 42)
-    category = dict(zip(found["id"], found["category"], strict=True))
+    rows = plain(category=lambda i: f"c{int(i[5:]) % 3}")
+    flips = CategoryNoise({"c0": 0.0, "c1": 0.4}, 0.1).flips(rows, 42)
+    category = dict(zip(rows["id"], rows["category"], strict=True))
     for name, rate in (("c0", 0.0), ("c1", 0.4), ("c2", 0.1)):
-        plain = SymmetricNoise(rate).flips(found, 42)
-        assert all(flips[i] == plain[i] for i in IDS if category[i] == name)
-    with pytest.raises(UserError, match=r"category_noise_rates names 'x', but .* \(there are c0, c1, c2\)"):
-        CategoryNoise({"x": 0.1}).flips(found, 42)
+        one_rate = SymmetricNoise(rate).flips(rows, 42)
+        assert all(flips[i] == one_rate[i] for i in IDS if category[i] == name)
+    with pytest.raises(UserError, match=r"rates names 'x', but .* \(there are c0, c1, c2\)"):
+        CategoryNoise({"x": 0.1}).flips(rows, 42)
 
 
 @pytest.mark.parametrize("ending", ["parquet", "jsonl"])
-def test_mask_files(pairs, tmp_path, ending):
-    mask = SymmetricNoise(0.3).flips(pairs, 42)
+def test_mask_files(found, tmp_path, ending):
+    mask = SymmetricNoise(0.3).flips(found, 42)
     path = tmp_path / f"mask.{ending}"
     if ending == "parquet":
         pq.write_table(pa.table({"id": list(mask), "flipped": list(mask.values())}), path)
     else:
         path.write_text("".join(json.dumps({"id": i, "flipped": f}) + "\n" for i, f in mask.items()))
-    assert read_mask(str(path)) == mask
     noise = NoiseFromMask(str(path))
-    assert noise.flips(pairs, 1) == mask and noise.rate is None
-    assert noise.flips(rows(IDS[5:10]), 1) == {i: mask[i] for i in IDS[5:10]}
+    assert noise.flips(found, 1) == mask and noise.rate is None
+    assert noise.flips(plain(IDS[5:10]), 1) == {i: mask[i] for i in IDS[5:10]}
     with pytest.raises(UserError, match=r"says nothing of 1 of the 3 training pairs, 'other' for one"):
-        noise.flips(rows([*IDS[:2], "other"]), 1)
+        noise.flips(plain([*IDS[:2], "other"]), 1)
 
 
-def test_bad_masks(tmp_path):
+def test_bad_masks(found, tmp_path):
     (tmp_path / "mask.jsonl").write_text('{"id": "a", "flipped": "yes"}\n')
     with pytest.raises(UserError, match=r"mask\.jsonl, line 1 has id 'a' and flipped 'yes'"):
-        read_mask(str(tmp_path / "mask.jsonl"))
+        NoiseFromMask(str(tmp_path / "mask.jsonl")).flips(found, 42)
     with pytest.raises(UserError, match=r"There is no file .*none\.parquet"):
-        read_mask(str(tmp_path / "none.parquet"))
+        NoiseFromMask(str(tmp_path / "none.parquet")).flips(found, 42)
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5, float("nan")])
@@ -132,7 +145,7 @@ def test_rates_outside_the_unit_interval_are_refused(rate):
         SymmetricNoise(rate)
     with pytest.raises(UserError, match=f"noise_rates is {rate}"):
         TwoRateNoise([0.1, rate])
-    with pytest.raises(UserError, match=f"category_noise_rates of 'c' is {rate}"):
+    with pytest.raises(UserError, match=f"rates of 'c' is {rate}"):
         CategoryNoise({"c": rate})
 
 
@@ -144,23 +157,12 @@ def test_kinds_of_noise_exclude_each_other():
         def probabilities(self, rows):
             return [i % 2 for i in range(len(rows))]
 
-    def chosen(noise=None, rate=0.0, rates=None, category_rates=None, mask=None):
-        return label_noise(noise, rate, rates, category_rates, mask)
-
-    for given in (
-        {"rate": 0.1, "rates": [0.1, 0.2]},
-        {"rate": 0.1, "mask": "m"},
-        {"rates": [0, 0], "mask": "m"},
-        {"rate": 0.1, "noise": Alternating()},
-        {"category_rates": {"a": 0.1}, "noise": Alternating()},
-    ):
+    for given in ((None, 0.1, [0.1, 0.2]), (Alternating(), 0.1, None), (Alternating(), 0.0, [0, 0])):
         with pytest.raises(UserError, match="are given together; take out all but one"):
-            chosen(**given)
-    assert chosen() is None
-    assert chosen(rate=0.1).rate == 0.1 and isinstance(chosen(rates=[0, 0]), TwoRateNoise)
-    both = chosen(category_rates={"a": 0.1}, rate=0.2)
-    assert (both.rates, both.others) == ({"a": 0.1}, 0.2)
-    assert isinstance(chosen(mask="m"), NoiseFromMask) and isinstance(chosen(Alternating()), Alternating)
+            noise_from_options(*given)
+    assert noise_from_options(None, 0.0, None) is None and noise_from_options(None, 0.1, None).rate == 0.1
+    assert isinstance(noise_from_options(None, 0.0, [0, 0]), TwoRateNoise)
+    assert isinstance(noise_from_options(Alternating(), 0.0, None), Alternating)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +179,7 @@ def test_probabilities_are_checked(values, message):
             return values
 
     with pytest.raises(UserError, match=message):
-        Odd().flips(rows(["a", "b"]), 42)
+        Odd().flips(plain(["a", "b"]), 42)
 
 
 def test_flags_are_relative_to_what_the_data_says():
@@ -185,3 +187,237 @@ def test_flags_are_relative_to_what_the_data_says():
     given, mask = [1, 1, 0, 0, -1, -1], [True, False, True, False, True, False]
     assert flip_flags(given, mask) == [0, 1, 1, 0, 1, 0]
     assert flip_flags(given, None) == given
+
+
+@pytest.fixture(scope="module")
+def world():
+    return EmbeddedWorld(ROWS).load("train")
+
+
+def probabilities(noise, rows):
+    return np.array(noise.probabilities(rows))
+
+
+def flips(noise, rows, seed=42):
+    return np.array(list(noise.flips(rows, seed).values()))
+
+
+def agree(observed, expected):
+    """Shares of flips in ten groups of pairs by their probability are those expected."""
+    for group in np.array_split(np.argsort(expected, kind="stable"), 10):
+        p = expected[group]
+        tolerance = 4 * np.sqrt(np.sum(p * (1 - p))) / len(group)
+        assert observed[group].mean() == pytest.approx(p.mean(), abs=tolerance + 1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_all_kinds_have_in_common(kind, world):
+    """The share is what was asked for, masks are nested and know nothing of the order of the rows."""
+    masks = []
+    for share in (0.1, 0.2, 0.3):
+        noise = KINDS[kind](share)
+        expected = probabilities(noise, world)
+        assert expected.mean() == pytest.approx(share, abs=1e-9) and np.ptp(expected) > 0.1
+        masks.append(flips(noise, world))
+        agree(masks[-1], expected)
+        assert noise.rate is None
+    for low, high in itertools.pairwise(masks):
+        assert (high >= low).all() and high.sum() > low.sum() > 0
+    order = random.Random(0).sample(range(ROWS), ROWS)
+    assert noise.flips(world.select(order), 42) == noise.flips(world, 42)
+    other = flips(noise, world, seed=1)
+    agree(other, expected)
+    assert (other != masks[-1]).any()
+
+
+def test_near_ties(world):
+    expected, gaps = probabilities(NearTieNoise(0.3), world), np.abs(logit(np.array(world["eta"][:])))
+    taus = -gaps / logit(expected)
+    assert np.ptp(taus) < 1e-6 and taus[0] == pytest.approx(3.4, abs=0.1)
+    tie = rows_of([{"eta": 0.5}, {"eta": 1.0}])
+    assert probabilities(NearTieNoise(0.25), tie) == pytest.approx([0.5, 0.0], abs=1e-9)
+
+
+def after(noise, etas, texts=(" a", " b")):
+    """P(the first text is preferred) once labels that were drawn with these probabilities went through."""
+    first, second = ({"chosen": a, "rejected": b} for a, b in (texts, texts[::-1]))
+    rows = rows_of([first | {"eta": eta} for eta in etas] + [second | {"eta": 1 - eta} for eta in etas])
+    stays, moves = np.split(probabilities(noise, rows), 2)
+    return etas * (1 - stays) + (1 - etas) * moves
+
+
+ETAS = np.array([0.001, 0.2, 0.5, 0.65, 0.97, 0.9999])
+
+
+@pytest.mark.parametrize("tau", [0.4, 1.0, 3.0, 1e6])
+def test_labels_at_another_temperature_have_its_law(tau):
+    noise = TemperatureLabels(tau)
+    assert after(noise, ETAS) == pytest.approx(expit(logit(ETAS) / tau), rel=1e-9)
+    rows = rows_of([{"eta": eta} for eta in ETAS])
+    kept = np.minimum(1, expit(logit(ETAS) / tau) / ETAS)
+    assert probabilities(noise, rows) == pytest.approx(1 - kept, abs=1e-12)
+
+
+@pytest.mark.parametrize("tau", [0.4, 3.0])
+def test_labels_at_another_temperature_by_frequency(tau, world):
+    """Of labels that were really drawn: how often the response with the smaller text wins, against sigma."""
+    first = np.array([a < b for a, b in zip(world["chosen"][:], world["rejected"][:], strict=True)])
+    gaps = np.where(first, 1, -1) * logit(np.array(world["eta"][:]))
+    wins = first ^ flips(TemperatureLabels(tau), world)
+    agree(wins, expit(gaps / tau))
+    with pytest.raises(AssertionError):
+        agree(wins, expit(gaps))
+
+
+def test_a_share_decides_the_temperature(world):
+    expected = probabilities(TemperatureLabels(share=0.3), world)
+    clean = np.array(world["eta"][:])
+    then = clean * (1 - expected)
+    likely = clean > 0.5
+    taus = logit(clean[likely]) / logit(then[likely])
+    assert np.ptp(taus) < 1e-5 and taus[0] > 3 and not expected[~likely].any()
+    with pytest.raises(UserError, match=r"share is 0\.4, but between 0\.0% and 37\.\d% .* infinite tau"):
+        TemperatureLabels(share=0.4).probabilities(world)
+
+
+def test_spurious_preference_has_the_law_of_a_biased_annotator(world):
+    """sigma(dr + lambda d) for both orders of every pair, one lambda for all of them."""
+    noise = SpuriousPreferenceNoise(0.3)
+    rows = rows_of(
+        [{"chosen": " a", "rejected": " b" + "b" * more, "eta": eta} for more in (1, 2, 4) for eta in ETAS]
+        + [{"chosen": " b" + "b" * more, "rejected": " a", "eta": eta} for more in (1, 2, 4) for eta in ETAS]
+    )
+    against, along = np.split(probabilities(noise, rows), 2)
+    assert not along.any()
+    more, etas = np.repeat([1, 2, 4], len(ETAS)), np.tile(ETAS, 3)
+    lambdas = (logit(etas) - logit(etas * (1 - against))) / more
+    assert np.ptp(lambdas) < 1e-9 and lambdas[0] > 0.1
+    texts = list(zip(world["chosen"][:], world["rejected"][:], strict=True))
+    longer = np.array([len(a) - len(b) for a, b in texts])
+    gaps = logit(np.array(world["eta"][:]))
+    expected = probabilities(noise, world)
+    strength = next(
+        (gap - logit(expit(gap) * (1 - p))) / -d
+        for gap, p, d in zip(gaps, expected, longer, strict=True)
+        if d < 0
+    )
+    law = expit(gaps + strength * longer)
+    first = np.array([a < b for a, b in texts])
+    agree(first ^ flips(noise, world), np.where(first, law, 1 - law))
+
+
+def test_spurious_preference_where_eta_is_unknown():
+    """One-sided: labels against the feature are flipped, with tanh(lambda d / 2)."""
+    rows = rows_of([{"rejected": " " + "b" * n} for n in (1, 2, 3, 5)] + [{"chosen": " aaaa"}])
+    expected = probabilities(SpuriousPreferenceNoise(0.2), rows)
+    assert expected[0] == expected[4] == 0 and expected.mean() == pytest.approx(0.2)
+    lambdas = 2 * np.arctanh(expected[1:4]) / np.array([1, 2, 4])
+    assert np.ptp(lambdas) < 1e-9 and lambdas[0] > 0
+
+
+def test_a_favoured_word():
+    texts = [(" golden sea", " sea"), (" sea", " a Golden, sea"), (" goldens", " golden"), (" a", " b")]
+    rows = rows_of([{"chosen": a, "rejected": b} for a, b in texts * 10])
+    expected = probabilities(SpuriousPreferenceNoise(0.3, "golden"), rows)
+    assert expected == pytest.approx([0, 0.6, 0.6, 0] * 10)
+    chat = [[{"role": "assistant", "content": text}] for text in ("sea", "golden sea")]
+    row = {"prompt": [{"role": "user", "content": "golden?"}], "chosen": chat[0], "rejected": chat[1]}
+    both = rows_of([row, row | {"chosen": chat[1], "rejected": chat[0]}])
+    assert probabilities(SpuriousPreferenceNoise(0.3, "golden"), both) == pytest.approx([0.6, 0])
+    with pytest.raises(UserError, match=r"0\.0% and 25\.0% .* alone has the word 'golden' in 25\.0%"):
+        SpuriousPreferenceNoise(0.3, "golden").probabilities(rows.select([0, 1, 3, 4]))
+    with pytest.raises(UserError, match="word is 'deep sea', but it must be a single word"):
+        SpuriousPreferenceNoise(0.3, "deep sea")
+
+
+def test_annotators_are_assigned_by_the_hash_of_the_id(world):
+    noise = AnnotatorNoise(0.3)
+    names = noise.annotators(world)
+    order = random.Random(0).sample(range(ROWS), 500)
+    assert noise.annotators(world.select(order)) == [names[i] for i in order]
+    assert set(names) == {f"annotator-{k}" for k in range(1, 11)}
+    counts = np.unique(names, return_counts=True)[1]
+    assert counts.min() > ROWS / 10 - 5 * np.sqrt(ROWS * 0.09)
+    expected, mask = probabilities(noise, world), flips(noise, world)
+    rates = {name: expected[np.array(names) == name] for name in set(names)}
+    assert all(np.ptp(values) == 0 for values in rates.values())
+    assert len({values[0] for values in rates.values()}) == 10
+    assert max(values[0] for values in rates.values()) == 0.5
+    # Who annotates a pair and whether it is flipped have nothing to do with each other beyond the rate.
+    for name, (rate, *_) in rates.items():
+        by = mask[np.array(names) == name]
+        assert by.mean() == pytest.approx(rate, abs=4 * np.sqrt(rate * (1 - rate) / len(by)))
+    assert set(AnnotatorNoise(0.3, annotators=3).annotators(world)) == {f"annotator-{k}" for k in (1, 2, 3)}
+
+
+def test_annotators_of_the_rows():
+    found = rows_of([{"annotator": "abbb"[i % 4]} for i in range(400)])
+    assert AnnotatorNoise(0.3).annotators(found) == list("abbb" * 100)
+    expected = probabilities(AnnotatorNoise(0.45), found)
+    assert expected.mean() == pytest.approx(0.45) and expected.max() == 0.5
+    given = AnnotatorNoise(reliabilities={"a": 0.9, "b": 0.25})
+    assert probabilities(given, found) == pytest.approx([0.1, 0.75, 0.75, 0.75] * 100)
+    assigned = rows_of([{} for _ in range(400)])
+    named = given.annotators(assigned)
+    assert set(named) == {"a", "b"}
+    assert probabilities(given, assigned) == pytest.approx([{"a": 0.1, "b": 0.75}[name] for name in named])
+    for reliabilities, message in (
+        ({"a": 0.9}, r"\(a, b\), but 'b' is left out"),
+        ({"a": 0.9, "b": 0.9, "c": 0.9}, r"\(a, b\), but 'c' has no pair"),
+    ):
+        with pytest.raises(UserError, match=message):
+            AnnotatorNoise(reliabilities=reliabilities).probabilities(found)
+    with pytest.raises(UserError, match=r"annotators is 5, but the training pairs name .* \(a, b\)"):
+        AnnotatorNoise(0.3, annotators=5).probabilities(found)
+    some = rows_of([{"id": "x"}, {"annotator": "a"}])
+    with pytest.raises(UserError, match="1 of the 2 training pairs have no annotator, 'x' for one"):
+        AnnotatorNoise(0.3).probabilities(some)
+    with pytest.raises(UserError, match=r"share is 0\.01, but between 2\d\.\d% and 50\.0%"):
+        AnnotatorNoise(0.01, annotators=2).probabilities(assigned)
+
+
+def test_categories_by_a_share(world):
+    expected = probabilities(CategoryNoise(share=0.3), world)
+    rates = dict(zip(world["category"][:], expected, strict=True))
+    ordered = np.array(sorted(rates.values()))
+    gamma = np.log(2 * ordered[0]) / np.log(1 / 6)
+    assert ordered == pytest.approx(0.5 * (np.arange(1, 7) / 6) ** gamma)
+    assert [rates[name] for name in world["category"][:]] == expected.tolist()
+    with pytest.raises(UserError, match=r"between 50\.0% and 50\.0% .* of the 1 groups"):
+        CategoryNoise(share=0.3).probabilities(rows_of([{}, {}]))
+
+
+@pytest.mark.parametrize("noise", [NearTieNoise(0.3), TemperatureLabels(2.0)])
+def test_eta_is_needed(noise):
+    rows = rows_of([{"eta": 0.7}, {"id": "x"}, {"id": "y"}])
+    kind = type(noise).__name__
+    with pytest.raises(UserError, match=f"{kind} needs eta, .* but 2 of the 3 training pairs have none, 'x'"):
+        noise.probabilities(rows)
+
+
+@pytest.mark.parametrize("share", [-0.1, 0, 0.5, 1, float("nan")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_shares_that_are_none(kind, share):
+    with pytest.raises(UserError, match=f"share is {share}, but the expected share of flipped labels"):
+        KINDS[kind](share)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TemperatureLabels(), "tau None and share None; give one"),
+        (lambda: TemperatureLabels(2, 0.3), r"tau 2 and share 0\.3; give one"),
+        (lambda: TemperatureLabels(0), "tau is 0, but a temperature"),
+        (lambda: TemperatureLabels(float("inf")), "tau is inf"),
+        (lambda: AnnotatorNoise(), "reliabilities None and share None; give one"),
+        (lambda: AnnotatorNoise(0.3, {"a": 0.9}), r"reliabilities \{'a': 0\.9\} and share 0\.3; give one"),
+        (lambda: AnnotatorNoise(reliabilities={"a": 1.1}), r"reliabilities of 'a' is 1\.1"),
+        (lambda: AnnotatorNoise(0.3, annotators=0), "annotators is 0"),
+        (lambda: AnnotatorNoise(None, {"a": 0.9}, 3), "annotators is 3, .* stays out where reliabilities"),
+        (lambda: CategoryNoise(), "CategoryNoise has rates None and share None"),
+        (lambda: CategoryNoise(others=0.1, share=0.3), r"share 0\.3 and others 0\.1"),
+    ],
+)
+def test_options_that_do_not_go_together(make, message):
+    with pytest.raises(UserError, match=message):
+        make()

@@ -3,7 +3,8 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
+import tempfile
+from functools import partial
 
 import pytest
 import torch
@@ -55,14 +56,18 @@ class Recorder(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+SMALL = {"global_batch_size": 4, "validation_batch_size": 4, "meta_every": 3, "meta_batch_size": 6}
+
+
+def trainer_in(folder, **options):
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet |= {"enable_checkpointing": "callbacks" in options, "accelerator": "cpu", "devices": 1}
+    return Trainer(default_root_dir=folder, **(quiet | options))
+
+
 @pytest.fixture
 def trainer(tmp_path):
-    def make(**options):
-        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-        quiet |= {"enable_checkpointing": "callbacks" in options, "accelerator": "cpu", "devices": 1}
-        return Trainer(default_root_dir=tmp_path, **(quiet | options))
-
-    return make
+    return partial(trainer_in, tmp_path)
 
 
 @pytest.fixture
@@ -70,9 +75,8 @@ def data(write_rows, pair_rows, tiny_tokenizer_folder):
     train, validation = write_rows(pair_rows(46)), write_rows(pair_rows(10), "validation.jsonl")
 
     def make(source=None, **options):
-        small = {"global_batch_size": 4, "validation_batch_size": 4, "meta_every": 3, "meta_batch_size": 6}
         return PreferenceDataModule(
-            source or Files(train, validation), tiny_tokenizer_folder, **(small | options)
+            source or Files(train, validation), tiny_tokenizer_folder, **(SMALL | options)
         )
 
     return make
@@ -200,8 +204,7 @@ def test_two_processes_share_what_one_would_get(trainer, data, write_rows, pair_
     whole = Recorder()
     trainer(max_epochs=1, num_sanity_val_steps=0).fit(whole, data())
     train, validation = write_rows(pair_rows(46)), write_rows(pair_rows(10), "validation.jsonl")
-    script = Path(__file__).with_name("ddp_shares.py")
-    command = [sys.executable, str(script), train, validation, tiny_tokenizer_folder]
+    command = [sys.executable, __file__, train, validation, tiny_tokenizer_folder]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=True)
     ranks = [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("SHARE: ")]
     first, second = sorted(ranks, key=lambda share: share["rank"])
@@ -209,7 +212,7 @@ def test_two_processes_share_what_one_would_get(trainer, data, write_rows, pair_
         assert (one[0], one[1], two[1]) == (step, ids[::2], ids[1::2])
         assert (one[2], two[2]) == ((meta[::2], meta[1::2]) if meta else (None, None))
     # One process validates in the order 4, 4, 2, and so do two.
-    assert sorted(first["evaluated"] + second["evaluated"]) == sorted(i for i, _ in whole.evaluated)
+    assert sorted(first["evaluated"] + second["evaluated"]) == sorted(map(list, whole.evaluated))
     assert sorted(first["prompts"] + second["prompts"]) == sorted(row["prompt"] for row in pair_rows(10))
 
 
@@ -328,3 +331,21 @@ def test_summary_is_one_line(trainer, data, caplog):
     lines = [r.getMessage() for r in caplog.records if "pairs kept" in r.getMessage()]
     assert len(lines) == 2 and lines[0].startswith("rows.jsonl, train: 46 of 46 pairs kept; ")
     assert "of labels flipped" in lines[0] and "flipped" not in lines[1]
+
+
+def share(train, validation, tokenizer):
+    """Run by two processes, each of which says what it was given."""
+    data, module = PreferenceDataModule(Files(train, validation), tokenizer, **SMALL), Recorder()
+    with tempfile.TemporaryDirectory() as folder:
+        two = {"devices": 2, "strategy": "ddp"}
+        trainer = trainer_in(folder, max_epochs=1, num_sanity_val_steps=0, **two)
+        trainer.fit(module, data)
+        batches = trainer.predict(module, data)
+    found = {"seen": module.seen, "evaluated": module.evaluated, "rank": trainer.global_rank}
+    found["prompts"] = [prompt for batch in batches for prompt in batch.prompts]
+    # In one write, so that the two processes' lines cannot mix.
+    sys.stdout.write("SHARE: " + json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    share(*sys.argv[1:])

@@ -9,7 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
-from pacmr_lightning.datamodules.noise import AnnotatorNoise, NearTieNoise, NoiseFromMask, SymmetricNoise
+from pacmr_lightning.datamodules.noise import (
+    AnnotatorNoise,
+    CategoryNoise,
+    NearTieNoise,
+    NoiseFromMask,
+    SymmetricNoise,
+)
 from pacmr_lightning.errors import UserError
 
 
@@ -92,6 +98,48 @@ def test_clean_pairs_are_held_out_by_default(make, write_rows, pair_rows):
         make(source, hold_out_clean_meta=False)
 
 
+@pytest.fixture
+def world(make):
+    """Makes pairs of the embedded world, 16 of which are clean meta pairs too."""
+    options = {"global_batch_size": 8, "noise_rate": 0.4, "clean_meta": EmbeddedWorld(16, 1)}
+    return lambda **other: make(EmbeddedWorld(64, 4), **(options | other))
+
+
+def test_clean_pairs_come_as_meta_and_never_as_train(world):
+    data = world()
+    batches = data.train_dataloader().dataset
+    assert data.counts["train"]["in clean_meta"] == 16 and len(batches) == 6
+    clean = {row["id"]: row for row in data.clean_meta.load("train")}
+    trained, seen = set(), set()
+    for step in range(len(batches)):
+        batch = batches[step]
+        trained |= set(batch.train.ids)
+        assert (batch.meta is None) == (step % 2 == 1)
+        if batch.meta is not None:
+            seen |= set(batch.meta.ids)
+            assert batch.meta.augmented is None
+            # As found, not as the noise would leave them: eta is that of the row.
+            assert batch.meta.eta.tolist() == pytest.approx([clean[i]["eta"] for i in batch.meta.ids])
+    assert len(trained) == 48 and not trained & set(clean) and seen <= set(clean) and len(seen) == 12
+
+
+def test_eta_follows_the_noise(world):
+    data = world(clean_meta=None)
+    found = {row["id"]: row["eta"] for row in data.source.load("train")}
+    batch = data.train_dataloader().dataset[0].train
+    assert 0 < batch.flipped.sum() < 8
+    expected = [1 - found[i] if f else found[i] for i, f in zip(batch.ids, batch.flipped, strict=True)]
+    assert batch.eta.tolist() == pytest.approx(expected)
+    assert batch[2:5].eta.tolist() == pytest.approx(expected[2:5])
+
+
+def test_clean_pairs_that_do_not_fit(world):
+    with pytest.raises(UserError, match="nothing learns from meta pairs"):
+        world(meta_every=None)
+    with pytest.raises(UserError, match="clean_meta has 16 pairs, fewer than meta_batch_size 20"):
+        world(meta_batch_size=20).train_dataloader()
+
+
 def test_a_curriculum_has_the_easiest_pairs_in_order(make, tmp_path):
     """Labels, what a cache knows of each pair, and tools that want all of them go with it."""
     every = make(noise_rate=0.5)
@@ -104,8 +152,7 @@ def test_a_curriculum_has_the_easiest_pairs_in_order(make, tmp_path):
     pairs = data.train_pairs
     assert pairs.rows["id"][:] == [ids[i] for i in easiest]
     assert pairs.swapped == [swapped[i] for i in easiest]
-    known = data._preparation.train_reference(lambda asked: np.arange(len(asked)))
-    assert known.tolist() == easiest
+    assert data._kept == easiest
     batches = data.train_dataloader().dataset
     assert [batches[step].train.ids for step in (0, 2, 3)] == [
         [ids[i] for i in easiest[start : start + 4]] for start in (0, 8, 0)
@@ -126,8 +173,7 @@ def test_noise_of_every_kind_arrives_in_the_pairs(make, write_rows, pair_rows, t
     mask.write_text("".join(json.dumps({"id": f"r{i}", "flipped": i < 6}) + "\n" for i in range(30)))
     for options in (
         {"noise_rates": [0.1, 0.6]},
-        {"category_noise_rates": {"a": 0.9}},
-        {"noise_mask": str(mask)},
+        {"noise": CategoryNoise({"a": 0.9})},
         {"noise": NoiseFromMask(str(mask))},
     ):
         data = make(source, **options)

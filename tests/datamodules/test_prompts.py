@@ -6,23 +6,20 @@ from pacmr_lightning.datamodules.reading import read_preferences
 HH = "\n\nHuman: hi\n\nAssistant: hello\n\nHuman: why?\n\nAssistant:"
 
 
-def test_transcripts_end_their_prompt_at_the_last_assistant_turn():
-    split = split_prompt(HH + " because", HH + " no")
-    assert (split.prompt, split.chosen, split.rejected, split.reason) == (HH, " because", " no", None)
-
-
-def test_transcripts_with_a_shared_beginning_of_the_response_keep_it_in_the_response():
-    split = split_prompt(HH + " I am glad", HH + " I am sad")
-    assert (split.prompt, split.chosen) == (HH, " I am glad")
-
-
-def test_transcripts_with_different_prompts_are_unusable():
-    other = "\n\nHuman: hi\n\nAssistant: hello\n\nAssistant: again\n\nAssistant:"
-    assert split_prompt(HH + " a", other + " b").reason == DIFFERENT_PROMPTS
-
-
-def test_transcripts_without_an_answer_are_unusable():
-    assert split_prompt("\n\nHuman: hi", "\n\nHuman: hi there").reason == NO_COMMON_PROMPT
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "expected"),
+    [
+        (HH + " because", HH + " no", (HH, " because", " no", None)),
+        # A shared beginning of the responses stays in them.
+        (HH + " I am glad", HH + " I am sad", (HH, " I am glad", " I am sad", None)),
+        (HH + " a", HH.removesuffix("\n\nHuman: why?\n\nAssistant:") + "\n\nAssistant: b", DIFFERENT_PROMPTS),
+        ("\n\nHuman: hi", "\n\nHuman: hi there", NO_COMMON_PROMPT),
+    ],
+)
+def test_transcripts_end_their_prompt_at_the_last_assistant_turn(chosen, rejected, expected):
+    split = split_prompt(chosen, rejected)
+    found = (split.prompt, split.chosen, split.rejected, split.reason)
+    assert found == (expected if isinstance(expected, tuple) else ("", "", "", expected))
 
 
 @pytest.mark.parametrize(

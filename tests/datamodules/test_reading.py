@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pacmr_lightning.datamodules.columns import PREFERENCES
-from pacmr_lightning.datamodules.reading import read_preferences, read_sft, rows_to_dataset
+from pacmr_lightning.datamodules.reading import read_preferences, read_sft
 from pacmr_lightning.errors import UserError
+
+from .checked_rows import pairs
 
 TEMPLATE = ("tools", "chat_template_kwargs", "template_fields")
 ROW = {"prompt": "a", "chosen": " b", "rejected": " c"}
@@ -35,6 +36,9 @@ def test_parquet_gives_the_same_rows(write_rows, tmp_path):
     path = tmp_path / "rows.parquet"
     pd.DataFrame(rows).astype({"flipped": "boolean"}).to_parquet(path)
     assert read_preferences(path)[:] == read_preferences(write_rows(rows))[:]
+    pd.DataFrame([ROW, ROW | {"chosen": None}]).to_parquet(path)
+    with pytest.raises(UserError, match=r"rows\.parquet, row 2 has no 'chosen'"):
+        read_preferences(path)
 
 
 def test_missing_ids_are_hashes_with_a_counter(write_rows):
@@ -55,10 +59,10 @@ NAMES = [
 @pytest.mark.parametrize(("value", "text"), NAMES)
 def test_ids_and_categories_of_any_type(value, text):
     row = ROW | {"id": value, "category": value, "annotator": value}
-    [found] = rows_to_dataset([row], PREFERENCES, "test")
+    [found] = pairs(row)
     assert (found["id"], found["category"], found["annotator"]) == (text, text, text)
     with pytest.raises(UserError, match=f"row 2 has the id '{text}' of test, row 1"):
-        rows_to_dataset([row, ROW | {"id": text}], PREFERENCES, "test")
+        pairs(row, ROW | {"id": text})
 
 
 def test_ids_of_pandas_with_gaps(tmp_path):
@@ -69,11 +73,11 @@ def test_ids_of_pandas_with_gaps(tmp_path):
     first, second = read_preferences(path)
     assert (first["id"], first["category"], second["category"]) == ("3", "1", None)
     assert len(second["id"]) > 10
-    [found] = rows_to_dataset([ROW | {"category": float("nan")}], PREFERENCES, "test")
+    [found] = pairs(ROW | {"category": float("nan")})
     assert found["category"] is None and found["unread"] == "category"
     for value in ([1], {"a": 1}):
         with pytest.raises(UserError, match=r"row 1: 'id' is .*a whole number or a date"):
-            rows_to_dataset([ROW | {"id": value}], PREFERENCES, "test")
+            pairs(ROW | {"id": value})
 
 
 PAIR = {"chosen": "It is calm and blue.", "rejected": "It is calm and red."}
@@ -90,13 +94,13 @@ def test_no_prompt_is_guessed_beside_one(sides, name):
     with pytest.raises(
         UserError, match=f"row 1 has no 'prompt', but a column '{name}', which may be it; rename"
     ):
-        rows_to_dataset([sides | {name: value}], PREFERENCES, "test")
+        pairs(sides | {name: value})
     with pytest.raises(UserError, match=f"has no 'prompt', but a column '{name}'"):
-        rows_to_dataset([sides | {"prompt": None, name: value}], PREFERENCES, "test")
-    [found] = rows_to_dataset([sides | {"prompt": "Which?", name: value}], PREFERENCES, "test")
+        pairs(sides | {"prompt": None, name: value})
+    [found] = pairs(sides | {"prompt": "Which?", name: value})
     assert found["unread"] == name
     talk = {side: f"\n\nHuman: a\n\nAssistant: {side}" for side in PAIR}
-    [found] = rows_to_dataset([talk | {name: value}], PREFERENCES, "test")
+    [found] = pairs(talk | {name: value})
     assert found["prompt"] is None, "transcripts hold their prompt"
 
 
@@ -104,7 +108,7 @@ def test_no_prompt_is_guessed_beside_one(sides, name):
     "name", ["prompt_id", "question_type", "input_tokens", "system_prompt", "chosen_input"]
 )
 def test_columns_about_a_prompt_are_none(name):
-    [found] = rows_to_dataset([PAIR | {name: "x"}], PREFERENCES, "test")
+    [found] = pairs(PAIR | {name: "x"})
     assert found["unread"] == name
 
 
@@ -126,6 +130,8 @@ def test_sft_rows(write_rows):
     )
     assert set(rows.column_names) == {"id", "prompt", "completion", *TEMPLATE, "chat", "unread"}
     assert rows["completion"][:] == ["  b", "c"] and rows["id"][1] == "i"
+    with pytest.raises(UserError, match=r"line 1 has no 'completion' .*'prompt', 'chosen', 'rejected'"):
+        read_sft(write_rows([ROW]))
 
 
 def test_a_changed_file_is_read_again(write_rows):
@@ -191,12 +197,6 @@ def test_bad_lines_are_named(tmp_path, case):
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
 
 
-def test_duplicate_ids_are_named(write_rows):
-    rows = [ROW | {"id": i} for i in ("a", "b", "a")]
-    with pytest.raises(UserError, match=r"line 3 has the id 'a' of .*line 1"):
-        read_preferences(write_rows(rows))
-
-
 def test_files_that_cannot_be_read(tmp_path, write_rows):
     with pytest.raises(UserError, match=r"There is no file .*none\.jsonl"):
         read_preferences(tmp_path / "none.jsonl")
@@ -232,18 +232,6 @@ def test_damaged_parquet(tmp_path, compression):
     path.write_bytes(data)
     with pytest.raises(UserError, match=r"rows\.parquet cannot be read as Parquet after \d+ rows \(.+\); "):
         read_preferences(path)
-
-
-def test_parquet_rows_are_named(tmp_path):
-    path = tmp_path / "rows.parquet"
-    pd.DataFrame([ROW, ROW | {"chosen": None}]).to_parquet(path)
-    with pytest.raises(UserError, match=r"rows\.parquet, row 2 has no 'chosen'"):
-        read_preferences(path)
-
-
-def test_sft_errors(write_rows):
-    with pytest.raises(UserError, match=r"line 1 has no 'completion' .*'prompt', 'chosen', 'rejected'"):
-        read_sft(write_rows([ROW]))
 
 
 def test_real_files(shared_data):

@@ -51,7 +51,11 @@ def data_of(folder, source=None, **options):
     return data
 
 
-ALONE = {"rank": 0, "world_size": 1, "barrier": lambda: None}
+@pytest.fixture
+def asked(model):
+    """A policy, and pairs of which its reference is asked."""
+    folder = model()
+    return policy_of(folder), data_of(folder).train_pairs
 
 
 def forbid(*_):
@@ -79,16 +83,15 @@ def test_batches_bring_what_live_computes(model, cache, noise_rate):
 def test_a_sweep_pays_once(model, cache, monkeypatch, tmp_path):
     """Other noise, another method, another trained adapter, held-out pairs: the same cache."""
     folder = model()
-    first = cached_log_probs(policy_of(folder), data_of(folder).train_pairs, **ALONE)
+    first = cached_log_probs(policy_of(folder), data_of(folder).train_pairs)
     assert first.shape == (40, 2) and np.isfinite(first).all()
     monkeypatch.setattr(PolicyModel, "reference_log_probs", forbid)
     noisy = data_of(folder, noise_rate=0.4).train_pairs
-    assert np.array_equal(cached_log_probs(policy_of(folder), noisy, **ALONE), first)
+    assert np.array_equal(cached_log_probs(policy_of(folder), noisy), first)
     held_out = data_of(folder, clean_meta=EmbeddedWorld(20))
     assert len(held_out.train_pairs) == 20
-    preparation = held_out._preparation
-    found = preparation.train_reference(lambda pairs: cached_log_probs(policy_of(folder), pairs, **ALONE))
-    assert np.array_equal(found, first[20:])
+    held_out.fill_train_reference(policy_of(folder))
+    assert np.array_equal(held_out.train_pairs.reference, first[20:])
 
 
 def test_states_are_kept_beside_the_log_probabilities(model, cache, monkeypatch):
@@ -96,7 +99,7 @@ def test_states_are_kept_beside_the_log_probabilities(model, cache, monkeypatch)
     folder = model()
     policy, data = policy_of(folder), data_of(folder, noise_rate=0.4)
     pairs = data.train_pairs
-    log_probs = cached_log_probs(policy, pairs, **ALONE)
+    log_probs = cached_log_probs(policy, pairs)
     found = data.train_state_differences(policy)
     chosen, rejected = policy.reference_states(pairs.batch(range(40))).unbind(1)
     np.testing.assert_allclose(found, (chosen - rejected).numpy(), atol=1e-5)
@@ -106,18 +109,17 @@ def test_states_are_kept_beside_the_log_probabilities(model, cache, monkeypatch)
     signs = np.where(pairs.swapped, -1, 1)[:, None]
     held_out = data_of(folder, clean_meta=EmbeddedWorld(20))
     assert np.array_equal(held_out.train_state_differences(policy), (signs * found)[20:])
-    assert np.array_equal(cached_log_probs(policy, pairs, **ALONE), log_probs)
+    assert np.array_equal(cached_log_probs(policy, pairs), log_probs)
 
 
-def test_the_ways_are_tried_on_the_longest_pair(model, cache, monkeypatch):
+def test_the_ways_are_tried_on_the_longest_pair(asked, cache, monkeypatch):
     """On few response tokens rounding would decide."""
-    folder = model()
-    policy, pairs, tried = policy_of(folder), data_of(folder).train_pairs, []
+    (policy, pairs), tried = asked, []
     choose = policy_module.choose_plan
     monkeypatch.setattr(
         policy_module, "choose_plan", lambda p, batch: tried.append(batch) or choose(p, batch)
     )
-    cached_log_probs(policy, pairs, **ALONE)
+    cached_log_probs(policy, pairs)
     assert len(tried) == 1 and tried[0].token_count == max(
         pairs.batch([i]).token_count for i in range(len(pairs))
     )
@@ -130,7 +132,7 @@ def test_weights_are_hashed_once(model, cache, monkeypatch):
     digest = adapted_model.weights_digest
     monkeypatch.setattr(adapted_model, "weights_digest", lambda model: hashed.append(model) or digest(model))
     for pairs in (data.train_pairs, data.validation_pairs):
-        cached_log_probs(policy, pairs, **ALONE)
+        cached_log_probs(policy, pairs)
     assert len(hashed) == 1 and policy.reference_digest() == digest(policy.model)
     assert len(list(cache.iterdir())) == 2
 
@@ -140,7 +142,7 @@ def test_whatever_changes_a_value_changes_the_key(model, cache, monkeypatch):
     data = data_of(folder)
 
     def entries(policy, pairs, **options):
-        cached_log_probs(policy, pairs, **options, **ALONE)
+        cached_log_probs(policy, pairs, **options)
         return len(list(cache.iterdir()))
 
     assert entries(policy_of(folder), data.train_pairs) == 1
@@ -166,39 +168,36 @@ def test_pairs_without_a_second_view(model, cache, write_rows, pair_rows):
     folder = model()
     rows = pair_rows(20) + [row | {"augmented_prompt": row["prompt"]} for row in pair_rows(4)]
     pairs = data_of(folder, Files(write_rows(rows), write_rows(rows[:2], "v.jsonl"))).train_pairs
-    found = cached_log_probs(policy_of(folder), pairs, augmented=True, **ALONE)
+    found = cached_log_probs(policy_of(folder), pairs, augmented=True)
     assert np.isnan(found[20:]).all() and np.isfinite(found[:20]).all()
 
 
-def test_ranks_share_the_parts(model, cache):
-    folder = model()
-    policy, pairs = policy_of(folder), data_of(folder).train_pairs
+def test_ranks_share_the_parts(asked, cache):
+    policy, pairs = asked
     with pytest.raises(UserError, match=r"part-00001\.npy, .* is missing or damaged"):
-        cached_log_probs(policy, pairs, rank=0, world_size=2, barrier=lambda: None)
+        cached_log_probs(policy, pairs, rank=0, world_size=2)
     written = sorted(path.name for path in cache.rglob("*.npy"))
     assert written == ["part-00000.npy", "part-00002.npy"]
-    both = cached_log_probs(policy, pairs, rank=1, world_size=2, barrier=lambda: None)
-    alone = cached_log_probs(policy, pairs, **ALONE)
+    both = cached_log_probs(policy, pairs, rank=1, world_size=2)
+    alone = cached_log_probs(policy, pairs)
     assert np.array_equal(both, alone) and len(list(cache.rglob("*.npy"))) == 3
 
 
-def test_damaged_parts_are_refused(model, cache):
-    folder = model()
-    policy, pairs = policy_of(folder), data_of(folder).train_pairs
-    cached_log_probs(policy, pairs, **ALONE)
+def test_damaged_parts_are_refused(asked, cache):
+    policy, pairs = asked
+    cached_log_probs(policy, pairs)
     part = next(cache.rglob("part-00001.npy"))
     for content in (part.read_bytes()[:-8], b"", b"no array"):
         part.write_bytes(content)
         with pytest.raises(UserError, match=r"part-00001\.npy, .* damaged; delete its folder"):
-            cached_log_probs(policy, pairs, **ALONE)
+            cached_log_probs(policy, pairs)
     np.save(part, np.zeros((3, 2), np.float32))
     with pytest.raises(UserError, match="damaged"):
-        cached_log_probs(policy, pairs, **ALONE)
+        cached_log_probs(policy, pairs)
 
 
-def test_values_that_are_no_numbers_are_refused(model, cache):
-    folder = model()
-    policy, pairs = policy_of(folder), data_of(folder).train_pairs
+def test_values_that_are_no_numbers_are_refused(asked, cache):
+    policy, pairs = asked
     with torch.no_grad():
         policy.model.get_input_embeddings().weight[:] = float("nan")
     with (
@@ -206,7 +205,7 @@ def test_values_that_are_no_numbers_are_refused(model, cache):
         pytest.warns(UserWarning, match="whole logits"),
         pytest.raises(UserError, match=r"says of the pair .* is not a finite number"),
     ):
-        cached_log_probs(policy, pairs, **ALONE)
+        cached_log_probs(policy, pairs)
     assert not list(cache.rglob("*.npy"))
 
 
@@ -235,7 +234,7 @@ def counting(batch):
         time.sleep(0.001)
     return ask(batch)
 policy.reference_log_probs = counting
-found = reference.cached_log_probs(policy, data.train_pairs, rank=0, world_size=1, barrier=lambda: None)
+found = reference.cached_log_probs(policy, data.train_pairs)
 print(asked, repr(float(found.sum())))
 """
 

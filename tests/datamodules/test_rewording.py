@@ -18,40 +18,29 @@ from pacmr_lightning.datamodules.rewording import reword
         ("Maybe so. Wait... what??", "Perhaps so. Wait… what?"),
         ("He said “yes”.  And then i left!!!", 'He said "yes". And then I left!'),
         (" I won't \n", " I will not \n"),
+        # The headers of TL;DR change places, and the turn markers of HH stay byte for byte.
+        (
+            "SUBREDDIT: r/a\n\nTITLE: I'm lost\n\nPOST: I do not\n\nknow.\n\nTL;DR:",
+            "TITLE: I am lost\n\nSUBREDDIT: r/a\n\nPOST: I don't\n\nknow.\n\nTL;DR:",
+        ),
+        (
+            "\n\nHuman: I'm lost...\n\nAssistant: Maybe.  Why?\n\nHuman: I don't know\n\nAssistant:",
+            "\n\nHuman: I am lost…\n\nAssistant: Perhaps. Why?\n\nHuman: I do not know\n\nAssistant:",
+        ),
+        ("", ""),
+        ("Name three rivers.", "Name three rivers."),
+        # Word order would have to change.
+        ("Why don't you go?", "Why don't you go?"),
+        ("Isn't the sea blue?", "Isn't the sea blue?"),
+        # These cannot be contracted.
+        ("He is taller than I am now", "He is taller than I am now"),
+        ("Who knows where I am?", "Who knows where I am?"),
+        # Parts of longer words.
+        ("Mayberry and Q&A", "Mayberry and Q&A"),
+        ("Describe the sea in a calm mood:", "Describe the sea in a calm mood:"),
     ],
 )
 def test_rules(prompt, expected):
-    assert reword(prompt) == expected
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        "",
-        "Name three rivers.",
-        # Word order would have to change.
-        "Why don't you go?",
-        "Isn't the sea blue?",
-        # These cannot be contracted.
-        "He is taller than I am now",
-        "Who knows where I am?",
-        # Parts of longer words.
-        "Mayberry and Q&A",
-        "Describe the sea in a calm mood:",
-    ],
-)
-def test_unchanged_where_no_rule_applies(prompt):
-    assert reword(prompt) == prompt
-
-
-def test_tldr_headers_change_places():
-    prompt = "SUBREDDIT: r/a\n\nTITLE: I'm lost\n\nPOST: I do not\n\nknow.\n\nTL;DR:"
-    assert reword(prompt) == "TITLE: I am lost\n\nSUBREDDIT: r/a\n\nPOST: I don't\n\nknow.\n\nTL;DR:"
-
-
-def test_turn_markers_stay_byte_for_byte():
-    prompt = "\n\nHuman: I'm lost...\n\nAssistant: Maybe.  Why?\n\nHuman: I don't know\n\nAssistant:"
-    expected = "\n\nHuman: I am lost…\n\nAssistant: Perhaps. Why?\n\nHuman: I do not know\n\nAssistant:"
     assert reword(prompt) == expected
 
 

@@ -2,14 +2,13 @@
 
 import re
 
-import pandas as pd
 import pytest
 import torch
 from lightning.pytorch import Trainer
 from transformers import AutoTokenizer
 
-from pacmr_lightning.datamodules.completions import CompletionFiles, WorldCompletions
 from pacmr_lightning.datamodules.sft import SFTDataModule
+from pacmr_lightning.datamodules.sources import CompletionFiles, WorldCompletions
 from pacmr_lightning.errors import UserError
 
 
@@ -143,22 +142,6 @@ def test_a_completion_that_ends_in_eos_itself_gets_no_second_one(files, ready):
     assert (batch["input_ids"] == data.tokenizer.eos_token_id).sum() == 1
 
 
-def test_validation_prompts_are_set_aside_whole(write_rows):
-    rows = [row | {"completion": f" {j}"} for row in rows_of(60) for j in range(3)]
-    source = CompletionFiles(write_rows(rows), validation_fraction=0.3)
-    train, validation = (source.load(split) for split in ("train", "validation"))
-    assert len(train) + len(validation) == 180
-    assert 0.1 < len(validation) / 180 < 0.5
-    assert not set(train["prompt"]) & set(validation["prompt"])
-
-
-def test_parquet_and_gzip(tmp_path, write_rows):
-    path = tmp_path / "train.parquet"
-    pd.DataFrame(rows_of(5)).to_parquet(path)
-    plain = CompletionFiles(write_rows(rows_of(5), "train.jsonl.gz"), str(path))
-    assert plain.load("train")[:] == plain.load("validation")[:]
-
-
 def test_the_world(ready):
     data = ready(WorldCompletions(rows=200, validation_rows=20, seed=3), vocab_size=420)
     assert data.counts == {"train": {"rows": 200, "kept": 200}, "validation": {"rows": 20, "kept": 20}}
@@ -187,13 +170,7 @@ def test_bad_options(options, message):
         SFTDataModule(WorldCompletions(rows=1), **{"vocab_size": 300, **options})
 
 
-def test_bad_sources(write_rows):
-    with pytest.raises(UserError, match=r"validation_fraction is 1\.0"):
-        CompletionFiles("a.jsonl", validation_fraction=1.0)
-    with pytest.raises(UserError, match="no effect beside the validation rows of b"):
-        CompletionFiles("a.jsonl", "b.jsonl", validation_fraction=0.1)
-    with pytest.raises(UserError, match=r"No validation rows are left of .* at validation_fraction 1e-09"):
-        CompletionFiles(write_rows(rows_of(2)), validation_fraction=1e-9).load("validation")
+def test_bad_sources():
     with pytest.raises(UserError, match="no file"):
         CompletionFiles("missing.jsonl").load("train")
     with pytest.raises(UserError, match="rows is 0"):

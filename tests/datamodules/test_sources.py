@@ -1,23 +1,28 @@
 import pytest
 
-from pacmr_lightning.datamodules.completions import WorldCompletions
 from pacmr_lightning.datamodules.prompt_loader import draw_prompts
-from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files, Prompts
+from pacmr_lightning.datamodules.sources import (
+    CompletionFiles,
+    EmbeddedWorld,
+    Files,
+    Prompts,
+    WorldCompletions,
+)
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 
 
-def test_validation_is_carved_out_by_prompt(write_rows, pair_rows):
+@pytest.mark.parametrize("kind", [Files, CompletionFiles])
+def test_validation_is_carved_out_by_prompt(write_rows, pair_rows, kind):
     """Ten pairs a prompt: all on one side, none lost, and the share of prompts is about the fraction."""
-    rows = [row | {"chosen": f" {k}"} for row in pair_rows(300) for k in range(10)]
-    source = Files(write_rows(rows), validation_fraction=0.2)
+    rows = [row | {"chosen": f" {k}", "completion": f" {k}"} for row in pair_rows(300) for k in range(10)]
+    source = kind(write_rows(rows), validation_fraction=0.2)
     train, validation = source.load("train"), source.load("validation")
     assert not set(train["prompt"]) & set(validation["prompt"])
     assert len(train) + len(validation) == 3000
     # Four standard errors of a share of 300 prompts.
     assert len(set(validation["prompt"])) / 300 == pytest.approx(0.2, abs=4 * (0.16 / 300) ** 0.5)
     assert source.load("train")["id"][:] == train["id"][:]
-    assert source.gold_reward is None and source.prompts is None
 
 
 def test_implicit_prompts_are_carved_by_prompt_too(write_rows):
@@ -34,18 +39,19 @@ def test_implicit_prompts_are_carved_by_prompt_too(write_rows):
 def test_validation_file(write_rows, pair_rows):
     source = Files(write_rows(pair_rows(5)), write_rows(pair_rows(3), "validation.jsonl"))
     assert (len(source.load("train")), len(source.load("validation"))) == (5, 3)
-    assert source.name == "rows.jsonl"
+    assert source.name == "rows.jsonl" and source.gold_reward is None and source.prompts is None
 
 
-def test_wrong_options(write_rows, pair_rows):
-    path = write_rows(pair_rows(2))
+@pytest.mark.parametrize("kind", [Files, CompletionFiles])
+def test_wrong_options(write_rows, pair_rows, kind):
+    path = write_rows(pair_rows(2, completion=" a"))
     for fraction in (0.0, 1.0, -1):
         with pytest.raises(UserError, match=f"validation_fraction is {fraction}"):
-            Files(path, validation_fraction=fraction)
-    with pytest.raises(UserError, match="has no effect beside the validation rows"):
-        Files(path, path, validation_fraction=0.1)
-    with pytest.raises(UserError, match="No validation rows are left"):
-        Files(path, validation_fraction=1e-9).load("validation")
+            kind(path, validation_fraction=fraction)
+    with pytest.raises(UserError, match=f"has no effect beside the validation rows of {path}"):
+        kind(path, path, validation_fraction=0.1)
+    with pytest.raises(UserError, match=r"No validation rows are left of .* at validation_fraction 1e-09"):
+        kind(path, validation_fraction=1e-9).load("validation")
     with pytest.raises(UserError, match="pairs is 0"):
         EmbeddedWorld(pairs=0)
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from pacmr_lightning.batch import Segment
-from pacmr_lightning.datamodules.columns import PREFERENCES
 from pacmr_lightning.datamodules.hashing import unit_hash
 from pacmr_lightning.datamodules.pairs import Pairs
-from pacmr_lightning.datamodules.reading import rows_to_dataset
-from pacmr_lightning.datamodules.stream import PairBatches, PairedBatches, RankSteps
+from pacmr_lightning.datamodules.stream import EvaluationStream, RankSteps, TrainingStream
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.errors import UserError
+
+from .checked_rows import pairs
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def make_pairs(tokenizer, pair_rows):
     def make(count, noise_rate=0.0, plain=0):
         """``count`` pairs with a second view, and ``plain`` pairs without."""
         rows = pair_rows(count) + [row | {"augmented_prompt": row["prompt"]} for row in pair_rows(plain)]
-        kept, _ = tokenize_pairs(rows_to_dataset(rows, PREFERENCES, "test"), tokenizer, 100)
+        kept, _ = tokenize_pairs(pairs(*rows), tokenizer, 100)
         swapped = [unit_hash(name, 42) < noise_rate for name in kept["id"]] if noise_rate else None
         return Pairs(kept, tokenizer.pad_token_id, swapped)
 
@@ -34,8 +34,8 @@ def test_ranks_together_hold_the_global_batch(make_pairs, world):
     """The union over ranks, interleaved, is what one process gets, for train and meta batches."""
     pairs = make_pairs(50, plain=10)
     options = {"seed": 1, "meta_every": 3, "meta_batch_size": 6}
-    whole = PairedBatches(pairs, 12, **options)
-    shares = [PairedBatches(pairs, 12, **options, rank=rank, world_size=world) for rank in range(world)]
+    whole = TrainingStream(pairs, 12, **options)
+    shares = [TrainingStream(pairs, 12, **options, rank=rank, world_size=world) for rank in range(world)]
     for step in (0, 1, 3, 4, 5, 9, 57):
         batch, parts = whole[step], [share[step] for share in shares]
         for rank, share in enumerate(parts):
@@ -48,19 +48,19 @@ def test_ranks_together_hold_the_global_batch(make_pairs, world):
 
 def test_epochs_are_permutations_without_the_incomplete_batch(make_pairs):
     pairs = make_pairs(50)
-    batches = PairedBatches(pairs, 8, seed=1)
+    batches = TrainingStream(pairs, 8, seed=1)
     assert len(batches) == 6
     epochs = [[i for step in range(6 * e, 6 * e + 6) for i in batches[step].train.ids] for e in range(3)]
     for ids in epochs:
         assert len(set(ids)) == 48
     assert epochs[0] != epochs[1] != epochs[2]
-    assert PairedBatches(pairs, 8, seed=2)[0].train.ids != batches[0].train.ids
+    assert TrainingStream(pairs, 8, seed=2)[0].train.ids != batches[0].train.ids
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_given_order_is_kept_in_every_epoch(make_pairs, world):
     pairs = make_pairs(50)
-    shares = [PairedBatches(pairs, 8, seed=1, shuffle=False, rank=r, world_size=world) for r in range(world)]
+    shares = [TrainingStream(pairs, 8, seed=1, shuffle=False, rank=r, world_size=world) for r in range(world)]
     for step in (0, 1, 5, 6, 13):
         start = step % 6 * 8
         for rank, share in enumerate(shares):
@@ -70,7 +70,7 @@ def test_a_given_order_is_kept_in_every_epoch(make_pairs, world):
 def test_a_batch_is_a_function_of_its_step(make_pairs):
     """Any order of asking, another object: the same tensors."""
     pairs = make_pairs(40, noise_rate=0.3)
-    first, second = (PairedBatches(pairs, 8, seed=5, meta_every=2, meta_batch_size=4) for _ in range(2))
+    first, second = (TrainingStream(pairs, 8, seed=5, meta_every=2, meta_batch_size=4) for _ in range(2))
     forward = {step: first[step] for step in range(12)}
     for step in reversed(range(12)):
         again = second[step]
@@ -83,7 +83,7 @@ def test_a_batch_is_a_function_of_its_step(make_pairs):
 def test_meta_batches_use_each_eligible_row_once_a_round(make_pairs):
     """20 eligible rows in blocks of 6: three blocks a permutation, and no row without a view."""
     pairs = make_pairs(20, plain=10)
-    batches = PairedBatches(pairs, 5, seed=0, meta_every=4, meta_batch_size=6)
+    batches = TrainingStream(pairs, 5, seed=0, meta_every=4, meta_batch_size=6)
     eligible = {pairs.rows[i]["id"] for i in pairs.with_second_view}
     for start in (0, 12, 24):
         ids = Counter(i for step in range(start, start + 12, 4) for i in batches[step].meta.ids)
@@ -92,7 +92,7 @@ def test_meta_batches_use_each_eligible_row_once_a_round(make_pairs):
 
 
 def test_augmented_view_differs_in_the_prompt_alone(make_pairs):
-    meta = PairedBatches(make_pairs(10, noise_rate=0.5), 2, seed=0, meta_every=1, meta_batch_size=10)[0].meta
+    meta = TrainingStream(make_pairs(10, noise_rate=0.5), 2, seed=0, meta_every=1, meta_batch_size=10)[0].meta
     assert torch.equal(meta.flipped, meta.augmented.flipped) and set(meta.flipped.tolist()) == {0, 1}
     for row in range(10):
         assert part(meta, row, Segment.PROMPT) != part(meta.augmented, row, Segment.PROMPT)
@@ -101,8 +101,8 @@ def test_augmented_view_differs_in_the_prompt_alone(make_pairs):
 
 
 def test_noise_swaps_the_two_responses_and_says_so(make_pairs):
-    clean = PairBatches(make_pairs(40), 40)[0]
-    noisy = PairBatches(make_pairs(40, noise_rate=0.4), 40)[0]
+    clean = EvaluationStream(make_pairs(40), 40)[0]
+    noisy = EvaluationStream(make_pairs(40, noise_rate=0.4), 40)[0]
     assert clean.ids == noisy.ids and set(clean.flipped.tolist()) == {-1}
     assert 0 < noisy.flipped.sum() < 40
     for row, flip in enumerate(noisy.flipped.tolist()):
@@ -116,7 +116,7 @@ def test_noise_swaps_the_two_responses_and_says_so(make_pairs):
 @pytest.mark.parametrize("count", [3, 16, 17, 18, 23])
 def test_evaluation_loses_and_doubles_nothing(make_pairs, world, count):
     pairs = make_pairs(count)
-    shares = [PairBatches(pairs, 8, rank=rank, world_size=world) for rank in range(world)]
+    shares = [EvaluationStream(pairs, 8, rank=rank, world_size=world) for rank in range(world)]
     assert len({len(share) for share in shares}) == 1
     found = [i for share in shares for number in range(len(share)) for i in share[number].ids]
     assert sorted(found) == sorted(pairs.rows["id"])
@@ -136,17 +136,17 @@ def test_steps_begin_where_they_are_told():
 def test_what_cannot_be_shared_or_filled(make_pairs):
     pairs = make_pairs(6, plain=4)
     with pytest.raises(UserError, match="global_batch_size is 5, which 2 processes cannot share"):
-        PairedBatches(pairs, 5, seed=0, world_size=2)
+        TrainingStream(pairs, 5, seed=0, world_size=2)
     with pytest.raises(UserError, match="meta_batch_size is 3, which 2 processes cannot share"):
-        PairedBatches(pairs, 4, seed=0, meta_every=1, meta_batch_size=3, world_size=2)
+        TrainingStream(pairs, 4, seed=0, meta_every=1, meta_batch_size=3, world_size=2)
     with pytest.raises(UserError, match=r"Only 10 training pairs are left.*global_batch_size, which is 11"):
-        PairedBatches(pairs, 11, seed=0)
+        TrainingStream(pairs, 11, seed=0)
     with pytest.raises(
         UserError, match=r"Only 6 of the 10 training pairs.*meta_batch_size 7; make more with pacmr augment"
     ):
-        PairedBatches(pairs, 4, seed=0, meta_every=1, meta_batch_size=7)
-    PairedBatches(pairs, 4, seed=0, meta_batch_size=7)
+        TrainingStream(pairs, 4, seed=0, meta_every=1, meta_batch_size=7)
+    TrainingStream(pairs, 4, seed=0, meta_batch_size=7)
     with pytest.raises(UserError, match="each of 11 processes needs one"):
-        PairBatches(pairs, 20, world_size=11)
+        EvaluationStream(pairs, 20, world_size=11)
     with pytest.raises(IndexError):
-        PairedBatches(pairs, 4, seed=0)[-1]
+        TrainingStream(pairs, 4, seed=0)[-1]

@@ -5,15 +5,12 @@ import pytest
 from peft import LoraConfig
 from tokenizers.processors import TemplateProcessing
 
-from pacmr_lightning.datamodules.columns import PREFERENCES
-from pacmr_lightning.datamodules.reading import read_preferences, rows_to_dataset
+from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer, prompt_tokens, response_tokens
 from pacmr_lightning.errors import UserError
 
-
-def dataset(rows):
-    return rows_to_dataset(rows, PREFERENCES, "test")
+from .checked_rows import pairs
 
 
 def test_prompt_has_one_bos_and_keeps_its_own_end(tokenizer):
@@ -41,7 +38,7 @@ def test_one_token_may_be_bos_eos_and_padding(tokenizer):
     names = [("<eos>", eos)]
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing("<eos> $A", "<eos> $A $B", names)
     row = {"prompt": "the sea<eos>", "chosen": " calm", "rejected": " rain<eos>"}
-    kept, _ = tokenize_pairs(dataset([row]), tokenizer, 50)
+    kept, _ = tokenize_pairs(pairs(row), tokenizer, 50)
     assert tokenizer.decode(kept["prompt_ids"][0]) == "<eos>the sea<eos>"
     assert [tokenizer.decode(kept[side][0]) for side in ("chosen_ids", "rejected_ids")] == [
         " calm<eos>",
@@ -58,15 +55,6 @@ def test_response_ends_in_exactly_one_eos(tokenizer):
     assert all(ids == found[0] for ids in found[:4]) and found[4] == [eos]
 
 
-def test_text_survives(tokenizer, pair_rows):
-    """Prompt and response, tokenized apart, decode to what was read."""
-    kept, _ = tokenize_pairs(dataset(pair_rows(3)), tokenizer, 100)
-    for row, raw in zip(kept, pair_rows(3), strict=True):
-        assert tokenizer.decode(row["prompt_ids"][1:]) == raw["prompt"]
-        assert tokenizer.decode(row["chosen_ids"][:-1]) == raw["chosen"]
-        assert tokenizer.decode(row["rejected_ids"][:-1]) == raw["rejected"]
-
-
 def test_dropped_pairs_are_counted_by_reason(tokenizer):
     hh = "\n\nHuman: a\n\nAssistant:"
     rows = [
@@ -80,7 +68,7 @@ def test_dropped_pairs_are_counted_by_reason(tokenizer):
         {"chosen": "yes", "rejected": "no"},
         {"chosen": hh + " a", "rejected": hh},
     ]
-    kept, counts = tokenize_pairs(dataset(rows), tokenizer, 40)
+    kept, counts = tokenize_pairs(pairs(*rows), tokenizer, 40)
     assert kept["chosen_ids"][:] == response_tokens(tokenizer, ["x"], [" a"])
     assert counts == {
         "rows": 9,
@@ -95,7 +83,7 @@ def test_dropped_pairs_are_counted_by_reason(tokenizer):
 
 
 def test_length_limit_is_exact(tokenizer, pair_rows):
-    rows = dataset(pair_rows(1))
+    rows = pairs(*pair_rows(1))
     row = tokenize_pairs(rows, tokenizer, 1000)[0][0]
     length = len(row["prompt_ids"]) + max(len(row["chosen_ids"]), len(row["rejected_ids"]))
     assert tokenize_pairs(rows, tokenizer, length)[1]["kept"] == 1
@@ -104,7 +92,7 @@ def test_length_limit_is_exact(tokenizer, pair_rows):
 
 
 def test_empty_prompt_is_dropped_only_without_bos(tokenizer):
-    rows = dataset([{"prompt": "", "chosen": "a", "rejected": "b"}])
+    rows = pairs({"prompt": "", "chosen": "a", "rejected": "b"})
     assert tokenize_pairs(rows, tokenizer, 10)[1]["kept"] == 1
     tokenizer.add_bos_token = False
     tokenizer.backend_tokenizer.post_processor = None
@@ -122,7 +110,7 @@ def test_second_views(tokenizer):
         given | {"augmented_prompt": "very long " * 20},
         given | {"prompt": "Name it"},
     ]
-    kept, counts = tokenize_pairs(dataset(rows), tokenizer, 60)
+    kept, counts = tokenize_pairs(pairs(*rows), tokenizer, 60)
     assert kept["second_view"][:] == [True, True, False, False, False]
     assert kept["augmented_ids"][:2] == prompt_tokens(tokenizer, ["No idea", "I don't know"])
     assert kept["augmented_ids"][2:] == [[], [], []]
@@ -131,7 +119,7 @@ def test_second_views(tokenizer):
 
 def test_what_is_known_of_labels_is_kept(tokenizer, pair_rows):
     rows = pair_rows(3, eta=0.3, category="c")
-    rows = dataset([row | {"flipped": f} for row, f in zip(rows, (True, False, None), strict=True)])
+    rows = pairs(*(row | {"flipped": f} for row, f in zip(rows, (True, False, None), strict=True)))
     kept, _ = tokenize_pairs(rows, tokenizer, 100)
     assert kept["flipped"][:] == [1, 0, -1]
     assert kept["eta"][:] == [0.3] * 3 and kept["category"][:] == ["c"] * 3

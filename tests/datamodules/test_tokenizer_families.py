@@ -7,13 +7,12 @@ from transformers import PreTrainedTokenizerFast
 
 from pacmr_lightning.chat_template import end_tokens, template_warnings
 from pacmr_lightning.datamodules.chat import render
-from pacmr_lightning.datamodules.columns import PREFERENCES, SFT
-from pacmr_lightning.datamodules.reading import rows_to_dataset
-from pacmr_lightning.datamodules.sft import tokenize_completions
-from pacmr_lightning.datamodules.tokenization import token_warnings, tokenize_pairs
+from pacmr_lightning.datamodules.tokenization import token_warnings, tokenize_completions, tokenize_pairs
 from pacmr_lightning.datamodules.tokenizer import response_tokens
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.generation import decode_response
+
+from .checked_rows import demonstrations, pairs
 
 CORPUS = ["Name a colour of the sea. The sea is blue and calm.", "Human: a sea?\n\nAssistant: blue.\n"] * 20
 SPECIAL = ["<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>"]
@@ -22,10 +21,8 @@ SPECIAL = ["<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>"]
 def metaspace(scheme, split=True):
     options = {"prepend_scheme": scheme, "split": split}
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer, tokenizer.decoder = (
-        pre_tokenizers.Metaspace(**options),
-        decoders.Metaspace(**options),
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**options)
+    tokenizer.decoder = decoders.Metaspace(**options)
     return tokenizer, trainers.BpeTrainer
 
 
@@ -78,18 +75,8 @@ def build(family, added="<s> $A", template=None, special=SPECIAL):
     tokenizer.train_from_iterator(CORPUS, trainer)
     marks = [(mark, tokenizer.token_to_id(mark)) for mark in ("<s>", "</s>")]
     tokenizer.post_processor = TemplateProcessing(added, f"{added} $B", marks)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        pad_token="</s>",
-        chat_template=template,
-    )
-
-
-def rows_of(row, columns=PREFERENCES):
-    return rows_to_dataset([row], columns, "test")
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **names)
 
 
 TEXTS = [
@@ -112,7 +99,7 @@ def test_texts(family, added, texts):
         pytest.skip("it writes the rest of a word in other tokens than a word")
     tokenizer = build(family, added)
     row = dict(zip(("prompt", "chosen", "rejected"), texts, strict=True))
-    [found] = tokenize_pairs(rows_of(row), tokenizer, 100)[0]
+    [found] = tokenize_pairs(pairs(row), tokenizer, 100)[0]
     whole_ids = []
     for side in ("chosen", "rejected"):
         whole = tokenizer(row["prompt"] + row[side].removesuffix("</s>") + "</s>")["input_ids"]
@@ -124,7 +111,7 @@ def test_texts(family, added, texts):
         # No token spans the boundary: the ids are the same, too.
         assert [found["prompt_ids"] + found[f"{side}_ids"] for side in ("chosen", "rejected")] == whole_ids
     completion = {"prompt": row["prompt"], "completion": row["chosen"]}
-    [trained] = tokenize_completions(rows_of(completion, SFT), tokenizer, 100)[0]
+    [trained] = tokenize_completions(demonstrations(completion), tokenizer, 100)[0]
     assert (trained["prompt_ids"], trained["completion_ids"]) == (found["prompt_ids"], found["chosen_ids"])
 
 
@@ -133,7 +120,7 @@ def test_texts(family, added, texts):
 def test_a_response_is_decoded_as_it_was_written(family, texts):
     tokenizer = build(family)
     row = dict(zip(("prompt", "chosen", "rejected"), texts, strict=True))
-    [found] = tokenize_pairs(rows_of(row), tokenizer, 100)[0]
+    [found] = tokenize_pairs(pairs(row), tokenizer, 100)[0]
     assert decode_response(tokenizer, found["prompt_ids"], found["chosen_ids"]) == row["chosen"]
 
 
@@ -167,7 +154,7 @@ def chat_row(chosen="blue.", rejected="calm.", prompt=QUESTION):
 @pytest.mark.parametrize("template", [CHATML, PLAIN, MARK, THINKING])
 def test_conversations(family, template):
     tokenizer = build(family, template=template)
-    [found] = tokenize_pairs(rows_of(chat_row()), tokenizer, 300)[0]
+    [found] = tokenize_pairs(pairs(chat_row()), tokenizer, 300)[0]
     for side in ("chosen", "rejected"):
         messages = [*QUESTION, *chat_row()[side]]
         whole = tokenizer.apply_chat_template(messages, return_dict=True)["input_ids"]
@@ -179,7 +166,7 @@ def test_conversations(family, template):
 
 def test_marks_that_are_no_tokens():
     tokenizer = build("byte level", template=CHATML, special=["<s>", "</s>", "<unk>"])
-    [found] = tokenize_pairs(rows_of(chat_row()), tokenizer, 300)[0]
+    [found] = tokenize_pairs(pairs(chat_row()), tokenizer, 300)[0]
     assert tokenizer.decode(found["chosen_ids"]) == "blue.<|im_end|></s>"
     marks, end = template_warnings(tokenizer)
     assert "writes <|im_start|>, <|im_end|>, which the tokenizer splits into pieces" in marks
@@ -214,7 +201,7 @@ def test_a_generation_prompt_that_conversations_lack():
 
 def test_a_template_without_a_generation_prompt():
     tokenizer = build("byte level", template=CHATML.partition("{% if add_generation_prompt")[0])
-    [found] = tokenize_pairs(rows_of(chat_row()), tokenizer, 300)[0]
+    [found] = tokenize_pairs(pairs(chat_row()), tokenizer, 300)[0]
     assert tokenizer.decode(found["chosen_ids"]) == "<|im_start|>assistant\nblue.<|im_end|>"
     [sentence] = template_warnings(tokenizer)
     assert "ignores add_generation_prompt, so '<|im_start|>assistant' is learned" in sentence
@@ -232,7 +219,7 @@ def test_a_template_without_a_generation_prompt():
 )
 def test_what_a_template_leaves_out_is_counted(template, row, expected):
     tokenizer = build("byte level", template=template)
-    rows = rows_of(row)
+    rows = pairs(row)
     _, counts = tokenize_pairs(rows, tokenizer, 300)
     said = [s for s in token_warnings(tokenizer, rows, counts, "train") if s.startswith("train: ")]
     assert {k for k in counts if k.endswith("left out")} == ({f"{expected} left out"} if expected else set())
@@ -241,22 +228,17 @@ def test_what_a_template_leaves_out_is_counted(template, row, expected):
         assert f"the chat template leaves {expected} out in 1 of 1 rows" in said[0]
 
 
-def test_options_of_the_template():
-    tool = {"type": "function", "function": {"name": "tide", "description": "", "parameters": {}}}
-    template = "{% if tools %}{{ tools[0].function.name }}\n{% endif %}" + CHATML
-    tokenizer, answer = build("byte level", template=template), {"role": "assistant", "content": "blue."}
-    assert render(tokenizer, QUESTION, answer, {"tools": [tool]}).prompt.startswith("tide\n")
-    tokenizer.chat_template = CHATML
-    thought = answer | {"reasoning_content": "of the sea"}
-    assert render(tokenizer, QUESTION, thought).left_out == ["reasoning"]
+def test_reasoning_of_a_field_of_its_own():
+    thought = {"role": "assistant", "content": "blue.", "reasoning_content": "of the sea"}
+    assert render(build("byte level", template=CHATML), QUESTION, thought).left_out == ["reasoning"]
 
 
 def test_several_named_templates():
     tokenizer = build("byte level", template={"default": CHATML, "tool_use": PLAIN})
-    assert tokenize_pairs(rows_of(chat_row()), tokenizer, 300)[1]["kept"] == 1
+    assert tokenize_pairs(pairs(chat_row()), tokenizer, 300)[1]["kept"] == 1
     tokenizer.chat_template = {"rag": CHATML}
     with pytest.raises(UserError, match=r"multiple chat templates with no default.*\['rag'\]"):
-        tokenize_pairs(rows_of(chat_row()), tokenizer, 300)
+        tokenize_pairs(pairs(chat_row()), tokenizer, 300)
 
 
 @pytest.mark.parametrize("call", ["strftime_now('%d %b %Y')", "strftime_now(form)"])
@@ -265,7 +247,7 @@ def test_a_template_s_date_does_not_depend_on_the_day(call):
         "{% set form = '%d %b %Y' %}{% if strftime_now is defined %}{{ " + call + " }}\n{% endif %}" + CHATML
     )
     tokenizer = build("byte level", template=template)
-    [found] = tokenize_pairs(rows_of(chat_row()), tokenizer, 300)[0]
+    [found] = tokenize_pairs(pairs(chat_row()), tokenizer, 300)[0]
     assert tokenizer.decode(found["prompt_ids"]).startswith("26 Jul 2024\n<|im_start|>system")
     assert any(
         "writes today's date; it is rendered as of 26 July 2024" in s for s in template_warnings(tokenizer)
@@ -276,9 +258,7 @@ def test_a_template_s_date_does_not_depend_on_the_day(call):
 def test_two_bos():
     tokenizer = build("byte level", template="<s>" + CHATML)
     twice = [{"role": "user", "content": "<s>a sea?"}]
-    rows = rows_of(
-        chat_row(prompt=twice) | {"prompt": "<s><s>a sea?", "chosen": "blue.", "rejected": "calm."}
-    )
+    rows = pairs(chat_row(prompt=twice) | {"prompt": "<s><s>a sea?", "chosen": "blue.", "rejected": "calm."})
     _, counts = tokenize_pairs(rows, tokenizer, 300)
     assert counts["two BOS"] == 1
     assert list(token_warnings(tokenizer, rows, counts, "train")) == [

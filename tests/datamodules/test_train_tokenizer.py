@@ -45,19 +45,12 @@ def test_round_trip_is_exact(tokenizer, text):
 
 
 @pytest.mark.parametrize("text", HARD)
-def test_a_prompt_gets_one_bos_and_no_eos(tokenizer, text):
-    [ids] = prompt_tokens(tokenizer, [text])
-    assert ids[0] == tokenizer.bos_token_id
-    assert ids.count(tokenizer.bos_token_id) == 1 and tokenizer.eos_token_id not in ids
-    assert tokenizer.decode(ids[1:]) == text
-
-
-@pytest.mark.parametrize("text", HARD)
-def test_a_response_gets_one_eos_and_no_bos(tokenizer, text):
-    [ids] = response_tokens(tokenizer, [""], [text])
-    assert ids[-1] == tokenizer.eos_token_id
-    assert ids.count(tokenizer.eos_token_id) == 1 and tokenizer.bos_token_id not in ids
-    assert tokenizer.decode(ids[:-1]) == text
+def test_a_prompt_gets_one_bos_and_a_response_one_eos(tokenizer, text):
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    [prompt], [response] = prompt_tokens(tokenizer, [text]), response_tokens(tokenizer, [""], [text])
+    assert prompt[0] == bos and prompt.count(bos) == 1 and eos not in prompt
+    assert response[-1] == eos and response.count(eos) == 1 and bos not in response
+    assert tokenizer.decode(prompt[1:]) == tokenizer.decode(response[:-1]) == text
 
 
 def test_frequent_words_are_single_tokens(tokenizer):

@@ -96,10 +96,6 @@ def test_bad_numbers():
         World(-1)
     with pytest.raises(UserError, match="is -2"):
         next(World().preference_rows(1, -2))
-    with pytest.raises(UserError, match="-3 rows"):
-        next(World().sft_rows(-3, 0))
-    with pytest.raises(UserError, match="best_of is 0"):
-        next(World().sft_rows(1, 0, best_of=0))
 
 
 def test_rewards_are_centred_and_of_one_scale(world):

@@ -112,8 +112,8 @@ CENTRAL = [*VNET, "--model.weighting.estimator", "CentralDifference"]
         (["--data.noise_rates", "0.3"], "data.noise_rates: expected a list[float] or null, but got 0.3."),
         (["--data.noise_rates", "[0.3, x]"], "data.noise_rates: expected a float, but got x in [0.3, 'x']."),
         (
-            ["--data.category_noise_rates", "{a: x}"],
-            "data.category_noise_rates: expected a float, but got x in {'a': 'x'}.",
+            ["--data.noise", "CategoryNoise", "--data.noise.rates", "{a: x}"],
+            "data.noise.rates: expected a float, but got x in {'a': 'x'}.",
         ),
         (["--data.global_batch_size", ""], "data.global_batch_size: expected an int, but got nothing."),
         (

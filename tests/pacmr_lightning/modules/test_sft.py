@@ -15,8 +15,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pacmr_lightning.callbacks import RunCheckpoint
-from pacmr_lightning.datamodules.completions import CompletionFiles, WorldCompletions
 from pacmr_lightning.datamodules.sft import SFTDataModule
+from pacmr_lightning.datamodules.sources import CompletionFiles, WorldCompletions
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules.sft import SFTModule
 from pacmr_lightning.modules.sft_model import save_model

@@ -8,8 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from pacmr_lightning.commands.audit_model import audit_model
 from pacmr_lightning.datamodules import PreferenceDataModule, SFTDataModule
-from pacmr_lightning.datamodules.completions import CompletionFiles
-from pacmr_lightning.datamodules.sources import Files
+from pacmr_lightning.datamodules.sources import CompletionFiles, Files
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule, SFTModule
 from pacmr_lightning.policy import PolicyModel

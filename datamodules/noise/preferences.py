@@ -1,0 +1,170 @@
+"""Noise that follows how clear a preference is, or leans to a feature of the responses' surface."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from datasets import Dataset
+from lightning.pytorch.utilities import rank_zero_info
+from scipy.special import expit, log_expit, logit
+
+from pacmr_lightning.errors import UserError
+
+from ..prompts import split_row
+from ..rows import values_of
+from .base import LabelNoise, calibrated, check_share
+
+_LOG_RANGE = 30.0
+"""Temperatures and strengths are looked for between exp(-30) and exp(30)."""
+_WORD = re.compile(r"\w+")
+
+
+class NearTieNoise(LabelNoise):
+    """Labels of near ties are flipped most: ``P(flip) = sigma(-|dr| / tau)``, dr = logit(eta).
+
+    So people get wrong what is hard to tell (B-Pref, arXiv 2111.03026; Gao et al., arXiv 2404.09824).
+
+    Args:
+        share: expected share of flipped labels over the training rows, above 0 and below 0.5; it decides tau.
+    """
+
+    def __init__(self, share: float):
+        check_share(share)
+        self.share = share
+
+    def probabilities(self, rows: Dataset) -> list[float]:
+        """N probabilities, up to 0.5 at a tie."""
+        gaps = np.abs(_reward_gaps(rows, "NearTieNoise"))
+        why = "a tie is flipped with probability 0.5 at every tau"
+        return _at_share(self.share, "NearTieNoise: tau", lambda tau: expit(-gaps / tau), why)
+
+
+class TemperatureLabels(LabelNoise):
+    """Labels as if drawn at another temperature: P(response found as chosen is preferred) = sigma(dr / tau).
+
+    A negative control: the labels are Bradley-Terry draws again, whose rewards are those of before over tau.
+    That only rescales DPO's beta, so no method should win once each has its best beta. As few labels change
+    as that law allows: above tau 1 some of those that were drawn the likely way, P(flip) = 1 -
+    sigma(dr / tau) / sigma(dr), below tau 1 some of those that were not.
+
+    Args:
+        tau: the temperature, above 0; labels are noisier above 1.
+        share: the expected share of flipped labels over the training rows instead, above 0 and below 0.5; it
+            decides tau, above 1.
+    """
+
+    def __init__(self, tau: float | None = None, share: float | None = None):
+        if (tau is None) == (share is None):
+            raise UserError(
+                f"TemperatureLabels has tau {tau} and share {share}; give one of the two, such as tau 3."
+            )
+        if tau is not None and not 0 < tau < math.inf:
+            raise UserError(f"tau is {tau}, but a temperature is a number above 0; 1 leaves labels as found.")
+        if share is not None:
+            check_share(share)
+        self.tau = tau
+        self.share = share
+
+    def probabilities(self, rows: Dataset) -> list[float]:
+        """N probabilities."""
+        gaps = _reward_gaps(rows, "TemperatureLabels")
+
+        def flips(tau: float) -> np.ndarray:
+            return redrawn(gaps, gaps / tau)
+
+        if self.tau is not None:
+            return flips(self.tau).tolist()
+        assert self.share is not None  # one of the two was given
+        why = "at an infinite tau both responses are equally likely to be preferred, and some labels stay"
+        return _at_share(self.share, "TemperatureLabels: tau", flips, why, lowest=0.0)
+
+
+class SpuriousPreferenceNoise(LabelNoise):
+    """Labels lean to a feature that has nothing to do with quality (length bias: arXiv 2310.03716).
+
+    The label of a pair becomes a draw from P(the response found as chosen is preferred) =
+    sigma(dr + lambda d): dr = logit(eta), and d is how much more of the feature that response has. As few
+    labels change as that law allows, so only pairs whose rejected response has more of the feature are
+    flipped: P(flip) = 1 - sigma(dr + lambda d) / sigma(dr). Where a row has no ``eta``, dr counts as 0, and
+    P(flip) = tanh(-lambda d / 2): labels are taken as found, and those against the feature are flipped the
+    more often the larger the difference.
+
+    A policy can learn such a rule, unlike flips that follow no rule.
+
+    Args:
+        share: expected share of flipped labels over the training rows, above 0 and below 0.5; it decides
+            lambda.
+        word: the feature is whether this word is in the response, in small or capital letters; None: it is
+            the response's length in characters.
+    """
+
+    def __init__(self, share: float, word: str | None = None):
+        check_share(share)
+        if word is not None and not _WORD.fullmatch(word):
+            raise UserError(f"word is {word!r}, but it must be a single word, such as golden.")
+        self.share = share
+        self.word = word
+
+    def feature(self, response: str) -> int:
+        """How much of the feature a response has."""
+        if self.word is None:
+            return len(response.strip())
+        return int(self.word.casefold() in _WORD.findall(response.casefold()))
+
+    def probabilities(self, rows: Dataset) -> list[float]:
+        """N probabilities; 0 where the rejected response has no more of the feature."""
+        splits = [split_row(*row) for row in values_of(rows, "prompt", "chosen", "rejected", "chat")]
+        more = np.array([self.feature(s.chosen) - self.feature(s.rejected) for s in splits])
+        gaps = _log_odds([0.5 if eta is None else eta for eta in rows["eta"][:]])
+        feature = "is longer" if self.word is None else f"alone has the word {self.word!r}"
+        why = f"the rejected response {feature} in {np.mean(more < 0):.1%} of the pairs, and others stay"
+        title = "SpuriousPreferenceNoise: lambda"
+        return _at_share(self.share, title, lambda strength: redrawn(gaps, gaps + strength * more), why)
+
+
+def _at_share(
+    share: float,
+    title: str,
+    flips: Callable[[float], np.ndarray],
+    why: str,
+    lowest: float = -_LOG_RANGE,
+) -> list[float]:
+    """Return probabilities of a flip at the strength that has the share, and print that strength."""
+    log_strength = calibrated(share, lambda log: flips(math.exp(log)), lowest, _LOG_RANGE, why)
+    rank_zero_info(f"{title} {math.exp(log_strength):.4g}")
+    return flips(math.exp(log_strength)).tolist()
+
+
+def redrawn(now: np.ndarray, then: np.ndarray) -> np.ndarray:
+    """(N,) probabilities of a flip that make draws of one law draws of another, with the fewest flips.
+
+    Where a label that prefers the response found as chosen was drawn with probability sigma(now), it is kept
+    with probability sigma(then) / sigma(now), at most 1. By the same rule a label that prefers the other one
+    stays with sigma(-then) / sigma(-now): after the flips P(prefers the first) = sigma(then).
+
+    Args:
+        now: (N,) log odds that the response found as chosen is preferred, under the law of the labels found.
+        then: (N,) the same under the law wanted.
+    """
+    return -np.expm1(np.minimum(log_expit(then) - log_expit(now), 0.0))
+
+
+def _reward_gaps(rows: Dataset, kind: str) -> np.ndarray:
+    """(N,) dr = logit(eta): how much more reward the response found as chosen has."""
+    known = rows["eta"][:]
+    unknown = [pair for pair, eta in zip(rows["id"][:], known, strict=True) if eta is None]
+    if unknown:
+        raise UserError(
+            f"{kind} needs eta, the probability that the chosen response is better, of every pair, but "
+            f"{len(unknown)} of the {len(known)} training pairs have none, {unknown[0]!r} for one; add the "
+            "column eta, or choose a kind of noise that does without."
+        )
+    return _log_odds(known)
+
+
+def _log_odds(probabilities: Sequence[float]) -> np.ndarray:
+    # Probabilities that rounded to 0 or 1 have no finite one.
+    return logit(np.clip(np.array(probabilities, dtype=float), 1e-12, 1 - 1e-12))

@@ -1,0 +1,65 @@
+"""Lengths, largest ids and hashes of columns of token ids."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset
+from pyarrow import compute
+from transformers import PreTrainedModel
+
+from pacmr_lightning.policy.limits import check_tokens
+
+
+def token_parts(rows: Dataset, *columns: str) -> Iterator[tuple[list[pa.ListArray], list[np.ndarray]]]:
+    """Yield parts of the rows: for each column of token ids its lists, and their (n,) int64 lengths.
+
+    In parts, because the tokens of a large dataset need not fit into memory.
+    """
+    for part in rows.select_columns(list(columns)).with_format("arrow").iter(10_000):
+        lists = [part[name].combine_chunks() for name in columns]
+        yield lists, [compute.list_value_length(column).to_numpy().astype(np.int64) for column in lists]
+
+
+def lengths_and_digest(rows: Dataset, *columns: str) -> tuple[np.ndarray, str]:
+    """Return (N,) tokens of each row over all columns, and a hash of all tokens in their order."""
+    digest = hashlib.sha256()
+    lengths = [np.empty(0, np.int64)]
+    for lists, counts in token_parts(rows, *columns):
+        for column, count in zip(lists, counts, strict=True):
+            digest.update(count.tobytes())
+            digest.update(column.flatten().to_numpy().tobytes())
+        lengths.append(np.sum(counts, axis=0))
+    return np.concatenate(lengths), digest.hexdigest()
+
+
+def tokens_digest(rows: Dataset, *columns: str) -> str:
+    """Return a hash of the tokens of all rows, in their order."""
+    return lengths_and_digest(rows, *columns)[1]
+
+
+def check_readable(
+    name: str,
+    model: PreTrainedModel,
+    rows: Dataset,
+    columns: tuple[str, ...],
+    length: Callable[..., Any],
+    pad_id: int,
+) -> None:
+    """Check that a model can read rows of tokens, and the token that fills batches up.
+
+    ``length`` makes (n,) lengths of rows of the (n,) numbers of tokens in each of the columns.
+
+    Raises:
+        UserError: it has too few positions, or too few embeddings for the tokenizer.
+    """
+    lengths, largest = [], pad_id
+    for lists, counts in token_parts(rows, *columns):
+        lengths.append(length(*counts))
+        ids = [compute.max(column.flatten()).as_py() for column in lists]
+        largest = max(largest, *(token for token in ids if token is not None))
+    check_tokens(name, model, np.concatenate(lengths), largest)

@@ -1,0 +1,14 @@
+"""Rows of a test, checked as those of files are; errors call them test."""
+
+from pacmr_lightning.datamodules.columns import PREFERENCES, SFT
+from pacmr_lightning.datamodules.reading import rows_to_dataset
+
+
+def pairs(*rows):
+    """Preference pairs."""
+    return rows_to_dataset(rows, PREFERENCES, "test")
+
+
+def demonstrations(*rows):
+    """Prompts with a completion each."""
+    return rows_to_dataset(rows, SFT, "test")
