@@ -172,6 +172,8 @@ def health_alarm(
     """
     folders = {folder_of(setting, Path(output)): setting for setting in SETTINGS}
     folders = {folder: its for folder, its in folders.items() if any(word in folder.name for word in only)}
+    if not folders:
+        raise UserError(f"only is {' '.join(only)}, but no run's folder has one of these in its name.")
     with ThreadPoolExecutor(jobs) as pool:
         runs = [pool.submit(train, setting, model, folder) for folder, setting in folders.items()]
         for done in tqdm(runs, desc="runs", unit="run"):

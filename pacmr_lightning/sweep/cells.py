@@ -15,7 +15,7 @@ import yaml
 
 from ..command_line.shipped_configs import resolved
 from ..errors import UserError
-from .spec import Method, Sweep
+from .spec import Sweep, SweptMethod
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def cells(sweep: Sweep) -> list[Cell]:
 
 
 def _cell(
-    sweep: Sweep, name: str, method: Method, noise: float, seed: int, variation: dict[str, Any]
+    sweep: Sweep, name: str, method: SweptMethod, noise: float, seed: int, variation: dict[str, Any]
 ) -> Cell:
     after = _folder(sweep, method.after, noise, seed, {}) if method.after else None
     folder = _folder(sweep, name, noise, seed, variation)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Method:
+class SweptMethod:
     """A row of the tables."""
 
     config: str | None = None
@@ -60,7 +60,7 @@ class Sweep:
 
     base: list[str]
     """Config files that every cell begins with; later ones win, and a method's file comes after them."""
-    methods: dict[str, Method]
+    methods: dict[str, SweptMethod]
     """By name, which is also the method's label in a run's summary."""
     noise_rates: list[float]
     """Shares of labels to flip, in [0, 1)."""
@@ -139,7 +139,7 @@ def parsed(kind: type[T], found: Any, place: str) -> T:
     _check_keys(kind, found, place)
     if isinstance(methods := found.get("methods"), dict):
         for name, settings in methods.items():
-            _check_keys(Method, settings, f"{place}, method {name}")
+            _check_keys(SweptMethod, settings, f"{place}, method {name}")
     parser = ToolParser(exit_on_error=False)
     parser.add_class_arguments(kind, "all")
     try:

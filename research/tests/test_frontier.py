@@ -14,7 +14,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.sweep.cells import Cell
 from pacmr_lightning.sweep.cells import cells as cells_of
 from pacmr_lightning.sweep.results import NUMBERS, results
-from pacmr_lightning.sweep.spec import Method, Sweep
+from pacmr_lightning.sweep.spec import Sweep, SweptMethod
 from research.frontier import (
     Frontier,
     at_best,
@@ -145,8 +145,8 @@ def test_holm():
 @pytest.fixture
 def sweep():
     vary = {"model.objective.beta": list(BETAS)}
-    methods = {name: Method(label=name.title(), vary=vary) for name in ("dpo", "better")}
-    methods["truth"] = Method(label="Truth", vary=vary, bound=True)
+    methods = {name: SweptMethod(label=name.title(), vary=vary) for name in ("dpo", "better")}
+    methods["truth"] = SweptMethod(label="Truth", vary=vary, bound=True)
     return Sweep([], methods, [0.2, 0.4], list(SEEDS), "")
 
 

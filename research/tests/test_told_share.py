@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from pacmr_lightning.sweep.results import NUMBERS, means
-from pacmr_lightning.sweep.spec import Method, Sweep, read_sweep
+from pacmr_lightning.sweep.spec import Sweep, SweptMethod, read_sweep
 from research.told_share import draw_rates
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def test_panels_and_lines():
 def test_values_that_are_no_numbers():
     """An option's value may be a class, and its last word a column's of each run."""
     kinds = ["NearTieNoise", "AnnotatorNoise"]
-    sweep = Sweep([], {"dpo": Method(vary={"data.noise": kinds})}, [0.0, 0.1, 0.3, 0.45], [0], "")
+    sweep = Sweep([], {"dpo": SweptMethod(vary={"data.noise": kinds})}, [0.0, 0.1, 0.3, 0.45], [0], "")
     rows = [
         {"row": f"dpo, data.noise = {kind}", "method": "dpo", "noise": noise, "seed": 0, "bound": False}
         | {"data.noise": kind, "gold_reward": 4 - noise}
