@@ -20,7 +20,7 @@ from ..numerics import AskedDtype, base_dtype, recomputes
 from ..policy.attention import exclude_cudnn
 from ..policy.base_model import recompute_activations, weights_digest
 from ..policy.logprobs import upcast
-from ..policy.new_adapter import OVERRULED, add_lora, check_keys
+from ..policy.lora import OVERRULED, add_lora, check_keys
 from .datamodule import datamodule
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
 from .schedule import check_schedule, planned_updates, warmup_cosine

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Pre
 
 from ..chat_template import stop_at_end_tokens
 from ..errors import UserError
-from ..policy.base_model import load_model, untie_head
+from ..policy.base_model import load_base
+from ..policy.merged_adapters import untie_head
 
 OWN_KEYS = dict.fromkeys(
     ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"), "the tokenizer sets it; leave it out"
@@ -70,7 +71,7 @@ def load_pretrained(name: str, tokenizer: PreTrainedTokenizerBase, dtype: torch.
             f"set the datamodule's tokenizer to {name}."
         )
     path = Path(name).expanduser()
-    model = load_model(str(path) if path.is_dir() else name, dtype)
+    model = load_base(str(path) if path.is_dir() else name, dtype, dropout=True)
     rows = cast("nn.Embedding", model.get_input_embeddings()).num_embeddings
     if len(tokenizer) > rows:
         raise UserError(

@@ -23,7 +23,7 @@ from ..batch import LogProbs, PairBatch, Segment
 from ..numerics import wide
 
 Layout = Literal["shared", "separate", "packed", "plain"]
-"""How tokens are laid out; "plain" is "separate" with the model's own, whole logits."""
+"""How tokens are laid out; "plain" is "separate" with the model's own positions and whole logits."""
 
 
 @dataclass
@@ -53,6 +53,8 @@ class Rows:
     """(R, T) bool, the token is no padding: one sequence a row."""
     lengths: Tensor | None = None
     """(2N,) tokens of each sequence: all of them in one row."""
+    whole_logits: bool = False
+    """Take the model's own logits, which it may transform, and not its head's."""
 
     def log_probs(self, tokens: Tensor) -> LogProbs:
         """Sums (K,) values of the response tokens, such as log-probabilities, to one a response."""
@@ -67,7 +69,7 @@ def rows_of(layout: Layout, batch: PairBatch) -> Rows:
     if layout == "packed":
         return packed_rows(batch)
     if layout == "plain":
-        return replace(separate_rows(batch), position_ids=None)
+        return replace(separate_rows(batch), position_ids=None, whole_logits=True)
     rows = shared_rows(batch) if layout == "shared" else separate_rows(batch)
     return padded(rows, row_multiple(batch.input_ids.device))
 

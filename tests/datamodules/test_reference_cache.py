@@ -12,7 +12,7 @@ from pacmr_lightning.datamodules import reference_cache as reference
 from pacmr_lightning.datamodules.reference_cache import cached_log_probs
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.numerics import numerics
-from pacmr_lightning.policy import PolicyModel, adapted_model
+from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy import model as policy_module
 
 
@@ -114,9 +114,7 @@ def test_the_ways_are_tried_on_the_longest_pair(model, cache, monkeypatch):
     folder = model()
     policy, pairs, tried = policy_of(folder), data_of(folder).train_pairs, []
     choose = policy_module.choose_plan
-    monkeypatch.setattr(
-        policy_module, "choose_plan", lambda p, batch: tried.append(batch) or choose(p, batch)
-    )
+    monkeypatch.setattr(policy_module, "choose_plan", lambda *given: tried.append(given[3]) or choose(*given))
     cached_log_probs(policy, pairs, **ALONE)
     assert len(tried) == 1 and tried[0].token_count == max(
         pairs.batch([i]).token_count for i in range(len(pairs))
@@ -127,8 +125,8 @@ def test_weights_are_hashed_once(model, cache, monkeypatch):
     """They are frozen, and a 7B base takes a while."""
     folder = model()
     policy, data, hashed = policy_of(folder), data_of(folder), []
-    digest = adapted_model.weights_digest
-    monkeypatch.setattr(adapted_model, "weights_digest", lambda model: hashed.append(model) or digest(model))
+    digest = policy_module.weights_digest
+    monkeypatch.setattr(policy_module, "weights_digest", lambda model: hashed.append(model) or digest(model))
     for pairs in (data.train_pairs, data.validation_pairs):
         cached_log_probs(policy, pairs, **ALONE)
     assert len(hashed) == 1 and policy.reference_digest() == digest(policy.model)

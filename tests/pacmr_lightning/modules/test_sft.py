@@ -20,7 +20,7 @@ from pacmr_lightning.datamodules.sft import SFTDataModule
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules.sft import SFTModule
 from pacmr_lightning.modules.sft_model import save_model
-from pacmr_lightning.policy.new_adapter import add_lora
+from pacmr_lightning.policy.lora import add_lora
 
 SHAPE = {
     "hidden_size": 32,

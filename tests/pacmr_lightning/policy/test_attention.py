@@ -19,8 +19,13 @@ from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel, attention
-from pacmr_lightning.policy.attention import AttentionPlan, attention_plans, use_attention
-from pacmr_lightning.policy.masks import attention_inputs, shared_mask
+from pacmr_lightning.policy.attention import (
+    AttentionPlan,
+    attention_inputs,
+    attention_plans,
+    shared_mask,
+    use_attention,
+)
 from pacmr_lightning.policy.rows import packed_rows, shared_rows
 from pacmr_lightning.policy.selfcheck import TOLERANCE
 from pacmr_lightning.weighting import ExactCoefficients
@@ -233,7 +238,7 @@ def test_a_wrong_block_mask_is_found(flex_on_cpu, make_policy, make_batch, monke
             lambda row, head, query, key: query >= key, None, None, *[rows.input_ids.shape[1]] * 2, "cpu"
         )
 
-    monkeypatch.setattr("pacmr_lightning.policy.masks.shared_mask", causal)
+    monkeypatch.setattr("pacmr_lightning.policy.attention.shared_mask", causal)
     policy, batch = make_policy(attn_implementation="flex_attention"), make_batch()
     with pytest.warns(UserWarning, match="shared layout .* falling back to one sequence a row"):
         policy.log_probs(batch)

@@ -10,9 +10,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, OPTCo
 
 from pacmr_lightning.batch import LogProbs, PairBatch, Segment
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.policy.attention import AttentionPlan
+from pacmr_lightning.policy.attention import AttentionPlan, shared_mask
 from pacmr_lightning.policy.logprobs import token_values
-from pacmr_lightning.policy.masks import shared_mask
 from pacmr_lightning.policy.rows import packed_rows, padded, row_multiple, rows_of, separate_rows, shared_rows
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.runs.live_bytes import LiveBytes
@@ -70,7 +69,7 @@ def test_entropies_and_perplexities(trained_head, make_policy, make_batch):
         for with_gradient in (False, True):
             with torch.set_grad_enabled(with_gradient):
                 plain = policy.log_probs_in(layout, batch)
-                found = policy.score(rows_of(layout, batch), layout == "plain", entropies=True)
+                found = policy.score(rows_of(layout, batch), entropies=True)
             assert plain.entropies is None and torch.equal(found.chosen, plain.chosen)
             assert found.chosen.requires_grad == with_gradient and not found.entropies.chosen.requires_grad
             for values, truth in zip(
@@ -252,7 +251,7 @@ def test_an_ignored_window_is_found_on_a_short_pair(make_policy, make_batch, mon
     batch = make_batch(2, longest=5)
     assert batch.input_ids.shape[1] < 40
     monkeypatch.setattr(
-        "pacmr_lightning.policy.masks.shared_mask",
+        "pacmr_lightning.policy.attention.shared_mask",
         lambda rows, config, dtype: shared_mask(rows, _WithoutWindow(config), dtype),
     )
     with pytest.warns(UserWarning, match="one sequence a row"), torch.no_grad():

@@ -15,7 +15,6 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy import quantized as module
-from pacmr_lightning.policy.selfcheck import choose_plan
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.runs.memory_estimate import build, four_bit_base, held
 from pacmr_lightning.strategies import LoraDeepSpeedStrategy, check_strategy
@@ -95,7 +94,7 @@ def both(bnb, make_policy):
 def test_log_probs_are_those_of_the_weights_that_the_bits_mean(options, tolerance, both, make_batch):
     policy, exact = both(**options)
     batch = make_batch()
-    plan = choose_plan(policy, batch)
+    plan = policy._plan_for(batch)
     assert plan.layout == options["layout"], "the self-check passes with what was asked for"
     for ask in ("log_probs", "reference_log_probs"):
         with torch.no_grad():
