@@ -57,6 +57,11 @@ def is_flash(attention: str) -> bool:
     return "flash" in attention  # by which transformers knows them, the Hub's kernels included
 
 
+def attention_of(model: PreTrainedModel) -> str:
+    """The attention implementation that a model uses now."""
+    return model.config._attn_implementation
+
+
 def plain_attention(model: PreTrainedModel) -> str:
     """transformers' own choice: torch's SDPA, or its own code for models that SDPA cannot compute."""
     return "sdpa" if model._supports_sdpa else "eager"
@@ -69,13 +74,13 @@ def use_attention(model: PreTrainedModel, name: str) -> None:
         ValueError: transformers cannot switch this model's.
         ImportError: its kernels are not there.
     """
-    before = model.config._attn_implementation
+    before = attention_of(model)
     if name == before:
         return
     if name == FLEX:
         allow_recompilations()
     model.set_attn_implementation(name)
-    if model.config._attn_implementation == before:
+    if attention_of(model) == before:
         raise ValueError(f"{type(model).__name__} keeps its {before} attention")
 
 
@@ -118,7 +123,7 @@ def attention_plans(
         layout: which one is asked for.
         device: of the model.
     """
-    own = model.config._attn_implementation
+    own = attention_of(model)
     own_layouts = ["packed" if is_flash(own) else "shared"] if layout == "auto" else [layout]
     found = [AttentionPlan(own, laid_out) for laid_out in dict.fromkeys([*own_layouts, "separate", "plain"])]
     faster = []

@@ -25,6 +25,7 @@ from .attention import (
     AskedLayout,
     AttentionPlan,
     attention_inputs,
+    attention_of,
     check_attention,
     exclude_cudnn,
     plain_attention,
@@ -214,7 +215,7 @@ class PolicyModel(nn.Module):
     @property
     def attention(self) -> str:
         """The attention implementation that the model uses now."""
-        return self.model.config._attn_implementation
+        return attention_of(self.model)
 
     @property
     def is_sharded(self) -> bool:

@@ -19,7 +19,15 @@ from ..errors import UserError, is_out_of_memory
 from ..numerics import wide
 from ..ranks import max_over_ranks
 from ..strategies.sharding import is_sharded
-from .attention import PLAIN, AskedLayout, AttentionPlan, attention_plans, plain_attention, use_attention
+from .attention import (
+    PLAIN,
+    AskedLayout,
+    AttentionPlan,
+    attention_of,
+    attention_plans,
+    plain_attention,
+    use_attention,
+)
 from .logprobs import upcast
 from .lora import linear_names, lora_linears
 from .rows import Layout
@@ -65,7 +73,7 @@ def choose_plan(
     Raises:
         UserError: no plan works with the attention that was asked for.
     """
-    own, name = model.config._attn_implementation, type(model).__name__
+    own, name = attention_of(model), type(model).__name__
     trusted = own if own in PLAIN else plain_attention(model)
     device = next(iter(lora_linears(model).values())).weight.device
     pair = _check_pair(batch, model, device)

@@ -43,10 +43,10 @@ def test_converges_to_the_likeliest_reliabilities():
             method="bounded",
             options={"xatol": 1e-10},
         )
-        assert 1 - objective.rates[name] == pytest.approx(best.x, abs=1e-6)
+        assert 1 - objective.annotator_rates[name] == pytest.approx(best.x, abs=1e-6)
         assert best.x == pytest.approx(reliability, abs=0.04)
     # The posterior that a label is right, as the paper writes it.
-    eta = np.array([1 - objective.rates[name] for name in names])
+    eta = np.array([1 - objective.annotator_rates[name] for name in names])
     w = eta * expit(u) / (eta * expit(u) + (1 - eta) * expit(-u))
     np.testing.assert_allclose(objective.right(rewards_of(u, names.tolist())), w, rtol=1e-10)
     expected = -w * np.log(expit(u)) - (1 - w) * np.log(expit(-u))
@@ -58,17 +58,19 @@ def test_by_hand():
     ln3 = np.log(3)
     objective = AnnotatorRPOEM(1.0, 0.25, 0.5)
     objective.observe(rewards_of([ln3, -ln3, -ln3], ["a", "a", None]), [])
-    assert objective.rates == pytest.approx({"a": (0.25 + 0.3) / 2})
+    assert objective.annotator_rates == pytest.approx({"a": (0.25 + 0.3) / 2})
     assert objective.estimated_rate == pytest.approx((0.25 + 1.1 / 3) / 2)
     common = objective.estimated_rate
     assert [objective.rate_of(name) for name in (None, "late")] == [common, common]
     losses = objective(rewards_of([0.5] * 3, [None, "late", "a"]))
     assert losses[0] == losses[1] != losses[2]
     # Who comes late starts there; an annotator without a pair stays.
-    before = dict(objective.rates)
+    before = dict(objective.annotator_rates)
     objective.observe(rewards_of([0.0], ["late"]), [])
-    assert objective.rates == before | {"late": pytest.approx(common)}
-    assert objective.learned() == {f"reliability/{k}": 1 - v for k, v in sorted(objective.rates.items())}
+    assert objective.annotator_rates == before | {"late": pytest.approx(common)}
+    assert objective.learned() == {
+        f"reliability/{k}": 1 - v for k, v in sorted(objective.annotator_rates.items())
+    }
 
 
 def test_without_annotators_it_is_rpo_em():
@@ -81,7 +83,7 @@ def test_without_annotators_it_is_rpo_em():
         for objective in (plain, by_annotator):
             objective.observe(rewards, [])
         assert by_annotator.estimated_rate == pytest.approx(plain.estimated_rate, rel=1e-12)
-    assert by_annotator.rates == {} and RPOEM().learned() == {}
+    assert by_annotator.annotator_rates == {} and RPOEM().learned() == {}
 
 
 def test_its_state():
@@ -102,7 +104,7 @@ def test_rates_stay_inside():
     objective = AnnotatorRPOEM(1.0, momentum=1.0)
     for u in (1e4, -1e4, 1e4):
         objective.observe(rewards_of([u], ["a"]), [])
-        assert 0 < objective.rates["a"] < 1
+        assert 0 < objective.annotator_rates["a"] < 1
         assert torch.isfinite(objective(rewards_of([3.0], ["a"]))).all()
 
 
