@@ -189,11 +189,8 @@ class AnnotatorRPOEM(RPOEM):
 
     def rate_of(self, annotator: str | None) -> float:
         """eps of an annotator's labels; the common rate where they were not met yet, or are unknown."""
-        return (
-            self.estimated_rate
-            if annotator is None
-            else self.annotator_rates.get(annotator, self.estimated_rate)
-        )
+        common = self.estimated_rate
+        return common if annotator is None else self.annotator_rates.get(annotator, common)
 
     def check_pairs(self, pairs: Any) -> None:
         """See ``Objective``."""

@@ -115,13 +115,7 @@ def attention_plans(
 
     Unasked that is what transformers takes, on every device: kernels for GPUs that may be faster have to be
     asked for. The order is fixed and not timed on the spot, so that a run that goes on, or another process,
-    computes the same.
-
-    Args:
-        model: loaded with what was asked for, or ("auto") with transformers' own choice.
-        asked: ``attn_implementation``.
-        layout: which one is asked for.
-        device: of the model.
+    computes the same. The model is loaded with what was asked for, or ("auto") with transformers' own choice.
     """
     own = attention_of(model)
     own_layouts = ["packed" if is_flash(own) else "shared"] if layout == "auto" else [layout]

@@ -238,10 +238,7 @@ def weights_digest(model: PreTrainedModel) -> str:
 def recompute_activations(model: PreTrainedModel, recomputed: bool = True, dropout: bool = False) -> None:
     """Set whether activations inside of a layer are computed again in backward, or kept.
 
-    Args:
-        model: the base.
-        recomputed: compute them again.
-        dropout: the layers draw random numbers, so that checkpoints keep the generators' state.
+    With ``dropout`` the layers draw random numbers, so that checkpoints keep the generators' state.
     """
     # transformers calls activation checkpointing what it called gradient checkpointing at first.
     kind = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"

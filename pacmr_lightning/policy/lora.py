@@ -43,13 +43,8 @@ class UnhookedLoraError(UserError):
 def check_keys(option: str, given: Mapping[str, Any] | None, config: type, taken: Mapping[str, str]) -> None:
     """Check the keys of a dict that a config class is made from.
 
-    transformers' configs keep keys that they do not know, so that a misspelt one would do nothing.
-
-    Args:
-        option: its name, for messages.
-        given: the dict.
-        config: the class.
-        taken: keys that would be overruled, and what to do about each.
+    transformers' configs keep keys that they do not know, so that a misspelt one would do nothing. ``taken``
+    has the keys that would be overruled, and what to do about each.
 
     Raises:
         UserError: a key is ``taken``, or ``config`` does not know it.
@@ -69,8 +64,7 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any], option: str) ->
 
     Args:
         model: the base.
-        options: keys of ``peft.LoraConfig``.
-        option: what messages call them.
+        options: keys of ``peft.LoraConfig``, which messages call ``option``.
 
     Raises:
         UserError: the options do not fit each other or the model, or one of them has no effect.
@@ -186,13 +180,10 @@ def check_lora(model: PeftModel) -> None:
 
 
 def check_hooked(layers: Mapping[str, LoraLayer]) -> None:
-    """Check that each LoRA layer calls its linears, on which hooks move parameters and see gradients.
+    """Check that each LoRA layer, by name, calls its linears, whose hooks move parameters and see gradients.
 
     LoRA on a tensor of experts' weights (PEFT's ``ParamWrapper``) does not: it adds the product of its
     matrices to the weights.
-
-    Args:
-        layers: all LoRA layers by name.
 
     Raises:
         UnhookedLoraError: a layer does not; names it, and linear layers to target instead.

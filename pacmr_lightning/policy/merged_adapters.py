@@ -26,13 +26,7 @@ CHECKED = 256
 
 
 def merge_adapter(model: PreTrainedModel, name: str, base: str, pair: PairBatch | None) -> PreTrainedModel:
-    """Return a base with one adapter inside of its weights.
-
-    Args:
-        model: the base.
-        name: folder or Hub id of the adapter.
-        base: that of the base, for messages.
-        pair: see ``compared_tokens``.
+    """Return a base model with the adapter ``name`` inside of its weights; ``base`` names it in messages.
 
     Raises:
         UserError: this kind of adapter is no change of weights, the base is stored in 4 bits, or the merged
@@ -130,8 +124,7 @@ def save_with_bases(policy: PeftModel, chain: list[str], folder: str, **options:
     Args:
         policy: the base with the merged adapters, and on it the policy's own.
         chain: see ``base_model.adapter_chain``, of the base.
-        folder: see ``PeftModel.save_pretrained``.
-        options: of the same.
+        folder, options: of ``PeftModel.save_pretrained``.
 
     Raises:
         UserError: they are not one LoRA adapter, for one of them is of another kind.

@@ -232,11 +232,7 @@ class PolicyModel(nn.Module):
         return self._linears
 
     def check_hooked(self) -> None:
-        """Check that hooks on the adapter's linears see all that it does; see ``lora.check_hooked``.
-
-        Raises:
-            UnhookedLoraError: they do not.
-        """
+        """Raise an ``UnhookedLoraError`` where hooks on the adapter's linears miss what it does."""
         check_hooked(self._lora_layers)
 
     @contextmanager

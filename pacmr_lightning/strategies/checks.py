@@ -39,7 +39,8 @@ def check_strategy(strategy: Strategy, quantization: str | None = None) -> None:
     if not lora and (not plain or isinstance(strategy, DeepSpeedStrategy)):
         raise UserError(
             f"trainer.strategy is {type(strategy).__name__}, with which an adapter is not trained as it "
-            "should be; use auto, ddp, or configs/strategies/zero1.yaml, zero2.yaml or zero3.yaml for DeepSpeed."
+            "should be; use auto, ddp, or configs/strategies/zero1.yaml, zero2.yaml or zero3.yaml for "
+            "DeepSpeed."
         )
     if quantization and lora:
         # Stage 3 would cut packed weights apart from their scales, of which it knows nothing; at 1 and 2

@@ -18,8 +18,7 @@ from pacmr_lightning.callbacks import RunCheckpoint
 from pacmr_lightning.datamodules.completions import CompletionFiles, WorldCompletions
 from pacmr_lightning.datamodules.sft import SFTDataModule
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.modules.sft import SFTModule
-from pacmr_lightning.modules.sft_model import save_model
+from pacmr_lightning.modules.sft import SFTModule, save_model
 from pacmr_lightning.policy.lora import add_lora
 
 SHAPE = {
