@@ -32,13 +32,8 @@ from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.base_model import adapter_chain, load_base
 from pacmr_lightning.policy.merged_adapters import compared_tokens
 
-LLAMA = {
-    "vocab_size": 128,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-}
+from ...conftest import LLAMA
+
 TOKENS = torch.arange(5, 25)[None]
 
 
@@ -53,15 +48,8 @@ def model(tiny_llama, tmp_path):
 
 
 @pytest.fixture
-def adapter(model, tmp_path):
-    """A folder with a LoRA adapter that has learned something, and what it makes of ``TOKENS``."""
-    torch.manual_seed(1)
-    policy = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(model),
-        LoraConfig(r=2, init_lora_weights=False, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
-    )
-    policy.save_pretrained(tmp_path / "adapter")
-    return tmp_path / "adapter", logits(policy)
+def base(tiny_llama, tmp_path):
+    return tiny_llama(tmp_path / "base", initializer_range=0.3)
 
 
 def test_compared_tokens_are_on_the_cpu(model, make_batch):
@@ -87,22 +75,16 @@ def put_on_hub(folder: Path, cache: Path, monkeypatch) -> str:
 
 @pytest.mark.filterwarnings("ignore:Unable to fetch remote file")  # of a tokenizer, which it has none of
 @pytest.mark.parametrize("on_hub", [False, True])
-def test_an_adapter_is_merged(adapter, model, on_hub, tmp_path, monkeypatch):
+def test_an_adapter_is_merged(base, on_hub, tmp_path, monkeypatch):
     """Also one that is named by its id on the Hub, which transformers would load beside its base."""
-    folder, expected = adapter
+    folder = tmp_path / "adapter"
+    expected = trained(base, folder, lora(target_modules=["q_proj", "v_proj"]))
     name = put_on_hub(folder, tmp_path / "hub", monkeypatch) if on_hub else str(folder)
     found = load_base(name, torch.float32)
     assert not hasattr(found, "peft_config")
     torch.testing.assert_close(logits(found), expected, atol=1e-4, rtol=1e-4)
-    assert (logits(found) - logits(load_base(model, torch.float32))).abs().max() > 0.1
-    assert _base(name) == model and adapter_chain(name) == [name, model]
-
-
-def test_adapters_that_are_no_change_of_weights(model, tmp_path):
-    config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    get_peft_model(AutoModelForCausalLM.from_pretrained(model), config).save_pretrained(tmp_path / "prompt")
-    with pytest.raises(UserError, match=r"prompt is of PEFT's kind PROMPT_TUNING, which cannot be merged"):
-        load_base(str(tmp_path / "prompt"), torch.float32)
+    assert (logits(found) - logits(load_base(base, torch.float32))).abs().max() > 0.05
+    assert _base(name) == base and adapter_chain(name) == [name, base]
 
 
 def test_an_adapter_of_a_base_in_4_bits(model, tmp_path):
@@ -215,17 +197,9 @@ def test_adapters_on_adapters(tiny_llama, tmp_path, count, own):
     assert (logits(again) - expected).abs().max() > 0.05
 
 
-def test_an_adapter_that_peft_cannot_merge(tiny_llama, tmp_path):
-    base = tiny_llama(tmp_path / "base", initializer_range=0.3)
-    trained(base, tmp_path / "adapter", lora(lora_bias=True))
-    with pytest.raises(UserError, match=r"adapter cannot be merged into its base .*base layer has no bias"):
-        load_base(str(tmp_path / "adapter"), torch.float32)
-
-
 @pytest.mark.parametrize("kind", ["dora", "whole head", "rslora"])
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_policy_that_is_not_one_adapter_is_not_saved_as_one(tiny_llama, tmp_path, kind):
-    base = tiny_llama(tmp_path / "base", initializer_range=0.3)
+def test_a_policy_that_is_not_one_adapter_is_not_saved_as_one(base, tmp_path, kind):
     trained(base, tmp_path / "adapter", ADAPTERS[kind])
     policy = PolicyModel(str(tmp_path / "adapter"), rank=2)
     policy.build(announce=False)
@@ -247,36 +221,42 @@ def test_experts_of_an_adapter_are_merged(tmp_path):
     torch.testing.assert_close(logits(found), expected, atol=2e-4, rtol=1e-4)
 
 
-def rewritten(folder: Path, **changes) -> None:
-    file = folder / "adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-
-def test_adapters_whose_base_is_not_theirs(tiny_llama, tmp_path):
-    base = tiny_llama(tmp_path / "base")
+def test_adapters_whose_base_is_not_theirs(base, tmp_path):
     folder = tmp_path / "adapter"
     trained(base, folder, lora())
-    cases = [
+    file = folder / "adapter_config.json"
+    for changes, said in (
         ({"base_model_name_or_path": None}, "does not name the model"),
         ({"base_model_name_or_path": str(tmp_path / "gone")}, r"adapter .*adapter was trained on .*gone"),
         ({"base_model_name_or_path": str(folder)}, "has itself among its bases"),
         ({"base_model_name_or_path": base, "task_type": "SEQ_CLS"}, "for the task SEQ_CLS"),
         ({"task_type": None, "target_modules": ["q_proj", "v_proj"]}, "does not fit its base .*missing"),
         ({"target_modules": ["q_proj"], "r": 3}, "does not fit its base"),
-    ]
-    for changes, said in cases:
-        rewritten(folder, **changes)
+    ):
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
         with pytest.raises(UserError, match=said):
             load_base(str(folder), torch.float32)
-
-
-def test_an_adapter_whose_names_are_of_another_model(tiny_llama, tmp_path):
-    base = tiny_llama(tmp_path / "base")
-    trained(base, tmp_path / "adapter", lora())
-    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    trained(base, folder, lora())
+    file = folder / "adapter_model.safetensors"
     weights = load_file(file)
     save_file({name.replace("model.layers", "language_model.layers"): w for name, w in weights.items()}, file)
     with pytest.raises(UserError, match=r"does not fit its base .*missing adapter keys"):
+        load_base(str(folder), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
+            "adapter is of PEFT's kind PROMPT_TUNING, which cannot be merged",
+        ),
+        (lora(lora_bias=True), "adapter cannot be merged into its base .*base layer has no bias"),
+    ],
+)
+def test_adapters_that_cannot_be_merged(config, said, base, tmp_path):
+    trained(base, tmp_path / "adapter", config)
+    with pytest.raises(UserError, match=said):
         load_base(str(tmp_path / "adapter"), torch.float32)
 
 

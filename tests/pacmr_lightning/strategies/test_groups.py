@@ -31,14 +31,8 @@ def fit(base, tmp_path, monkeypatch):
             *("fit", *(word for file in files for word in ("--config", str(CONFIGS / f"{file}.yaml")))),
             *("--model.policy.model", base, "--trainer.devices", str(devices)),
             *("--data.source.pairs", "320", "--data.source.validation_pairs", "33"),
-            *(
-                "--model.weighting.outer.tau",
-                "0.5",
-                "--model.weighting.every",
-                "3",
-                "--trainer.max_steps",
-                "8",
-            ),
+            *("--model.weighting.outer.tau", "0.5", "--model.weighting.every", "3"),
+            *("--trainer.max_steps", "8"),
             *("--trainer.callbacks.samples", "8", "--trainer.enable_progress_bar", "false"),
             *("--trainer.default_root_dir", run, *arguments),
         ]
