@@ -13,7 +13,7 @@ Three layouts of the same pairs:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -90,18 +90,13 @@ def padded(rows: Rows, multiple: int) -> Rows:
     if not more:
         return rows
 
-    def longer(values: Tensor) -> Tensor:
-        return F.pad(values, (0, more))
-
-    return replace(
-        rows,
-        input_ids=longer(rows.input_ids),
-        # With 0, which every model has.
-        position_ids=None if rows.position_ids is None else longer(rows.position_ids),
-        token_pair=torch.cat([rows.token_pair, rows.token_pair[:, -1:].expand(count, more)], dim=1),
-        segment_ids=None if rows.segment_ids is None else longer(rows.segment_ids),
-        real=None if rows.real is None else longer(rows.real),
-    )
+    longer: dict[str, Any] = {
+        name: F.pad(values, (0, more))  # with 0, which every model has
+        for name in ("input_ids", "position_ids", "segment_ids", "real")
+        if (values := getattr(rows, name)) is not None
+    }
+    owners = torch.cat([rows.token_pair, rows.token_pair[:, -1:].expand(count, more)], dim=1)
+    return replace(rows, **longer, token_pair=owners)
 
 
 def shared_rows(batch: PairBatch) -> Rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,20 +41,14 @@ CAUSAL_FACTOR = 10
 JUDGE_BYTES = 2**32
 """What the attention weights that others are compared with may take."""
 
-Computed = Callable[[Layout], tuple[Tensor, Tensor]]
-"""Values and gradient of the checked pair in a layout; see ``_computed``."""
+Score = Callable[[Layout, PairBatch], LogProbs]
 
 
 # Lightning validates in inference mode, in which no gradient can be checked.
 @torch.inference_mode(False)
 @torch.no_grad()
 def choose_plan(
-    model: PreTrainedModel,
-    asked: str,
-    layout: AskedLayout,
-    batch: PairBatch,
-    score: Callable[[Layout, PairBatch], LogProbs],
-    compiled: bool,
+    model: PreTrainedModel, asked: str, layout: AskedLayout, batch: PairBatch, score: Score, compiled: bool
 ) -> AttentionPlan:
     """Return the first of the possible ways that computes what the model's forward does on plain sequences.
 
@@ -76,24 +70,19 @@ def choose_plan(
     own, name = attention_of(model), type(model).__name__
     trusted = own if own in PLAIN else plain_attention(model)
     device = next(iter(lora_linears(model).values())).weight.device
-    pair = _check_pair(batch, model, device)
-    computed = partial(_computed, model, pair, score)
+    check = _PairCheck(model, _checked_pair(batch, model, device), score)
     candidates, notes = attention_plans(model, asked, layout, device)
     was_training = model.training
     model.train()  # as it is trained: gradient checkpoints are kept in this mode only, and no dropout is
     try:
         use_attention(model, trusted)
         with ExitStack() as stack:
-            stack.enter_context(sdpa_kernel(_judges(model, pair)))
+            stack.enter_context(sdpa_kernel(check.trusted_kernels()))
             if compiled:  # or this kernel would stay in what is compiled
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            truth = _trusted(model, pair, computed)
+            truth = check.trusted()
         for plan, following in zip(candidates, [*candidates[1:], None], strict=True):
-            fault = (
-                None
-                if plan == AttentionPlan(trusted, "plain")
-                else _fault(model, plan, pair, truth, computed)
-            )
+            fault = None if plan == AttentionPlan(trusted, "plain") else check.fault(plan, truth)
             if any(map(is_sharded, model.parameters())):  # a plan of some ranks alone leaves others waiting
                 agreed = max_over_ranks(int(fault is not None), device)
                 fault = (fault or "it fails in another process") if agreed else None
@@ -114,7 +103,7 @@ def choose_plan(
     )
 
 
-def _check_pair(batch: PairBatch, model: PreTrainedModel, device: torch.device) -> PairBatch:
+def _checked_pair(batch: PairBatch, model: PreTrainedModel, device: torch.device) -> PairBatch:
     """The batch's longest pair, its prompt repeated until a response lies further from it than the window."""
     config = model.config.get_text_config().to_dict()
     window, limit = config.get("sliding_window"), config.get("max_position_embeddings")
@@ -125,129 +114,118 @@ def _check_pair(batch: PairBatch, model: PreTrainedModel, device: torch.device) 
     # A window that no sequence can outgrow is no window.
     if window is not None and (limit is None or window < limit):
         prompt = prompt.repeat(max(1, -(-(window + 1) // len(prompt))))
-    parts = [[part.tolist()] for part in (prompt, chosen, rejected)]
-    checked = PairBatch.collate(pair.ids, *parts)
-    return PairBatch(
-        checked.ids, checked.input_ids.to(device), checked.segment_ids.to(device), pair.flipped.to(device)
-    )
+    found = PairBatch.collate(pair.ids, *([part.tolist()] for part in (prompt, chosen, rejected)))
+    return PairBatch(found.ids, *(x.to(device) for x in (found.input_ids, found.segment_ids, pair.flipped)))
 
 
-def _trusted(model: PreTrainedModel, pair: PairBatch, computed: Computed) -> tuple[Tensor, Tensor]:
-    """What the model's own forward computes; see ``_computed``. Warns of adapters that it never calls.
+@dataclass
+class _PairCheck:
+    """What a model computes of one pair, in one way and another."""
 
-    Raises:
-        UserError: it fails, or a token's prediction depends on later tokens.
-    """
-    name = type(model).__name__
-    called: set[str] = set()
-    layers = [(_last(key), module) for key, module in model.named_modules() if isinstance(module, LoraLayer)]
-    adapted = {key for key, _ in layers}
-    handles = [
-        module.register_forward_hook(lambda *_, key=key: called.add(key))  # type: ignore[attr-defined]
-        for key, module in layers
-    ]
-    try:
-        truth = computed("plain")
-        ahead = _looks_ahead(model, pair)
-    except Exception as failure:  # whatever a model's code raises
-        if is_out_of_memory(failure) or isinstance(failure, torch.distributed.DistError):
-            raise
-        said = (str(failure).strip().splitlines() or [""])[0].rstrip(".")
-        plain = linear_names(model)
-        fix = "name another model"
-        if others := sorted(adapted - set(plain)):
-            fix = f"{', '.join(others)} may be no plain layer: set target_modules to [{', '.join(plain)}]"
-        raise UserError(
-            f"{name} cannot be used, for its forward pass fails ({type(failure).__name__}: {said}); {fix}."
-        ) from None
-    finally:
-        for handle in handles:
+    model: PreTrainedModel
+    pair: PairBatch
+    score: Score
+
+    def trusted(self) -> tuple[Tensor, Tensor]:
+        """What the model's own forward computes; see ``_computed``. Warns of adapters that it never calls.
+
+        Raises:
+            UserError: it fails, or a token's prediction depends on later tokens.
+        """
+        model, name = self.model, type(self.model).__name__
+        called: set[str] = set()
+        layers = [(key.rpartition(".")[2], m) for key, m in model.named_modules() if isinstance(m, LoraLayer)]
+        adapted = {key for key, _ in layers}
+        handles = [
+            layer.register_forward_hook(lambda *_, key=key: called.add(key))  # type: ignore[attr-defined]
+            for key, layer in layers
+        ]
+        try:
+            truth = self._computed("plain")
+            ahead = self._looks_ahead()
+        except Exception as failure:  # whatever a model's code raises
+            if is_out_of_memory(failure) or isinstance(failure, torch.distributed.DistError):
+                raise
+            said = (str(failure).strip().splitlines() or [""])[0].rstrip(".")
+            plain = linear_names(model)
+            fix = "name another model"
+            if others := sorted(adapted - set(plain)):
+                fix = f"{', '.join(others)} may be no plain layer: set target_modules to [{', '.join(plain)}]"
+            said = f"{type(failure).__name__}: {said}"
+            raise UserError(f"{name} cannot be used, for its forward pass fails ({said}); {fix}.") from None
+        finally:
+            for handle in handles:
+                handle.remove()
+        # Values that are no numbers are named where pairs are scored.
+        if ahead > CAUSAL_FACTOR * TOLERANCE[model.dtype]:
+            raise UserError(
+                f"{name} is not causal: its predictions change by {ahead:.1e} nats a token with the tokens "
+                "after them; name a causal language model (a decoder)."
+            )
+        if unused := sorted(adapted - called):
+            rank_zero_warn(
+                f"{name} never calls {', '.join(unused)} as a layer, so adapters there have no effect; leave "
+                "them out of target_modules."
+            )
+        return truth
+
+    def trusted_kernels(self) -> list[SDPBackend]:
+        """SDPA's plain code; where its attention weights would be large, the next plainest kernel first."""
+        config = self.model.config.get_text_config()
+        recomputed = any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules())
+        layers = 1 if recomputed else config.num_hidden_layers
+        # Two sequences; scores and weights in fp32.
+        heads = getattr(config, "num_attention_heads", None) or 1  # recurrent models may have none
+        kept = 2 * heads * self.pair.input_ids.shape[1] ** 2 * 2 * 4 * layers
+        return [*([] if kept <= JUDGE_BYTES else [SDPBackend.EFFICIENT_ATTENTION]), SDPBackend.MATH]
+
+    def fault(self, plan: AttentionPlan, truth: tuple[Tensor, Tensor]) -> str | None:
+        """What is wrong with a plan, if anything."""
+        try:
+            use_attention(self.model, plan.attention)
+            values, gradient = self._computed(plan.layout)
+        except Exception as failure:  # kernels and compilers have exceptions of their own
+            lines = str(failure).strip().splitlines() or [""]
+            return f"it fails with {type(failure).__name__}: {lines[0]}"
+        tokens = [int((self.pair.segment_ids == s).sum()) for s in (Segment.CHOSEN, Segment.REJECTED)]
+        error = float(((values - truth[0]).abs() / values.new_tensor(tokens)).max())
+        if not error <= TOLERANCE[self.model.dtype]:
+            return f"its log-probabilities differ by {error:.1e} nats a token"
+        error = float((gradient - truth[1]).norm() / truth[1].norm())
+        return None if error <= GRADIENT_TOLERANCE[self.model.dtype] else f"its gradient is {error:.0%} off"
+
+    def _looks_ahead(self) -> float:
+        """Mean change of the first half's log-probabilities, in nats, where the rest is cut off."""
+        tokens = self.pair.input_ids[:, : int((self.pair.segment_ids <= Segment.CHOSEN).sum())]
+        half = tokens.shape[1] // 2 + 1
+        whole, part = (
+            upcast(self.model(input_ids=row, use_cache=False).logits[:, : half - 1])
+            .log_softmax(-1)
+            .gather(2, tokens[:, 1:half, None])
+            for row in (tokens, tokens[:, :half])
+        )
+        return float((whole - part).abs().mean())
+
+    def _computed(self, layout: Layout) -> tuple[Tensor, Tensor]:
+        """(2,) log-probabilities, and the gradient of a combination of them by token id, (V', H)."""
+        embedded: list[tuple[Tensor, Tensor]] = []
+
+        def watch(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+            embedded.append((inputs[0], output.requires_grad_()))
+            return output.clone()  # some models scale it in place, which a leaf does not allow
+
+        # At the embeddings, since an adapter that is off, or has not learned yet, has no gradient.
+        handle = self.model.get_input_embeddings().register_forward_hook(watch)
+        try:
+            with torch.enable_grad():
+                found = self.score(layout, self.pair)
+                tokens, states = embedded[0]
+                (gradient,) = torch.autograd.grad((found.chosen - 0.5 * found.rejected).sum(), states)
+        finally:
             handle.remove()
-    # Values that are no numbers are named where pairs are scored.
-    if ahead > CAUSAL_FACTOR * TOLERANCE[model.dtype]:
-        raise UserError(
-            f"{name} is not causal: its predictions change by {ahead:.1e} nats a token with the tokens after "
-            "them; name a causal language model (a decoder)."
-        )
-    if unused := sorted(adapted - called):
-        rank_zero_warn(
-            f"{name} never calls {', '.join(unused)} as a layer, so adapters there have no effect; leave "
-            "them out of target_modules."
-        )
-    return truth
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
-def _looks_ahead(model: PreTrainedModel, pair: PairBatch) -> float:
-    """Mean change of the first half's log-probabilities, in nats, where the rest is cut off."""
-    tokens = pair.input_ids[:, : int((pair.segment_ids <= Segment.CHOSEN).sum())]
-    half = tokens.shape[1] // 2 + 1
-    whole, part = (
-        upcast(model(input_ids=row, use_cache=False).logits[:, : half - 1])
-        .log_softmax(-1)
-        .gather(2, tokens[:, 1:half, None])
-        for row in (tokens, tokens[:, :half])
-    )
-    return float((whole - part).abs().mean())
-
-
-def _judges(model: PreTrainedModel, pair: PairBatch) -> list[SDPBackend]:
-    """SDPA's plain code; where its attention weights would be large, the next plainest kernel before it."""
-    config = model.config.get_text_config()
-    recomputed = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-    # Two sequences; scores and weights in fp32.
-    heads = getattr(config, "num_attention_heads", None) or 1  # recurrent models may have none
-    kept = 2 * heads * pair.input_ids.shape[1] ** 2 * 2 * 4 * (1 if recomputed else config.num_hidden_layers)
-    return [*([] if kept <= JUDGE_BYTES else [SDPBackend.EFFICIENT_ATTENTION]), SDPBackend.MATH]
-
-
-def _fault(
-    model: PreTrainedModel,
-    plan: AttentionPlan,
-    pair: PairBatch,
-    truth: tuple[Tensor, Tensor],
-    computed: Computed,
-) -> str | None:
-    """What is wrong with a plan, if anything."""
-    try:
-        use_attention(model, plan.attention)
-        values, gradient = computed(plan.layout)
-    except Exception as failure:  # kernels and compilers have exceptions of their own
-        lines = str(failure).strip().splitlines() or [""]
-        return f"it fails with {type(failure).__name__}: {lines[0]}"
-    tokens = [int((pair.segment_ids == s).sum()) for s in (Segment.CHOSEN, Segment.REJECTED)]
-    error = float(((values - truth[0]).abs() / values.new_tensor(tokens)).max())
-    if not error <= TOLERANCE[model.dtype]:
-        return f"its log-probabilities differ by {error:.1e} nats a token"
-    error = float((gradient - truth[1]).norm() / truth[1].norm())
-    return None if error <= GRADIENT_TOLERANCE[model.dtype] else f"its gradient is {error:.0%} off"
-
-
-def _computed(
-    model: PreTrainedModel, pair: PairBatch, score: Callable[[Layout, PairBatch], LogProbs], layout: Layout
-) -> tuple[Tensor, Tensor]:
-    """(2,) log-probabilities, and the gradient of a combination of them by token id, (V', H)."""
-    embedded: list[tuple[Tensor, Tensor]] = []
-
-    def watch(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        embedded.append((inputs[0], output.requires_grad_()))
-        return output.clone()  # some models scale it in place, which a leaf does not allow
-
-    # At the embeddings, since an adapter that is off, or has not learned yet, has no gradient.
-    handle = model.get_input_embeddings().register_forward_hook(watch)
-    try:
-        with torch.enable_grad():
-            found = score(layout, pair)
-            tokens, states = embedded[0]
-            (gradient,) = torch.autograd.grad((found.chosen - 0.5 * found.rejected).sum(), states)
-    finally:
-        handle.remove()
-    # Tokens of a prompt occur once or twice by layout, and padding has no gradient.
-    known = pair.input_ids.unique()
-    place = torch.searchsorted(known, tokens.flatten()).clamp(max=len(known) - 1)
-    rows = wide(gradient.flatten(0, 1))
-    sums = rows.new_zeros(len(known), rows.shape[1]).index_add(0, place, rows)
-    return torch.cat([found.chosen, found.rejected]).detach(), sums
+        # Tokens of a prompt occur once or twice by layout, and padding has no gradient.
+        known = self.pair.input_ids.unique()
+        place = torch.searchsorted(known, tokens.flatten()).clamp(max=len(known) - 1)
+        rows = wide(gradient.flatten(0, 1))
+        sums = rows.new_zeros(len(known), rows.shape[1]).index_add(0, place, rows)
+        return torch.cat([found.chosen, found.rejected]).detach(), sums
