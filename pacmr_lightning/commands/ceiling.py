@@ -41,7 +41,7 @@ def reward_ceiling(model: str, *, output: str, world_seed: int = 0) -> pd.DataFr
     from ..datamodules.tokenizer import load_tokenizer
     from ..policy.base_model import load_base
 
-    network = load_base(model, torch.float32).eval()
+    network = load_base(model, torch.float32, None).eval()
     tokenizer = load_tokenizer(model)
     world = World(world_seed)
     log_probs, rewards = [], []
