@@ -115,7 +115,9 @@ def _checked_pair(batch: PairBatch, model: PreTrainedModel, device: torch.device
     if window is not None and (limit is None or window < limit):
         prompt = prompt.repeat(max(1, -(-(window + 1) // len(prompt))))
     found = PairBatch.collate(pair.ids, *([part.tolist()] for part in (prompt, chosen, rejected)))
-    return PairBatch(found.ids, *(x.to(device) for x in (found.input_ids, found.segment_ids, pair.flipped)))
+    return PairBatch(
+        found.ids, found.input_ids.to(device), found.segment_ids.to(device), pair.flipped.to(device)
+    )
 
 
 @dataclass
