@@ -114,7 +114,9 @@ def test_the_ways_are_tried_on_the_longest_pair(model, cache, monkeypatch):
     folder = model()
     policy, pairs, tried = policy_of(folder), data_of(folder).train_pairs, []
     choose = policy_module.choose_plan
-    monkeypatch.setattr(policy_module, "choose_plan", lambda *given: tried.append(given[3]) or choose(*given))
+    monkeypatch.setattr(
+        policy_module, "choose_plan", lambda *arguments: tried.append(arguments[3]) or choose(*arguments)
+    )
     cached_log_probs(policy, pairs, **ALONE)
     assert len(tried) == 1 and tried[0].token_count == max(
         pairs.batch([i]).token_count for i in range(len(pairs))
