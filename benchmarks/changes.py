@@ -48,7 +48,8 @@ from tqdm import tqdm
 from pacmr_lightning.batch import LogProbs, PairBatch
 from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.policy import PolicyModel, scoring
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy import model as policy_module
 from pacmr_lightning.policy.logprobs import TokenValues, token_values
 from pacmr_lightning.policy.rows import rows_of
 from pacmr_lightning.weighting import VNetWeighting
@@ -77,7 +78,7 @@ def separate(policy: PolicyModel, batch: PairBatch, *_: Any, **__: Any) -> LogPr
 
 def whole_logits(policy: PolicyModel, batch: PairBatch, *_: Any, **__: Any) -> LogProbs:
     """Logits of all tokens."""
-    return policy.score(rows_of("shared", batch), whole_logits=True)
+    return policy.score(replace(rows_of("shared", batch), whole_logits=True))
 
 
 def repeated_head(*arguments: Any) -> TokenValues:
@@ -96,7 +97,7 @@ SAVINGS = (
     Saving("logits of responses only", lambda: patch.object(PolicyModel, "log_probs", whole_logits)),
     Saving(
         "the head's gradient beside its value, in place",
-        lambda: patch.object(scoring, "token_values", repeated_head),
+        lambda: patch.object(policy_module, "token_values", repeated_head),
     ),
     Saving("reference from disk", lambda: patch.object(PreferenceModule, "_reference", live_reference)),
     Saving(

@@ -38,9 +38,9 @@ from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.meta_gradient import GhostDotProduct
 from pacmr_lightning.meta_gradient import step_pairs as kept_gradients
 from pacmr_lightning.objectives import DPO
-from pacmr_lightning.policy import PolicyModel, adapted_model
-from pacmr_lightning.policy.attention import use_attention
-from pacmr_lightning.policy.masks import shared_mask
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.policy import model as policy_module
+from pacmr_lightning.policy.attention import shared_mask, use_attention
 from pacmr_lightning.policy.rows import shared_rows
 from pacmr_lightning.weighting import Unweighted, VNetWeighting
 from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
@@ -119,8 +119,8 @@ def serve(bases: dict[torch.dtype, PreTrainedModel]) -> None:
             use_attention(model, attention)
         return model
 
-    adapted_model.load_base = load
-    adapted_model.weights_digest = lambda model: f"random weights in {model.dtype}"
+    policy_module.load_base = load
+    policy_module.weights_digest = lambda model: f"random weights in {model.dtype}"
 
 
 # --- probes -----------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 A pair is one row of tokens, ``prompt + chosen + rejected``, so the prompt is stored and computed once.
 ``segment_ids`` says which part each token belongs to; ``rows.py`` makes the position ids of it, and
-``masks.py`` the attention mask, under which each response sees the prompt and itself only.
+``attention.py`` the attention mask, under which each response sees the prompt and itself only.
 """
 
 from __future__ import annotations

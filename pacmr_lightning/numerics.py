@@ -19,30 +19,23 @@ def base_dtype(asked: AskedDtype, gpu: bool | None = None) -> torch.dtype:
         asked: the option.
         gpu: whether the run uses one; None: whether there is one.
     """
-    if asked == "auto":
-        # Before Ampere (T4, V100) torch only emulates it, and slowly.
-        slow = gpu is None and _gpu(gpu) and not torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.bfloat16 if _gpu(gpu) and not slow else torch.float32
-    return getattr(torch, asked)
+    if asked != "auto":
+        return getattr(torch, asked)
+    if gpu is None:  # before Ampere (T4, V100) torch only emulates it, and slowly
+        gpu = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if gpu else torch.float32
 
 
 def recomputes(asked: bool | Literal["auto"], gpu: bool | None = None) -> bool:
-    """Return whether activations are computed again in backward; "auto": on a GPU.
-
-    Args:
-        asked: the option.
-        gpu: as above.
-    """
-    return _gpu(gpu) if asked == "auto" else asked
+    """Whether activations are computed again in backward; "auto": on a GPU. ``gpu`` is as above."""
+    if asked != "auto":
+        return asked
+    return torch.cuda.is_available() if gpu is None else gpu
 
 
 def wide(values: torch.Tensor) -> torch.Tensor:
     """Values for sums that must not round: in float64, which MPS does not have."""
     return values if values.device.type == "mps" else values.double()
-
-
-def _gpu(known: bool | None) -> bool:
-    return torch.cuda.is_available() if known is None else known
 
 
 def numerics(device: torch.device | str) -> dict[str, str]:

@@ -95,9 +95,6 @@ TABLE = {
     "pacmr_lightning/policy/lora.py": {
         "peft": (f"{LORA}.lora_A", f"{LORA}.lora_B", f"{LORA}.lora_variant"),
     },
-    "pacmr_lightning/policy/masks.py": {
-        "transformers": ("transformers:PreTrainedConfig._attn_implementation",)
-    },
     "pacmr_lightning/runs/live_bytes.py": {
         "torch": (
             "torch:UntypedStorage._cdata",
@@ -113,9 +110,6 @@ TABLE = {
     "pacmr_lightning/ranks.py": {"torch": ("torch:_foreach_copy_",)},
     "pacmr_lightning/weighting/weighted_gradient.py": {"torch": ("torch:_foreach_div_",)},
     "pacmr_lightning/command_line/proposals.py": {"jsonargparse": ("argparse:ArgumentParser._actions",)},
-    "pacmr_lightning/policy/adapted_model.py": {
-        "transformers": ("transformers:PreTrainedConfig._attn_implementation",)
-    },
     "pacmr_lightning/strategies/sharding.py": {
         "deepspeed": (
             f"{SHARDED}.ds_id",
@@ -124,18 +118,16 @@ TABLE = {
             "deepspeed.runtime.zero.partition_parameters:ZeroParamStatus.NOT_AVAILABLE",
         )
     },
-    "pacmr_lightning/strategies/optimizer_state.py": {
+    "pacmr_lightning/strategies/deepspeed.py": {
         "deepspeed": (
+            "deepspeed.ops:__compatible_ops__",
             f"{ENGINE_1_2}._lazy_init_hp_params_optimizer_state",
             f"{ENGINE_1_2}.optimizer",
             f"{ENGINE_1_2}.single_partition_of_fp32_groups",
             f"{ENGINE_3}._get_fp32_opt_state_partition",
             f"{ENGINE_3}.fp32_partitioned_groups_flat",
             f"{ENGINE_3}.optimizer",
-        )
-    },
-    "pacmr_lightning/strategies/deepspeed.py": {
-        "deepspeed": ("deepspeed.ops:__compatible_ops__",),
+        ),
         "lightning": (
             "lightning.pytorch.strategies:DeepSpeedStrategy._init_config_if_needed",
             "lightning.pytorch.strategies:DeepSpeedStrategy._init_deepspeed_distributed",

@@ -22,8 +22,9 @@ from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..modules import PreferenceModule
 from ..policy import PolicyModel
-from ..policy.base_model import adapter_chain, untie_head
+from ..policy.base_model import adapter_chain
 from ..policy.lora import ADAPTER
+from ..policy.merged_adapters import untie_head
 from ..runs.finished_run import Run, find_run, load
 from ..runs.folder import CONFIG, SUMMARY
 from ..runs.hub import check_repository

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from peft import LoraConfig, PeftModel
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..chat_template import stop_at_end_tokens
 from ..errors import UserError
 from ..numerics import AskedDtype, base_dtype, recomputes
 from ..policy.attention import exclude_cudnn
-from ..policy.base_model import recompute_activations, weights_digest
+from ..policy.base_model import load_base, recompute_activations, weights_digest
 from ..policy.logprobs import upcast
-from ..policy.new_adapter import OVERRULED, add_lora, check_keys
+from ..policy.lora import OVERRULED, add_lora, check_keys
+from ..policy.merged_adapters import untie_head
 from .datamodule import datamodule
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
 from .schedule import check_schedule, planned_updates, warmup_cosine
-from .sft_model import OWN_KEYS, load_pretrained, new_llama, save_model
 from .trained_only import TrainedOnly
 
 IGNORED = -100
@@ -32,6 +37,12 @@ IGNORED = -100
 
 LORA = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 """Keys of ``peft.LoraConfig`` where ``lora`` does not say otherwise."""
+
+
+OVERRULED_LLAMA = dict.fromkeys(
+    ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"), "the tokenizer sets it; leave it out"
+) | {"dtype": "set the module's dtype instead"}
+"""Keys of LlamaConfig that are not the user's to set, and what to do about each."""
 
 
 class Perplexity(MeanMetric):
@@ -103,7 +114,7 @@ class SFTModule(TrainedOnly):
                 "dtype is bfloat16 without lora, which rounds small updates of the weights away; keep "
                 "float32 with trainer.precision bf16-mixed, or give lora."
             )
-        check_keys("from_scratch", from_scratch, LlamaConfig, OWN_KEYS)
+        check_keys("from_scratch", from_scratch, LlamaConfig, OVERRULED_LLAMA)
         check_keys("lora", lora, LoraConfig, OVERRULED)
         # A checkpoint keeps plain values alone.
         model, save_to = (None if path is None else str(path) for path in (model, save_to))
@@ -165,9 +176,9 @@ class SFTModule(TrainedOnly):
         dtype = base_dtype(self.hparams["dtype"], None if self.hparams["lora"] else False)
         network: PreTrainedModel | PeftModel
         if self.hparams["from_scratch"] is not None:
-            network = new_llama(self.hparams["from_scratch"], tokenizer, dtype)
+            network = _new_llama(self.hparams["from_scratch"], tokenizer, dtype)
         else:
-            network = load_pretrained(self.hparams["model"], tokenizer, dtype)
+            network = _load_pretrained(self.hparams["model"], tokenizer, dtype)
         if recomputes(self.hparams["gradient_checkpointing"]):
             recompute_activations(network, dropout=True)
         if self.hparams["lora"] is not None:
@@ -291,3 +302,76 @@ class SFTModule(TrainedOnly):
             **flat_options("trainer", {name: getattr(self.trainer, name) for name in trainer}),
             **trainer_options(self),
         }
+
+
+def _new_llama(
+    options: dict[str, Any], tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype
+) -> PreTrainedModel:
+    """A randomly initialized Llama model with the tokenizer's vocabulary and special tokens.
+
+    Raises:
+        UserError: the options (keys of ``LlamaConfig``) do not describe a model.
+    """
+    try:
+        config = LlamaConfig(
+            **options,
+            vocab_size=len(tokenizer),
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    except StrictDataclassError as error:
+        reason = str(error).strip().splitlines()[-1].strip().rstrip(".")
+        raise UserError(
+            f"from_scratch does not describe a Llama model ({reason}); change that value."
+        ) from None
+    return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+def _load_pretrained(name: str, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype) -> PreTrainedModel:
+    """A pretrained causal language model that knows all tokens of the tokenizer.
+
+    Raises:
+        UserError: there is no such model, or the tokenizer is not one of its own kind.
+    """
+    if not tokenizer.name_or_path:
+        raise UserError(
+            f"The model {name} is pretrained, but the tokenizer is a new one, whose tokens it does not know; "
+            f"set the datamodule's tokenizer to {name}."
+        )
+    path = Path(name).expanduser()
+    model = load_base(str(path) if path.is_dir() else name, dtype, dropout=True)
+    rows = cast("nn.Embedding", model.get_input_embeddings()).num_embeddings
+    if len(tokenizer) > rows:
+        raise UserError(
+            f"The tokenizer {tokenizer.name_or_path} has {len(tokenizer)} tokens, but the model {name} knows "
+            f"{rows}; set the datamodule's tokenizer to {name}."
+        )
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model
+
+
+def save_model(folder: Path, model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Saves model and tokenizer as a Hugging Face folder that takes the place of an older one.
+
+    An adapter is merged into its base, in a copy: the model itself stays as it is. The folder is written
+    under another name first, so nobody reads a part of it. Its generation config stops where ``predict``
+    does.
+    """
+    plain: Any = model
+    if isinstance(model, PeftModel):
+        adapted: Any = copy.deepcopy(model)
+        untie_head(adapted.get_base_model())
+        plain = adapted.merge_and_unload()
+    stop_at_end_tokens(plain.generation_config, tokenizer)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial, old = (folder.with_name(f".{folder.name}.{state}") for state in ("partial", "old"))
+    for leftover in (partial, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    plain.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    if folder.exists():
+        os.replace(folder, old)
+    os.replace(partial, folder)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,8 +1,7 @@
 """Preference objectives: the loss of a pair, by what it looks at."""
 
-from .annotator_rates import AnnotatorRPOEM
 from .base import Objective
-from .flip_rate import CDPO, RDPO, RPOEM, LabelNoiseObjective
+from .flip_rate import CDPO, RDPO, RPOEM, AnnotatorRPOEM, LabelNoiseObjective
 from .grouped import DrDPO
 from .per_pair import DPO, IPO, R3M, HolderDPO
 from .ropo import ROPO

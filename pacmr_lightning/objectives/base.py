@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from copy import copy
 from typing import Any, Literal
 
 import torch
@@ -39,6 +40,9 @@ class Objective(ABC):
     corrects_labels: bool = False
     """Whether the loss holds a label wrong with some probability itself, so that soft labels would correct
     for wrong labels a second time."""
+    kept: tuple[str, ...] = ()
+    """Names of the attributes that a checkpoint keeps: plain numbers, strings, lists and dicts, the same on
+    all ranks."""
     label_noise: float | Literal["auto"] | None = None
     """The flip rate that the loss is told; "auto" until ``resolve_label_noise``, None where it has none."""
 
@@ -118,14 +122,11 @@ class Objective(ABC):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must keep, as plain numbers, strings, lists and dicts. The same on all ranks.
-
-        Its keys are always the same.
-        """
-        return {}
+        """What a checkpoint must keep: the attributes that ``kept`` names."""
+        return {name: copy(getattr(self, name)) for name in self.kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned.
+        """Restore what ``state_dict`` returned.
 
         Raises:
             UserError: it is the state of an objective of another kind.
@@ -135,3 +136,5 @@ class Objective(ABC):
                 f"The checkpoint's objective kept {sorted(state)}, but {type(self).__name__} keeps "
                 f"{sorted(self.state_dict())}; resume with the objective that the run had."
             )
+        for name in self.kept:
+            setattr(self, name, copy(state[name]))

@@ -1,4 +1,4 @@
-"""Objectives with a rate of flipped labels: told to cDPO and rDPO, estimated along the way by RE-PO (EM).
+"""Objectives with a rate of flipped labels: given to cDPO and rDPO, estimated along the way by RE-PO (EM).
 
 u is the implicit reward difference beta h, ls is logsigmoid.
 """
@@ -6,6 +6,9 @@ u is the implicit reward difference beta h, ls is logsigmoid.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from itertools import chain
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -13,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UserError
-from ..ranks import sum_over_ranks
+from ..ranks import on_all_ranks, sum_over_ranks
 from ..rewards import Rewards
 from .base import Objective
 
 
 class LabelNoiseObjective(Objective):
-    """A loss that is told the rate of flipped labels.
+    """A loss that takes the rate of flipped labels.
 
     Args:
         beta: see ``Objective``.
@@ -71,7 +74,7 @@ class LabelNoiseObjective(Objective):
         return {"label_noise": self.label_noise}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes the rate over where it is still "auto" here."""
+        """Take the rate over where it is still "auto" here."""
         super().load_state_dict(state)
         if self.label_noise == "auto" and state["label_noise"] != "auto":
             self.resolve_label_noise(state["label_noise"])
@@ -120,6 +123,7 @@ class RPOEM(Objective):
 
     corrects_labels = True
     holds_factors = True
+    kept: tuple[str, ...] = ("estimated_rate",)
 
     def __init__(self, beta: float = 0.1, initial_rate: float = 0.25, momentum: float = 0.1):
         super().__init__(beta)
@@ -145,23 +149,80 @@ class RPOEM(Objective):
 
     @torch.no_grad()
     def observe(self, rewards: Rewards, ids: list[str]) -> None:
-        """Moves eps towards the mean of 1 - w over all ranks. See ``Objective``."""
+        """Move eps towards the mean of 1 - w over all ranks. See ``Objective``."""
         wrong = 1 - self.right(rewards)
         sums = torch.stack([wrong.sum(), wrong.new_tensor(len(wrong))])
         sum_over_ranks([sums])
-        self.estimated_rate = self.moved(self.estimated_rate, float(sums[0] / sums[1]))
+        self.estimated_rate = self._moved(self.estimated_rate, float(sums[0] / sums[1]))
 
-    def moved(self, rate: float, wrong: float) -> float:
+    def _moved(self, rate: float, wrong: float) -> float:
         """A rate after an update in which the mean of 1 - w was ``wrong``."""
         found = (1 - self.momentum) * rate + self.momentum * wrong
         # Away from 0 and 1, from which EM never comes back and where the logit is infinite.
         return min(max(found, 1e-6), 1 - 1e-6)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The estimated rate."""
-        return {"estimated_rate": self.estimated_rate}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
-        super().load_state_dict(state)
-        self.estimated_rate = state["estimated_rate"]
+class AnnotatorRPOEM(RPOEM):
+    """``RPOEM`` in which every annotator k has a flip rate eps_k of their own (arXiv 2509.24159).
+
+    The paper writes the reliability eta_k = 1 - eps_k: w = eta_k sigmoid(u) / [eta_k sigmoid(u) + (1 - eta_k)
+    sigmoid(-u)]. After each update eps_k of the batch's annotators moves to the mean of 1 - w over their own
+    pairs, and the common rate to that over all pairs. The common rate is that of pairs whose annotator is
+    unknown, held-out pairs among them, and what an annotator starts from when first met. (In the paper all
+    start from one value; that differs for those who come late.)
+
+    Args:
+        beta: see ``Objective``.
+        initial_rate: the common rate before the first update, in (0, 0.5); the paper's reliability of 0.9.
+        momentum: see ``RPOEM``; an annotator's rate moves only in updates with pairs of theirs.
+
+    Raises:
+        UserError: an argument is out of its range.
+    """
+
+    kept = ("estimated_rate", "annotator_rates")
+
+    def __init__(self, beta: float = 0.1, initial_rate: float = 0.1, momentum: float = 0.1):
+        super().__init__(beta, initial_rate, momentum)
+        self.annotator_rates: dict[str, float] = {}
+        """eps_k of the annotators met so far."""
+
+    def rate_of(self, annotator: str | None) -> float:
+        """eps of an annotator's labels; the common rate where they were not met yet, or are unknown."""
+        common = self.estimated_rate
+        return common if annotator is None else self.annotator_rates.get(annotator, common)
+
+    def check_pairs(self, pairs: Any) -> None:
+        """See ``Objective``."""
+        if getattr(pairs, "annotators", None) is None:
+            raise UserError(
+                "AnnotatorRPOEM learns a rate for each annotator, but no training pair names one; give the "
+                "rows a column annotator (who gave the label), or choose RPOEM, which has one rate for all."
+            )
+
+    def right(self, rewards: Rewards) -> Tensor:
+        """(N,) posterior probabilities w that the labels are right, detached."""
+        u = rewards.u.detach()
+        rates = [self.rate_of(name) for name in _annotators(rewards)]
+        return torch.sigmoid(u + u.new_tensor([math.log1p(-eps) - math.log(eps) for eps in rates]))
+
+    @torch.no_grad()
+    def observe(self, rewards: Rewards, ids: list[str]) -> None:
+        """Move each eps_k, and the common rate, towards the mean of 1 - w. See ``Objective``."""
+        mine = list(zip(_annotators(rewards), (1 - self.right(rewards)).tolist(), strict=True))
+        wrong = defaultdict(list)
+        for name, value in on_all_ranks(mine):
+            wrong[name].append(value)
+        # fmean rounds once, so that the order of the pairs and their places on ranks change nothing.
+        for name, values in wrong.items():
+            if name is not None:
+                self.annotator_rates[name] = self._moved(self.rate_of(name), fmean(values))
+        self.estimated_rate = self._moved(self.estimated_rate, fmean(chain(*wrong.values())))
+
+    def learned(self) -> dict[str, float]:
+        """The reliability 1 - eps_k of each annotator."""
+        return {f"reliability/{name}": 1 - rate for name, rate in sorted(self.annotator_rates.items())}
+
+
+def _annotators(rewards: Rewards) -> list[str | None]:
+    return rewards.annotators or [None] * len(rewards.u)

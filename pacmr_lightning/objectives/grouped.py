@@ -51,8 +51,7 @@ class DrDPO(DPO):
     def group_weights(self, losses: Tensor, micro_batch_size: int | None = None) -> Tensor:
         """(N,) weights, softmax(-l / beta') over the group. See ``Objective``."""
         if self.group == "batch":
-            log_sum = self._log_sum(losses)
-            return (-losses / self.beta_prime - log_sum).exp()
+            return (-losses / self.beta_prime - self._log_sum(losses)).exp()
         total = self._count(losses)
         parts = self._micro_batches(losses, micro_batch_size)
         weights = [(-p / self.beta_prime).softmax(0) * len(p) / total for p in parts]

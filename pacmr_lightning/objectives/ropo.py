@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -63,9 +62,12 @@ class ROPO(Objective):
         self.alpha = alpha
         self.filter_share = filter_share
         self.filter_every = filter_every
-        self._updates = 0
-        self._last_loss: dict[str, float] = {}
-        self._dropped: set[str] = set()
+        self.kept = () if filter_share is None else ("updates", "last_loss", "dropped")
+        self.updates = 0
+        self.last_loss: dict[str, float] = {}
+        """Of each pair, at its last visit."""
+        self.dropped: list[str] = []
+        """Pairs that the last filtering dropped, sorted."""
 
     def __call__(self, rewards: Rewards) -> Tensor:
         """(N,) losses, unreduced."""
@@ -74,32 +76,30 @@ class ROPO(Objective):
 
     def pair_weights(self, ids: list[str]) -> Tensor | None:
         """(N,) 0 for pairs that the last filtering dropped, 1 for others. See ``Objective``."""
-        if not self._dropped:
+        if not self.dropped:
             return None
-        return torch.tensor([0.0 if name in self._dropped else 1.0 for name in ids])
+        dropped = set(self.dropped)
+        return torch.tensor([0.0 if name in dropped else 1.0 for name in ids])
 
     @torch.no_grad()
     def observe(self, rewards: Rewards, ids: list[str]) -> None:
-        """Remembers each pair's loss; filters when it is time. See ``Objective``."""
+        """Remember each pair's loss; filters when it is time. See ``Objective``."""
         if self.filter_share is None or self.filter_every is None:  # both or neither
             return
         # All ranks remember all pairs: a checkpoint is written by one, and all have to drop the same.
-        self._last_loss.update(on_all_ranks(list(zip(ids, self(rewards).tolist(), strict=True))))
-        self._updates += 1
-        if self._updates % self.filter_every == 0:
-            self._filter(self.filter_share)
-
-    def _filter(self, share: float) -> None:
-        # Ties are broken by id, so that all ranks and a resumed run agree.
-        worst_first = sorted(self._last_loss.items(), key=lambda item: (-item[1], item[0]))
-        self._dropped = {name for name, _ in worst_first[: round(share * len(worst_first))]}
-        rank_zero_info(
-            f"ROPO at update {self._updates}: dropped {len(self._dropped)} of the {len(worst_first)} pairs "
-            f"seen so far ({share:.1%}), those with the largest losses."
-        )
+        self.last_loss.update(on_all_ranks(list(zip(ids, self(rewards).tolist(), strict=True))))
+        self.updates += 1
+        if self.updates % self.filter_every == 0:
+            # Ties are broken by id, so that all ranks and a resumed run agree.
+            worst_first = sorted(self.last_loss, key=lambda name: (-self.last_loss[name], name))
+            self.dropped = sorted(worst_first[: round(self.filter_share * len(worst_first))])
+            rank_zero_info(
+                f"ROPO at update {self.updates}: dropped {len(self.dropped)} of the {len(worst_first)} pairs "
+                f"seen so far ({self.filter_share:.1%}), those with the largest losses."
+            )
 
     def check_plan(self, updates: int, updates_per_epoch: int) -> None:
-        """Refuses filtering in a run that visits no pair after the first filtering. See ``Objective``."""
+        """Refuse filtering in a run that visits no pair after the first filtering. See ``Objective``."""
         if self.filter_share is None or self.filter_every is None:
             return
         if updates <= max(updates_per_epoch, self.filter_every):
@@ -108,21 +108,3 @@ class ROPO(Objective):
                 f"({updates_per_epoch} an epoch) with filter_every {self.filter_every} no pair is "
                 "visited again after filtering; train for more epochs, or leave filter_share out."
             )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Updates so far, the last-seen loss of each pair, and the dropped pairs."""
-        if self.filter_share is None:
-            return {}
-        return {
-            "updates": self._updates,
-            "last_loss": dict(self._last_loss),
-            "dropped": sorted(self._dropped),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
-        super().load_state_dict(state)
-        if state:
-            self._updates = state["updates"]
-            self._last_loss = dict(state["last_loss"])
-            self._dropped = set(state["dropped"])

@@ -1,20 +1,25 @@
-"""Which attention a policy can run on, in which token layouts, and what is refused at once."""
+"""Attention implementations a policy can run on, the token layouts they allow, and their masks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedModel
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import is_flash_attn_2_available, is_kernels_available
 
+from ..batch import Segment
 from ..errors import UserError
 from .compiled import allow_recompilations
-from .rows import Layout
+from .rows import Layout, Rows
 
 AskedLayout = Literal["auto", "shared", "separate", "packed"]
+PreparedMask = Tensor | BlockMask
 
 FLEX, FLASH = "flex_attention", "flash_attention_2"
 PLAIN = ("sdpa", "eager")
@@ -52,30 +57,35 @@ def is_flash(attention: str) -> bool:
     return "flash" in attention  # by which transformers knows them, the Hub's kernels included
 
 
+def attention_of(model: PreTrainedModel) -> str:
+    """The attention implementation that a model uses now."""
+    return model.config._attn_implementation
+
+
 def plain_attention(model: PreTrainedModel) -> str:
-    """What transformers takes unasked: torch's SDPA, or its own code for models that SDPA cannot compute."""
+    """transformers' own choice: torch's SDPA, or its own code for models that SDPA cannot compute."""
     return "sdpa" if model._supports_sdpa else "eager"
 
 
 def use_attention(model: PreTrainedModel, name: str) -> None:
-    """Switches a model's attention.
+    """Switch a model's attention.
 
     Raises:
         ValueError: transformers cannot switch this model's.
         ImportError: its kernels are not there.
     """
-    before = model.config._attn_implementation
+    before = attention_of(model)
     if name == before:
         return
     if name == FLEX:
         allow_recompilations()
     model.set_attn_implementation(name)
-    if model.config._attn_implementation == before:
+    if attention_of(model) == before:
         raise ValueError(f"{type(model).__name__} keeps its {before} attention")
 
 
 def check_attention(attention: str, layout: AskedLayout, dtype: torch.dtype) -> None:
-    """Refuses what cannot work, before anything is loaded.
+    """Refuse what cannot work, before anything is loaded.
 
     Raises:
         UserError: the attention is unknown, or a FlashAttention that cannot do what is asked.
@@ -86,14 +96,12 @@ def check_attention(attention: str, layout: AskedLayout, dtype: torch.dtype) -> 
             f"attn_implementation is {attention}, but it must be one of {', '.join(known)}, or the Hub id of "
             "a kernel."
         )
-    if not is_flash(attention):
-        return
-    if dtype == torch.float32:
+    if is_flash(attention) and dtype == torch.float32:
         raise UserError(
             f"{attention} computes in half precision, but the base is float32; set dtype to bfloat16, or "
             "attn_implementation to sdpa."
         )
-    if layout == "shared":
+    if is_flash(attention) and layout == "shared":
         raise UserError(
             f"{attention} cannot honour the mask of the layout shared; set layout to packed or auto, or "
             f"attn_implementation to {FLEX} or sdpa."
@@ -107,30 +115,79 @@ def attention_plans(
 
     Unasked that is what transformers takes, on every device: kernels for GPUs that may be faster have to be
     asked for. The order is fixed and not timed on the spot, so that a run that goes on, or another process,
-    computes the same.
-
-    Args:
-        model: loaded with what was asked for, or ("auto") with transformers' own choice.
-        asked: ``attn_implementation``.
-        layout: which one is asked for.
-        device: of the model.
+    computes the same. The model is loaded with what was asked for, or ("auto") with transformers' own choice.
     """
-    own = model.config._attn_implementation
+    own = attention_of(model)
     own_layouts = ["packed" if is_flash(own) else "shared"] if layout == "auto" else [layout]
     found = [AttentionPlan(own, laid_out) for laid_out in dict.fromkeys([*own_layouts, "separate", "plain"])]
-    if asked != "auto" or device.type != "cuda":
-        return found, []
-    faster = [name for name in (FLEX, FLASH) if _can_have(model, name, layout)]
-    if not faster:
-        return found, []
-    return found, [
-        f"On this GPU attn_implementation {' or '.join(faster)} may be faster; try it on your model."
-    ]
+    faster = []
+    if asked == "auto" and device.type == "cuda":
+        installed = is_flash_attn_2_available() or is_kernels_available()
+        half = model.dtype in (torch.float16, torch.bfloat16)
+        if model._supports_flex_attn and layout in ("auto", "shared"):
+            faster.append(FLEX)
+        if model._supports_flash_attn and installed and half and layout != "shared":
+            faster.append(FLASH)
+    note = f"On this GPU attn_implementation {' or '.join(faster)} may be faster; try it on your model."
+    return found, [note] if faster else []
 
 
-def _can_have(model: PreTrainedModel, attention: str, layout: AskedLayout) -> bool:
-    if attention == FLEX:
-        return model._supports_flex_attn and layout in ("auto", "shared")
-    installed = is_flash_attn_2_available() or is_kernels_available()
-    half = model.dtype in (torch.float16, torch.bfloat16)
-    return model._supports_flash_attn and installed and half and layout != "shared"
+def attention_inputs(rows: Rows, config: PretrainedConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """Arguments of the transformer's forward beside tokens and positions.
+
+    Plain causal rows pass their padding mask and leave the rest to the model. A packed row has none: models
+    find the sequences by their positions, FlashAttention by their lengths. Shared rows pass a prepared mask.
+    """
+    if rows.real is not None:
+        return {"attention_mask": rows.real.long()}
+    if rows.lengths is None:
+        return {"attention_mask": shared_mask(rows, config, dtype)}
+    inputs: dict[str, Any] = {"attention_mask": None}
+    if is_flash(config.get_text_config()._attn_implementation):
+        # Given once, since every layer would read them off the positions, and wait for the device.
+        ends = F.pad(rows.lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        longest = int(rows.lengths.max())
+        inputs |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+        inputs |= {"max_length_q": longest, "max_length_k": longest}
+    return inputs
+
+
+def shared_mask(
+    rows: Rows, config: PretrainedConfig, dtype: torch.dtype
+) -> PreparedMask | dict[str, PreparedMask]:
+    """A prepared mask of shared rows, (R, 1, T, T), in the form that the attention implementation takes.
+
+    Sliding windows, counted in positions and not in columns, are cut into it; a model that mixes layer types
+    gets a dict with a mask for each, as transformers expects.
+    """
+    config = config.get_text_config()
+    settings = config.to_dict()
+    window, kinds = settings.get("sliding_window"), set(settings.get("layer_types") or ())
+    segments, positions = rows.segment_ids, rows.position_ids
+    assert segments is not None and positions is not None
+    count, length = rows.input_ids.shape
+    device = rows.input_ids.device
+    prompt = int(Segment.PROMPT)
+
+    def prepared(limit: int | None) -> PreparedMask:
+        def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            """Whether the query may look at the key: a ``mask_mod`` of FlexAttention."""
+            own, other = segments[row, query], segments[row, key]
+            # Padding looks at itself, which keeps its softmax finite; nobody else looks at padding.
+            seen = (query >= key) & ((own == other) | ((other == prompt) & (own > prompt)))
+            if limit is not None:
+                seen = seen & (positions[row, query] - limit < positions[row, key])
+            return seen
+
+        if config._attn_implementation == FLEX:
+            return create_block_mask(visible, count, None, length, length, device)
+        row, column = torch.arange(count, device=device), torch.arange(length, device=device)
+        dense = visible(row[:, None, None, None], row, column[:, None], column)
+        # What is added to the scores; of a boolean mask SDPA would make that in every layer anew.
+        scores = torch.zeros(dense.shape, dtype=dtype, device=device)
+        return scores.masked_fill_(~dense, torch.finfo(dtype).min)
+
+    limits = {"full_attention": None, "sliding_attention": window}
+    if len(kinds) > 1 and kinds <= limits.keys():
+        return {kind: prepared(limits[kind]) for kind in kinds}
+    return prepared(None if kinds and kinds != {"sliding_attention"} else window)

@@ -1,61 +1,37 @@
-"""The frozen base that a policy and its reference share."""
+"""The frozen base that a policy and its reference share: loaded, with one sentence for what goes wrong."""
 
 from __future__ import annotations
 
-import warnings
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import xxhash
-from lightning.pytorch.utilities import rank_zero_info
-from peft import PeftConfig, PeftModel
-from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.other import AuxiliaryTrainingWrapper
-from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel
-from transformers.utils import cached_file, find_adapter_config_file
+from peft import PeftConfig
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import find_adapter_config_file
 
-from ..batch import PairBatch, Segment
-from ..errors import UserError
-from ..strategies.sharding import is_sharded, whole
+from ..batch import PairBatch
+from ..errors import UserError, is_out_of_memory
+from ..strategies.sharding import whole
 from .attention import use_attention
-from .loading import loading, pretrained
+from .merged_adapters import merge_adapter
 from .quantized import AskedQuantization, prepare_quantized, quantization_options
-
-MERGE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
-"""Accepted mean difference of a token's log-probability, in nats, between two forms of a model, by dtype."""
-CHECKED = 256
-"""Tokens of a pair on which they are compared, at most."""
 
 
 def load_base(
     name: str,
     dtype: torch.dtype,
-    attention: str | None,
-    quantization: AskedQuantization | None = None,
-    pair: PairBatch | None = None,
-) -> PreTrainedModel:
-    """Return a model without dropout, loaded by ``load_model``.
-
-    Args:
-        name: see ``load_model``, as the following.
-        dtype: of the weights.
-        attention: as in transformers.
-        quantization: of the linear layers but the head.
-        pair: what a merged adapter is compared on.
-    """
-    model = load_model(name, dtype, attention, quantization, pair)
-    _switch_off_dropout(model)
-    return model
-
-
-def load_model(
-    name: str,
-    dtype: torch.dtype,
     attention: str | None = None,
     quantization: AskedQuantization | None = None,
     pair: PairBatch | None = None,
+    dropout: bool = False,
 ) -> PreTrainedModel:
     """Return the plain causal language model that a name stands for; adapters are merged.
 
@@ -67,7 +43,9 @@ def load_model(
         dtype: of the weights.
         attention: as in transformers, whose own choice None is.
         quantization: of the linear layers but the head.
-        pair: a batch whose first pair is compared; None for ids from all over the vocabulary.
+        pair: a batch whose first pair a merged adapter is compared on; None for ids from all over the
+            vocabulary.
+        dropout: leave the model's dropout as it is, and not switch it off.
 
     Raises:
         UserError: the model cannot be loaded or its adapter not merged, or it does not support the attention
@@ -83,14 +61,18 @@ def load_model(
                 "merged model."
             )
         options |= quantization_options(dtype)
-    with loading(name, attention):
+    with _loading(name, attention):
         if adapter:
+            chain = adapter_chain(name)
             # Compared on whatever device it is loaded on, where kernels for GPUs may not run.
-            model = _merged(adapter_chain(name), pair, options | {"attn_implementation": None})
+            revision = PeftConfig.from_pretrained(chain[-2]).revision
+            model = _pretrained(chain[-1], dtype=dtype, revision=revision)
+            for base, its_adapter in pairwise(reversed(chain)):
+                model = merge_adapter(model, its_adapter, base, pair)
             if attention is not None:
                 use_attention(model, attention)
         else:
-            model = pretrained(name, **options)
+            model = _pretrained(name, **options)
     if quantization is not None:
         prepare_quantized(model, dtype)
     elif getattr(model, "is_loaded_in_4bit", False):
@@ -98,7 +80,66 @@ def load_model(
             f"The model {name} is stored in 4 bits; set quantization to 4bit to train it (merging needs a "
             "model that is stored in full)."
         )
+    if not dropout:
+        _switch_off_dropout(model)
     return model
+
+
+def _pretrained(name: str, **options: Any) -> PreTrainedModel:
+    """A causal language model, all of whose weights were in its files.
+
+    Raises:
+        UserError: the model is an encoder-decoder, or its files lack weights, which transformers would draw
+            at random.
+    """
+    # Unless it is false, transformers asks on the terminal whether to run a model's own code.
+    options["trust_remote_code"] = False
+    if AutoConfig.from_pretrained(name, trust_remote_code=False).is_encoder_decoder:
+        raise UserError(f"The model {name} is an encoder-decoder; name a causal language model.")
+    # With its information, from_pretrained returns a pair.
+    loaded: Any = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
+    model, found = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
+    if missing := sorted(found["missing_keys"]):
+        raise UserError(
+            f"The model {name} lacks {len(missing)} weights of {type(model).__name__}, the first being "
+            f"{missing[0]}; name a causal language model with its head."
+        )
+    return model
+
+
+@contextmanager
+def _loading(name: str, attention: str | None = None) -> Iterator[None]:
+    """Turn what loading a model raises into a ``UserError``."""
+    if Path(name).is_file():
+        raise UserError(f"The model {name} is a file; name a folder that save_pretrained wrote, or a Hub id.")
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # safetensors, pickle and the quantisers have exceptions of their own
+        if is_out_of_memory(error):
+            raise
+        raise UserError(f"The model {name} cannot be loaded: {_reason(error, attention)}") from None
+
+
+def _reason(error: Exception, attention: str | None) -> str:
+    said = str(error).strip() or type(error).__name__
+    first_line = said.splitlines()[0]
+    about_attention = isinstance(error, ImportError) or "attention" in first_line.lower()
+    if attention not in (None, "sdpa") and about_attention:
+        return f"{first_line.split('. ')[0].rstrip('.')}; or set attn_implementation to sdpa or auto."
+    if "trust_remote_code" in said:
+        return (
+            "it comes with code of its own (auto_map in its config.json), which is not run here; name a "
+            "model whose code is in transformers."
+        )
+    if kind := re.match(r"Unrecognized configuration class <class '[\w.]*\.(\w+)'>", first_line):
+        return f"{kind[1]} is not of a causal language model; name one."
+    if "ignore_mismatched_sizes" in said or "size mismatch" in said:
+        return "the weights have other shapes than its config.json says; use the files of one model."
+    if isinstance(error, SafetensorError):
+        return f"a safetensors file is incomplete or is none ({first_line}); download it again."
+    return first_line
 
 
 def is_adapter(name: str) -> bool:
@@ -112,7 +153,7 @@ def is_adapter(name: str) -> bool:
         raise UserError(
             f"The model folder {name} does not exist; check the path, run SFT first, or give a Hub id."
         )
-    with loading(name):
+    with _loading(name):
         return find_adapter_config_file(name) is not None
 
 
@@ -120,13 +161,19 @@ def adapter_base(name: str) -> str:
     """Folder or Hub id of the model that an adapter was trained on, which may be an adapter itself.
 
     Raises:
-        UserError: the adapter's configuration names none, or none that is there.
+        UserError: the adapter is for another task, or its configuration names no base, or none that is there.
     """
-    base = PeftConfig.from_pretrained(name).base_model_name_or_path
+    config = PeftConfig.from_pretrained(name)
+    base = config.base_model_name_or_path
     if not base:
         raise UserError(
             f"The adapter {name} does not name the model that it was trained on; set base_model_name_or_path "
             "in its adapter_config.json."
+        )
+    if config.task_type not in (None, "CAUSAL_LM"):
+        raise UserError(
+            f"The adapter {name} is for the task {config.task_type}, not for a causal language model; name "
+            "another."
         )
     try:
         is_adapter(base)
@@ -154,161 +201,6 @@ def adapter_chain(name: str) -> list[str]:
             )
         chain.append(base)
     return chain
-
-
-def _merged(chain: list[str], pair: PairBatch | None, options: dict[str, Any]) -> PreTrainedModel:
-    """The plain model at the end of an ``adapter_chain``, with the adapters before it inside of its weights.
-
-    Raises:
-        UserError: see ``_with_adapter``.
-    """
-    configs: list[Any] = [PeftConfig.from_pretrained(name) for name in chain[:-1]]
-    for name, config in zip(chain, configs, strict=False):
-        if config.task_type not in (None, "CAUSAL_LM"):
-            raise UserError(
-                f"The adapter {name} is for the task {config.task_type}, not for a causal language model; "
-                "name another."
-            )
-    model = pretrained(chain[-1], revision=configs[-1].revision, **options)
-    for place in reversed(range(len(configs))):
-        model = _with_adapter(model, chain[place], chain[place + 1], configs[place], pair)
-    return model
-
-
-def _with_adapter(
-    model: PreTrainedModel, name: str, base: str, config: Any, pair: PairBatch | None
-) -> PreTrainedModel:
-    """A base with one adapter inside of its weights.
-
-    Raises:
-        UserError: this kind of adapter is no change of weights, the base is stored in 4 bits, or the merged
-            model differs from what PEFT computes.
-    """
-    rank_zero_info(f"Merging the adapter {name} into its base {base}.")
-    if getattr(model, "is_loaded_in_4bit", False):
-        raise UserError(
-            f"The adapter {name} was trained on {base}, which is stored in 4 bits, "
-            "where it would be rounded away; load that model in full, put the adapter on it (PEFT's "
-            "PeftModel.from_pretrained and merge_and_unload), save it, and name its folder."
-        )
-    if any(is_sharded(parameter) for parameter in model.parameters()):
-        raise UserError(
-            f"The model {name} is an adapter, which cannot be merged into a base that ZeRO-3 keeps in parts; "
-            "merge it first (PEFT's merge_and_unload) and name the merged model."
-        )
-    known = _embeddings(model).num_embeddings
-    _make_room(model, name)
-    added = _embeddings(model).weight[known:].clone()
-    tokens = compared_tokens(model, pair, getattr(config, "trainable_token_indices", None))
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="Found missing adapter keys")
-            adapted = PeftModel.from_pretrained(model, name)
-    except (RuntimeError, UserWarning) as error:  # other shapes, or other names
-        raise UserError(
-            f"The adapter {name} does not fit its base {base} ({str(error).strip().splitlines()[0][:200]}); "
-            "set base_model_name_or_path in its adapter_config.json to the model that it was trained on."
-        ) from None
-    if not hasattr(adapted, "merge_and_unload"):
-        raise UserError(
-            f"The adapter {name} is of PEFT's kind {config.peft_type.value}, which cannot be merged into the "
-            "model that it was trained on; name a LoRA adapter, or a whole model."
-        )
-    expected = next_token_log_probs(adapted, tokens)
-    untie_head(model)
-    try:
-        merged = cast("PreTrainedModel", adapted.merge_and_unload())
-    except (RuntimeError, ValueError, NotImplementedError) as error:
-        raise UserError(
-            f"The adapter {name} cannot be merged into its base {base} ({str(error).strip().rstrip('.')}); "
-            "name a LoRA adapter, or a whole model."
-        ) from None
-    if len(added) and torch.equal(_embeddings(merged).weight[known:], added):
-        raise UserError(
-            f"The tokenizer in {name} has {len(added)} tokens that its base {base} does not know, and the "
-            "adapter has no embeddings for them, so they would be random; save the base that the adapter was "
-            "trained on, with these tokens, and name it in adapter_config.json."
-        )
-    found = next_token_log_probs(merged, tokens)
-    check_same(expected, found, f"The adapter {name}, merged into {base},", "PEFT without merging")
-    return merged
-
-
-def _embeddings(model: PreTrainedModel) -> nn.Embedding:
-    return cast("nn.Embedding", model.get_input_embeddings())
-
-
-def _make_room(model: PreTrainedModel, adapter: str) -> None:
-    """Grows the embeddings where the adapter's own tokenizer has more tokens, as PEFT's auto classes do."""
-    # From a folder, or from the Hub's cache; an adapter without a tokenizer has its base's.
-    if cached_file(adapter, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False) is None:
-        return
-    size = len(AutoTokenizer.from_pretrained(adapter))
-    if size > _embeddings(model).num_embeddings:
-        model.resize_token_embeddings(size)
-
-
-def untie_head(model: PreTrainedModel) -> None:
-    """Give the head a weight of its own where it shares the embeddings' and an adapter changes one of them.
-
-    Unmerged, such an adapter changes that one alone.
-    """
-    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if not any(isinstance(part, (BaseTunerLayer, AuxiliaryTrainingWrapper)) for part in (embeddings, head)):
-        return
-    embedded = {id(weight) for weight in embeddings.parameters()}
-    for layer in head.modules():
-        weight = dict(layer.named_parameters(recurse=False)).get("weight")
-        if weight is not None and id(weight) in embedded:
-            layer.weight = nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
-            for config in (model.config, model.config.get_text_config()):
-                config.tie_word_embeddings = False
-
-
-def compared_tokens(
-    model: PreTrainedModel, pair: PairBatch | None, own: list[int] | dict[str, list[int]] | None = None
-) -> Tensor:
-    """(L,) token ids on which two forms of a model are compared, on the CPU.
-
-    Args:
-        model: what must know the ids, and their number.
-        pair: a batch whose first prompt and chosen response are taken; None for ids from all over the
-            vocabulary.
-        own: ids that an adapter changes by themselves (``trainable_token_indices``); some come first.
-    """
-    size = _embeddings(model).num_embeddings
-    own = [i for ids in own.values() for i in ids] if isinstance(own, dict) else own or []
-    if pair is None:
-        tokens = torch.linspace(0, size - 1, 32, device="cpu").long()
-    else:
-        segments = pair.segment_ids[0]
-        kept = (segments == Segment.PROMPT) | (segments == Segment.CHOSEN)
-        tokens = pair.input_ids[0, kept][:CHECKED].cpu()
-    # Lightning builds a model with its own device as torch's default.
-    ids = torch.cat([torch.tensor(own[:8], dtype=torch.long, device="cpu"), tokens])
-    return ids[ids < size][: getattr(model.config.get_text_config(), "max_position_embeddings", None)]
-
-
-def check_same(expected: Tensor, found: Tensor, what: str, like: str) -> None:
-    """Compare (L,) log-probabilities in nats, which have the dtype of the models that gave them.
-
-    Raises:
-        UserError: they differ by more than rounding does.
-    """
-    error = float((found - expected).abs().mean())
-    if not error <= MERGE_TOLERANCE[expected.dtype]:
-        raise UserError(
-            f"{what} gives other log-probabilities than {like} ({error:.1e} nats a token); merge the model "
-            "yourself, save it and name its folder."
-        )
-
-
-@torch.no_grad()
-def next_token_log_probs(model: nn.Module, tokens: Tensor) -> Tensor:
-    """(L - 1,) log-probabilities of each token after those before it, in nats, by a plain forward pass."""
-    ids = tokens[None].to(next(model.parameters()).device)
-    logits = model(input_ids=ids).logits[0, :-1]
-    return logits.float().log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].to(logits.dtype)
 
 
 def _switch_off_dropout(model: PreTrainedModel) -> None:
@@ -346,10 +238,7 @@ def weights_digest(model: PreTrainedModel) -> str:
 def recompute_activations(model: PreTrainedModel, recomputed: bool = True, dropout: bool = False) -> None:
     """Set whether activations inside of a layer are computed again in backward, or kept.
 
-    Args:
-        model: the base.
-        recomputed: compute them again.
-        dropout: the layers draw random numbers, so that checkpoints keep the generators' state.
+    With ``dropout`` the layers draw random numbers, so that checkpoints keep the generators' state.
     """
     # transformers calls activation checkpointing what it called gradient checkpointing at first.
     kind = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"

@@ -12,11 +12,7 @@ _STRETCHED = ("linear", "dynamic", "yarn")
 
 
 def positions(config: PreTrainedConfig) -> int | None:
-    """Return how many tokens a model can read; None for one without a limit, such as with ALiBi.
-
-    Args:
-        config: of the model.
-    """
+    """Return how many tokens a model can read; None for one without a limit, such as with ALiBi."""
     config = config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
     if limit is None or getattr(config, "alibi", False):

@@ -1,60 +1,151 @@
-"""What the method needs of a LoRA adapter: plain linears in fp32 that start as the identity."""
+"""The policy's LoRA adapter: made from checked options, plain fp32 linears that start as the identity."""
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
 from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from ..errors import UserError
 
 ADAPTER = "default"
+
+OVERRULED = {
+    "task_type": "it is always CAUSAL_LM; leave it out",
+    "inference_mode": "the adapter is always trained; leave it out",
+    **dict.fromkeys(
+        ("auto_mapping", "base_model_name_or_path", "peft_type", "peft_version", "revision"),
+        "PEFT writes it itself; leave it out",
+    ),
+    **dict.fromkeys(
+        ("lora_ga_config", "megatron_config", "megatron_core", "qalora_group_size", "use_qalora"),
+        "it has no effect on the layers of these models; leave it out",
+    ),
+}
+"""Keys of ``peft.LoraConfig`` that would do nothing, and what to do about each."""
+_FROM_DATA = ("corda", "eva", "lora_ga")
+"""Initialisations that PEFT leaves undone unless it is given data, or gradients, beforehand."""
 
 
 class UnhookedLoraError(UserError):
     """A LoRA layer's linears are not called on whole rows, so that hooks on them miss what it does."""
 
 
-def check_hooked(layers: Mapping[str, LoraLayer]) -> None:
-    """Check that each LoRA layer calls its linears, on which hooks move parameters and see gradients.
+def check_keys(option: str, given: Mapping[str, Any] | None, config: type, taken: Mapping[str, str]) -> None:
+    """Check the keys of a dict that a config class is made from.
 
-    LoRA on a tensor of experts' weights (PEFT's ``ParamWrapper``) does not: it adds the product of its
-    matrices to the weights.
-
-    Args:
-        layers: all LoRA layers by name.
+    transformers' configs keep keys that they do not know, so that a misspelt one would do nothing. ``taken``
+    has the keys that would be overruled, and what to do about each.
 
     Raises:
-        UnhookedLoraError: a layer does not; names it, and linear layers to target instead.
+        UserError: a key is ``taken``, or ``config`` does not know it.
     """
-    wrapped = {name: layer for name, layer in layers.items() if isinstance(layer, ParamWrapper)}
-    if not wrapped:
-        return
-    name, layer = next(iter(wrapped.items()))
-    linears = sorted({name.rpartition(".")[2] for name in layers.keys() - wrapped.keys()})
-    raise UnhookedLoraError(
-        f"The LoRA layer {name} is on the parameter {layer.parameter_name} of a mixture of experts, for "
-        "which neither single pairs' gradients nor the virtual step are computed; set the policy's "
-        f"target_modules to {'[' + ', '.join(linears) + ']' if linears else 'the names of linear layers'}."
+    known = inspect.signature(config).parameters
+    for key in given or {}:
+        if key in taken:
+            raise UserError(f"{option} has the key {key!r}, which would be ignored there: {taken[key]}.")
+        if key not in known:
+            raise UserError(
+                f"{option} has the key {key!r}, which {config.__name__} does not know; remove it."
+            )
+
+
+def add_lora(model: PreTrainedModel, options: Mapping[str, Any], option: str) -> PeftModel:
+    """Return the model with a new, trainable LoRA adapter in fp32, and its own weights frozen.
+
+    Args:
+        model: the base.
+        options: keys of ``peft.LoraConfig``, which messages call ``option``.
+
+    Raises:
+        UserError: the options do not fit each other or the model, or one of them has no effect.
+    """
+    initial = options.get("init_lora_weights", True)
+    if initial in _FROM_DATA:
+        raise UserError(
+            f"{option} has init_lora_weights {initial}, which is computed from data that is not given here; "
+            "leave it out."
+        )
+    targets = options["target_modules"]
+    # PEFT passes over a name that matches nothing, as long as another one matches.
+    for key in ("target_modules", "exclude_modules"):
+        if isinstance(options.get(key), (list, tuple, set)):
+            for target in options[key]:
+                if not any(f".{name}".endswith(f".{target}") for name, _ in model.named_modules()):
+                    raise UserError(f"{key} names {target}, {_which_there_are(model)}")
+    try:
+        with warnings.catch_warnings():
+            # PEFT only warns of an option that matches nothing, or goes with another one.
+            for key in options.keys() - {"r", "target_modules"}:
+                warnings.filterwarnings("error", rf"(?s).*\b{key}\b")
+            adapted = get_peft_model(model, LoraConfig(**options))
+    except (ValueError, TypeError, AttributeError, NotImplementedError, ImportError, Warning) as error:
+        said = " ".join(str(error).split()).rstrip(".")
+        if "not found in the base model" in said and "layers_" not in said:
+            raise UserError(f"target_modules is {targets}, {_which_there_are(model)}") from None
+        if said.startswith("Target module ") or "Mamba-based" in said:
+            raise UserError(
+                f"target_modules is {targets}, which PEFT cannot adapt in {type(model).__name__} "
+                f"({said[:160]}); set it to {_listed(model, said)}."
+            ) from None
+        raise UserError(f"{option} cannot be used with this model ({said[:200]}); change it.") from None
+    layers = options.get("layers_to_transform")
+    found = [name for name, module in adapted.named_modules() if isinstance(module, LoraLayer)]
+    for layer in [layers] if isinstance(layers, int) else layers or []:
+        if not any(f".{layer}." in name for name in found):
+            raise UserError(f"{option} has layer {layer} in layers_to_transform, which adapts nothing there.")
+    return adapted
+
+
+def linear_names(model: nn.Module) -> list[str]:
+    """Return the last parts of the names of the linear layers, the head left out."""
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    # A router that is a linear layer with another forward returns more than a tensor.
+    return sorted(
+        {
+            name.removesuffix(".base_layer").rpartition(".")[2]
+            for name, module in model.named_modules()
+            if module is not head
+            and isinstance(module, (nn.Linear, Conv1D))
+            and not type(module).__module__.startswith("transformers.models")
+            and ".lora_" not in name
+        }
     )
+
+
+def _which_there_are(model: nn.Module) -> str:
+    return (
+        f"but {type(model).__name__} has no such layer; set it to all-linear or some of {_listed(model)}, or "
+        "to a regular expression of whole names."
+    )
+
+
+def _listed(model: nn.Module, without: str = "") -> str:
+    """The names as one types them, without those that a message quotes."""
+    return f"[{', '.join(name for name in linear_names(model) if repr(name) not in without)}]"
 
 
 def lora_linears(model: nn.Module) -> dict[str, nn.Linear]:
     """The A and B linears of every LoRA layer, by the name of their weight in ``named_parameters``."""
-    linears = {}
-    for name, layer in model.named_modules():
-        if isinstance(layer, LoraLayer):
-            for part in ("lora_A", "lora_B"):
-                linears[f"{name}.{part}.{ADAPTER}.weight"] = getattr(layer, part)[ADAPTER]
-    return linears
+    return {
+        f"{name}.{part}.{ADAPTER}.weight": getattr(layer, part)[ADAPTER]
+        for name, layer in model.named_modules()
+        if isinstance(layer, LoraLayer)
+        for part in ("lora_A", "lora_B")
+    }
 
 
 def check_lora(model: PeftModel) -> None:
-    """Checks that shifting the LoRA linears' outputs is the same as shifting every trainable parameter.
+    """Check that shifting the LoRA linears' outputs is the same as shifting every trainable parameter.
 
     Raises:
         UserError: a LoRA variant (DoRA and others) bypasses the linears, something else than them is
@@ -86,3 +177,24 @@ def check_lora(model: PeftModel) -> None:
                 "The adapter does not start as the identity, so the policy would not start at the reference; "
                 "remove init_lora_weights from lora_options."
             )
+
+
+def check_hooked(layers: Mapping[str, LoraLayer]) -> None:
+    """Check that each LoRA layer, by name, calls its linears, whose hooks move parameters and see gradients.
+
+    LoRA on a tensor of experts' weights (PEFT's ``ParamWrapper``) does not: it adds the product of its
+    matrices to the weights.
+
+    Raises:
+        UnhookedLoraError: a layer does not; names it, and linear layers to target instead.
+    """
+    wrapped = {name: layer for name, layer in layers.items() if isinstance(layer, ParamWrapper)}
+    if not wrapped:
+        return
+    name, layer = next(iter(wrapped.items()))
+    linears = sorted({name.rpartition(".")[2] for name in layers.keys() - wrapped.keys()})
+    raise UnhookedLoraError(
+        f"The LoRA layer {name} is on the parameter {layer.parameter_name} of a mixture of experts, for "
+        "which neither single pairs' gradients nor the virtual step are computed; set the policy's "
+        f"target_modules to {'[' + ', '.join(linears) + ']' if linears else 'the names of linear layers'}."
+    )

@@ -1,23 +1,43 @@
-"""PolicyModel: what is trained, how it computes log-probabilities, and what it generates."""
+"""PolicyModel: a frozen base with a LoRA adapter, its log-probabilities, and what it generates."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from peft import LoraConfig
-from torch import Tensor
-from transformers import GenerationConfig
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedModel
 
 from ..batch import LogProbs, PairBatch
 from ..errors import UserError
 from ..freed_memory import return_freed_memory
 from ..numerics import AskedDtype, base_dtype, numerics, recomputes
-from .attention import FLEX, AskedLayout, AttentionPlan, check_attention, plain_attention, use_attention
-from .new_adapter import OVERRULED, check_keys
+from ..ranks import max_over_ranks
+from ..strategies.sharding import is_sharded
+from .attention import (
+    FLEX,
+    AskedLayout,
+    AttentionPlan,
+    attention_inputs,
+    attention_of,
+    check_attention,
+    exclude_cudnn,
+    plain_attention,
+    use_attention,
+)
+from .base_model import adapter_chain, load_base, recompute_activations, weights_digest
+from .compiled import compile_layers
+from .logprobs import token_values, upcast
+from .lora import OVERRULED, add_lora, check_hooked, check_keys, check_lora, lora_linears
+from .merged_adapters import check_same, compared_tokens, next_token_log_probs, save_with_bases
 from .quantized import AskedQuantization, check_quantization, quantized_numerics
-from .rows import Rows, rows_of
-from .scoring import Judged, ScoringModel
+from .rows import Layout, Rows, rows_of
 from .selfcheck import choose_plan
 
 OWN_KEYS = OVERRULED | {
@@ -30,12 +50,23 @@ OWN_KEYS = OVERRULED | {
 """Keys of ``peft.LoraConfig`` that ``lora_options`` may not have, and what to do about each."""
 
 
-class PolicyModel(ScoringModel):
+class PolicyAndReference(NamedTuple):
+    """Log-probabilities of N pairs' responses under both models, and their KL, in nats."""
+
+    policy: LogProbs
+    reference: LogProbs
+    token_kl: Tensor
+    """(N,) KL(pi || pi_ref) of the next token, averaged over the positions of both responses."""
+    chosen_kl: Tensor
+    """(N,) the same KL, summed over the positions of the chosen response."""
+
+
+class PolicyModel(nn.Module):
     """Any Hugging Face causal LM with a PEFT LoRA adapter (paper, section 5.4).
 
     The base weights are frozen and the adapter starts as the identity, so a fresh policy equals the
-    reference. Dropout is off everywhere: the virtual step and the central difference compare forward passes
-    at nearby parameters, which dropout would drown.
+    reference, which is the same model with the adapter off. Dropout is off everywhere: the virtual step and
+    the central difference compare forward passes at nearby parameters, which dropout would drown.
 
     Args:
         model: folder or Hub id of the base model. A PEFT adapter folder is merged into its base first, so
@@ -79,14 +110,15 @@ class PolicyModel(ScoringModel):
         compile: bool = False,
         quantization: AskedQuantization | None = None,
     ):
+        super().__init__()
         if rank < 1:
             raise UserError(f"LoRA rank is {rank}, but it must be at least 1 (the paper uses 16).")
         if not alpha > 0:
             raise UserError(f"LoRA alpha is {alpha}, but it must be above 0 (the paper uses 32).")
         if logit_chunk < 1:
             raise UserError(f"logit_chunk is {logit_chunk}, but it must be at least 1.")
-        kind = base_dtype(dtype)
-        check_attention(attn_implementation, layout, kind)
+        self.dtype = base_dtype(dtype)
+        check_attention(attn_implementation, layout, self.dtype)
         check_quantization(quantization)
         if quantization is not None and compile:
             raise UserError(
@@ -94,7 +126,7 @@ class PolicyModel(ScoringModel):
                 "of them to its default."
             )
         check_keys("lora_options", lora_options, LoraConfig, OWN_KEYS)
-        lora = {
+        self.lora = {
             **(lora_options or {}),
             "r": rank,
             "lora_alpha": alpha,
@@ -102,11 +134,137 @@ class PolicyModel(ScoringModel):
             "lora_dropout": 0.0,
             "task_type": "CAUSAL_LM",
         }
-        recompute = recomputes(gradient_checkpointing)
-        super().__init__(str(model), lora, kind, attn_implementation, recompute, compile, quantization)
+        """Keys of ``peft.LoraConfig``."""
+        self.name = str(model)
+        self.gradient_checkpointing = recomputes(gradient_checkpointing)
+        self.attn_implementation = attn_implementation
         self.layout = layout
         self.logit_chunk = logit_chunk
+        self.compiles = compile
+        self.quantization = quantization
+        self.has_stepped = False
+        """Set after this process's first optimizer step, when the device's peak memory is that of a step."""
+        self.left_free: int | None = None
+        """Bytes of a GPU that such a step left free, where VNet's updates need to know."""
+        self.keeps_gradients: bool | None = None
+        """The last decision on each pair's gradient that was printed."""
+        self._digest: str | None = None
         self._plan: AttentionPlan | None = None
+
+    def build(self, announce: bool = True, pair: PairBatch | None = None) -> None:
+        """Load the base and add the adapter. Does nothing the second time.
+
+        Args:
+            announce: print which model is the reference, and what of the policy is trained.
+            pair: a batch whose first pair the reference is compared on with the model as named; without one
+                merged adapters alone are compared, on other tokens.
+
+        Raises:
+            UserError: the model cannot be loaded, or the LoRA options are not plain LoRA.
+        """
+        if hasattr(self, "peft"):
+            return
+        exclude_cudnn()
+        asked = None if self.attn_implementation == "auto" else self.attn_implementation
+        base = load_base(self.name, self.dtype, asked, self.quantization, pair)
+        base.requires_grad_(False)
+        base.config.use_cache = False
+        expected = None
+        if pair is not None and not is_sharded(next(base.parameters())):
+            tokens = compared_tokens(base, pair)
+            expected = next_token_log_probs(base, tokens)
+        self.peft = add_lora(base, self.lora, "lora_options")
+        check_lora(self.peft)
+        # Dicts, not submodules: the modules are registered in self.peft already.
+        self._linears = lora_linears(self)
+        self._lora_layers = {
+            name: layer for name, layer in self.model.named_modules() if isinstance(layer, LoraLayer)
+        }
+        if expected is not None:
+            with self.reference():
+                found = next_token_log_probs(self.model, tokens)
+            check_same(expected, found, f"The reference made of {self.name}", f"{self.name} itself")
+        chain = adapter_chain(self.name)
+        if len(chain) > 1:
+            self.peft.save_pretrained = partial(  # type: ignore[method-assign]
+                save_with_bases, self.peft, chain
+            )
+        if self.gradient_checkpointing:
+            recompute_activations(self.model)
+        if self.compiles:
+            compile_layers(self.model)
+        self.train()
+        if announce:
+            trained = sum(parameter.numel() for parameter in self.adapter().values())
+            # A 4-bit layer's weight has half as many bytes as parameters, which transformers knows.
+            rank_zero_info(
+                f"Reference: {self.name} without adapter; policy: the same with LoRA r={self.lora['r']}, "
+                f"{trained:,} trained of {base.num_parameters():,} parameters."
+            )
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model, with LoRA layers inside."""
+        return cast("PreTrainedModel", self.peft.get_base_model())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the adapter is, and so where batches have to be."""
+        return next(iter(self.adapter().values())).device
+
+    @property
+    def attention(self) -> str:
+        """The attention implementation that the model uses now."""
+        return attention_of(self.model)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether ZeRO-3 keeps the parameters in parts: a forward pass then needs all ranks."""
+        return any(is_sharded(parameter) for parameter in self.parameters())
+
+    def adapter(self) -> dict[str, nn.Parameter]:
+        """The trainable parameters omega by name."""
+        # torch annotates a linear's weight as any tensor.
+        return {name: linear.weight for name, linear in self._linears.items()}  # type: ignore[misc]
+
+    def lora_linears(self) -> dict[str, nn.Linear]:
+        """The A and B linears of every LoRA layer by parameter name (omega is their weights)."""
+        return self._linears
+
+    def check_hooked(self) -> None:
+        """Raise an ``UnhookedLoraError`` where hooks on the adapter's linears miss what it does."""
+        check_hooked(self._lora_layers)
+
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Inside, the model is the reference: the same weights with the adapter off."""
+        # What peft's own disable_adapter does, without its walk through all modules on every step.
+        for layer in self._lora_layers.values():
+            layer.enable_adapters(False)
+        try:
+            yield
+        finally:
+            for layer in self._lora_layers.values():
+                layer.enable_adapters(True)
+
+    def reference_digest(self) -> str:
+        """A hash of the reference's frozen weights, computed once; the adapter is no part of it."""
+        if self._digest is None:
+            self._digest = weights_digest(self.model)
+        return self._digest
+
+    def in_step(self, parts: Iterable[PairBatch], filler: PairBatch) -> Iterator[tuple[PairBatch, bool]]:
+        """This rank's micro-batches, and whether each counts.
+
+        Where a forward pass needs all ranks, those with fewer micro-batches than others go on with
+        ``filler``, which does not count.
+        """
+        parts = list(parts)
+        rounds = len(parts)
+        if self.is_sharded:
+            rounds = max_over_ranks(rounds, filler.input_ids.device)
+        yield from ((part, True) for part in parts)
+        yield from ((filler, False) for _ in range(rounds - len(parts)))
 
     def rows(self, batch: PairBatch) -> Rows:
         """The batch in the token layout that the self-check chose on the first batch it saw."""
@@ -121,8 +279,22 @@ class PolicyModel(ScoringModel):
             entropies: of the next token at each position of the responses too, without gradient; they cost
                 one more tensor of a chunk's logits.
         """
-        layout = self._plan_for(batch).layout
-        return self.score(rows_of(layout, batch) if rows is None else rows, layout == "plain", entropies)
+        return self.score(self.rows(batch) if rows is None else rows, entropies)
+
+    def log_probs_in(self, layout: Layout, batch: PairBatch) -> LogProbs:
+        """Summed response log-probabilities of N pairs in a given layout, with the attention in use now."""
+        return self.score(rows_of(layout, batch))
+
+    def score(self, rows: Rows, entropies: bool = False) -> LogProbs:
+        """Summed response log-probabilities of N pairs as the adapter is, on or off: (N,) values in nats."""
+        states, head = self._predictions(rows)
+        head_weights = self.model.get_output_embeddings().parameters()
+        frozen = not rows.whole_logits and not any(weight.requires_grad for weight in head_weights)
+        tokens = token_values(states, head, rows.targets, self._pieces(rows), frozen, entropies)
+        found = rows.log_probs(tokens.log_probs)
+        if tokens.entropies is not None:
+            found.entropies = rows.log_probs(tokens.entropies)
+        return found
 
     @torch.no_grad()
     def reference_log_probs(self, batch: PairBatch) -> LogProbs:
@@ -133,11 +305,88 @@ class PolicyModel(ScoringModel):
             return self.log_probs(batch)
 
     @torch.no_grad()
-    def reference_states(self, batch: PairBatch) -> Tensor:
-        """What the reference's layers hold of N pairs' responses: see ``response_states``."""
-        layout = self._plan_for(batch).layout
+    def judged(self, batch: PairBatch) -> PolicyAndReference:
+        """Log-probabilities of N pairs under policy and reference, and their KL: one forward pass of each.
+
+        The reference's log-probabilities are those that the batch brings, if any.
+        """
+        rows = self.rows(batch)
+        states, head = self._predictions(rows)
         with self.reference():
-            return self.response_states(rows_of(layout, batch))
+            states_reference, _ = self._predictions(rows)
+        parts, pieces = [], self._pieces(rows)
+        for h, h_reference, target in zip(
+            *(x.tensor_split(pieces) for x in (states, states_reference, rows.targets)), strict=True
+        ):
+            log_p = upcast(head(h)).log_softmax(1)
+            with self.reference():
+                log_q = upcast(head(h_reference)).log_softmax(1)
+            chosen = (log.gather(1, target[:, None])[:, 0] for log in (log_p, log_q))
+            parts.append(torch.stack([*chosen, (log_p.exp() * (log_p - log_q)).sum(1)]))
+        tokens_p, tokens_q, tokens_kl = torch.cat(parts, dim=1)
+        pair = rows.owner % rows.pairs
+        sums = tokens_kl.new_zeros(rows.pairs).index_add(0, pair, tokens_kl)
+        return PolicyAndReference(
+            rows.log_probs(tokens_p),
+            batch.reference or rows.log_probs(tokens_q),
+            sums / torch.bincount(pair, minlength=rows.pairs),
+            rows.log_probs(tokens_kl).chosen,
+        )
+
+    @torch.no_grad()
+    def response_states(self, rows: Rows) -> Tensor:
+        """What the model's layers hold of N pairs' responses, as the adapter is: (N, 2, 2H) in fp32.
+
+        For chosen and rejected: the mean of the middle layer's states over the tokens that predict the
+        response, in which words' meanings stand, and the last layer's state at the last of them, which has
+        seen the whole response.
+        """
+        found = self.model.base_model(**self._inputs(rows), output_hidden_states=True)
+        middle = found.hidden_states[len(found.hidden_states) // 2][rows.source].float()
+        count = 2 * rows.pairs
+        sums = middle.new_zeros(count, middle.shape[1]).index_add(0, rows.owner, middle)
+        means = sums / torch.bincount(rows.owner, minlength=count)[:, None]
+        places = torch.arange(len(rows.owner), device=middle.device)
+        ends = torch.zeros_like(places[:count]).scatter_reduce(0, rows.owner, places, "amax")
+        last = found.last_hidden_state[rows.source][ends].float()
+        return torch.cat([means, last], dim=1).view(2, rows.pairs, -1).transpose(0, 1)
+
+    def reference_states(self, batch: PairBatch) -> Tensor:
+        """``response_states`` of the reference."""
+        rows = self.rows(batch)
+        with self.reference():
+            return self.response_states(rows)
+
+    def _predictions(self, rows: Rows) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """(K, H) states that predict the response tokens, and what makes logits of them."""
+        if rows.whole_logits:
+            return self.model(**self._inputs(rows)).logits[rows.source], nn.Identity()
+        states = self.model.base_model(**self._inputs(rows)).last_hidden_state[rows.source]
+        return states, self.model.get_output_embeddings()
+
+    def _inputs(self, rows: Rows) -> dict[str, Any]:
+        inputs = attention_inputs(rows, self.model.config, self.model.dtype)
+        if rows.position_ids is not None:
+            inputs["position_ids"] = rows.position_ids
+        return inputs | {"input_ids": rows.input_ids, "use_cache": False}
+
+    def _pieces(self, rows: Rows) -> int:
+        """How often the head is asked; as often on every rank where it is gathered each time."""
+        pieces = -(-len(rows.targets) // self.logit_chunk)
+        return max_over_ranks(pieces, rows.targets.device) if self.is_sharded else pieces
+
+    def _plan_for(self, batch: PairBatch) -> AttentionPlan:
+        """What the self-check chose on the first batch it saw."""
+        if self._plan is None:
+            if self.compiles and self.is_sharded:
+                raise UserError(
+                    "ZeRO-3 gathers parameters through hooks, with which no layer is compiled; set compile "
+                    "to false, or use a lower stage."
+                )
+            self._plan = choose_plan(
+                self.model, self.attn_implementation, self.layout, batch, self.log_probs_in, self.compiles
+            )
+        return self._plan
 
     def log_prob_options(self, batch: PairBatch) -> dict[str, Any]:
         """What changes a log-probability beside weights and tokens; ways are tried on ``batch``."""
@@ -154,25 +403,6 @@ class PolicyModel(ScoringModel):
             **numerics(self.device),
             "config": {name: config[name] for name in sorted(config) if name not in ignored},
         }
-
-    def judged(self, batch: PairBatch) -> Judged:
-        """What held-out pairs and samples are judged by: log-probabilities of both models, and their KL.
-
-        The reference's log-probabilities are those that the batch brings, if any.
-        """
-        layout = self._plan_for(batch).layout
-        return self.score_both(rows_of(layout, batch), layout == "plain", batch.reference)
-
-    def _plan_for(self, batch: PairBatch) -> AttentionPlan:
-        """What the self-check chose on the first batch it saw."""
-        if self._plan is None:
-            if self.compiles and self.is_sharded:
-                raise UserError(
-                    "ZeRO-3 gathers parameters through hooks, with which no layer is compiled; set compile "
-                    "to false, or use a lower stage."
-                )
-            self._plan = choose_plan(self, batch)
-        return self._plan
 
     @torch.no_grad()
     def generate(self, **options: Any) -> Tensor:

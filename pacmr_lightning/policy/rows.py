@@ -13,7 +13,7 @@ Three layouts of the same pairs:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from ..batch import LogProbs, PairBatch, Segment
 from ..numerics import wide
 
 Layout = Literal["shared", "separate", "packed", "plain"]
-"""How tokens are laid out; "plain" is "separate" with the model's own, whole logits."""
+"""How tokens are laid out; "plain" is "separate" with the model's own positions and whole logits."""
 
 
 @dataclass
@@ -53,6 +53,8 @@ class Rows:
     """(R, T) bool, the token is no padding: one sequence a row."""
     lengths: Tensor | None = None
     """(2N,) tokens of each sequence: all of them in one row."""
+    whole_logits: bool = False
+    """Take the model's own logits, which it may transform, and not its head's."""
 
     def log_probs(self, tokens: Tensor) -> LogProbs:
         """Sums (K,) values of the response tokens, such as log-probabilities, to one a response."""
@@ -67,7 +69,7 @@ def rows_of(layout: Layout, batch: PairBatch) -> Rows:
     if layout == "packed":
         return packed_rows(batch)
     if layout == "plain":
-        return replace(separate_rows(batch), position_ids=None)
+        return replace(separate_rows(batch), position_ids=None, whole_logits=True)
     rows = shared_rows(batch) if layout == "shared" else separate_rows(batch)
     return padded(rows, row_multiple(batch.input_ids.device))
 
@@ -88,18 +90,13 @@ def padded(rows: Rows, multiple: int) -> Rows:
     if not more:
         return rows
 
-    def longer(values: Tensor) -> Tensor:
-        return F.pad(values, (0, more))
-
-    return replace(
-        rows,
-        input_ids=longer(rows.input_ids),
-        # With 0, which every model has.
-        position_ids=None if rows.position_ids is None else longer(rows.position_ids),
-        token_pair=torch.cat([rows.token_pair, rows.token_pair[:, -1:].expand(count, more)], dim=1),
-        segment_ids=None if rows.segment_ids is None else longer(rows.segment_ids),
-        real=None if rows.real is None else longer(rows.real),
-    )
+    longer: dict[str, Any] = {
+        name: F.pad(values, (0, more))  # with 0, which every model has
+        for name in ("input_ids", "position_ids", "segment_ids", "real")
+        if (values := getattr(rows, name)) is not None
+    }
+    owners = torch.cat([rows.token_pair, rows.token_pair[:, -1:].expand(count, more)], dim=1)
+    return replace(rows, **longer, token_pair=owners)
 
 
 def shared_rows(batch: PairBatch) -> Rows:

@@ -17,7 +17,7 @@ FULL = (torch.float32, torch.float64)
 
 
 def check_strategy(strategy: Strategy, quantization: str | None = None) -> None:
-    """Refuses strategies under which the method's steps would go wrong.
+    """Refuse strategies under which the method's steps would go wrong.
 
     Args:
         strategy: the trainer's.
@@ -34,24 +34,25 @@ def check_strategy(strategy: Strategy, quantization: str | None = None) -> None:
             f"trainer.precision is {precision}, under which an adapter is not trained as it should be; leave "
             "it at 32-true, and for half precision set the policy's dtype, the base's, to bfloat16."
         )
-    own = not isinstance(strategy, DeepSpeedStrategy) or isinstance(strategy, LoraDeepSpeedStrategy)
-    if isinstance(strategy, (SingleDeviceStrategy, DDPStrategy)) and own:
-        if quantization and isinstance(strategy, LoraDeepSpeedStrategy):
-            # Stage 3 would cut packed weights apart from their scales, of which it knows nothing; at 1 and 2
-            # an adapter saves nothing that counts, and nobody has looked whether the engine keeps 4 bits.
-            raise UserError(
-                f"quantization is {quantization}, with which no stage of DeepSpeed (ZeRO-1, 2, 3) is used; "
-                "set trainer.strategy to auto or ddp, or quantization to null."
-            )
-        return
-    raise UserError(
-        f"trainer.strategy is {type(strategy).__name__}, with which an adapter is not trained as it should "
-        "be; use auto, ddp, or configs/strategies/zero1.yaml, zero2.yaml or zero3.yaml for DeepSpeed."
-    )
+    lora = isinstance(strategy, LoraDeepSpeedStrategy)
+    plain = isinstance(strategy, (SingleDeviceStrategy, DDPStrategy))
+    if not lora and (not plain or isinstance(strategy, DeepSpeedStrategy)):
+        raise UserError(
+            f"trainer.strategy is {type(strategy).__name__}, with which an adapter is not trained as it "
+            "should be; use auto, ddp, or configs/strategies/zero1.yaml, zero2.yaml or zero3.yaml for "
+            "DeepSpeed."
+        )
+    if quantization and lora:
+        # Stage 3 would cut packed weights apart from their scales, of which it knows nothing; at 1 and 2
+        # an adapter saves nothing that counts, and nobody has looked whether the engine keeps 4 bits.
+        raise UserError(
+            f"quantization is {quantization}, with which no stage of DeepSpeed (ZeRO-1, 2, 3) is used; "
+            "set trainer.strategy to auto or ddp, or quantization to null."
+        )
 
 
 def check_adapter(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Looks at the trained parameters before the first step, by name.
+    """Look at the trained parameters, by name, before the first step.
 
     Raises:
         UserError: the trainer's precision has turned them into half precision.
@@ -67,16 +68,15 @@ def check_adapter(parameters: Mapping[str, nn.Parameter]) -> None:
 def check_precision(
     optimizer: Any, parameters: Mapping[str, nn.Parameter], gradient: Mapping[str, Tensor]
 ) -> None:
-    """Asserts that the adapter, its gradient and the optimizer's state are in fp32, under any base.
+    """Assert that the adapter, its gradient and the optimizer's state are in fp32, under any base.
 
     Args:
         optimizer: the trainer's, after its first step.
         parameters: the trained parameters by name.
         gradient: their gradient by name.
     """
-    base = optimizer.optimizer
     # DeepSpeed's wraps torch's.
-    base = getattr(base, "optimizer", base)
+    base = getattr(optimizer.optimizer, "optimizer", optimizer.optimizer)
     states = {
         f"the optimizer's {key}": value
         for state in base.state.values()

@@ -1,7 +1,9 @@
 """What Lightning's DeepSpeed strategy lacks for a LoRA policy, and its form for CPUs.
 
 Measured with Lightning 2.6 and DeepSpeed 0.19. The engine owns the policy's optimizer and may shard its
-state (ZeRO-1), its gradients (2) and all parameters (3); adapters stay fp32 over a base of any dtype.
+state (ZeRO-1), its gradients (2) and all parameters (3); adapters stay fp32 over a base of any dtype. Its
+AdamW does not step the parameters but flat fp32 copies of this rank's parts of them, which at stages 1 and 2
+DeepSpeed maps to the parameters and back, and at stage 3 this file does.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strateg
 from torch import Tensor, nn
 
 from ..errors import UserError
-from .optimizer_state import load_whole_state, set_part, whole_state
-from .sharding import whole
+from .sharding import is_sharded, whole
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's state beside its step."""
 
 
 class _AsLoaded(DeepSpeedPrecision):
@@ -59,14 +63,14 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
         return isinstance(self.accelerator, CPUAccelerator)
 
     def setup_environment(self) -> None:
-        """Starts the processes' group; Lightning's own refuses CPUs here."""
+        """Start the processes' group; Lightning's own refuses CPUs here."""
         if self._on_cpu:
             DDPStrategy.setup_environment(self)
         else:
             super().setup_environment()
 
     def setup_distributed(self) -> None:
-        """Connects the processes."""
+        """Connect the processes."""
         if not self._on_cpu:
             super().setup_distributed()
             return
@@ -79,7 +83,7 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
         self._init_deepspeed_distributed()
 
     def setup(self, trainer: Any) -> None:
-        """Builds the engine.
+        """Build the engine.
 
         Raises:
             UserError: the trainer's precision would cast the adapter.
@@ -122,7 +126,7 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
         yield
 
     def teardown(self) -> None:
-        """Leaves transformers as it was."""
+        """Leave transformers as it was."""
         self._hf_config = None
         super().teardown()
 
@@ -134,19 +138,31 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
             return {name: p.detach().cpu().clone() for name, p in self._trained().items()}
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """AdamW's ``state_dict`` as a single process has it; all ranks take part."""
-        return whole_state(optimizer, list(self._trained().values()))
+        """AdamW's ``state_dict`` as a single process has it, on the CPU; all ranks take part."""
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        trained, base = list(self._trained().values()), optimizer.optimizer
+        groups = [{**group, "params": list(range(len(trained)))} for group in base.param_groups]
+        steps = [base.state[flat]["step"] for flat in _flat_parameters(optimizer) if base.state[flat]]
+        state = {
+            i: {
+                "step": steps[0].detach().cpu().clone(),
+                **{key: safe_get_full_optimizer_state(p, key).cpu() for key in MOMENTS},
+            }
+            for i, p in enumerate(trained if steps else [])
+        }
+        return {"state": state, "param_groups": groups}
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
     ) -> None:
-        """Writes one file from rank 0."""
+        """Write one file from rank 0."""
         Strategy.save_checkpoint(self, checkpoint, filepath, storage_options)
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Reads the file on each rank."""
+        """Read the file on each rank."""
         return Strategy.load_checkpoint(self, checkpoint_path, weights_only)
 
     @property
@@ -155,20 +171,33 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
         return True
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Puts the trained parameters, and the optimizer's copies of them, in their places."""
+        """Put the trained parameters, and the optimizer's copies of them, in their places."""
         values = checkpoint["state_dict"]
         with whole(self._trained().values(), change=True):
             for name, p in self._trained().items():
                 p.data.copy_(values[name])
         for optimizer in self.optimizers:
             for name, p in self._trained().items():
-                set_part(optimizer, p, values[name])
+                _set_part(optimizer, p, values[name])
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Cuts AdamW's state to this rank's part."""
+        """Cut AdamW's state, of whatever strategy, to this rank's part."""
         optimizers: list[Any] = self.optimizers
+        trained = list(self._trained().values())
         for optimizer, saved in zip(optimizers, checkpoint["optimizer_states"], strict=True):
-            load_whole_state(optimizer, list(self._trained().values()), saved)
+            base = optimizer.optimizer
+            for group, kept in zip(base.param_groups, saved["param_groups"], strict=True):
+                group.update({key: value for key, value in kept.items() if key != "params"})
+            if not saved["state"]:
+                continue
+            for flat in _flat_parameters(optimizer):
+                zeros = {key: torch.zeros_like(flat) for key in MOMENTS}
+                base.state[flat] = {"step": saved["state"][0]["step"].clone(), **zeros}
+            if not any(map(is_sharded, trained)):
+                optimizer._lazy_init_hp_params_optimizer_state()
+            for i, p in enumerate(trained):
+                for key in MOMENTS:
+                    _set_part(optimizer, p, saved["state"][i][key], key)
 
     def _trained(self) -> dict[str, nn.Parameter]:
         module = self.lightning_module
@@ -176,10 +205,35 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
         return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
+def _set_part(optimizer: Any, parameter: nn.Parameter, value: Tensor, key: str | None = None) -> None:
+    """Write this rank's part of a whole tensor: of AdamW's state ``key``, or of its fp32 copy."""
+    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+    value = value.to(parameter.device)
+    if not is_sharded(parameter):
+        if key is None:
+            safe_set_full_fp32_param(parameter, value)
+        else:
+            safe_set_full_optimizer_state(parameter, value, key)
+        return
+    # DeepSpeed's own setter wants a size that the ranks divide; the last part is padded where they do not.
+    part, _ = optimizer._get_fp32_opt_state_partition(parameter, True, key)
+    padded = value.new_zeros(part.numel() * torch.distributed.get_world_size())
+    padded[: value.numel()] = value.flatten()
+    part.data.copy_(padded[part.numel() * torch.distributed.get_rank() :][: part.numel()])
+
+
+def _flat_parameters(optimizer: Any) -> list[Tensor]:
+    """This rank's fp32 parts of the trained parameters, which the engine's AdamW steps."""
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
+        return optimizer.fp32_partitioned_groups_flat
+    return optimizer.single_partition_of_fp32_groups
+
+
 def set_gradient(
     strategy: Strategy, parameters: Mapping[str, nn.Parameter], gradient: Mapping[str, Tensor]
 ) -> None:
-    """Gives the optimizer a gradient for its next step, whoever owns the optimizer.
+    """Give the optimizer a gradient for its next step, whoever owns the optimizer.
 
     Args:
         strategy: the trainer's.

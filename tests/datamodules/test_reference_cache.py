@@ -12,7 +12,7 @@ from pacmr_lightning.datamodules import reference_cache as reference
 from pacmr_lightning.datamodules.reference_cache import cached_log_probs
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.numerics import numerics
-from pacmr_lightning.policy import PolicyModel, adapted_model
+from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy import model as policy_module
 
 
@@ -117,7 +117,7 @@ def test_the_ways_are_tried_on_the_longest_pair(asked, cache, monkeypatch):
     (policy, pairs), tried = asked, []
     choose = policy_module.choose_plan
     monkeypatch.setattr(
-        policy_module, "choose_plan", lambda p, batch: tried.append(batch) or choose(p, batch)
+        policy_module, "choose_plan", lambda *arguments: tried.append(arguments[3]) or choose(*arguments)
     )
     cached_log_probs(policy, pairs)
     assert len(tried) == 1 and tried[0].token_count == max(
@@ -129,8 +129,8 @@ def test_weights_are_hashed_once(model, cache, monkeypatch):
     """They are frozen, and a 7B base takes a while."""
     folder = model()
     policy, data, hashed = policy_of(folder), data_of(folder), []
-    digest = adapted_model.weights_digest
-    monkeypatch.setattr(adapted_model, "weights_digest", lambda model: hashed.append(model) or digest(model))
+    digest = policy_module.weights_digest
+    monkeypatch.setattr(policy_module, "weights_digest", lambda model: hashed.append(model) or digest(model))
     for pairs in (data.train_pairs, data.validation_pairs):
         cached_log_probs(policy, pairs)
     assert len(hashed) == 1 and policy.reference_digest() == digest(policy.model)

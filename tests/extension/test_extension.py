@@ -168,13 +168,9 @@ def run(folder, installed):
     return "runs/mine-consensus-noiseLengthBias-seed42"
 
 
-def test_the_package_is_the_installed_one(installed):
-    package = sys.modules["my_preferences"]
-    assert Path(package.__file__).is_relative_to(installed)
+def test_a_run_with_all_of_it(run, inside, installed):
+    assert Path(sys.modules["my_preferences"].__file__).is_relative_to(installed)
     assert (installed / "my_preferences-0.1.0.dist-info").is_dir()
-
-
-def test_a_run_with_all_of_it(run, inside):
     recorded = read_weights(run)
     assert len(recorded) == 64 and recorded["id"].is_unique
     # The noise flips what it was told to: some of the labels whose rejected response was the longer one.
@@ -252,12 +248,7 @@ def test_tools_of_a_run(run, inside, capsys):
 
 def test_outer_objective_and_estimator(inside):
     """With an objective that drops pairs, told the noise rate by the datamodule, and a gold reward."""
-    words = [
-        "fit",
-        *arguments("noise", "outer", run="brier"),
-        "--model.objective",
-        "my_preferences.SmallLoss",
-    ]
+    words = ["fit", *arguments("noise", "outer", run="brier", model__objective="my_preferences.SmallLoss")]
     words += ["--trainer.callbacks+=GoldReward", "--trainer.callbacks.samples", "4"]
     words += ["--trainer.callbacks.max_new_tokens", "3", "--trainer.max_steps"]
     cli.main([*words, "6"])
@@ -278,9 +269,8 @@ def test_outer_objective_and_estimator(inside):
 
 
 def test_grouped_objective(inside):
-    cli.main(
-        ["fit", *arguments(run="hard", trainer__max_steps=2), "--model.objective", "my_preferences.HardPairs"]
-    )
+    words = arguments(run="hard", trainer__max_steps=2, model__objective="my_preferences.HardPairs")
+    cli.main(["fit", *words])
     losses = metrics("hard", "train/loss")
     assert losses[0] == pytest.approx(1.0)  # u is 0, and the margin of all pairs 1
     assert len(losses) == 2 and losses[1] > 0
@@ -288,12 +278,10 @@ def test_grouped_objective(inside):
 
 def test_a_weighting_in_full(inside, capsys):
     """It refuses a run of one update, and one of several updates is trained with it."""
-    words = ["--model.weighting", "my_preferences.CautiousConsensus"]
+    words = ["--model.weighting", "my_preferences.CautiousConsensus", "--model.weighting.every", "1"]
     line = fails(capsys, ["fit", *arguments(run="short", trainer__max_steps=1), *words])
     assert "the run has 1 update; train on" in line
-    cli.main(
-        ["fit", *arguments(run="cautious", trainer__max_steps=3), *words, "--model.weighting.every", "1"]
-    )
+    cli.main(["fit", *arguments(run="cautious", trainer__max_steps=3), *words])
     assert len(metrics("cautious", "train/consensus/slope")) == 3
     assert float(checkpoint("cautious")["weighting"]["slope"]) != 0
 

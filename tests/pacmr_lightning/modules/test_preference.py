@@ -439,10 +439,10 @@ def test_annotators_reach_the_objective(make_run, tmp_path, world_files):
             values = [w for other, w in right if name in (None, other)]
             rates[name] = 0.5 * before.get(name, before[None]) + 0.5 * (1 - sum(values) / len(values))
     assert objective.estimated_rate == pytest.approx(rates.pop(None), abs=1e-6)
-    assert objective.rates == pytest.approx(rates, abs=1e-6) and rates.keys() == {"ann", "bob"}
+    assert objective.annotator_rates == pytest.approx(rates, abs=1e-6) and rates.keys() == {"ann", "bob"}
     assert abs(rates["ann"] - rates["bob"]) > 1e-3
     learned = json.loads((tmp_path / "annotators/summary.json").read_text())["learned"]
-    assert learned == {f"reliability/{name}": 1 - rate for name, rate in objective.rates.items()}
+    assert learned == {f"reliability/{name}": 1 - rate for name, rate in objective.annotator_rates.items()}
     logged = pd.read_csv(tmp_path / "annotators/metrics.csv")["train/reliability/ann"].dropna()
     assert len(logged) == 3 and logged.iloc[-1] == pytest.approx(learned["reliability/ann"])
 

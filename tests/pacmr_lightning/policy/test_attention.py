@@ -9,11 +9,13 @@ import collections
 import functools
 import logging
 import warnings
+from contextlib import ExitStack
 
 import pytest
 import torch
 import torch.nn.functional as F
 from transformers import LlamaConfig, modeling_flash_attention_utils
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.errors import UserError
@@ -21,8 +23,13 @@ from pacmr_lightning.meta_gradient import ExactCoefficients
 from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel, attention
-from pacmr_lightning.policy.attention import AttentionPlan, attention_plans, use_attention
-from pacmr_lightning.policy.masks import attention_inputs, shared_mask
+from pacmr_lightning.policy.attention import (
+    AttentionPlan,
+    attention_inputs,
+    attention_plans,
+    shared_mask,
+    use_attention,
+)
 from pacmr_lightning.policy.rows import packed_rows, shared_rows
 from pacmr_lightning.policy.selfcheck import TOLERANCE
 
@@ -94,20 +101,18 @@ def check(policy: PolicyModel, batch: PairBatch, name: str, layouts: list[str]) 
     policy.model.config._attn_implementation = name  # transformers would look for the package
     for layout in layouts:
         for found, expected in zip(values_and_gradient(policy, layout, batch), truth, strict=True):
-            torch.testing.assert_close(
-                found, expected, atol=1e-4 * float(1 + expected.detach().abs().max()), rtol=0
-            )
+            tolerance = 1e-4 * float(1 + expected.detach().abs().max())
+            torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "qwen2-mixed", "mistral"])
-def test_flex_attention(name, flex_on_cpu, make_policy, make_batch):
+@pytest.mark.parametrize(
+    ("name", "multiple"),
+    [*((n, 1) for n in ("llama", "qwen2", "qwen3", "qwen2-mixed", "mistral")), ("qwen2-mixed", 64)],
+)
+def test_flex_attention(name, multiple, flex_on_cpu, make_policy, make_batch, monkeypatch):
+    """On rows padded to a multiple too, as they are on a GPU."""
+    monkeypatch.setattr("pacmr_lightning.policy.rows.row_multiple", lambda device: multiple)
     check(make_policy(name), make_batch(), "flex_attention", ["shared", "separate", "packed", "plain"])
-
-
-def test_flex_attention_on_padded_rows(flex_on_cpu, make_policy, make_batch, monkeypatch):
-    """As they are on a GPU."""
-    monkeypatch.setattr("pacmr_lightning.policy.rows.row_multiple", lambda device: 64)
-    check(make_policy("qwen2-mixed"), make_batch(), "flex_attention", ["shared", "separate"])
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-mixed", "mistral", "gpt2"])
@@ -128,35 +133,32 @@ def test_blocks_between_the_responses_are_skipped():
     assert mask.full_kv_num_blocks[0, 0].tolist() == [0, 1, 1]  # a response sees all of the prompt
 
 
+def refused(policy, batch, *warned):
+    """The self-check passes over each of the layouts, and then refuses the attention."""
+    with ExitStack() as stack:
+        for words in warned:
+            stack.enter_context(pytest.warns(UserWarning, match=words))
+        error = r"does not work with flex_attention here.*attn_implementation to auto"
+        stack.enter_context(pytest.raises(UserError, match=error))
+        policy.log_probs(batch)
+
+
 def test_gradient_of_flex_attention_is_checked(make_policy, make_batch):
     """Nothing is patched here: torch has no gradient of FlexAttention on CPUs."""
-    policy = make_policy(attn_implementation="flex_attention")
-    with (
-        torch.compiler.set_stance("force_eager"),
-        pytest.warns(UserWarning, match="shared layout .*does not support backward on CPU"),
-        pytest.warns(UserWarning, match="separate layout .*does not support backward on CPU"),
-        pytest.raises(
-            UserError, match=r"does not work with flex_attention here.*attn_implementation to auto"
-        ),
-    ):
-        policy.log_probs(make_batch())
+    why = "layout .*does not support backward on CPU"
+    with torch.compiler.set_stance("force_eager"):
+        policy = make_policy(attn_implementation="flex_attention")
+        refused(policy, make_batch(), f"shared {why}", f"separate {why}")
 
 
 def test_a_wrong_gradient_is_found(flex_on_cpu, make_policy, make_batch, monkeypatch):
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
     right = ALL_ATTENTION_FUNCTIONS["flex_attention"]
 
     def wrong(module, query, key, value, *arguments, **options):
         return right(module, query.detach(), key, value, *arguments, **options)
 
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "flex_attention", wrong)
-    policy = make_policy(attn_implementation="flex_attention")
-    with (
-        pytest.warns(UserWarning, match="its gradient is .*% off"),
-        pytest.raises(UserError, match="does not work with flex_attention here"),
-    ):
-        policy.log_probs(make_batch())
+    refused(make_policy(attn_implementation="flex_attention"), make_batch(), "its gradient is .*% off")
 
 
 def test_a_wrong_gradient_of_sdpa_is_found(make_policy, make_batch, monkeypatch):
@@ -233,7 +235,7 @@ def test_a_wrong_block_mask_is_found(flex_on_cpu, make_policy, make_batch, monke
             lambda row, head, query, key: query >= key, None, None, *[rows.input_ids.shape[1]] * 2, "cpu"
         )
 
-    monkeypatch.setattr("pacmr_lightning.policy.masks.shared_mask", causal)
+    monkeypatch.setattr("pacmr_lightning.policy.attention.shared_mask", causal)
     policy, batch = make_policy(attn_implementation="flex_attention"), make_batch()
     with pytest.warns(UserWarning, match="shared layout .* falling back to one sequence a row"):
         policy.log_probs(batch)
@@ -248,32 +250,28 @@ def test_flex_attention_is_not_differentiated_twice(flex_on_cpu, make_policy, ma
         ExactCoefficients().coefficients(RecomputedStepPairs(policy, DPO(), batch, None), direction)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_on_a_gpu_it_is_sdpa_too(name, make_policy, make_batch, monkeypatch, caplog):
-    """As far as the choice knows it is one; what may be faster there is said and not taken."""
-    monkeypatch.setattr("pacmr_lightning.policy.selfcheck.attention_plans", _as_on_gpu)
+@pytest.mark.parametrize(
+    ("name", "device", "faster"),
+    [
+        ("llama", "cuda", " On this GPU attn_implementation flex_attention or flash_attention_2 may be"),
+        ("gpt2", "cuda", " On this GPU attn_implementation flash_attention_2 may be"),
+        ("llama", "cpu", None),
+    ],
+)
+def test_unasked_it_is_sdpa(name, device, faster, make_policy, make_batch, monkeypatch, caplog):
+    """Also on a GPU, as far as the choice knows it is one; what may be faster there is said and not taken."""
+    monkeypatch.setattr(
+        "pacmr_lightning.policy.selfcheck.attention_plans",
+        lambda model, asked, layout, _: attention_plans(model, asked, layout, torch.device(device)),
+    )
     monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: True)
     policy, batch = make_policy(name, dtype="bfloat16"), make_batch()
     with caplog.at_level(logging.INFO):
         policy.log_probs(batch)
     assert policy._plan == AttentionPlan("sdpa", "shared") and policy.attention == "sdpa"
-    faster = "flash_attention_2" if name == "gpt2" else "flex_attention or flash_attention_2"
-    line = (
-        f"computed from a shared prompt with sdpa attention. On this GPU attn_implementation {faster} may be"
-    )
-    assert line in caplog.text
-
-
-def _as_on_gpu(model, asked, layout, device):
-    return attention_plans(model, asked, layout, GPU)
-
-
-def test_on_a_cpu_it_is_sdpa(make_policy, make_batch, caplog):
-    policy = make_policy()
-    with caplog.at_level(logging.INFO):
-        policy.log_probs(make_batch())
-    assert policy.attn_implementation == "auto" and policy._plan == AttentionPlan("sdpa", "shared")
-    assert "computed from a shared prompt with sdpa attention." in caplog.text and "GPU" not in caplog.text
+    assert policy.attn_implementation == "auto"
+    assert f"computed from a shared prompt with sdpa attention.{faster or ''}" in caplog.text
+    assert ("GPU" in caplog.text) == (faster is not None)
 
 
 SDPA = [AttentionPlan("sdpa", "shared"), AttentionPlan("sdpa", "separate"), AttentionPlan("sdpa", "plain")]
@@ -302,13 +300,11 @@ FLASH = [AttentionPlan("flash_attention_2", layout) for layout in ("packed", "se
 def test_what_is_tried_on_a_gpu(name, options, installed, expected, faster, make_policy, monkeypatch):
     monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: installed)
     policy = make_policy(name, **options)
-    found, notes = attention_plans(policy.model, policy.attn_implementation, policy.layout, GPU)
+    asked = policy.model, policy.attn_implementation, policy.layout
+    found, notes = attention_plans(*asked, GPU)
     assert found == expected
     assert [word for word in ("flex", "flash") if word in " ".join(notes)] == faster
-    assert attention_plans(policy.model, policy.attn_implementation, policy.layout, torch.device("cpu")) == (
-        found,
-        [],
-    )
+    assert attention_plans(*asked, torch.device("cpu")) == (found, [])
 
 
 def test_flash_attention_that_is_asked_for_is_tried_first(make_policy):

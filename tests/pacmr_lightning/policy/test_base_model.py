@@ -29,15 +29,11 @@ from transformers import (
 from pacmr_lightning.commands.audit_model import _base
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.policy.base_model import adapter_chain, compared_tokens, load_base, load_model
+from pacmr_lightning.policy.base_model import adapter_chain, load_base
+from pacmr_lightning.policy.merged_adapters import compared_tokens
 
-LLAMA = {
-    "vocab_size": 128,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-}
+from ...conftest import LLAMA
+
 TOKENS = torch.arange(5, 25)[None]
 
 
@@ -52,20 +48,13 @@ def model(tiny_llama, tmp_path):
 
 
 @pytest.fixture
-def adapter(model, tmp_path):
-    """A folder with a LoRA adapter that has learned something, and what it makes of ``TOKENS``."""
-    torch.manual_seed(1)
-    policy = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(model),
-        LoraConfig(r=2, init_lora_weights=False, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
-    )
-    policy.save_pretrained(tmp_path / "adapter")
-    return tmp_path / "adapter", logits(policy)
+def base(tiny_llama, tmp_path):
+    return tiny_llama(tmp_path / "base", initializer_range=0.3)
 
 
 def test_compared_tokens_are_on_the_cpu(model, make_batch):
     """Also where another device is torch's default, as in Lightning's ``configure_model`` on a GPU."""
-    loaded = load_model(str(model), torch.float32)
+    loaded = load_base(model, torch.float32)
     for pair in (None, make_batch()):
         for own in (None, [7, 8]):
             with torch.device("meta"):
@@ -86,22 +75,16 @@ def put_on_hub(folder: Path, cache: Path, monkeypatch) -> str:
 
 @pytest.mark.filterwarnings("ignore:Unable to fetch remote file")  # of a tokenizer, which it has none of
 @pytest.mark.parametrize("on_hub", [False, True])
-def test_an_adapter_is_merged(adapter, model, on_hub, tmp_path, monkeypatch):
+def test_an_adapter_is_merged(base, on_hub, tmp_path, monkeypatch):
     """Also one that is named by its id on the Hub, which transformers would load beside its base."""
-    folder, expected = adapter
+    folder = tmp_path / "adapter"
+    expected = trained(base, folder, lora(target_modules=["q_proj", "v_proj"]))
     name = put_on_hub(folder, tmp_path / "hub", monkeypatch) if on_hub else str(folder)
-    found = load_base(name, torch.float32, None)
+    found = load_base(name, torch.float32)
     assert not hasattr(found, "peft_config")
     torch.testing.assert_close(logits(found), expected, atol=1e-4, rtol=1e-4)
-    assert (logits(found) - logits(load_base(model, torch.float32, None))).abs().max() > 0.1
-    assert _base(name) == model and adapter_chain(name) == [name, model]
-
-
-def test_adapters_that_are_no_change_of_weights(model, tmp_path):
-    config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    get_peft_model(AutoModelForCausalLM.from_pretrained(model), config).save_pretrained(tmp_path / "prompt")
-    with pytest.raises(UserError, match=r"prompt is of PEFT's kind PROMPT_TUNING, which cannot be merged"):
-        load_base(str(tmp_path / "prompt"), torch.float32, None)
+    assert (logits(found) - logits(load_base(base, torch.float32))).abs().max() > 0.05
+    assert _base(name) == base and adapter_chain(name) == [name, base]
 
 
 def test_an_adapter_of_a_base_in_4_bits(model, tmp_path):
@@ -117,7 +100,7 @@ def test_an_adapter_of_a_base_in_4_bits(model, tmp_path):
     with pytest.raises(
         UserError, match=r"adapter was trained on .*packed, which is stored in 4 bits.*in full"
     ):
-        load_base(str(tmp_path / "adapter"), torch.float32, None)
+        load_base(str(tmp_path / "adapter"), torch.float32)
 
 
 def test_names_that_are_none(tmp_path, monkeypatch):
@@ -128,13 +111,13 @@ def test_names_that_are_none(tmp_path, monkeypatch):
         ("nobody/nothing", "nobody/nothing cannot be loaded: "),
     ):
         with pytest.raises(UserError, match=said):
-            load_base(name, torch.float32, None)
+            load_base(name, torch.float32)
 
 
 def trained(base: str, folder: Path, config, seed: int = 1, merge: bool = False):
     """Save an adapter whose every trained number has moved; return what PEFT computes with it, unmerged."""
     torch.manual_seed(seed)
-    model = load_model(base, torch.float32) if merge else AutoModelForCausalLM.from_pretrained(base)
+    model = load_base(base, torch.float32) if merge else AutoModelForCausalLM.from_pretrained(base)
     policy = get_peft_model(model, config)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -178,7 +161,7 @@ ADAPTERS = {
 def test_base_and_adapter_are_what_peft_computes(tiny_llama, tmp_path, kind, tied):
     base = tiny_llama(tmp_path / "base", initializer_range=0.3, tie_word_embeddings=tied)
     expected = trained(base, tmp_path / "adapter", ADAPTERS[kind])
-    found = load_base(str(tmp_path / "adapter"), torch.float32, None)
+    found = load_base(str(tmp_path / "adapter"), torch.float32)
     torch.testing.assert_close(logits(found), expected, atol=2e-4, rtol=1e-4)
     assert (expected - logits(AutoModelForCausalLM.from_pretrained(base))).abs().max() > 0.05
     found.save_pretrained(tmp_path / "merged")
@@ -214,17 +197,9 @@ def test_adapters_on_adapters(tiny_llama, tmp_path, count, own):
     assert (logits(again) - expected).abs().max() > 0.05
 
 
-def test_an_adapter_that_peft_cannot_merge(tiny_llama, tmp_path):
-    base = tiny_llama(tmp_path / "base", initializer_range=0.3)
-    trained(base, tmp_path / "adapter", lora(lora_bias=True))
-    with pytest.raises(UserError, match=r"adapter cannot be merged into its base .*base layer has no bias"):
-        load_base(str(tmp_path / "adapter"), torch.float32, None)
-
-
 @pytest.mark.parametrize("kind", ["dora", "whole head", "rslora"])
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_policy_that_is_not_one_adapter_is_not_saved_as_one(tiny_llama, tmp_path, kind):
-    base = tiny_llama(tmp_path / "base", initializer_range=0.3)
+def test_a_policy_that_is_not_one_adapter_is_not_saved_as_one(base, tmp_path, kind):
     trained(base, tmp_path / "adapter", ADAPTERS[kind])
     policy = PolicyModel(str(tmp_path / "adapter"), rank=2)
     policy.build(announce=False)
@@ -242,41 +217,47 @@ def test_experts_of_an_adapter_are_merged(tmp_path):
     config = MixtralConfig(**LLAMA, num_key_value_heads=2, num_local_experts=4)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
     expected = trained(str(tmp_path / "base"), tmp_path / "adapter", lora(target_modules="all-linear"))
-    found = load_base(str(tmp_path / "adapter"), torch.float32, None)
+    found = load_base(str(tmp_path / "adapter"), torch.float32)
     torch.testing.assert_close(logits(found), expected, atol=2e-4, rtol=1e-4)
 
 
-def rewritten(folder: Path, **changes) -> None:
-    file = folder / "adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-
-def test_adapters_whose_base_is_not_theirs(tiny_llama, tmp_path):
-    base = tiny_llama(tmp_path / "base")
+def test_adapters_whose_base_is_not_theirs(base, tmp_path):
     folder = tmp_path / "adapter"
     trained(base, folder, lora())
-    cases = [
+    file = folder / "adapter_config.json"
+    for changes, said in (
         ({"base_model_name_or_path": None}, "does not name the model"),
         ({"base_model_name_or_path": str(tmp_path / "gone")}, r"adapter .*adapter was trained on .*gone"),
         ({"base_model_name_or_path": str(folder)}, "has itself among its bases"),
         ({"base_model_name_or_path": base, "task_type": "SEQ_CLS"}, "for the task SEQ_CLS"),
         ({"task_type": None, "target_modules": ["q_proj", "v_proj"]}, "does not fit its base .*missing"),
         ({"target_modules": ["q_proj"], "r": 3}, "does not fit its base"),
-    ]
-    for changes, said in cases:
-        rewritten(folder, **changes)
+    ):
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
         with pytest.raises(UserError, match=said):
-            load_base(str(folder), torch.float32, None)
-
-
-def test_an_adapter_whose_names_are_of_another_model(tiny_llama, tmp_path):
-    base = tiny_llama(tmp_path / "base")
-    trained(base, tmp_path / "adapter", lora())
-    file = tmp_path / "adapter" / "adapter_model.safetensors"
+            load_base(str(folder), torch.float32)
+    trained(base, folder, lora())
+    file = folder / "adapter_model.safetensors"
     weights = load_file(file)
     save_file({name.replace("model.layers", "language_model.layers"): w for name, w in weights.items()}, file)
     with pytest.raises(UserError, match=r"does not fit its base .*missing adapter keys"):
-        load_base(str(tmp_path / "adapter"), torch.float32, None)
+        load_base(str(folder), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
+            "adapter is of PEFT's kind PROMPT_TUNING, which cannot be merged",
+        ),
+        (lora(lora_bias=True), "adapter cannot be merged into its base .*base layer has no bias"),
+    ],
+)
+def test_adapters_that_cannot_be_merged(config, said, base, tmp_path):
+    trained(base, tmp_path / "adapter", config)
+    with pytest.raises(UserError, match=said):
+        load_base(str(tmp_path / "adapter"), torch.float32)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -296,11 +277,11 @@ def test_tokens_that_only_the_adapter_knows(tiny_llama, tiny_tokenizer_folder, t
         policy.save_pretrained(folder, save_embedding_layers=saved == "layers")
         tokenizer.save_pretrained(folder)
         if saved:
-            found = load_base(str(folder), torch.float32, None)
+            found = load_base(str(folder), torch.float32)
             torch.testing.assert_close(logits(found), logits(policy), atol=2e-4, rtol=1e-4)
         else:
             with pytest.raises(UserError, match=r"has 3 tokens that its base .* does not know"):
-                load_base(str(folder), torch.float32, None)
+                load_base(str(folder), torch.float32)
 
 
 def edited(folder, to, **keys):
@@ -329,7 +310,7 @@ def edited(folder, to, **keys):
 def test_configs_that_are_of_no_usable_model(keys, said, model, tmp_path):
     folder = edited(model, tmp_path / "edited", **keys)
     with pytest.raises(UserError, match=said):
-        load_base(str(folder), torch.float32, None)
+        load_base(str(folder), torch.float32)
 
 
 def test_files_that_are_of_no_usable_model(model, tmp_path):
@@ -337,13 +318,13 @@ def test_files_that_are_of_no_usable_model(model, tmp_path):
     weights = (broken / "model.safetensors").read_bytes()
     (broken / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     with pytest.raises(UserError, match=r"broken cannot be loaded: a safetensors file is incomplete .*again"):
-        load_base(str(broken), torch.float32, None)
+        load_base(str(broken), torch.float32)
     (broken / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"broken cannot be loaded: .*no file named model.safetensors"):
-        load_base(str(broken), torch.float32, None)
+        load_base(str(broken), torch.float32)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(UserError, match=r"model.gguf is a file; name a folder"):
-        load_base(str(tmp_path / "model.gguf"), torch.float32, None)
+        load_base(str(tmp_path / "model.gguf"), torch.float32)
 
 
 @pytest.mark.parametrize("headless", [AutoModel, AutoModelForSequenceClassification])
@@ -353,7 +334,7 @@ def test_a_model_without_a_head(headless, model, tmp_path):
     with pytest.raises(
         UserError, match=r"lacks 1 weights of LlamaForCausalLM, the first being lm_head.weight"
     ):
-        load_base(str(tmp_path / "headless"), torch.float32, None)
+        load_base(str(tmp_path / "headless"), torch.float32)
 
 
 def test_weights_in_torchs_own_format(model, tmp_path):
@@ -361,4 +342,4 @@ def test_weights_in_torchs_own_format(model, tmp_path):
     folder = edited(model, tmp_path / "pickled")
     (folder / "model.safetensors").unlink()
     torch.save(loaded.state_dict(), folder / "pytorch_model.bin")
-    assert torch.equal(logits(load_base(str(folder), torch.float32, None)), logits(loaded))
+    assert torch.equal(logits(load_base(str(folder), torch.float32)), logits(loaded))

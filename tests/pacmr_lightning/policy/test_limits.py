@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-import torch
 from lightning.pytorch import Trainer
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from pacmr_lightning.commands.audit_model import audit_model
 from pacmr_lightning.datamodules import PreferenceDataModule, SFTDataModule
@@ -68,25 +67,10 @@ def trainer(tmp_path):
     return Trainer(accelerator="cpu", max_steps=1, default_root_dir=tmp_path, **quiet)
 
 
-@pytest.fixture(params=["llama", "gpt2"])
-def short(request, tiny_tokenizer_folder, tmp_path):
+@pytest.fixture
+def short(tiny_llama, tmp_path):
     """A model that has 16 positions."""
-    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
-    torch.manual_seed(0)
-    keys = {
-        "llama": {
-            "hidden_size": 16,
-            "intermediate_size": 16,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-        },
-        "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2},
-    }[request.param]
-    ids = {"vocab_size": len(tokenizer), "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    config = AutoConfig.for_model(request.param, max_position_embeddings=16, **ids, **keys)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "short")
-    tokenizer.save_pretrained(tmp_path / "short")
-    return str(tmp_path / "short")
+    return tiny_llama(tmp_path / "short", max_position_embeddings=16)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -10,9 +10,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, OPTCo
 
 from pacmr_lightning.batch import LogProbs, PairBatch, Segment
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.policy.attention import AttentionPlan
+from pacmr_lightning.policy.attention import AttentionPlan, shared_mask
 from pacmr_lightning.policy.logprobs import token_values
-from pacmr_lightning.policy.masks import shared_mask
 from pacmr_lightning.policy.rows import packed_rows, padded, row_multiple, rows_of, separate_rows, shared_rows
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.runs.live_bytes import LiveBytes
@@ -22,17 +21,39 @@ LAYOUTS = ("shared", "separate", "packed", "plain")
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "qwen2-mixed", "mistral", "gpt2"]
 
 
-def plain_log_probs(model: torch.nn.Module, batch: PairBatch) -> LogProbs:
-    """One unpadded sequence at a time through the transformers model, its whole logits, log_softmax."""
-    sums: list[list[torch.Tensor]] = [[], []]
+def sequences(batch: PairBatch) -> list[list[tuple[torch.Tensor, slice, torch.Tensor]]]:
+    """Of each pair's chosen and rejected: one unpadded row, where its response is predicted, the response."""
+    found = []
     for tokens, segments in zip(batch.input_ids, batch.segment_ids, strict=True):
         prompt = tokens[segments == Segment.PROMPT]
-        for side, segment in enumerate((Segment.CHOSEN, Segment.REJECTED)):
-            response = tokens[segments == segment]
-            sequence = torch.cat([prompt, response])[None]
-            logits = model(input_ids=sequence, use_cache=False).logits[0, len(prompt) - 1 : -1]
-            sums[side].append(logits.log_softmax(-1).gather(1, response[:, None]).sum())
-    return LogProbs(torch.stack(sums[0]), torch.stack(sums[1]))
+        responses = [tokens[segments == segment] for segment in (Segment.CHOSEN, Segment.REJECTED)]
+        places = slice(len(prompt) - 1, -1)
+        found.append([(torch.cat([prompt, response])[None], places, response) for response in responses])
+    return found
+
+
+def plain(model: torch.nn.Module, batch: PairBatch, value) -> LogProbs:
+    """(N,) values of whole logits and response, one sequence at a time through the transformers model."""
+    sides = [
+        torch.stack(
+            [value(model(row, use_cache=False).logits[0, places], response) for row, places, response in side]
+        )
+        for side in zip(*sequences(batch), strict=True)
+    ]
+    return LogProbs(*sides)
+
+
+def log_prob(logits: torch.Tensor, response: torch.Tensor) -> torch.Tensor:
+    return logits.log_softmax(-1).gather(1, response[:, None]).sum()
+
+
+def adapter_gradient(policy: PolicyModel, loss: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.autograd.grad(loss, list(policy.adapter().values()))
+
+
+def assert_close(found: LogProbs, truth: LogProbs, **tolerance: float) -> None:
+    torch.testing.assert_close(found.chosen.detach(), truth.chosen.detach(), **tolerance)
+    torch.testing.assert_close(found.rejected.detach(), truth.rejected.detach(), **tolerance)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -41,14 +62,11 @@ def test_equal_to_plain_forwards(name, attention, make_policy, make_batch):
     policy, batch = make_policy(name, attn_implementation=attention, logit_chunk=7), make_batch()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")  # the self-check must find nothing to warn about
-        truth = plain_log_probs(policy.model, batch)
-        found = policy.log_probs(batch)
-    assert policy._plan == AttentionPlan(attention, "shared")
-    for layout in LAYOUTS:
-        with torch.no_grad():
-            found = policy.log_probs_in(layout, batch)
-        torch.testing.assert_close(found.chosen, truth.chosen, atol=1e-4, rtol=0)
-        torch.testing.assert_close(found.rejected, truth.rejected, atol=1e-4, rtol=0)
+        policy.log_probs(batch)
+        assert policy._plan == AttentionPlan(attention, "shared")
+        truth = plain(policy.model, batch, log_prob)
+        for layout in LAYOUTS:
+            assert_close(policy.log_probs_in(layout, batch), truth, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("trained_head", [False, True])
@@ -56,39 +74,30 @@ def test_entropies_and_perplexities(trained_head, make_policy, make_batch):
     """Of transformers' own logits, with and without gradient, of frozen heads and of trained ones."""
     targets = {"target_modules": ["q_proj", "lm_head"]} if trained_head else {}
     policy, batch = make_policy(double=True, logit_chunk=7, **targets), make_batch()
-    entropies, perplexities = [[], []], [[], []]
-    for tokens, segments in zip(batch.input_ids, batch.segment_ids, strict=True):
-        prompt = tokens[segments == Segment.PROMPT]
-        for side, segment in enumerate((Segment.CHOSEN, Segment.REJECTED)):
-            response = tokens[segments == segment]
-            with torch.no_grad():
-                logits = policy.model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
-            entropies[side].append(torch.distributions.Categorical(logits=logits).entropy())
-            perplexities[side].append(torch.nn.functional.cross_entropy(logits, response))
-    chosen, rejected = map(torch.stack, perplexities)
+    lengths = LogProbs(*(torch.tensor([len(pair[side][2]) for pair in sequences(batch)]) for side in (0, 1)))
+    with torch.no_grad():
+        perplexity = plain(policy.model, batch, torch.nn.functional.cross_entropy)
+        entropy = plain(
+            policy.model, batch, lambda x, _: torch.distributions.Categorical(logits=x).entropy().sum()
+        )
+    difference = perplexity.chosen - perplexity.rejected
     for layout in LAYOUTS:
         for with_gradient in (False, True):
             with torch.set_grad_enabled(with_gradient):
-                plain = policy.log_probs_in(layout, batch)
-                found = policy.score(rows_of(layout, batch), layout == "plain", entropies=True)
-            assert plain.entropies is None and torch.equal(found.chosen, plain.chosen)
+                without = policy.log_probs_in(layout, batch)
+                found = policy.score(rows_of(layout, batch), entropies=True)
+            assert without.entropies is None and torch.equal(found.chosen, without.chosen)
             assert found.chosen.requires_grad == with_gradient and not found.entropies.chosen.requires_grad
-            for values, truth in zip(
-                (found.entropies.chosen, found.entropies.rejected), entropies, strict=True
-            ):
-                torch.testing.assert_close(values, torch.stack([each.sum() for each in truth]))
-            rewards = Rewards.of(found, batch.with_reference(plain), 0.1)
-            torch.testing.assert_close(rewards.perplexity_difference, chosen - rejected)
-            torch.testing.assert_close(rewards.entropy, torch.stack([each.mean() for each in entropies[0]]))
+            assert_close(found.entropies, entropy)
+            rewards = Rewards.of(found, batch.with_reference(without), 0.1)
+            torch.testing.assert_close(rewards.perplexity_difference, difference)
+            torch.testing.assert_close(rewards.entropy, entropy.chosen / lengths.chosen)
             swapped = rewards.exchanged()
-            torch.testing.assert_close(swapped.perplexity_difference, rejected - chosen)
-            torch.testing.assert_close(swapped.entropy, torch.stack([each.mean() for each in entropies[1]]))
+            torch.testing.assert_close(swapped.perplexity_difference, -difference)
+            torch.testing.assert_close(swapped.entropy, entropy.rejected / lengths.rejected)
         if layout == "shared":
             weights = torch.linspace(-1, 1, len(batch), dtype=torch.float64)
-            gradients = [
-                torch.autograd.grad((weights * each.chosen).sum(), list(policy.adapter().values()))
-                for each in (plain, found)
-            ]
+            gradients = [adapter_gradient(policy, (weights * x.chosen).sum()) for x in (without, found)]
             assert all(map(torch.equal, *gradients))
 
 
@@ -97,63 +106,44 @@ def test_states_of_responses(layout, make_policy, make_batch):
     """Of transformers' own layers, one sequence at a time: the middle's mean, and the last's at the end."""
     policy, batch = make_policy(double=True), make_batch()
     truth = []
-    for tokens, segments in zip(batch.input_ids, batch.segment_ids, strict=True):
-        prompt = tokens[segments == Segment.PROMPT]
-        for segment in (Segment.CHOSEN, Segment.REJECTED):
-            sequence = torch.cat([prompt, tokens[segments == segment]])[None]
-            with torch.no_grad():
-                outputs = policy.model.base_model(sequence, output_hidden_states=True)
-            middle = outputs.hidden_states[len(outputs.hidden_states) // 2][0, len(prompt) - 1 : -1]
-            truth.append(torch.cat([middle.mean(0), outputs.last_hidden_state[0, -2]]))
+    for row, places, _ in (side for pair in sequences(batch) for side in pair):
+        with torch.no_grad():
+            outputs = policy.model.base_model(row, output_hidden_states=True)
+        middle = outputs.hidden_states[len(outputs.hidden_states) // 2][0, places]
+        truth.append(torch.cat([middle.mean(0), outputs.last_hidden_state[0, -2]]))
     found = policy.response_states(rows_of(layout, batch))
     assert found.dtype == torch.float32 and len(found) == len(batch)
     torch.testing.assert_close(found, torch.stack(truth).view_as(found).float())
-
-
-def test_states_are_the_reference_s(make_policy, make_batch):
-    policy, batch = make_policy(), make_batch()
-    found = policy.reference_states(batch)
+    reference = policy.reference_states(batch)
     with policy.reference():
-        assert torch.equal(found, policy.response_states(policy.rows(batch)))
-    assert not torch.allclose(found, policy.response_states(policy.rows(batch)), atol=0.1)
+        assert torch.equal(reference, policy.response_states(policy.rows(batch)))
+    assert not torch.allclose(reference, found, atol=0.1)
 
 
 def test_gradients_equal_to_plain_forwards(make_policy, make_batch):
     policy, batch = make_policy(double=True), make_batch()
     weights = torch.linspace(-1, 1, len(batch), dtype=torch.float64)
 
-    def gradient(found: LogProbs) -> list[torch.Tensor]:
-        loss = (weights * found.chosen + weights.flip(0) * found.rejected).sum()
-        return torch.autograd.grad(loss, list(policy.adapter().values()))
+    def gradient(found: LogProbs) -> tuple[torch.Tensor, ...]:
+        return adapter_gradient(policy, (weights * found.chosen + weights.flip(0) * found.rejected).sum())
 
-    truth = gradient(plain_log_probs(policy.model, batch))
+    truth = gradient(plain(policy.model, batch, log_prob))
     for layout in LAYOUTS:
-        for found, expected in zip(gradient(policy.log_probs_in(layout, batch)), truth, strict=True):
-            torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-8)
+        found = gradient(policy.log_probs_in(layout, batch))
+        torch.testing.assert_close(found, truth, atol=1e-10, rtol=1e-8)
 
 
-def test_gradient_checkpointing_changes_nothing(make_policy, make_batch):
-    batch = make_batch()
-    found = []
+def test_gradient_checkpointing_changes_nothing(make_policy, make_batch, monkeypatch):
+    """And keeps no random state, as there is no dropout: on a GPU each is a copy, which waits for it."""
+    batch, found, kept = make_batch(), [], []
     for option in (False, True):
-        policy = make_policy(gradient_checkpointing=option)
-        policy.train()
-        log_probs = policy.log_probs(batch)
-        found.append(torch.autograd.grad(log_probs.chosen.sum(), list(policy.adapter().values())))
-    assert policy.model.base_model.gradient_checkpointing
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b)
-
-
-def test_checkpoints_of_a_policy_keep_no_random_state(make_policy, make_batch, monkeypatch):
-    """It has no dropout, and on a GPU each state is a copy that waits for the device."""
-    policy, batch = make_policy(gradient_checkpointing=True).train(), make_batch()
-    policy.log_probs(batch)
-    kept = []
-    monkeypatch.setattr(torch, "get_rng_state", lambda: kept.append(1))
-    found = policy.log_probs(batch)
-    torch.autograd.grad(found.chosen.sum(), list(policy.adapter().values()))
-    assert not kept
+        policy = make_policy(gradient_checkpointing=option).train()
+        policy.log_probs(batch)
+        monkeypatch.setattr(torch, "get_rng_state", lambda: kept.append(1))
+        found.append(adapter_gradient(policy, policy.log_probs(batch).chosen.sum()))
+        monkeypatch.undo()
+    assert policy.model.base_model.gradient_checkpointing and not kept
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize(
@@ -173,9 +163,8 @@ def test_nothing_of_a_policy_is_random(config, make_batch, tmp_path):
         torch.manual_seed(0)
         policy.build(announce=False)
         value = policy.train().log_probs_in("separate", batch).chosen.sum()
-        found.append([value, *torch.autograd.grad(value, list(policy.adapter().values()))])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b)
+        found.append([value, *adapter_gradient(policy, value)])
+    torch.testing.assert_close(*found)
 
 
 def test_rows_by_hand():
@@ -197,17 +186,10 @@ def test_rows_by_hand():
     assert visible[6] == [1, 1, 1, 0, 0, 1, 1, 0, 0]  # rejected does not see chosen
     assert visible[2] == [1, 1, 1, 0, 0, 0, 0, 0, 0]
     assert visible[8] == [0, 0, 0, 0, 0, 0, 0, 0, 1]  # padding sees itself only
-    rows = separate_rows(batch)
-    assert rows.input_ids.tolist() == [
-        [5, 6, 7, 8, 2, 0, 0],
-        [5, 6, 7, 4, 8, 2, 0],
-        [5, 6, 7, 9, 10, 2, 0],
-        [5, 6, 7, 4, 9, 10, 2],
-    ]
+    apart = [[5, 6, 7, 8, 2], [5, 6, 7, 4, 8, 2], [5, 6, 7, 9, 10, 2], [5, 6, 7, 4, 9, 10, 2]]
+    assert separate_rows(batch).input_ids.tolist() == [row + [0] * (7 - len(row)) for row in apart]
     rows = packed_rows(batch)
-    assert rows.input_ids.tolist() == [
-        [*(5, 6, 7, 8, 2), *(5, 6, 7, 4, 8, 2), *(5, 6, 7, 9, 10, 2), *(5, 6, 7, 4, 9, 10, 2)]
-    ]
+    assert rows.input_ids.tolist() == [[token for row in apart for token in row]]
     assert rows.position_ids.tolist() == [[*range(5), *range(6), *range(6), *range(7)]]
     assert rows.lengths.tolist() == [5, 6, 6, 7]
     assert rows.token_pair.tolist() == [[0] * 5 + [1] * 6 + [0] * 6 + [1] * 7]
@@ -216,33 +198,44 @@ def test_rows_by_hand():
     assert rows.owner.tolist() == [0, 0, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
-def test_slices_drop_needless_padding(make_batch):
-    batch = make_batch(6, augmented=True)
-    parts = list(batch.micro_batches(2))
-    assert [len(p) for p in parts] == [2, 2, 2]
-    assert sum(p.token_count for p in parts) == batch.token_count
-    assert all((p.segment_ids[:, -1] != Segment.PAD).any() for p in parts)
-    picked = batch[torch.tensor([4, 1])]
-    assert picked.ids == ["pair-4", "pair-1"] and picked.augmented.ids == picked.ids
-
-
-def test_an_ignored_mask_is_found(make_policy, make_batch, monkeypatch):
+def deaf(forward):
     """An attention implementation that drops prepared masks: flash kernels do, and some architectures."""
-    policy, batch = make_policy(), make_batch()
-    decoder = policy.model.base_model
-    forward = decoder.forward
 
-    def deaf(*args, attention_mask=None, **kwargs):
+    def forward_deaf(*args, attention_mask=None, **kwargs):
         if attention_mask is not None and attention_mask.dim() == 4:
             attention_mask = None
         return forward(*args, attention_mask=attention_mask, **kwargs)
 
-    monkeypatch.setattr(decoder, "forward", deaf)
-    with pytest.warns(UserWarning, match="one sequence a row"), torch.no_grad():
+    return forward_deaf
+
+
+def scaled(forward):
+    """Soft-capped or scaled logits (Gemma, Cohere, Granite): the head alone does not give the model's own."""
+
+    def forward_scaled(*args, **kwargs):
+        output = forward(*args, **kwargs)
+        output.logits = output.logits / 3
+        return output
+
+    return forward_scaled
+
+
+@pytest.mark.parametrize(
+    ("fault", "warned", "layout"),
+    [(deaf, ["one sequence a row"], "separate"), (scaled, ["one sequence a row", "whole logits"], "plain")],
+)
+def test_a_model_with_a_way_of_its_own_is_found(fault, warned, layout, make_policy, make_batch, monkeypatch):
+    policy, batch = make_policy(double=True), make_batch(3)
+    part = policy.model.base_model if fault is deaf else policy.model
+    monkeypatch.setattr(part, "forward", fault(part.forward))
+    with warnings.catch_warnings(record=True) as said, torch.no_grad():
+        warnings.simplefilter("always")
         found = policy.log_probs(batch)
-    assert policy._plan.layout == "separate"
-    truth = plain_log_probs(policy.model, batch)
-    torch.testing.assert_close(found.rejected, truth.rejected.detach(), atol=1e-4, rtol=0)
+    assert policy._plan.layout == layout
+    assert all(any(words in str(warning.message) for warning in said) for words in warned)
+    assert_close(found, plain(policy.model, batch, log_prob))
+    with torch.no_grad():
+        torch.testing.assert_close(policy.judged(batch).token_kl, plain_kl(policy, batch))
 
 
 def test_an_ignored_window_is_found_on_a_short_pair(make_policy, make_batch, monkeypatch):
@@ -251,70 +244,32 @@ def test_an_ignored_window_is_found_on_a_short_pair(make_policy, make_batch, mon
     policy = make_policy("mistral", changes={"sliding_window": 40})
     batch = make_batch(2, longest=5)
     assert batch.input_ids.shape[1] < 40
+    without = type(policy.model.config)(**{**policy.model.config.to_dict(), "sliding_window": None})
+    without._attn_implementation = "sdpa"
     monkeypatch.setattr(
-        "pacmr_lightning.policy.masks.shared_mask",
-        lambda rows, config, dtype: shared_mask(rows, _WithoutWindow(config), dtype),
+        "pacmr_lightning.policy.attention.shared_mask",
+        lambda rows, config, dtype: shared_mask(rows, without, dtype),
     )
     with pytest.warns(UserWarning, match="one sequence a row"), torch.no_grad():
         policy.log_probs(batch)
     assert policy._plan.layout == "separate"
 
 
-class _WithoutWindow:
-    """A config that hides its window from the mask, as an architecture unknown to us would."""
-
-    def __init__(self, config):
-        self._config = config
-        self._attn_implementation = config._attn_implementation
-
-    def get_text_config(self):
-        return self
-
-    def to_dict(self):
-        return {**self._config.to_dict(), "sliding_window": None, "layer_types": None}
-
-
-def test_transformed_logits_are_found(make_policy, make_batch, monkeypatch):
-    """Soft-capped or scaled logits (Gemma, Cohere, Granite): the head alone does not give the model's own."""
-    policy, batch = make_policy(), make_batch()
-    monkeypatch.setattr(policy.model, "forward", _scaled(policy.model.forward))
-    with (
-        pytest.warns(UserWarning, match="one sequence a row"),
-        pytest.warns(UserWarning, match="whole logits"),
-        torch.no_grad(),
-    ):
-        found = policy.log_probs(batch)
-    assert policy._plan.layout == "plain"
-    truth = plain_log_probs(policy.model, batch)
-    torch.testing.assert_close(found.chosen, truth.chosen.detach(), atol=1e-4, rtol=0)
-
-
-def _scaled(forward):
-    def scaled(*args, **kwargs):
-        output = forward(*args, **kwargs)
-        output.logits = output.logits / 3
-        return output
-
-    return scaled
-
-
 def plain_kl(policy, batch: PairBatch) -> torch.Tensor:
     """Mean KL over the response positions of each pair, from whole logits of one sequence at a time."""
     expected = []
-    for tokens, segments in zip(batch.input_ids, batch.segment_ids, strict=True):
-        prompt = tokens[segments == Segment.PROMPT]
+    for pair in sequences(batch):
         values = []
-        for segment in (Segment.CHOSEN, Segment.REJECTED):
-            sequence = torch.cat([prompt, tokens[segments == segment]])[None]
-            p = policy.model(input_ids=sequence).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        for row, places, _ in pair:
+            p = policy.model(input_ids=row).logits[0, places].log_softmax(-1)
             with policy.reference():
-                q = policy.model(input_ids=sequence).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+                q = policy.model(input_ids=row).logits[0, places].log_softmax(-1)
             values.append((p.exp() * (p - q)).sum(-1))
         expected.append(torch.cat(values).mean())
     return torch.stack(expected)
 
 
-def test_what_held_out_pairs_are_judged_by(make_policy, make_batch):
+def test_policy_and_reference_of_held_out_pairs(make_policy, make_batch):
     policy, batch = make_policy(double=True), make_batch(3)
     with torch.no_grad():
         expected = plain_kl(policy, batch)
@@ -326,26 +281,12 @@ def test_what_held_out_pairs_are_judged_by(make_policy, make_batch):
         twice = PairBatch.collate(["x"], [prompt], [chosen], [chosen])
         with torch.no_grad():
             torch.testing.assert_close(chosen_kl[i], plain_kl(policy, twice)[0] * len(chosen))
-    for found, truth in ((own, policy.log_probs(batch)), (reference, policy.reference_log_probs(batch))):
-        torch.testing.assert_close(found.chosen, truth.chosen)
-        torch.testing.assert_close(found.rejected, truth.rejected)
+    assert_close(own, policy.log_probs(batch))
+    assert_close(reference, policy.reference_log_probs(batch))
     assert not torch.equal(own.chosen, reference.chosen)
     brought = batch.with_reference(own)
-    assert policy.judged(brought)[1] is brought.reference
-    fresh = make_policy(moved=False)
-    assert fresh.judged(batch)[2].abs().max() == 0
-
-
-def test_token_kl_of_transformed_logits(make_policy, make_batch, monkeypatch):
-    policy, batch = make_policy(double=True), make_batch(3)
-    monkeypatch.setattr(policy.model, "forward", _scaled(policy.model.forward))
-    with (
-        pytest.warns(UserWarning, match="one sequence a row"),
-        pytest.warns(UserWarning, match="whole logits"),
-    ):
-        found = policy.judged(batch)[2]
-    with torch.no_grad():
-        torch.testing.assert_close(found, plain_kl(policy, batch))
+    assert policy.judged(brought).reference is brought.reference
+    assert make_policy(moved=False).judged(batch).token_kl.abs().max() == 0
 
 
 class MostRows(TorchDispatchMode):
@@ -389,14 +330,13 @@ def test_padding_to_whole_tiles_changes_nothing(name, layout, make_policy, make_
     def found():
         values = policy.log_probs_in(layout, batch)
         loss = (values.chosen * torch.linspace(-1, 1, len(batch)) - values.rejected).sum()
-        return [values.chosen, values.rejected, *torch.autograd.grad(loss, list(policy.adapter().values()))]
+        return [values.chosen, values.rejected, *adapter_gradient(policy, loss)]
 
     expected = found()
     monkeypatch.setattr("pacmr_lightning.policy.rows.row_multiple", lambda device: 64)
     rows = rows_of(layout, batch)
     assert rows.input_ids.shape == rows.token_pair.shape == (len(rows.input_ids), 64)
-    for value, truth in zip(found(), expected, strict=True):
-        torch.testing.assert_close(value, truth, atol=1e-10, rtol=1e-8)
+    torch.testing.assert_close(found(), expected, atol=1e-10, rtol=1e-8)
 
 
 def test_rows_are_padded_on_gpus_only(make_batch):

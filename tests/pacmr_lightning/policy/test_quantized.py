@@ -10,14 +10,12 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pacmr_lightning import cli
-from pacmr_lightning.datamodules import EmbeddedWorld
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct
 from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy import quantized as module
-from pacmr_lightning.policy.selfcheck import choose_plan
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.runs.memory_estimate import build, four_bit_base, held
 from pacmr_lightning.strategies import LoraDeepSpeedStrategy, check_strategy
@@ -29,9 +27,8 @@ WIDE = {"changes": {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 
 @pytest.fixture(scope="module")
 def bnb():
-    return pytest.importorskip(
-        "bitsandbytes", reason="bitsandbytes, the extra quantization, is not installed"
-    )
+    reason = "bitsandbytes, the extra quantization, is not installed"
+    return pytest.importorskip("bitsandbytes", reason=reason)
 
 
 def packed_layers(model, bnb):
@@ -41,11 +38,8 @@ def packed_layers(model, bnb):
 def unpack(layer, bnb):
     """(out, in) weights in float64, from codes and scales by the definition of NF4 with quantised scales."""
     state = layer.weight.quant_state
-    scales = (
-        state.state2.code[state.absmax.long()]
-        * state.state2.absmax.repeat_interleave(256)[: len(state.absmax)]
-    )
-    scales = (scales + state.offset).double()
+    scales = state.state2.absmax.repeat_interleave(256)[: len(state.absmax)]
+    scales = (state.state2.code[state.absmax.long()] * scales + state.offset).double()
     codes = layer.weight.flatten()
     codes = torch.stack([codes >> 4, codes & 15], 1).flatten().long()
     values = state.code.double()[codes] * scales.repeat_interleave(64)[: len(codes)]
@@ -95,7 +89,7 @@ def both(bnb, make_policy):
 def test_log_probs_are_those_of_the_weights_that_the_bits_mean(options, tolerance, both, make_batch):
     policy, exact = both(**options)
     batch = make_batch()
-    plan = choose_plan(policy, batch)
+    plan = policy._plan_for(batch)
     assert plan.layout == options["layout"], "the self-check passes with what was asked for"
     for ask in ("log_probs", "reference_log_probs"):
         with torch.no_grad():
@@ -216,32 +210,19 @@ def model(bnb, tmp_path_factory, tiny_llama):
 def fit(model, tmp_path_factory):
     """``pacmr fit`` with the configs that come with the package: 4 updates, VNet's at 0 and 2."""
     folder = tmp_path_factory.mktemp("run")
-    rows = EmbeddedWorld(pairs=24, validation_pairs=8)
-    for split in ("train", "validation"):
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows.load(split)))
+    words = """
+        fit --config preference --config methods/pacmr --model.policy.quantization 4bit --model.policy.rank 4
+        --model.weighting.every 2 --model.weighting.estimator GhostDotProduct --model.learning_rate 1e-2
+        --data.source EmbeddedWorld --data.source.pairs 24 --data.source.validation_pairs 8
+        --data.global_batch_size 8 --data.meta_batch_size 8 --trainer.accelerator cpu --trainer.logger false
+        --trainer.max_steps 4 --trainer.max_epochs -1 --trainer.val_check_interval 1.0
+        --checkpoint.every_n_train_steps 2 --checkpoint.save_top_k -1 --trainer.enable_progress_bar false
+    """
+    callbacks = ["--trainer.callbacks", "[{class_path: RunSummary}, {class_path: WeightRecorder}]"]
 
     def run(name, *more):
-        arguments = [
-            *("fit", "--config", "preference", "--config", "methods/pacmr"),
-            *("--model.policy.model", model, "--model.policy.quantization", "4bit"),
-            *("--model.policy.rank", "4", "--model.weighting.every", "2", "--model.learning_rate", "1e-2"),
-            *("--model.weighting.estimator", "GhostDotProduct", "--data.source.train"),
-            *(str(folder / "train.jsonl"), "--data.source.validation", str(folder / "validation.jsonl")),
-            *("--data.global_batch_size", "8", "--data.meta_batch_size", "8", "--trainer.callbacks"),
-            *("[{class_path: RunSummary}, {class_path: WeightRecorder}]", "--trainer.accelerator", "cpu"),
-            *(
-                "--trainer.max_steps",
-                "4",
-                "--trainer.max_epochs",
-                "-1",
-                "--trainer.val_check_interval",
-                "1.0",
-            ),
-            *("--checkpoint.every_n_train_steps", "2", "--checkpoint.save_top_k", "-1"),
-            *("--trainer.enable_progress_bar", "false", "--trainer.logger", "false"),
-            *("--trainer.default_root_dir", str(folder / name), *more),
-        ]
-        cli.main(arguments)
+        where = ["--trainer.default_root_dir", str(folder / name), "--model.policy.model", model]
+        cli.main([*words.split(), *callbacks, *where, *more])
         return folder / name
 
     return run

@@ -24,24 +24,15 @@ def fit(base, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    sizes = """--data.source.pairs 320 --data.source.validation_pairs 33 --model.weighting.outer.tau 0.5
+        --model.weighting.every 3 --trainer.max_steps 8 --trainer.callbacks.samples 8
+        --trainer.enable_progress_bar false"""
 
     def fit(run, *arguments, strategy=None, devices=1):
         files = ["quickstart/preference", "methods/pacmr", *([f"strategies/{strategy}"] if strategy else [])]
-        return [
-            *("fit", *(word for file in files for word in ("--config", str(CONFIGS / f"{file}.yaml")))),
-            *("--model.policy.model", base, "--trainer.devices", str(devices)),
-            *("--data.source.pairs", "320", "--data.source.validation_pairs", "33"),
-            *(
-                "--model.weighting.outer.tau",
-                "0.5",
-                "--model.weighting.every",
-                "3",
-                "--trainer.max_steps",
-                "8",
-            ),
-            *("--trainer.callbacks.samples", "8", "--trainer.enable_progress_bar", "false"),
-            *("--trainer.default_root_dir", run, *arguments),
-        ]
+        configs = [word for file in files for word in ("--config", str(CONFIGS / f"{file}.yaml"))]
+        where = ["--trainer.default_root_dir", run, "--trainer.devices", str(devices)]
+        return ["fit", *configs, "--model.policy.model", base, *sizes.split(), *where, *arguments]
 
     return fit
 

@@ -114,35 +114,31 @@ def test_it_learns_something(alone):
     moved = [v for k, v in alone["single"]["adapter"].items() if "lora_B" in k]
     assert min(float(v.abs().max()) for v in moved) > 1e-3
     assert max(distance(alone["single"], alone["single-central"])[:2]) > 1e-4
+    assert alone["single-features"]["vnet"]["scale.variance"].min() > 1e-3, "each feature says something"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["zero1", "zero2-offload", "zero3-checkpointing-offload"])
-def test_zero_alone(all_alone, case):
-    assert_same(all_alone[case], all_alone["single"])
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("case", ["ddp", "zero1", "zero2-micro", "zero3"])
-def test_two_processes(alone, together, case):
-    """With distinct pairs on each rank, validation shares that are uneven, and micro-batches in one case."""
-    assert_same(together[case], alone["single"])
-
-
-def test_every_feature_of_vnet(alone, together):
-    """Also those of earlier visits, which were on the other rank for some of the pairs."""
-    assert_same(together["ddp-features"], alone["single-features"])
-    assert alone["single-features"]["vnet"]["scale.variance"].min() > 1e-3, "each says something"
-
-
-@pytest.mark.slow
-def test_the_reference_from_disk_at_stage_3(all_alone, all_together):
-    """Rank 1 has no part of its own to compute."""
-    assert_same(all_together["zero3-cached"], all_alone["single-cached"])
-
-
-@pytest.mark.slow
-def test_central_difference_at_stage_3(alone, all_together):
-    assert_same(all_together["zero3-micro-central"], alone["single-central"])
+@pytest.mark.parametrize(
+    ("group", "case", "expected"),
+    [
+        *(slow("all_alone", case, "single") for case in ALONE_SLOW if case.startswith("zero")),
+        # With distinct pairs on each rank, uneven shares of validation, and micro-batches in one case.
+        *(("together", case, "single") for case in ("ddp", "zero1", "zero2-micro", "zero3")),
+        # Those of earlier visits too, which were on the other rank for some of the pairs.
+        ("together", "ddp-features", "single-features"),
+        # From disk: rank 1 has no part of the reference's of its own to compute.
+        slow("all_together", "zero3-cached", "single-cached"),
+        slow("all_together", "zero3-micro-central", "single-central"),
+        slow("all_together", "zero2-from:zero3", "single"),
+        slow("all_alone", "single-from:../together/zero3", "single"),
+    ],
+)
+def test_equal_to_one_process(request, group, case, expected):
+    alone = request.getfixturevalue("all_alone" if "cached" in expected else "alone")
+    assert_same(request.getfixturevalue(group)[case], alone[expected])
 
 
 @pytest.mark.parametrize(("case", "group"), once_more("zero3-few", "ddp-few"))
@@ -156,16 +152,6 @@ def test_a_rank_without_retained_meta_pairs(alone, request, case, group):
 
 def test_a_checkpoint_of_another_strategy_fits(alone, together):
     assert_same(together["zero3-from:zero1"], alone["single"])
-
-
-@pytest.mark.slow
-def test_a_checkpoint_of_stage_3_fits_stage_2(alone, all_together):
-    assert_same(all_together["zero2-from:zero3"], alone["single"])
-
-
-@pytest.mark.slow
-def test_a_checkpoint_of_two_processes_fits_one(all_alone):
-    assert_same(all_alone["single-from:../together/zero3"], all_alone["single"])
 
 
 def test_a_base_in_4_bits(forked, make_base, folder):
@@ -215,16 +201,9 @@ def test_what_is_refused(base, tmp_path):
 
     from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
 
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        precision="bf16-true",
-        max_steps=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    options = {"accelerator": "cpu", "precision": "bf16-true", "max_steps": 1, "default_root_dir": tmp_path}
+    trainer = pl.Trainer(**options, **dict.fromkeys(quiet, False))
     data = PreferenceDataModule(EmbeddedWorld(pairs=64, validation_pairs=8), base, global_batch_size=8)
     with pytest.raises(UserError, match=r"precision is bf16-true.*leave it at 32-true.*bfloat16"):
         trainer.fit(PreferenceModule(PolicyModel(base, rank=2)), data)

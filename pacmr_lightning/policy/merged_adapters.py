@@ -1,0 +1,211 @@
+"""Adapters inside of the base's weights: merged into it, and saved with the policy's own as one adapter."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, cast
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from peft import PeftConfig, PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import cached_file
+
+from ..batch import PairBatch, Segment
+from ..errors import UserError
+from ..strategies.sharding import is_sharded
+from .lora import ADAPTER
+
+MERGE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+"""Accepted mean difference of a token's log-probability, in nats, between two forms of a model, by dtype."""
+CHECKED = 256
+"""Tokens of a pair on which they are compared, at most."""
+
+
+def merge_adapter(model: PreTrainedModel, name: str, base: str, pair: PairBatch | None) -> PreTrainedModel:
+    """Return a base model with the adapter ``name`` inside of its weights; ``base`` names it in messages.
+
+    Raises:
+        UserError: this kind of adapter is no change of weights, the base is stored in 4 bits, or the merged
+            model differs from what PEFT computes.
+    """
+    config: Any = PeftConfig.from_pretrained(name)
+    rank_zero_info(f"Merging the adapter {name} into its base {base}.")
+    if getattr(model, "is_loaded_in_4bit", False):
+        raise UserError(
+            f"The adapter {name} was trained on {base}, which is stored in 4 bits, "
+            "where it would be rounded away; load that model in full, put the adapter on it (PEFT's "
+            "PeftModel.from_pretrained and merge_and_unload), save it, and name its folder."
+        )
+    if any(is_sharded(parameter) for parameter in model.parameters()):
+        raise UserError(
+            f"The model {name} is an adapter, which cannot be merged into a base that ZeRO-3 keeps in parts; "
+            "merge it first (PEFT's merge_and_unload) and name the merged model."
+        )
+    known = _embeddings(model).num_embeddings
+    _make_room(model, name)
+    added = _embeddings(model).weight[known:].clone()
+    tokens = compared_tokens(model, pair, getattr(config, "trainable_token_indices", None))
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Found missing adapter keys")
+            adapted = PeftModel.from_pretrained(model, name)
+    except (RuntimeError, UserWarning) as error:  # other shapes, or other names
+        raise UserError(
+            f"The adapter {name} does not fit its base {base} ({str(error).strip().splitlines()[0][:200]}); "
+            "set base_model_name_or_path in its adapter_config.json to the model that it was trained on."
+        ) from None
+    if not hasattr(adapted, "merge_and_unload"):
+        raise UserError(
+            f"The adapter {name} is of PEFT's kind {config.peft_type.value}, which cannot be merged into the "
+            "model that it was trained on; name a LoRA adapter, or a whole model."
+        )
+    expected = next_token_log_probs(adapted, tokens)
+    untie_head(model)
+    try:
+        merged = cast("PreTrainedModel", adapted.merge_and_unload())
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        raise UserError(
+            f"The adapter {name} cannot be merged into its base {base} ({str(error).strip().rstrip('.')}); "
+            "name a LoRA adapter, or a whole model."
+        ) from None
+    if len(added) and torch.equal(_embeddings(merged).weight[known:], added):
+        raise UserError(
+            f"The tokenizer in {name} has {len(added)} tokens that its base {base} does not know, and the "
+            "adapter has no embeddings for them, so they would be random; save the base that the adapter was "
+            "trained on, with these tokens, and name it in adapter_config.json."
+        )
+    found = next_token_log_probs(merged, tokens)
+    check_same(expected, found, f"The adapter {name}, merged into {base},", "PEFT without merging")
+    return merged
+
+
+def _embeddings(model: PreTrainedModel) -> nn.Embedding:
+    return cast("nn.Embedding", model.get_input_embeddings())
+
+
+def _make_room(model: PreTrainedModel, adapter: str) -> None:
+    """Grow the embeddings where the adapter's own tokenizer has more tokens, as PEFT's auto classes do."""
+    # From a folder, or from the Hub's cache; an adapter without a tokenizer has its base's.
+    if cached_file(adapter, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False) is None:
+        return
+    size = len(AutoTokenizer.from_pretrained(adapter))
+    if size > _embeddings(model).num_embeddings:
+        model.resize_token_embeddings(size)
+
+
+def untie_head(model: PreTrainedModel) -> None:
+    """Give the head a weight of its own where it shares the embeddings' and an adapter changes one of them.
+
+    Unmerged, such an adapter changes that one alone.
+    """
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if not any(isinstance(part, (BaseTunerLayer, AuxiliaryTrainingWrapper)) for part in (embeddings, head)):
+        return
+    embedded = {id(weight) for weight in embeddings.parameters()}
+    for layer in head.modules():
+        weight = dict(layer.named_parameters(recurse=False)).get("weight")
+        if weight is not None and id(weight) in embedded:
+            layer.weight = nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
+            for config in (model.config, model.config.get_text_config()):
+                config.tie_word_embeddings = False
+
+
+def save_with_bases(policy: PeftModel, chain: list[str], folder: str, **options: Any) -> None:
+    """Save a policy's adapter together with those merged into its base, as one adapter for the plain model.
+
+    By itself the policy's adapter fits a model that is nowhere on disk. LoRA's changes of weights add up, so
+    that their matrices side by side are one adapter, of the ranks' sum. What is saved is compared with the
+    policy first.
+
+    Args:
+        policy: the base with the merged adapters, and on it the policy's own.
+        chain: see ``base_model.adapter_chain``, of the base.
+        folder, options: of ``PeftModel.save_pretrained``.
+
+    Raises:
+        UserError: they are not one LoRA adapter, for one of them is of another kind.
+    """
+    *adapters, plain = chain
+    model = cast("PreTrainedModel", policy.get_base_model())
+    base = AutoModelForCausalLM.from_pretrained(plain, dtype=model.dtype, trust_remote_code=False)
+    tokens = compared_tokens(base, None)
+    names = [f"base_{number}" for number in range(len(adapters))]
+    try:
+        if base.get_input_embeddings().weight.shape != model.get_input_embeddings().weight.shape:
+            raise ValueError("one of them adds tokens")
+        found = PeftModel.from_pretrained(base, adapters[-1], adapter_name=names[0])
+        for adapter, name in zip(adapters[-2::-1], names[1:], strict=True):
+            found.load_adapter(adapter, name)
+        found.add_adapter("policy", policy.peft_config[ADAPTER])
+        own = {
+            name.replace(f".{ADAPTER}.", ".policy."): p
+            for name, p in policy.named_parameters()
+            if "lora_" in name
+        }
+        with torch.no_grad():
+            for name, parameter in found.named_parameters():
+                if name in own:
+                    parameter.copy_(own[name])
+        found.add_weighted_adapter([*names, "policy"], [1.0] * len(chain), ADAPTER, "cat")
+        found.set_adapter(ADAPTER)
+        expected = next_token_log_probs(policy, tokens).cpu()
+        check_same(expected, next_token_log_probs(found.eval(), tokens), "One LoRA adapter", "the policy")
+    except (ValueError, TypeError, RuntimeError, UserError) as error:
+        raise UserError(
+            f"The policy's base is the adapter {chain[0]}, and the two are not one LoRA adapter for {plain} "
+            f"({str(error).strip().splitlines()[0]}); save the whole model with pacmr export RUN OUT "
+            "--merged, or in Python with policy.peft.merge_and_unload().save_pretrained(FOLDER)."
+        ) from None
+    own_config = policy.peft_config[ADAPTER]
+    found.peft_config[ADAPTER].base_model_name_or_path = own_config.base_model_name_or_path
+    found.save_pretrained(folder, selected_adapters=[ADAPTER], **options)
+
+
+def compared_tokens(
+    model: PreTrainedModel, pair: PairBatch | None, own: list[int] | dict[str, list[int]] | None = None
+) -> Tensor:
+    """(L,) token ids on which two forms of a model are compared, on the CPU.
+
+    Args:
+        model: what must know the ids, and their number.
+        pair: a batch whose first prompt and chosen response are taken; None for ids from all over the
+            vocabulary.
+        own: ids that an adapter changes by themselves (``trainable_token_indices``); some come first.
+    """
+    size = _embeddings(model).num_embeddings
+    own = [i for ids in own.values() for i in ids] if isinstance(own, dict) else own or []
+    if pair is None:
+        tokens = torch.linspace(0, size - 1, 32, device="cpu").long()
+    else:
+        segments = pair.segment_ids[0]
+        kept = (segments == Segment.PROMPT) | (segments == Segment.CHOSEN)
+        tokens = pair.input_ids[0, kept][:CHECKED].cpu()
+    # Lightning builds a model with its own device as torch's default.
+    ids = torch.cat([torch.tensor(own[:8], dtype=torch.long, device="cpu"), tokens])
+    return ids[ids < size][: getattr(model.config.get_text_config(), "max_position_embeddings", None)]
+
+
+@torch.no_grad()
+def next_token_log_probs(model: nn.Module, tokens: Tensor) -> Tensor:
+    """(L - 1,) log-probabilities of each token after those before it, in nats, by a plain forward pass."""
+    ids = tokens[None].to(next(model.parameters()).device)
+    logits = model(input_ids=ids).logits[0, :-1]
+    return logits.float().log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].to(logits.dtype)
+
+
+def check_same(expected: Tensor, found: Tensor, what: str, like: str) -> None:
+    """Compare (L,) log-probabilities in nats, which have the dtype of the models that gave them.
+
+    Raises:
+        UserError: they differ by more than rounding does.
+    """
+    error = float((found - expected).abs().mean())
+    if not error <= MERGE_TOLERANCE[expected.dtype]:
+        raise UserError(
+            f"{what} gives other log-probabilities than {like} ({error:.1e} nats a token); merge the model "
+            "yourself, save it and name its folder."
+        )
