@@ -1,4 +1,4 @@
-"""LightningDataModules: sources, noise, rewordings, tokenization, paired batches."""
+"""LightningDataModules, and their sources, label noise, tokens and batches."""
 
 from .hh import AnthropicHH, HHCompletions
 from .hub import HubCompletions, HubPreferences

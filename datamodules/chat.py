@@ -1,8 +1,4 @@
-"""Chat messages: how rows keep them, what of them is prompt and response, and the tokenizer's template.
-
-A conversation is a list of ``{"role": ..., "content": ...}``, perhaps with further fields that the template
-reads. Rows keep it as JSON text.
-"""
+"""Chat messages: as JSON text in rows, and as prompt and response in the tokenizer's template."""
 
 from __future__ import annotations
 
@@ -26,23 +22,14 @@ _ROLES = {
     **dict.fromkeys(("assistant", "gpt", "chatgpt", "bot", "chatbot", "model", "ai"), "assistant"),
     "system": "system",
 }
-"""What chat templates call a role that data may name otherwise."""
 _LIKE_MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']:\s.*\}\s*\]\s*$""", re.DOTALL)
 
 
 def encode_messages(messages: list[Any]) -> str:
-    """Return the JSON of a conversation.
-
-    A message keeps all fields that are not null. The ``content`` of an assistant that has other fields, such
-    as ``tool_calls``, may be null. A ``content`` that is a list of text parts becomes one text.
-
-    Raises:
-        ValueError: an entry is no message, its role has another name in chat templates, or its content is
-            no text.
-    """
-    # The last message is the response, so its faults are named first.
+    """Return a conversation as JSON without null fields; an invalid message raises ValueError."""
+    # Faults of the last message, the response, are reported first.
     checked = [_message(m, last=number == 0) for number, m in enumerate(reversed(messages))]
-    # Dates and the like are written by templates as they are here.
+    # Templates also write dates and the like with str.
     return json.dumps(checked[::-1], ensure_ascii=False, default=str)
 
 
@@ -79,11 +66,7 @@ def _message(message: Any, last: bool) -> dict[str, Any]:
 
 
 def messages_of(value: object) -> object:
-    """Return what a text of messages holds, as JSON or as Python writes it; any other value as it is.
-
-    Raises:
-        ValueError: a text looks like messages and is neither.
-    """
+    """Return messages that a text holds as JSON or Python literals (ValueError if broken), else the value."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return value
     for read in (json.loads, ast.literal_eval):
@@ -102,7 +85,7 @@ def messages_of(value: object) -> object:
 
 
 def _is_message(value: object) -> bool:
-    """Return whether a value is a message, perhaps of another layout, or an object that holds messages."""
+    """True for a message, perhaps with ``from`` and ``value``, and for an object that holds ``messages``."""
     if not isinstance(value, dict):
         return False
     kinds = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
@@ -110,18 +93,18 @@ def _is_message(value: object) -> bool:
 
 
 def fields_of(text: str) -> set[str]:
-    """Return the names of the fields beside role and content in what ``encode_messages`` wrote."""
+    """Return the fields beside role and content of the messages that ``encode_messages`` wrote."""
     return {name for message in decode_messages(text) for name in message} - {"role", "content"}
 
 
 def template_options(tools: str | None, options: str | None) -> dict[str, Any]:
-    """Return arguments of ``apply_chat_template`` of a row's JSON ``tools`` and ``chat_template_kwargs``."""
+    """Return ``apply_chat_template`` options of a row's JSON ``tools`` and ``chat_template_kwargs``."""
     found = {} if tools is None else {"tools": json.loads(tools)}
     return found if options is None else found | json.loads(options)
 
 
 def say_what_the_template_leaves_out(tokenizer: PreTrainedTokenizerBase, rows: Dataset) -> None:
-    """Print a line with the ``template_fields`` of rows that the chat template does not name, if any."""
+    """Print the rows' ``template_fields`` that the chat template does not name, if any."""
     found = rows.data.column("template_fields").unique().to_pylist()
     fields = {field for names in found if names for field in names.split()}
     template = str(tokenizer.chat_template)
@@ -132,7 +115,7 @@ def say_what_the_template_leaves_out(tokenizer: PreTrainedTokenizerBase, rows: D
 
 
 def decode_messages(text: str) -> Messages:
-    """The conversation that ``encode_messages`` wrote."""
+    """Return the conversation that ``encode_messages`` wrote."""
     return json.loads(text)
 
 
@@ -142,9 +125,9 @@ class Rendered(NamedTuple):
     prompt: str
     """With the beginning of the assistant's turn."""
     response: str
-    """With what ends the turn, but no whitespace after it."""
+    """With the end of the turn, without whitespace after it."""
     left_out: list[str]
-    """Those of ``LEFT_OUT`` that the row has and the template does not write."""
+    """The ``LEFT_OUT`` parts that the row has and the template does not write."""
 
 
 def render(
@@ -155,17 +138,8 @@ def render(
 ) -> Rendered:
     """Return prompt and response as the tokenizer's chat template writes them.
 
-    Where a template begins an answer in another way when it generates than in a conversation (an empty
-    thought, ``<think>``), the prompt ends where the two part, as in TRL.
-
-    Args:
-        tokenizer: with a chat template.
-        prompt: the messages before the answer.
-        answer: the assistant's whole message.
-        options: keyword arguments of ``apply_chat_template``, such as ``tools`` or ``enable_thinking``.
-
-    Raises:
-        UserError: the tokenizer has no chat template, or the template refuses the conversation.
+    If a template begins an answer differently when it generates (an empty thought, ``<think>``), the prompt
+    ends where the two differ, as in TRL. ``options`` are keyword arguments of ``apply_chat_template``.
     """
     options = options or {}
     name = repr(tokenizer.name_or_path)
@@ -195,7 +169,7 @@ def render(
             f"The chat template of {name} refuses the roles {[m['role'] for m in [*prompt, answer]]} "
             f"({error}); change the messages or the template."
         ) from None
-    # Templates put a newline after the end of the turn, which nobody has to learn.
+    # Templates write a newline after the end of the turn; it is not trained on.
     return Rendered(start, whole[len(start) :].rstrip(), left_out)
 
 
@@ -206,7 +180,6 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 def _left_out(messages: Messages, whole: str, text_of: Callable[[Messages], str]) -> Iterator[str]:
-    """Yield those of ``LEFT_OUT`` that a conversation has and its rendered text lacks."""
     flat = " ".join(whole.split())
     reasoning, missing = False, False
     for place, message in enumerate(messages):
@@ -217,7 +190,7 @@ def _left_out(messages: Messages, whole: str, text_of: Callable[[Messages], str]
         thoughts += [str(message[key]) for key in _REASONING if message.get(key)]
         reasoning |= any(" ".join(thought.split()) not in flat for thought in thoughts)
         said = " ".join((rest if mark else text).split())
-        # A text of another message may hold this one, and templates may change a text: so it is changed.
+        # Another message may contain this text, and templates may alter it, so render a changed one.
         if said and (said not in flat or message["role"] not in ("user", "assistant")):
             changed = [*messages[:place], {**message, "content": "0123"}, *messages[place + 1 :]]
             missing |= text_of(changed) == whole

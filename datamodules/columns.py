@@ -1,4 +1,4 @@
-"""Which columns rows of data have, and the checks that a row passes before it is used."""
+"""Columns of rows of data, and the checks of their values."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _PROMPT_WORDS = frozenset(
 _MAY_FOLLOW = frozenset(("text", "str", "string", "body", "content"))
 _NO_PROMPT = frozenset(("chosen", "rejected", "response", "answer", "completion", "output", "system"))
 _ROLES = ("assistant", "user", "system", "developer", "tool", "function")
-"""Roles that the last message of a conversation may have; only those of the assistant are responses."""
+"""Allowed roles of a conversation's last message; only the assistant's is a response."""
 _SET_HERE = frozenset(("conversation", "tokenize", "add_generation_prompt", "continue_final_message"))
-"""Arguments of ``apply_chat_template`` that no row may set."""
+"""Arguments of ``apply_chat_template`` that rows may not set."""
 
 
 def words_of(name: str) -> list[str]:
-    """Return the words of a column's name in lower case; ``promptText`` has ``prompt`` and ``text``."""
+    """Return the lower-case words of a column name: ``promptText`` has ``prompt`` and ``text``."""
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
 
 
 def looks_like_prompt(name: str) -> bool:
-    """Return whether a column's name is that of a prompt, such as ``question`` or ``prompt_text``."""
+    """Return whether a column name is that of a prompt, such as ``question`` or ``prompt_text``."""
     words = [word.removesuffix("s") for word in words_of(name) if word not in _MAY_FOLLOW]
     return bool(words) and words[-1] in _PROMPT_WORDS and _NO_PROMPT.isdisjoint(words)
 
@@ -71,7 +71,7 @@ def _label(value: object) -> str | None:
 
 
 def _tools(value: Any) -> str | None:
-    """Return the JSON of a list of tools' JSON schemas; it may be given as JSON text, whole or by tool."""
+    """Return the JSON of a list of tools' JSON schemas; the list or each tool may be JSON text."""
     try:
         found = json.loads(value) if isinstance(value, str) else value
         tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in found or ()]
@@ -83,7 +83,6 @@ def _tools(value: Any) -> str | None:
 
 
 def _template_kwargs(value: Any) -> str | None:
-    """Return the JSON of keyword arguments of a chat template; they may be given as JSON text."""
     try:
         found = json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -110,16 +109,16 @@ def _probability(value: object) -> float:
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns a kind of row has, and how their values are checked."""
+    """Columns of a kind of row, and the checks of their values."""
 
     kind: str
     responses: tuple[str, ...]
-    """Columns that every row has; texts, or all of them lists of chat messages."""
+    """Columns that every row has: texts, or all of them lists of chat messages."""
     required: tuple[str, ...]
-    """Further columns that rows of texts have; messages may hold the prompt themselves."""
+    """Further columns of rows of texts; chat messages may contain the prompt."""
     optional: dict[str, Callable[[object], str | float | None]]
     divide: Callable[..., Split]
-    """Makes prompt and responses of the values of ``prompt``, responses and ``chat``."""
+    """Returns prompt and responses for the values of ``prompt``, responses and ``chat``."""
 
     def divided(self, rows: dict[str, list[Any]]) -> list[Split]:
         """Return prompt and responses of each row of a batch, given by column."""
@@ -128,11 +127,10 @@ class Columns:
 
     @property
     def features(self) -> Features:
-        """The columns of a dataset of such rows.
+        """Features of a dataset of such rows.
 
-        ``chat`` is true where the row holds chat messages as JSON. ``template_fields`` names what the chat
-        template must read of them beside role and content, and ``unread`` the columns of the row that are
-        not read, each separated by spaces and null where there are none.
+        ``chat``: the row holds chat messages as JSON. ``template_fields``: their fields beside role and
+        content, separated by spaces. ``unread``: columns that are not read, separated by newlines.
         """
         kinds: dict[Callable[[object], str | float | None], Value]
         kinds = {_flag: Value("bool"), _probability: Value("float64")}
@@ -142,11 +140,7 @@ class Columns:
         return Features(texts | others | found)
 
     def check(self, row: dict[str, Any], place: str) -> dict[str, Any]:
-        """Return the row's values for ``features``, an id of None where it has none.
-
-        Raises:
-            UserError: a column is missing or holds a wrong value; it begins with ``place``.
-        """
+        """Return the row's values for ``features``, id None if missing; errors begin with ``place``."""
 
         def read(check: Callable[[Any], Any], name: str) -> Any:
             try:
@@ -202,7 +196,6 @@ class Columns:
         return clean
 
     def _check_prompt(self, clean: dict[str, Any], row: dict[str, Any], place: str) -> None:
-        """Refuse a row whose prompt would have to be guessed although another column may hold it."""
         if clean["prompt"] is not None:
             return
         sides = [clean[name] for name in self.responses]
@@ -260,13 +253,7 @@ SFT = Columns(
 def checked(
     numbered: Iterable[tuple[str, dict[str, Any]]], columns: Columns, source: str
 ) -> Iterator[dict[str, Any]]:
-    """Rows with checked values and unique ids.
-
-    ``numbered`` has the place of each row, which errors begin with, and the row; all together are ``source``.
-
-    Raises:
-        UserError: a row is wrong, an id comes twice, or there is no row.
-    """
+    """Yield rows with checked values and unique ids; ``numbered`` has each row and its place for errors."""
     places: dict[str, str] = {}
     repeats: Counter[str] = Counter()
     with_prompt = without = ""
@@ -282,8 +269,7 @@ def checked(
                 "each row its prompt, or remove the row."
             )
         if clean["id"] is None:
-            # JSON keeps texts apart that would be the same when simply joined, and no prompt apart from an
-            # empty one.
+            # Different texts may be equal when simply joined, and None differs from an empty prompt.
             texts = json.dumps([clean[name] for name in ("prompt", *columns.responses)])
             digest = hashlib.blake2b(texts.encode(), digest_size=8).hexdigest()
             clean["id"] = f"{digest}-{repeats[digest]}"

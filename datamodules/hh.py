@@ -1,4 +1,4 @@
-"""Anthropic HH: comparisons of dialogues, and their better responses for SFT."""
+"""Anthropic HH: comparisons of dialogues, and their chosen responses for SFT."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ SUBSETS = ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection
 
 
 class AnthropicHH(RowsBySplit, Source):
-    """The four subsets of Anthropic HH together; the subset is the category.
+    """The four subsets of Anthropic HH as preference pairs; the subset is the category.
 
-    Upstream there are no validation pairs: 5% of the training prompts are set aside (152,124 and 8,003 pairs
-    in the paper). ``chosen`` and ``rejected`` are whole transcripts; the prompt is everything up to the last
-    ``\\n\\nAssistant:``. A few transcripts differ before it or end in an empty response: they are dropped and
-    counted.
+    Upstream has no validation pairs, so 5% of the training prompts are set aside (152,124 and 8,003 pairs in
+    Qu et al.). The prompt is everything up to the last ``\\n\\nAssistant:``. The few transcripts that differ
+    before it or end in an empty response are dropped and counted.
 
     Args:
         path: Hub id, or a folder in its layout.
@@ -59,26 +58,25 @@ class AnthropicHH(RowsBySplit, Source):
         self.single_turn = single_turn
 
     def read(self, place: str) -> Dataset:
-        """The pairs of an upstream split, from all subsets."""
+        """Return the pairs of an upstream split, from all subsets."""
         parts = [(name, load_split(self.path, place, folder=name)) for name in self.subsets]
         return convert(parts, PREFERENCES, _pair, self.path, "hh 1")
 
-    # A cached property can be written, but mypy takes it for one that can only be read.
+    # mypy takes a cached property for a read-only one.
     @cached_property
     def prompts(self) -> list[str]:  # type: ignore[override]
-        """The test split's distinct prompts, perhaps only those with one human turn."""
+        """Distinct prompts of the test split; with ``single_turn`` only those with one human turn."""
         found = dict.fromkeys(prompt for prompt in prompts_of(self.read("test")) if prompt)
         return [prompt for prompt in found if not self.single_turn or is_single_turn(prompt)]
 
 
 class HHCompletions(Completions):
-    """The chosen responses of Anthropic HH, as demonstrations.
+    """Chosen responses of Anthropic HH as demonstrations.
 
     Args:
         path: Hub id, or a folder in its layout.
         subsets: which of harmless-base, helpful-base, helpful-online and helpful-rejection-sampled.
-        validation_fraction: share of the training prompts that is set aside, in (0, 1); the same prompts as
-            in ``AnthropicHH``.
+        validation_fraction: share of the training prompts set aside, in (0, 1), as in ``AnthropicHH``.
         split_seed: which prompts are set aside.
 
     Raises:
@@ -97,7 +95,7 @@ class HHCompletions(Completions):
         self.pairs = AnthropicHH(path, subsets, validation_fraction, split_seed)
 
     def load(self, split: Split) -> Dataset:
-        """The rows of a split; pairs whose transcripts differ before the response are left out."""
+        """Return a split's rows, without pairs whose transcripts differ before the response."""
         rows = self.pairs.load(split)
         usable = [i for i, prompt in enumerate(prompts_of(rows)) if prompt]
         parts = [(self.pairs.path, rows.select(usable, keep_in_memory=True))]
@@ -105,7 +103,7 @@ class HHCompletions(Completions):
 
 
 def is_single_turn(prompt: str) -> bool:
-    """Whether a transcript has one human turn and nothing of the assistant before the response."""
+    """Return whether a transcript has one human turn and no assistant turn before the response."""
     return prompt.count(HUMAN) == 1 and prompt.count(ASSISTANT) == 1
 
 

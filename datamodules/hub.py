@@ -1,4 +1,4 @@
-"""Preference pairs and demonstrations from Hugging Face Hub datasets, or from folders that hold such."""
+"""Preference pairs and demonstrations from Hugging Face Hub datasets or folders in their layout."""
 
 from __future__ import annotations
 
@@ -23,18 +23,8 @@ from .splits import DEFAULT_FRACTION, RowsBySplit, SplitPlaces
 
 
 def load_split(path: str, split: str, subset: str | None = None, folder: str | None = None) -> Dataset:
-    """One split of a dataset, downloaded whole (or found in datasets' cache), never streamed.
-
-    Args:
-        path: Hub id, or a folder in the layout of one.
-        split: the split's name there.
-        subset: a named configuration.
-        folder: a folder inside the dataset that holds the files (``data_dir`` in ``datasets``).
-
-    Raises:
-        UserError: there is no such dataset, subset or split, or it cannot be reached.
-    """
-    # datasets knows a local file by its time alone.
+    """Return a split of a Hub dataset or of a folder in its layout; ``folder`` is a ``data_dir`` in it."""
+    # datasets compares local files by their time only, so the cache is named by content.
     local = Path(path).expanduser()
     content = content_digest(local) if local.is_dir() else None
     cache = None if content is None else Path(datasets.config.HF_DATASETS_CACHE) / "pacmr-folders" / content
@@ -42,7 +32,7 @@ def load_split(path: str, split: str, subset: str | None = None, folder: str | N
     where = path + "".join(f", {part}" for part in (subset, folder) if part)
     try:
         if isinstance(load_dataset_builder(path, **options).config, CsvConfig):
-            # Unasked, pandas reads the texts None, NA and null as missing.
+            # By default pandas reads the texts None, NA and null as missing.
             options |= {"keep_default_na": False, "na_values": [""]}
         found = load_dataset(path, split=split, **options)
     except DatasetGenerationError as error:
@@ -71,14 +61,7 @@ def convert(
     name: str,
     key: str,
 ) -> Dataset:
-    """Rows of one or more named datasets in this package's columns, written to datasets' cache once.
-
-    ``row`` makes a row's values of the part's name and the upstream row; ``key`` changes whenever it makes
-    other ones. Errors call all parts together ``name``.
-
-    Raises:
-        UserError: a row is wrong.
-    """
+    """Return rows that ``row`` makes of datasets, cached once; change ``key`` when its results change."""
 
     def rows() -> Iterator[tuple[str, dict[str, Any]]]:
         for part, dataset in parts:
@@ -102,8 +85,8 @@ class _HubRows(RowsBySplit):
         columns: the dataset's names of columns that are called otherwise here, ``{chosen: response_j}``.
 
     Raises:
-        UserError: ``validation_fraction`` is outside (0, 1), or set beside a validation split; or ``columns``
-            has an unknown name.
+        UserError: ``validation_fraction`` is outside (0, 1) or set beside a validation split, or a name in
+            ``columns`` is unknown.
     """
 
     def __init__(
@@ -127,7 +110,7 @@ class _HubRows(RowsBySplit):
         self.name = self.path
 
     def read(self, place: str) -> Dataset:
-        """The rows of the dataset's split of that name."""
+        """Return the rows of the dataset's split ``place``."""
         found = load_split(self.path, place, self.subset)
         for ours, theirs in self.names.items():
             if theirs not in found.column_names:

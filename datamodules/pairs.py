@@ -20,12 +20,8 @@ _TOKENS = ("prompt_ids", "augmented_ids", "chosen_ids", "rejected_ids")
 class Pairs:
     """Tokenized pairs under label noise.
 
-    Args:
-        rows: N rows, as ``tokenize_pairs`` makes them.
-        pad_id: token id that fills rows up.
-        swapped: N flags, true where the noise changed the label: the two responses change places. None: no
-            noise was injected.
-        annotators: N names of those who gave the labels, None where unknown; None where all are.
+    ``swapped`` has N flags where the noise changes the label, None without noise. ``annotators`` has N names,
+    None where unknown, and is None if all are.
     """
 
     def __init__(
@@ -38,24 +34,19 @@ class Pairs:
         self.rows = rows
         self.pad_id = pad_id
         self.swapped = [False] * len(rows) if swapped is None else list(swapped)
-        """N flags: the noise changed the label."""
         self.flipped = flip_flags(rows["flipped"][:], swapped)
-        """N values: 1 the label is wrong, 0 it is not, -1 unknown."""
+        """N values: 1 wrong label, 0 right label, -1 unknown."""
         self.annotators = annotators
         self.reference: np.ndarray | None = None
-        """(N, 2) the reference's log-probabilities of chosen and rejected as found, where they are cached."""
+        """(N, 2) cached reference log-probabilities of chosen and rejected as found."""
         self.augmented_reference: np.ndarray | None = None
-        """(N, 2) the same under the reworded prompts; NaN for pairs without a second view."""
+        """(N, 2) the same under the augmented prompts; NaN for pairs without one."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def check_model(self, policy: PolicyModel) -> None:
-        """Check that a model can read the pairs, their reworded prompts included.
-
-        Raises:
-            UserError: it has too few positions, or too few embeddings for the tokenizer.
-        """
+        """Raise a UserError if a model has too few positions or embeddings for the pairs."""
 
         def longer(prompt: Any, augmented: Any, chosen: Any, rejected: Any) -> np.ndarray:
             return np.maximum(prompt, augmented) + np.maximum(chosen, rejected)
@@ -67,7 +58,7 @@ class Pairs:
         return tokens_digest(self.rows, "prompt_ids", "chosen_ids", "rejected_ids")
 
     def select(self, indices: Sequence[int]) -> Pairs:
-        """Some of the pairs, with their noise."""
+        """Return some of the pairs, with their noise."""
         who = None if self.annotators is None else [self.annotators[i] for i in indices]
         chosen = Pairs(self.rows.select(indices, keep_in_memory=True), self.pad_id, annotators=who)
         chosen.swapped = [self.swapped[i] for i in indices]
@@ -75,7 +66,7 @@ class Pairs:
         return chosen
 
     def longest(self) -> tuple[int, int]:
-        """Tokens of a prompt and of a response of a pair as long as any, also under augmented prompts."""
+        """Return the tokens of a prompt and a response of a longest pair, augmented prompts included."""
         total = response = 0
         for _, (prompt, augmented, chosen, rejected) in token_parts(self.rows, *_TOKENS):
             both = chosen + rejected
@@ -85,16 +76,16 @@ class Pairs:
 
     @property
     def with_second_view(self) -> list[int]:
-        """Indices of the pairs that have a reworded prompt."""
+        """Indices of the pairs that have an augmented prompt."""
         return [i for i, view in enumerate(self.rows["second_view"][:]) if view]
 
     def batch(self, indices: Sequence[int], augmented: bool = False) -> PairBatch:
-        """The pairs at ``indices`` under noise, with their ``augmented`` views where asked for."""
+        """Return the pairs at ``indices`` under noise; ``augmented`` adds them under augmented prompts."""
         # One look-up for the whole batch: Arrow is slow row by row.
         columns = self.rows[list(indices)]
         swapped = [self.swapped[i] for i in indices]
         both = list(zip(swapped, columns["chosen_ids"], columns["rejected_ids"], strict=True))
-        # eta speaks of the order that was found.
+        # eta refers to the order as found.
         eta = [
             1 - value if swap and value is not None else value
             for swap, value in zip(swapped, columns["eta"], strict=True)
@@ -124,14 +115,7 @@ class Pairs:
 
 
 def flip_flags(given: Sequence[int], swapped: Sequence[bool] | None) -> list[int]:
-    """What is known of N labels once the noise is applied: 1 flipped, 0 not, -1 unknown.
-
-    Args:
-        given: N values of the data's own ``flipped`` column, -1 where it says nothing.
-        swapped: N flags, true where the noise swaps the two responses; the flags of rows that say nothing of
-            themselves are then relative to the label that was found. None: there is no noise, and nothing is
-            claimed of them.
-    """
+    """Return N flip flags (-1 unknown) under noise; where ``given`` is -1, relative to the label as found."""
     if swapped is None:
         return list(given)
     return [

@@ -1,7 +1,4 @@
-"""The LightningDataModule for preference pairs: what becomes of a source's rows until they are batches.
-
-source -> tokens -> noise -> pairs held out or put in order -> reference's log-probabilities -> batches
-"""
+"""The LightningDataModule: source -> tokens -> noise -> pairs held out or ordered -> reference -> batches."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ _KEPT_OPTIONS = (
 )
 """Options that a resumed fit must share with its checkpoint."""
 _VALIDATION = "validation pairs"
-"""Name of the validation pairs' hash in a checkpoint; these may change."""
+"""Key of the validation pairs' hash in a checkpoint; these may change."""
 _HASHES = {
     "texts": "texts of the training pairs",
     "label noise": "flipped labels of the training pairs",
@@ -57,13 +54,12 @@ _HASHES = {
 
 
 class PreferenceDataModule(LightningDataModule):
-    """Preference pairs, tokenized, noised and paired with meta batches; evaluation prompts for generation.
+    """Preference pairs, tokenized, noised and paired with meta-batches; evaluation prompts for generation.
 
     ``train_dataloader`` yields ``PairedBatch``, ``val_dataloader`` and ``test_dataloader`` yield
-    ``PairBatch`` (validation pairs, labels never flipped), ``predict_dataloader`` yields ``PromptBatch``.
-
-    The second view of a pair's prompt comes from the file ``augmentations``; without one it is the row's
-    ``augmented_prompt``, or a rule-based rewording where the row has none.
+    ``PairBatch`` (validation pairs, labels never flipped), ``predict_dataloader`` yields ``PromptBatch``. A
+    pair's augmented prompt comes from the file ``augmentations``; without one from the row's
+    ``augmented_prompt``, else from rules.
 
     Args:
         source: where the pairs come from.
@@ -76,7 +72,7 @@ class PreferenceDataModule(LightningDataModule):
         meta_batch_size: pairs of a meta batch, over all ranks.
         noise_rate: probability that a training label is flipped, in [0, 1): short for ``SymmetricNoise``.
         noise_rates: two probabilities instead, for pairs whose first and whose second response is the chosen
-            one, in an order of the two that knows nothing of labels: short for ``TwoRateNoise``.
+            one, in an order that knows nothing of labels: short for ``TwoRateNoise``.
         noise: any kind of noise instead.
         noise_seed: which labels are flipped.
         seed: order of the pairs.
@@ -89,8 +85,7 @@ class PreferenceDataModule(LightningDataModule):
             read where the meta batches are reworded training pairs.
         reference: "live" computes the reference's log-probabilities with each batch, "cached" those of all
             pairs before training, on disk for every later run with the same model and pairs.
-        predict_prompts: prompts to answer, drawn from those of the source; None for all. All if there are
-            fewer.
+        predict_prompts: prompts to answer, drawn from those of the source; None, or too many, for all.
         predict_seed: which prompts are drawn.
         predict_max_length: tokens of a prompt to answer; longer ones are left out and counted.
         curriculum: ``pairs.parquet`` of ``pacmr audit --scorer dpo`` of a run on these pairs and labels: the
@@ -151,7 +146,7 @@ class PreferenceDataModule(LightningDataModule):
             )
         self.source = source
         self.gold_reward = source.gold_reward
-        """r(prompt, response) of the source, or None where nobody knows it."""
+        """r(prompt, response) of the source, or None if unknown."""
         self.tokenizer_name = str(tokenizer)
         self.max_length = max_length
         self.global_batch_size = global_batch_size
@@ -160,7 +155,7 @@ class PreferenceDataModule(LightningDataModule):
         self.meta_batch_size = meta_batch_size
         self.noise = noise = noise_from_options(noise, noise_rate, noise_rates)
         self.uniform_noise = noise is None or noise.rate is not None
-        """Whether every pair has the same probability of a flip."""
+        """True if all pairs have the same flip probability."""
         self.noise_rate = noise_rate if noise is None or noise.rate is None else noise.rate
         """That probability; otherwise the share of flipped pairs after ``setup("fit")``."""
         self.noise_seed = noise_seed
@@ -177,17 +172,15 @@ class PreferenceDataModule(LightningDataModule):
         self.curriculum = curriculum
         self.curriculum_share = curriculum_share
         self.trained_texts: str | None = None
-        """``texts`` of the ``state_dict`` of a run whose policy is looked at, which ``setup`` compares."""
+        """``texts`` in the ``state_dict`` of a run under inspection; ``setup`` compares them."""
         self.counts: dict[str, dict[str, int]] = {}
-        """After ``setup``, by split: ``rows``, ``kept``, dropped pairs by reason, ``no second view``, and for
-        ``train`` ``flipped`` (labels the noise changed)."""
+        """After ``setup``, by split: ``rows``, ``kept``, ``no second view``, ``flipped``, drops by reason."""
         self.noise_flips: dict[str, bool] | None = None
-        """After ``setup("fit")``, for each id of the training rows whether the noise flips its label."""
+        """After ``setup("fit")``, by id of the training rows: whether the noise flips the label."""
         self.annotators: dict[str, str | None] | None = None
-        """After ``setup("fit")``, for each id of the training rows who gave the label, as the row says or
-        ``AnnotatorNoise`` assigns it, None where that is unknown; None where no row has one."""
+        """After ``setup("fit")``, annotators by id of the training rows; None alone if all are unknown."""
         self.clean_pairs: Pairs | None = None
-        """After ``setup``, as the following: those that are kept."""
+        """Kept pairs after ``setup``, as the following two."""
         self.train_pairs: Pairs | None = None
         self.validation_pairs: Pairs | None = None
         self._filled: dict[str, tuple[Dataset, Dataset, dict[str, int]]] = {}
@@ -195,11 +188,11 @@ class PreferenceDataModule(LightningDataModule):
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer, loaded when first asked for."""
+        """The tokenizer, loaded on first access."""
         return load_tokenizer(self.tokenizer_name)
 
     def prepare_data(self) -> None:
-        """Fills datasets' caches from one process, so that the others read them."""
+        """Fill datasets' caches from one process, so that the others read them."""
         if not self._predicts:
             splits = ["train", "validation"] + ["clean_meta"] * (self.clean_meta is not None)
             self._filled = {split: self._read(split) for split in splits}
@@ -207,12 +200,7 @@ class PreferenceDataModule(LightningDataModule):
             self.source.load("validation")
 
     def setup(self, stage: str) -> None:
-        """Loads what the stage needs: training pairs for ``fit``, validation pairs, nothing for ``predict``.
-
-        Raises:
-            UserError: a batch size cannot be shared by the trainer's processes, no pair is left, or the
-                pairs are not those that a run was trained on.
-        """
+        """Load training pairs for ``fit``, validation pairs, nothing for ``predict``."""
         check_shares("global_batch_size", self.global_batch_size, self._ranks[1])
         if stage == TrainerFn.FITTING and self.train_pairs is None:
             # Lightning sets the attribute without declaring it.
@@ -238,7 +226,6 @@ class PreferenceDataModule(LightningDataModule):
             self.validation_pairs = self._pairs_as_found("validation", self.source.name)
 
     def _read(self, split: str) -> tuple[Dataset, Dataset, dict[str, int]]:
-        """Return a split's rows as its source has them, its pairs as tokens, and what became of the rows."""
         if split in self._filled:
             return self._filled.pop(split)
         if split == "clean_meta":
@@ -247,7 +234,7 @@ class PreferenceDataModule(LightningDataModule):
         else:
             found = self.source.load("train" if split == "train" else "validation")
         views = None
-        # Reworded training pairs are needed only where nothing else is learned from.
+        # Augmented prompts are needed only for meta-batches of training pairs.
         if split == "train" and self.augmentations is not None and self._rewords:
             views = read_augmentations(self.augmentations)
             if views.keys().isdisjoint(prompts_of(found)):
@@ -260,7 +247,6 @@ class PreferenceDataModule(LightningDataModule):
 
     @property
     def _rewords(self) -> bool:
-        """Whether meta batches are training pairs under reworded prompts."""
         return self.meta_every is not None and self.clean_meta is None
 
     def _pairs_as_found(self, split: str, name: str) -> Pairs:
@@ -269,7 +255,6 @@ class PreferenceDataModule(LightningDataModule):
         return Pairs(rows, self.tokenizer.pad_token_id)
 
     def _training_pairs(self) -> Pairs:
-        """Return the training pairs under noise, without those held out, or the easiest of them in order."""
         found, rows, counts = self._read("train")
         ids = rows["id"][:]
         swapped = None
@@ -283,7 +268,7 @@ class PreferenceDataModule(LightningDataModule):
         if any(name is not None for name in known):
             self.annotators = dict(zip(found["id"][:], known, strict=True))
             who = [self.annotators[name] for name in ids]
-        # Runs that hold pairs out and runs that do not share a cache, which is of all pairs.
+        # The reference cache covers all pairs, so that runs with and without held-out pairs share it.
         self._all_train_pairs = pairs = Pairs(rows, self.tokenizer.pad_token_id, swapped, who)
         self._kept = list(range(len(pairs)))
         if self.clean_pairs is not None and self.hold_out_clean_meta:
@@ -309,7 +294,6 @@ class PreferenceDataModule(LightningDataModule):
             self._said.add(sentence)
 
     def _epoch_line(self) -> str:
-        """Return a sentence on an epoch's updates, and the pairs that incomplete batches leave out."""
         assert self.train_pairs is not None
         line = f"An epoch: {_batches(len(self.train_pairs), self.global_batch_size, 'update')}"
         if self.meta_every is not None:
@@ -318,21 +302,13 @@ class PreferenceDataModule(LightningDataModule):
         return f"{line}."
 
     def check_model(self, policy: PolicyModel) -> None:
-        """Check that the module's policy can read the pairs that are loaded.
-
-        Raises:
-            UserError: it has too few positions, or too few embeddings for the tokenizer.
-        """
+        """Raise a UserError if the policy has too few positions or embeddings for the loaded pairs."""
         for pairs in (self.train_pairs, self.validation_pairs, self.clean_pairs):
             if pairs is not None:
                 pairs.check_model(policy)
 
     def fill_reference(self, policy: PolicyModel) -> None:
-        """Give all pairs their reference log-probabilities, for ``reference: cached``; before training.
-
-        Raises:
-            UserError: the policy cannot read the pairs, the cache is damaged, or a value is not finite.
-        """
+        """Set the reference log-probabilities of all pairs for ``reference: cached``, before training."""
         self.check_model(policy)
         if self.reference == "live":
             return
@@ -348,23 +324,23 @@ class PreferenceDataModule(LightningDataModule):
             self.train_pairs.augmented_reference = ask(self._all_train_pairs, augmented=True)[self._kept]
 
     def fill_train_reference(self, policy: PolicyModel) -> None:
-        """The same for the training pairs alone and whatever ``reference`` is, for a tool in one process."""
+        """Set those of the training pairs whatever ``reference`` is, for a tool in one process."""
         assert self.train_pairs is not None
         self.train_pairs.reference = cached_log_probs(policy, self._all_train_pairs)[self._kept]
 
     def train_state_differences(self, policy: PolicyModel) -> np.ndarray:
-        """Return (N, 2H) states of the reference, chosen minus rejected, labels as trained; kept on disk."""
+        """Return (N, 2H) reference states, chosen minus rejected as trained; cached on disk."""
         assert self.train_pairs is not None
         found = cached_state_differences(policy, self._all_train_pairs)[self._kept]
         return found * np.where(self.train_pairs.swapped, -1, 1).astype(found.dtype)[:, None]
 
     @property
     def _ranks(self) -> tuple[int, int]:
-        """This process's rank, and the number of processes; (0, 1) for tools without a trainer."""
+        """Rank and number of processes; (0, 1) without a trainer."""
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
     def train_dataloader(self) -> DataLoader[PairedBatch]:
-        """``PairedBatch`` of this rank, beginning at the trainer's global step."""
+        """Return ``PairedBatch`` of this rank, from the trainer's global step on."""
         assert self.train_pairs is not None, "The training pairs are there after setup."
         rank, world_size = self._ranks
         batches = TrainingStream(
@@ -381,13 +357,13 @@ class PreferenceDataModule(LightningDataModule):
         return self._loader(batches, lambda: 0 if self.trainer is None else self.trainer.global_step)
 
     def val_dataloader(self) -> DataLoader[PairBatch]:
-        """``PairBatch`` of this rank, validation pairs in their own order."""
+        """Return ``PairBatch`` of this rank, validation pairs in their own order."""
         assert self.validation_pairs is not None, "The validation pairs are there after setup."
         batches = EvaluationStream(self.validation_pairs, self.validation_batch_size, *self._ranks)
         return self._loader(batches, lambda: 0)
 
     def test_dataloader(self) -> DataLoader[PairBatch]:
-        """The same batches as for validation."""
+        """Return the validation batches."""
         return self.val_dataloader()
 
     def _loader(
@@ -403,15 +379,14 @@ class PreferenceDataModule(LightningDataModule):
 
     @property
     def _predicts(self) -> bool:
-        """Whether prompts are all that the trainer wants."""
         return self.trainer is not None and self.trainer.state.fn == TrainerFn.PREDICTING
 
     def prompt_ids(self, prompts: list[str]) -> list[list[int]]:
-        """Return the token ids of prompts that are texts, as ``predict`` gives them to the model."""
+        """Return the token ids of text prompts, as ``predict`` gives them to the model."""
         return prompt_tokens(self.tokenizer, prompts)
 
     def predict_dataloader(self) -> DataLoader[PromptBatch]:
-        """``PromptBatch`` of the drawn prompts; the longest first where the trainer predicts."""
+        """Return ``PromptBatch`` of the drawn prompts; the longest first if the trainer predicts."""
         world_size = self._ranks[1]
         return prompt_loader(
             draw_prompts(self.source, self.predict_prompts, self.predict_seed),
@@ -423,17 +398,14 @@ class PreferenceDataModule(LightningDataModule):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what decides the pairs of a step: options, and hashes of the pairs in their order.
-
-        The position is no part of it: it is the trainer's global step.
-        """
+        """Return the options and hashes that, with the trainer's global step, determine a step's pairs."""
         if self.train_pairs is None:
             return {}
         return {name: getattr(self, name) for name in _KEPT_OPTIONS} | self._digests
 
     @cached_property
     def _texts_digest(self) -> str:
-        """Hash of the tokens of all training pairs, held out or not, before any noise."""
+        """Hash of the tokens of all training pairs, held out or not, before noise."""
         return self._all_train_pairs.texts_digest()
 
     @cached_property
@@ -450,11 +422,7 @@ class PreferenceDataModule(LightningDataModule):
         } | {name: None if other is None else other.texts_digest() for name, other in others.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Check that a resumed run goes on with the pairs that it began with; warn of other validation pairs.
-
-        Raises:
-            UserError: training is resumed with other pairs, another order or other noise.
-        """
+        """Check that a resumed fit has the checkpoint's pairs; warn of other validation pairs."""
         assert self.trainer is not None
         now = self.state_dict()
         validation = state_dict.get(_VALIDATION, now.get(_VALIDATION))

@@ -1,4 +1,4 @@
-"""Prompts for a policy, or for a model behind an endpoint, to answer when it is evaluated."""
+"""Prompts for evaluation, for a policy or a model behind an endpoint."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class EvaluationPrompt:
     """A prompt to answer."""
 
     id: str
-    """That of the first pair that has the prompt; of a prompt without pairs, a hash of it."""
+    """Id of the first pair with the prompt; without pairs, a hash of the prompt."""
     text: str
     """A text, or a conversation as JSON."""
     chat: bool = False
     answer: dict[str, Any] = field(default_factory=dict)
-    """A response to it in the data, as a message; empty where the prompt is a text."""
+    """A response in the data, as a message; empty if the prompt is a text."""
     columns: dict[str, Any] = field(default_factory=dict)
-    """``tools`` and ``chat_template_kwargs`` of the row, where there are such."""
+    """``tools`` and ``chat_template_kwargs`` of the row, if any."""
 
     @property
     def asked(self) -> str | Messages:
@@ -43,7 +43,7 @@ class EvaluationPrompt:
         return decode_messages(self.text) if self.chat else self.text
 
     def rendered(self, tokenizer: PreTrainedTokenizerBase) -> str:
-        """The text that a model reads, special tokens of a chat template included."""
+        """Return the text that a model reads, with the chat template's special tokens."""
         if not self.chat:
             return self.text
         options = {name: value for name, value in self.columns.items() if name == "tools"}
@@ -52,19 +52,7 @@ class EvaluationPrompt:
 
 
 def draw_prompts(source: Source, count: int | None, seed: int) -> list[EvaluationPrompt]:
-    """Some of the distinct prompts that a source has for evaluation, in the order of the data.
-
-    The source's ``prompts``, else those of its validation pairs. Which ones are drawn depends on the prompts
-    and the seed alone, so all models and tokenizers get the same.
-
-    Args:
-        source: where the prompts come from.
-        count: how many; None, or more than there are, for all.
-        seed: another seed draws others.
-
-    Raises:
-        UserError: the source has none.
-    """
+    """Return ``count`` distinct evaluation prompts (None: all), whose draw depends on them and the seed."""
     # The same messages with other tools are another prompt.
     found: dict[str, EvaluationPrompt] = {}
     if source.prompts is not None:
@@ -99,14 +87,7 @@ def prompt_loader(
     world_size: int,
     longest_first: bool,
 ) -> DataLoader[PromptBatch]:
-    """``PromptBatch`` after ``PromptBatch``, each prompt once; Lightning shares them between the ranks.
-
-    Prompts of more than ``max_length`` tokens are left out, never cut. With the ``longest_first`` little is
-    padded, and prompts that need too much memory show at once.
-
-    Raises:
-        UserError: no prompt is left, or not one for each process.
-    """
+    """Return a loader of ``PromptBatch``, each prompt once; over ``max_length`` tokens they are left out."""
     texts = [prompt.rendered(tokenizer) for prompt in prompts]
     tokens = prompt_tokens(tokenizer, texts, [prompt.chat for prompt in prompts])
     places = [place for place, ids in enumerate(tokens) if 0 < len(ids) <= max_length]
@@ -139,5 +120,5 @@ def prompt_loader(
             columns=[prompts[i].columns for i in part],
         )
 
-    # Any sequence will do, but torch asks for a Dataset in its types.
+    # Any sequence works, but torch's types name a Dataset.
     return DataLoader(places, batch_size=batch_size, collate_fn=collate)  # type: ignore[arg-type]

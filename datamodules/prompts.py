@@ -1,4 +1,4 @@
-"""Prompts and responses of rows, also of those that hold whole texts or conversations."""
+"""Prompt and responses of rows, also of those that hold whole texts or conversations."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NO_COMPLETION = "no completion"
 
 @dataclass(frozen=True)
 class Split:
-    """A prompt with its two responses or its one completion, or the reason why there is none."""
+    """A prompt with its two responses or one completion, or the reason why a row is unusable."""
 
     prompt: str = ""
     """A text, or a conversation as JSON where the row holds chat messages."""
     responses: tuple[str, ...] = ("", "")
-    """Texts; of a chat message its content, and its other fields as JSON."""
+    """Texts; for a chat message its content, and its other fields as JSON."""
     reason: str | None = None
     messages: tuple[dict[str, Any], ...] = ()
     """The whole messages of the responses; empty for texts."""
@@ -46,12 +46,11 @@ def _of_messages(before: Messages, *answers: dict[str, Any]) -> Split:
 
 
 def split_row(prompt: str | None, chosen: str, rejected: str, chat: bool = False) -> Split:
-    """Prompt and responses of a row as ``reading.read_preferences`` makes it.
+    """Return prompt and responses of a row of ``reading.read_preferences``.
 
-    Texts: the given prompt, else the one that both texts begin with. Chat messages: the response is the last
-    message of each side, from the assistant; what comes before it, after the given prompt if that is not
-    repeated, must be the same on both sides. Where nothing says whether the prompt is repeated, the row is
-    unusable (``different prompts``).
+    Texts: the given prompt, else that of ``split_prompt``. Chat messages: the last message of each side, from
+    the assistant, is the response. What precedes it, after the given prompt unless it repeats that, must be
+    the same on both sides. If a repetition is unclear, the row is unusable (``different prompts``).
     """
     if chat:
         return _split_messages(prompt, chosen, rejected)
@@ -59,14 +58,9 @@ def split_row(prompt: str | None, chosen: str, rejected: str, chat: bool = False
 
 
 def split_completion(prompt: str | None, completion: str, chat: bool = False) -> Split:
-    """Prompt and completion of a row as ``reading.read_sft`` makes it.
-
-    Chat messages: the completion is the last message, from the assistant, and what comes before it belongs to
-    the prompt. Where nothing says whether the messages repeat the given prompt, the row is unusable (``no
-    completion``).
-    """
+    """Return prompt and completion (of chat messages the last) of a row of ``reading.read_sft``."""
     if not chat:
-        assert prompt is not None  # read_sft asks for it
+        assert prompt is not None  # read_sft requires it
         return Split(prompt, (completion,))
     messages = _joined(prompt, completion)
     if messages is None or len(messages) < 2 or messages[-1]["role"] != "assistant":
@@ -75,23 +69,17 @@ def split_completion(prompt: str | None, completion: str, chat: bool = False) ->
 
 
 def split_prompt(chosen: str, rejected: str) -> Split:
-    """Finds the prompt that two texts share.
+    """Return the prompt that two texts share, with the rest of each, or the reason why there is none.
 
-    Transcripts in the HH format (both begin with ``\\n\\nHuman:``): the prompt is everything up to and with
-    the last ``\\n\\nAssistant:``; if that differs between the two, the row is unusable (``different
-    prompts``). Other texts: the longest common prefix, backed up to the whitespace before the first word that
-    differs, so that both responses begin with whitespace and no word is cut. (TRL's ``extract_prompt`` backs
-    up over one space only and cuts "blue" and "black" after "bl".)
-
-    Returns:
-        The split, or a split whose ``reason`` is ``different prompts`` or ``no common prompt``.
+    HH transcripts (both begin with ``\\n\\nHuman:``): the prompt ends with the last ``\\n\\nAssistant:`` and
+    must be equal. Other texts: the longest common prefix up to the whitespace before the first word that
+    differs. (TRL's ``extract_prompt`` backs up over one space only and cuts "blue" and "black" after "bl".)
     """
     if chosen.startswith(HUMAN) and rejected.startswith(HUMAN):
         return _split_transcripts(chosen, rejected)
     pairs = enumerate(zip(chosen, rejected, strict=False))
     common = chosen[: next((i for i, (a, b) in pairs if a != b), min(len(chosen), len(rejected)))]
-    # Where one text ends with the common prefix there is no whitespace next in it: its last word goes to the
-    # responses, so that neither of them is empty.
+    # If a text ends with the common prefix, its last word goes to the responses, so that none is empty.
     if not all(text[len(common) : len(common) + 1].isspace() for text in (chosen, rejected)):
         common = common[: max((i for i, character in enumerate(common) if character.isspace()), default=0)]
     prompt = common.rstrip()
@@ -101,7 +89,6 @@ def split_prompt(chosen: str, rejected: str) -> Split:
 
 
 def _split_transcripts(chosen: str, rejected: str) -> Split:
-    """HH: the last Assistant turn of each side is its response."""
     ends = [text.rfind(ASSISTANT) + len(ASSISTANT) for text in (chosen, rejected)]
     if min(ends) < len(ASSISTANT):
         return Split(reason=NO_COMMON_PROMPT)
@@ -124,29 +111,24 @@ def _split_messages(prompt: str | None, *sides: str) -> Split:
 
 
 def _joined(prompt: str | None, rest: str) -> Messages | None:
-    """The whole conversation, whether or not ``rest`` repeats the prompt; None where that cannot be told.
-
-    A repetition may lack the system message or be the only one that has it, and differ in space around
-    contents.
-    """
+    """Return the whole conversation, whether or not ``rest`` repeats the prompt; None if that is unclear."""
     head, messages = decode_messages(prompt) if prompt is not None else [], decode_messages(rest)
     if messages[: len(head)] == head:
         return messages
+    # A repetition may lack the system message or be the only one with it, and differ in outer whitespace.
     (system, asked), (own_system, turns) = _system_and_turns(head), _system_and_turns(messages)
     before = _stripped(turns[:-1])
     if before[: len(asked)] == _stripped(asked):
         if system and own_system and _stripped(system) != _stripped(own_system):
             return None
         return (own_system or system) + turns
-    # A system message, the prompt's last question, or any question right after it: that may be the prompt in
-    # other words, or another one.
+    # A system message, the last question or another one right after it may repeat the prompt in other words.
     question = next((turn for turn in reversed(_stripped(asked)) if turn["role"] == "user"), None)
     asks_again = [turn["role"] for turn in (asked[-1], *turns[:1])] == ["user", "user"]
     return None if own_system or question in before or asks_again else head + messages
 
 
 def _system_and_turns(messages: Messages) -> tuple[Messages, Messages]:
-    """System messages at the beginning, and what follows them."""
     count = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
     return messages[:count], messages[count:]
 

@@ -1,8 +1,4 @@
-"""Reads preference pairs and SFT rows from JSON Lines and Parquet files, and says what is wrong with them.
-
-Rows become a ``datasets.Dataset`` of fixed features, written to datasets' cache once for each content of a
-file.
-"""
+"""Preference pairs and SFT rows of JSON Lines and Parquet files, checked and kept in datasets' cache."""
 
 from __future__ import annotations
 
@@ -29,26 +25,24 @@ from pacmr_lightning.files import content_digest
 from .columns import PREFERENCES, SFT, Columns, checked
 
 _LAYOUT = 6
-"""Part of the cache's key; raised whenever the same file or dataset is read into other rows."""
+"""Part of the cache's key; raise it when the same file or dataset is read into other rows."""
 
 _JSON_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 _ENDINGS = (*_JSON_ENDINGS, ".parquet")
 
 
 def read_preferences(path: str | Path) -> Dataset:
-    """Preference pairs of a file.
+    """Return the preference pairs of a file.
 
     Args:
         path: ``.jsonl`` or ``.json`` (one object a line), either of them with ``.gz``, or ``.parquet``.
 
     Returns:
-        Rows with ``id, prompt, chosen, rejected, category, augmented_prompt, annotator`` (strings; annotator:
-        who gave the label), ``flipped`` (bool), ``eta`` (float: the probability that chosen is the better
-        one), ``tools`` and ``chat_template_kwargs`` (JSON); None where the file says nothing. Columns that
-        are not read are named in a line.
-        Where ``chat`` is true, the texts are chat messages as JSON; ``prompts.split_row`` makes one prompt
-        and two responses of a row, also where the prompt is implicit (None). A missing id is a hash of
-        prompt and responses with a counter for repeated rows.
+        Rows with ``id, prompt, chosen, rejected, category, augmented_prompt, annotator`` (strings),
+        ``flipped`` (bool), ``eta`` (float: the probability that chosen is better), ``tools`` and
+        ``chat_template_kwargs`` (JSON); None if missing. If ``chat`` is true, the texts are chat messages as
+        JSON. ``prompts.split_row`` returns a row's prompt and responses, also where the prompt is implicit
+        (None). A missing id is a hash of prompt and responses with a counter for repeated rows.
 
     Raises:
         UserError: the file is missing, unreadable or empty, or a row is wrong; with file and line or row.
@@ -57,25 +51,25 @@ def read_preferences(path: str | Path) -> Dataset:
 
 
 def read_sft(path: str | Path) -> Dataset:
-    """Demonstrations: ``id, prompt, completion, chat``; files, ids and errors as in ``read_preferences``."""
+    """Return demonstrations: ``id, prompt, completion, chat``; otherwise as ``read_preferences``."""
     return _read(path, SFT)
 
 
 def _read(path: str | Path, columns: Columns) -> Dataset:
     path = _checked_path(path)
-    # The path is a part of it because errors and made-up ids of rows name it.
+    # The path is part of the key because messages name it.
     key = f"{path.resolve()}:{content_digest(path)}"
     return written_once(lambda: numbered_rows(path), columns, str(path), key)
 
 
 def rows_to_dataset(rows: Iterable[dict[str, Any]], columns: Columns, name: str) -> Dataset:
-    """The same checks and features for rows of a program; errors say ``name`` for the file."""
+    """Return rows of a program, checked as those of a file; errors call them ``name``."""
     found = list(checked(_numbered(rows, name), columns, name))
     return _announced(Dataset.from_list(found, features=columns.features), name)
 
 
 def made_once(make: Callable[[], Iterable[dict[str, Any]]], columns: Columns, name: str, key: str) -> Dataset:
-    """The same, written to datasets' cache once for each key; it changes whenever ``make`` makes others."""
+    """Return checked rows of ``make``, written to datasets' cache once; ``key`` must change with the rows."""
     return written_once(lambda: _numbered(make(), name), columns, name, key)
 
 
@@ -86,12 +80,12 @@ def _numbered(rows: Iterable[dict[str, Any]], name: str) -> Iterator[tuple[str, 
 def written_once(
     numbered: Callable[[], Iterator[tuple[str, dict[str, Any]]]], columns: Columns, name: str, key: str
 ) -> Dataset:
-    """The same for rows with the place that errors about each begin with."""
+    """Return checked rows, written to datasets' cache once; ``numbered`` has each row's place for errors."""
     try:
         rows = Dataset.from_generator(
             lambda: checked(numbered(), columns, name),
             features=columns.features,
-            # A fingerprint that datasets makes of a pickled function differs between versions of Python.
+            # The default hash of a pickled function differs between Python versions.
             fingerprint=hashlib.sha256(f"{columns.kind}:{_LAYOUT}:{key}".encode()).hexdigest()[:16],
         )
     except DatasetGenerationError as error:
@@ -103,7 +97,6 @@ def written_once(
 
 
 def _announced(rows: Dataset, name: str) -> Dataset:
-    """Return the rows, after a line on columns that are not read, and on prompts that some rows lack."""
     found = rows.data.column("unread").unique().to_pylist()
     if unread := sorted({column for columns in found if columns for column in columns.split("\n")}):
         _say(f"{name}: these columns are not read: {', '.join(unread)}.")
@@ -120,15 +113,12 @@ def _announced(rows: Dataset, name: str) -> Dataset:
 
 @cache
 def _say(line: str) -> None:
-    """Print a line once in a process: both splits may come from one file."""
+    """Print a line once per process, as both splits may come from one file."""
     rank_zero_info(line)
 
 
 def arrow_row(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of Arrow as its JSON would be.
-
-    Without the null fields that Arrow gives an object because another one has them; null columns stay.
-    """
+    """Return an Arrow row without the null fields that Arrow adds to objects; null columns stay."""
 
     def full(value: Any) -> Any:
         if isinstance(value, dict):
@@ -139,11 +129,7 @@ def arrow_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def numbered_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a file as they are, each with the place it stands at, which errors begin with.
-
-    Raises:
-        UserError: the file is missing or unreadable.
-    """
+    """Return the rows of a file as they are, each with its place for errors."""
     path = _checked_path(path)
     return _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
 
@@ -162,10 +148,9 @@ def _checked_path(path: str | Path) -> Path:
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Objects of a JSON Lines file, each with the place it stands at; blank lines are passed over."""
     place = f"{path}, line 1"
     try:
-        # utf-8-sig, because files that were written on Windows often begin with a byte order mark.
+        # utf-8-sig: files from Windows often begin with a byte order mark.
         with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 place = f"{path}, line {number}"
@@ -177,7 +162,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     raise UserError(
                         f"{place} is not JSON ({error.msg} at column {error.colno}); write one object a line."
                     ) from None
-                # A whole number of more than 4,300 digits, or lists in lists in lists.
+                # An integer of more than 4,300 digits, or very deep nesting.
                 except (ValueError, RecursionError) as error:
                     raise UserError(
                         f"{place} cannot be read ({str(error).partition(';')[0]}); write that value as a "
@@ -204,7 +189,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}, row {number}", arrow_row(row)
-    # Damage is an OSError where it breaks the compression, and no UTF-8 where it is in a text.
+    # Damage to the compression is an OSError, to a text a UnicodeDecodeError.
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise UserError(

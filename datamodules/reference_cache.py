@@ -1,7 +1,4 @@
-"""Log-probabilities and states of the reference, computed once for all pairs and kept on disk for all runs.
-
-They depend on the reference and on the tokens, not on label noise, method or order, so a sweep pays once.
-"""
+"""Log-probabilities and states of the reference, cached on disk whatever the label noise, method or order."""
 
 from __future__ import annotations
 
@@ -25,11 +22,11 @@ from .pairs import Pairs
 from .token_columns import lengths_and_digest
 
 _LAYOUT = 1
-"""Part of the key; raised whenever the same model and tokens are written in another form."""
+"""Part of the key; raise it when the stored form changes."""
 PART = 1024
-"""Pairs in a file: what a killed run loses at most, and what ranks share out."""
+"""Pairs per file: what ranks share out, and at most what a killed run loses."""
 BATCH_TOKENS = 16_384
-"""Tokens of a forward pass, padding included; without gradient it takes little memory."""
+"""Tokens of a forward pass, padding included."""
 CPU_BATCH_TOKENS = 2048
 """The same on a CPU, where larger tensors are no faster and cost page faults."""
 
@@ -44,47 +41,18 @@ def cached_log_probs(
     barrier: Callable[[], None] = lambda: None,
     title: str = "Reference log-probabilities",
 ) -> np.ndarray:
-    """Log-probabilities of N pairs under the reference, from disk where they have been computed before.
+    """Return (N, 2) reference log-probabilities in nats of chosen and rejected as found, cached on disk.
 
-    They are kept below datasets' cache folder (``HF_DATASETS_CACHE``), in a folder whose name is a hash of
-    all that changes a value: the reference's weights and configuration, its precision, attention
-    implementation and layout of tokens, and the tokens of all pairs. Parts are written under a temporary name
-    and renamed, so runs that build the same cache at once do not disturb each other, and a killed run goes
-    on.
-
-    Args:
-        policy: its reference is asked.
-        pairs: N pairs.
-        augmented: under their reworded prompts, those pairs that have one.
-        rank: this process.
-        world_size: number of processes, which share the work.
-        barrier: waits for all processes.
-        title: of the progress bar.
-
-    Returns:
-        (N, 2) log-probabilities in nats of chosen and rejected as found, before any noise; NaN where a pair
-        has no reworded prompt.
-
-    Raises:
-        UserError: a value is not finite, or a part is missing or damaged.
+    NaN without the ``augmented`` prompt. The folder below ``HF_DATASETS_CACHE`` is named by a hash of tokens,
+    weights and all options that change a value. Parts are renamed once complete, so concurrent runs do not
+    disturb each other and a killed run continues. ``barrier`` waits for all ``world_size`` processes, which
+    share the work.
     """
     return _cached(_log_probs, 2, policy, pairs, augmented, rank, world_size, barrier, title)
 
 
 def cached_state_differences(policy: PolicyModel, pairs: Pairs) -> np.ndarray:
-    """What the reference's layers hold of chosen minus rejected, kept on disk like log-probabilities.
-
-    Args:
-        policy: its reference is asked.
-        pairs: N pairs.
-
-    Returns:
-        (N, 2H) differences of ``PolicyModel.reference_states``, chosen minus rejected as found, before any
-        noise.
-
-    Raises:
-        UserError: as ``cached_log_probs``.
-    """
+    """Return (N, 2H) ``reference_states``, chosen minus rejected as found, cached like log-probabilities."""
     width = 2 * policy.model.get_output_embeddings().weight.shape[1]
     return _cached(_state_differences, width, policy, pairs, False, 0, 1, lambda: None, "Reference's states")
 
@@ -110,7 +78,6 @@ def _cached(
     barrier: Callable[[], None],
     title: str,
 ) -> np.ndarray:
-    """(N, width) values that ``ask`` gives of pairs as found; see ``cached_log_probs``."""
     pairs.check_model(policy)
     asked = np.array(pairs.with_second_view if augmented else range(len(pairs)), dtype=np.int64)
     plain = Pairs(pairs.rows.select(asked, keep_in_memory=True), pairs.pad_id)
@@ -121,12 +88,12 @@ def _cached(
 
     columns = ("augmented_ids" if augmented else "prompt_ids", "chosen_ids", "rejected_ids")
     lengths, tokens = lengths_and_digest(plain.rows, *columns)
-    # The longest first, so that a batch that does not fit into memory shows at once.
+    # Longest first, so that a lack of memory shows at once.
     order = np.argsort(-lengths, kind="stable")
     key = {
         "layout": _LAYOUT,
         "reference": policy.reference_digest(),
-        # Tried on the longest: with few response tokens, rounding would decide which way is right.
+        # Determined on the longest: with few response tokens, rounding would decide.
         "options": policy.log_prob_options(batch(order[:1])),
         "pairs": tokens,
     }
@@ -138,7 +105,7 @@ def _cached(
     parts = [order[start : start + PART] for start in range(0, len(order), PART)]
     files = [folder / f"part-{number:05d}.npy" for number in range(len(parts))]
     most = CPU_BATCH_TOKENS if policy.device.type == "cpu" else BATCH_TOKENS
-    barrier()  # before any rank writes, so that all of them find the same parts
+    barrier()  # before any rank writes, so that all find the same parts
     missing = {i: _batches(part, lengths, most) for i, part in enumerate(parts) if not files[i].exists()}
     barrier()
     total = sum(len(parts[i]) for i in missing if i % world_size == rank)
@@ -146,7 +113,7 @@ def _cached(
         for start in range(0, len(parts), world_size):
             own = missing.get(start + rank, [])
             together = [missing[i] for i in range(start, start + world_size) if i in missing]
-            # Where a forward pass needs all ranks, those that have nothing more to ask repeat a batch.
+            # A sharded forward pass needs all ranks; those that are done repeat a batch.
             passes = max(map(len, together), default=0) if policy.is_sharded else len(own)
             values = []
             for number in range(passes):
@@ -170,7 +137,7 @@ def _cached(
 
 
 def _batches(rows: np.ndarray, lengths: np.ndarray, most: int) -> list[np.ndarray]:
-    """Rows that are sorted by length, cut where a forward pass has ``most`` tokens."""
+    """Split rows sorted by falling length into batches of at most ``most`` tokens."""
     batches, start = [], 0
     while start < len(rows):
         end = start + max(1, most // int(lengths[rows[start]]))

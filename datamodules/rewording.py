@@ -1,11 +1,11 @@
-"""Rule-based rewordings of prompts: a second view of a prompt that needs no model and no network."""
+"""Rule-based prompt augmentation for English, without a model or network."""
 
 from __future__ import annotations
 
 import re
 
 VERSION = 1
-"""Part of the key of tokenized caches; raised whenever a rule changes."""
+"""Part of the key of token caches; raise it when a rule changes."""
 
 _VERBS = ("do", "does", "did", "is", "are", "was", "were", "has", "have", "had", "would", "should", "could")
 _NEGATED = {f"{verb} not": f"{verb}n't" for verb in _VERBS} | {"will not": "won't", "cannot": "can't"}
@@ -53,7 +53,7 @@ _REPLACEMENT = {
 
 
 def _first_letter_free(pattern: str) -> str:
-    """The same alternatives, each also at the beginning of a sentence."""
+    """Let each alternative also begin a sentence."""
     return "|".join(
         rf"[{p[0].lower()}{p[0].upper()}]{p[1:]}" if p[0].isalpha() else p for p in pattern.split("|")
     )
@@ -85,28 +85,22 @@ _TLDR = re.compile(r"(SUBREDDIT: [^\n]*)\n\n(TITLE: )([^\n]*)\n\n(POST: )(.*?)(\
 
 
 def reword(prompt: str) -> str:
-    """The same request in other words; the prompt itself where no rule applies. Deterministic, offline.
+    """Return the request in other words, or as it is if no rule applies; deterministic.
 
-    Rules: contractions are spelt out and spelt-out forms contracted, a small table of function phrases is
-    swapped for synonyms, punctuation and spacing vary, and the headers of a TL;DR prompt (``SUBREDDIT``,
-    ``TITLE``) change places. ``POST`` stays last, the final ``TL;DR:`` and HH's turn markers
-    ``\\n\\nHuman:`` and ``\\n\\nAssistant:`` stay byte for byte, and so does whitespace at both ends.
-
-    The limits, said plainly: this changes the surface only. Content words, word order and sentence structure
-    stay, so the second view is much closer to the first than a back-translation or a paraphrase by a language
-    model (which the paper uses), and consistency under it asks less of the policy. Rules are for English;
-    now and then one reads stilted. Give an ``augmented_prompt`` column where better rewordings are to be had.
+    Contractions, some phrases, punctuation and spacing vary, and the headers ``SUBREDDIT`` and ``TITLE`` of a
+    TL;DR prompt swap places. ``POST`` stays last; ``TL;DR:``, HH's turn markers and outer whitespace stay
+    byte for byte. Content words and word order stay too, so consistency asks less of the policy than under a
+    paraphrase or back-translation (as in Qu et al.).
     """
     if tldr := _TLDR.fullmatch(prompt):
         subreddit, title_mark, title, post_mark, post, end = tldr.groups()
         return f"{title_mark}{_reword_text(title)}\n\n{subreddit}\n\n{post_mark}{_reword_text(post)}{end}"
-    # Splitting by a group keeps the markers: they are the odd parts.
+    # Splitting by a group keeps the markers as the odd parts.
     parts = _TURN.split(prompt)
     return "".join(part if i % 2 else _reword_text(part) for i, part in enumerate(parts))
 
 
 def _reword_text(text: str) -> str:
-    """Applies punctuation rules and the table of phrases; whitespace at both ends stays."""
     core = text.strip()
     if not core:
         return text
@@ -121,5 +115,5 @@ def _reword_text(text: str) -> str:
 def _replace_phrase(match: re.Match[str]) -> str:
     found = match.group()
     other = _REPLACEMENT[found.lower()]
-    # A capital at the beginning of a sentence stays one; "I" is one anyway.
+    # A capital at the beginning of a sentence stays.
     return other[0].upper() + other[1:] if found[0].isupper() else other

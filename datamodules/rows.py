@@ -1,4 +1,4 @@
-"""Rows of a ``datasets.Dataset``, a batch at a time."""
+"""Values of a ``datasets.Dataset``, read a batch at a time."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ from .prompts import split_row
 
 
 def values_of(rows: Dataset, *names: str) -> Iterator[tuple[Any, ...]]:
-    """The values of some columns, row by row.
-
-    In batches, for a column that is iterated over decodes every row by itself, at a tenth of the speed, and
-    one that is read whole does not stay on disk.
-    """
+    """Yield the values of some columns row by row, read in batches for speed and memory."""
     for batch in rows.select_columns(list(names)).iter(batch_size=1000):
         yield from zip(*(batch[name] for name in names), strict=True)
 
 
 def prompts_of(rows: Dataset) -> Iterator[str]:
-    """The prompts of pairs; unusable ones have the empty prompt."""
+    """Yield the prompts of pairs; unusable rows have the empty prompt."""
     for row in values_of(rows, "prompt", "chosen", "rejected", "chat"):
         yield split_row(*row).prompt

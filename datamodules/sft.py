@@ -35,7 +35,7 @@ class SFTDataModule(LightningDataModule):
 
     Batches are dicts of (N, L) int64 tensors: ``input_ids`` (prompt, completion, one EOS, padding on the
     right), ``attention_mask`` (1 on tokens, 0 on padding) and ``labels`` (the token on the completion and its
-    EOS, -100 elsewhere; not shifted). Rows that do not fit ``max_length`` are dropped and counted, never cut.
+    EOS, -100 elsewhere; not shifted). Rows that do not fit ``max_length`` are dropped and counted.
 
     Args:
         source: where the rows come from.
@@ -48,10 +48,6 @@ class SFTDataModule(LightningDataModule):
         seed: order of the training rows, which are shuffled anew in each epoch.
         num_workers: processes that prepare batches; 0 prepares them in the training process.
         task: a name for the run's folder and summary.
-
-    Attributes:
-        counts: after ``setup``, for ``train`` and ``validation``: ``rows``, ``kept``, and dropped rows by
-            reason.
 
     Raises:
         UserError: an option is out of range. Later: the data or the tokenizer cannot be used.
@@ -86,6 +82,7 @@ class SFTDataModule(LightningDataModule):
         self.num_workers = num_workers
         self.task = task
         self.counts: dict[str, dict[str, int]] = {}
+        """After ``setup``, by split: ``rows``, ``kept``, and dropped rows by reason."""
         self._rows: dict[str, Dataset] = {}
         self._epoch_tokens: tuple[int, np.ndarray] = (-1, np.zeros(0))
 
@@ -95,7 +92,7 @@ class SFTDataModule(LightningDataModule):
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer, loaded or trained when first asked for."""
+        """The tokenizer, loaded or trained on first access."""
         if self.vocab_size is None:
             assert self.tokenizer_name is not None  # one of the two was given
             return load_tokenizer(self.tokenizer_name)
@@ -110,15 +107,11 @@ class SFTDataModule(LightningDataModule):
         }
 
     def prepare_data(self) -> None:
-        """Fills datasets' caches from one process, so that the others read them."""
+        """Fill datasets' caches from one process, so that the others read them."""
         assert self._tokenized
 
     def setup(self, stage: str) -> None:
-        """Reads and tokenizes both splits.
-
-        Raises:
-            UserError: the data or the tokenizer cannot be used, or all rows of a split were dropped.
-        """
+        """Read and tokenize both splits."""
         name = self.source.name
         warnings: list[str] = []
         for split, (rows, counts) in self._tokenized.items():
@@ -131,7 +124,6 @@ class SFTDataModule(LightningDataModule):
             rank_zero_info(self._epoch_line())
 
     def _epoch_line(self) -> str:
-        """Return a sentence on an epoch's batches, and on the rows that processes cannot share evenly."""
         assert self.trainer is not None
         ranks, rows = self.trainer.world_size, len(self._rows["train"])
         size, left = self.batch_size * ranks, len(self._rows["validation"]) % ranks
@@ -143,7 +135,7 @@ class SFTDataModule(LightningDataModule):
         return f"{'; '.join([whole, *parts])}."
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what decides the rows of a step: options, and a hash of the rows in their order."""
+        """Return the options and the hash that determine the rows of a step."""
         if self.trainer is None or not self._rows:
             return {}
         return {
@@ -155,27 +147,19 @@ class SFTDataModule(LightningDataModule):
 
     @cached_property
     def _rows_digest(self) -> str:
-        """Hash of the training rows; made once, since each checkpoint holds it."""
         return tokens_digest(self._rows["train"], *_COLUMNS)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Check that a resumed fit goes on with the rows that it began with.
-
-        Raises:
-            UserError: training is resumed with other rows, or in another order.
-        """
+        """Check that a resumed fit has the checkpoint's rows and order."""
         assert self.trainer is not None
         check_resumed(self.trainer, state_dict, self.state_dict(), {"training rows": "training rows"})
 
     def train_dataloader(self) -> DataLoader[dict[str, list[int]]]:
-        """Shuffled batches of this rank; the order depends on ``seed`` and the epoch alone."""
+        """Return shuffled batches of this rank; the order depends on ``seed`` and the epoch only."""
         return self._loader("train", shuffle=True)
 
     def val_dataloader(self) -> DataLoader[dict[str, list[int]]]:
-        """Batches of this rank in the rows' own order.
-
-        No row comes twice; with several ranks, the last few rows that not every rank would get are left out.
-        """
+        """Return batches of this rank in order; last rows that not every rank would get are left out."""
         return self._loader("validation", shuffle=False)
 
     def _loader(self, split: str, shuffle: bool) -> DataLoader[dict[str, list[int]]]:
@@ -200,30 +184,21 @@ class SFTDataModule(LightningDataModule):
             rank=rank,
             shuffle=shuffle,
             seed=self.seed,
-            # False repeats a few rows instead, which matters in validation only.
+            # False repeats a few rows, which matters in validation only.
             drop_last=not shuffle,
         )
 
     def check_model(self, name: str, model: PreTrainedModel) -> None:
-        """Check that a model can read the rows of both splits.
-
-        Raises:
-            UserError: it has too few positions, or too few embeddings for the tokenizer.
-        """
+        """Raise a UserError if a model has too few positions or embeddings for the rows."""
         for rows in self._rows.values():
             check_readable(name, model, rows, _COLUMNS, np.add, self.tokenizer.pad_token_id)
 
     @cached_property
     def _response_tokens(self) -> np.ndarray:
-        """(N,) of the training rows."""
         return np.array([len(tokens) for tokens in self._rows["train"]["completion_ids"]])
 
     def update_tokens(self, batch: int) -> int:
-        """Response tokens of the update that a batch of the epoch is a part of, all ranks together.
-
-        Args:
-            batch: its number in the trainer's current epoch, from 0 on.
-        """
+        """Return the response tokens, over all ranks, of the update with the epoch's batch ``batch``."""
         assert self.trainer is not None
         epoch, every = self.trainer.current_epoch, self.trainer.accumulate_grad_batches
         if self._epoch_tokens[0] != epoch:
@@ -240,7 +215,7 @@ class SFTDataModule(LightningDataModule):
         return int(self._epoch_tokens[1][first:last].sum())
 
     def _rows_done(self) -> int:
-        """Rows that this rank has had in the epoch that goes on; above 0 after a resume only."""
+        """Rows of this epoch that this rank has had; above 0 only after a resume."""
         assert self.trainer is not None
         return self.batch_size * self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
 

@@ -1,4 +1,4 @@
-"""Where preference pairs come from, and demonstrations for supervised fine-tuning."""
+"""Sources of preference pairs, and of demonstrations for supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -20,35 +20,31 @@ from .splits import DEFAULT_FRACTION, RowsBySplit, Split, SplitPlaces
 
 
 class Source(ABC):
-    """Preference pairs for training and validation.
+    """Base class of preference pairs for training and validation.
 
-    A source makes no random choice that its options do not fix: every rank, and every start of a run that
-    goes on, loads its rows for itself.
+    Its options determine its rows: every rank, and every start of a resumed run, loads them for itself.
     """
 
     name: str
-    """What messages call the source."""
+    """Name of the source in messages."""
     gold_reward: Callable[[str, str], float] | None = None
-    """r(prompt, response) where the truth is known, else None; ``GoldReward`` scores responses with it."""
+    """r(prompt, response) if known, else None; ``GoldReward`` scores responses with it."""
     prompts: list[str] | None = None
-    """Prompts to answer when the policy is evaluated; None means those of the validation pairs."""
+    """Prompts for evaluation; None means those of the validation pairs."""
 
     @abstractmethod
     def load(self, split: Split) -> Dataset:
-        """Rows as ``reading.read_preferences`` makes them of a file.
+        """Return rows as ``reading.read_preferences`` does for a file.
 
-        Where a program has the rows, as dicts, ``reading.rows_to_dataset(rows, columns.PREFERENCES, name)``
-        checks them and makes ids. Every rank calls it, the first of a machine once more before the others.
+        ``reading.rows_to_dataset(rows, columns.PREFERENCES, name)`` checks rows given as dicts and makes ids.
+        Every rank calls ``load``, the first of a machine once more before the others.
 
         Raises:
             UserError: the data cannot be read.
         """
 
     def load_all(self) -> Dataset:
-        """The training rows, also those that ``load`` sets aside for validation.
-
-        They are the clean pairs of a ``clean_meta``, and what ``pacmr audit --cleaned`` writes.
-        """
+        """Return all training rows, also those set aside; for ``clean_meta`` and ``audit --cleaned``."""
         return self.load("train")
 
 
@@ -63,7 +59,7 @@ class Files(RowsBySplit, Source):
         reward: what the labels were drawn from, where that is known, such as ``LexiconReward``.
 
     Raises:
-        UserError: ``validation_fraction`` is outside (0, 1), or set although there is a validation file.
+        UserError: ``validation_fraction`` is outside (0, 1), or set beside a validation file.
     """
 
     columns = PREFERENCES
@@ -80,7 +76,7 @@ class Files(RowsBySplit, Source):
         self.gold_reward = reward
 
     def read(self, place: str) -> Dataset:
-        """Rows of a file."""
+        """Return the rows of a file."""
         return read_preferences(place)
 
 
@@ -103,16 +99,12 @@ class Prompts(Source):
             self.prompts.append(row["prompt"])
 
     def load(self, split: Split) -> Dataset:
-        """There are none.
-
-        Raises:
-            UserError: always.
-        """
+        """Raise a UserError: there are no pairs."""
         raise UserError(f"{self.name} has prompts only; pacmr label makes pairs of responses to them.")
 
 
 class EmbeddedWorld(Source):
-    """Pairs of a generated preference world, in which the gold reward and P(chosen is better) are known.
+    """Pairs of the synthetic benchmark, where the gold reward and P(chosen is better) are known.
 
     Args:
         pairs: number of training pairs, at least 1.
@@ -139,21 +131,20 @@ class EmbeddedWorld(Source):
         self._seeds = {"train": 2 * (seed if pairs_seed is None else pairs_seed), "validation": 2 * seed + 1}
 
     def load(self, split: Split) -> Dataset:
-        """The split's pairs."""
+        """Return the split's pairs."""
         size, seed = self._sizes[split], self._seeds[split]
         rows = partial(self.world.preference_rows, size, seed)
         return made_once(rows, PREFERENCES, f"{self.name} ({split})", f"{self.world.key}:{size}:{seed}")
 
 
 class Completions(ABC):
-    """Demonstrations, a prompt and its completion each, for training and validation."""
+    """Base class of demonstrations, a prompt and its completion each, for training and validation."""
 
     name: str
-    """What messages call the source."""
 
     @abstractmethod
     def load(self, split: Split) -> Dataset:
-        """Rows as ``reading.read_sft`` makes them.
+        """Return rows as ``reading.read_sft`` does.
 
         Raises:
             UserError: the data cannot be read.
@@ -170,7 +161,7 @@ class CompletionFiles(RowsBySplit, Completions):
             1); all rows of a prompt fall on the same side.
 
     Raises:
-        UserError: ``validation_fraction`` is outside (0, 1), or set although there is a validation file.
+        UserError: ``validation_fraction`` is outside (0, 1), or set beside a validation file.
     """
 
     columns = SFT
@@ -182,12 +173,12 @@ class CompletionFiles(RowsBySplit, Completions):
         self.name = Path(train).name
 
     def read(self, place: str) -> Dataset:
-        """Rows of a file."""
+        """Return the rows of a file."""
         return read_sft(place)
 
 
 class WorldCompletions(Completions):
-    """Good responses of the embedded world: the best of some random ones by gold reward.
+    """Good responses of the synthetic benchmark: the best of some random ones by gold reward.
 
     Args:
         rows: number of training rows, at least 1.
@@ -210,7 +201,7 @@ class WorldCompletions(Completions):
         self._seeds = {"train": 2 * seed, "validation": 2 * seed + 1}
 
     def load(self, split: Split) -> Dataset:
-        """The split's rows."""
+        """Return the split's rows."""
         size, seed = self._sizes[split], self._seeds[split]
         rows = partial(self.world.sft_rows, size, seed, self.best_of)
         key = f"{self.world.key}:{size}:{seed}:{self.best_of}"
@@ -218,7 +209,7 @@ class WorldCompletions(Completions):
 
 
 def check_at_least(least: int, **options: int | None) -> None:
-    """Raise a UserError where an option is too small; None is no number, and passes."""
+    """Raise a UserError if an option is too small; None passes."""
     for option, value in options.items():
         if value is not None and value < least:
             raise UserError(f"{option} is {value}, but it must be at least {least}.")

@@ -1,4 +1,4 @@
-"""Training and validation rows: from places of their own, or some training prompts set aside."""
+"""Training and validation rows, from separate places or with some training prompts set aside."""
 
 from __future__ import annotations
 
@@ -19,25 +19,20 @@ Split = Literal["train", "validation"]
 DEFAULT_FRACTION = 0.05
 DEFAULT_SEED = 42
 _LAYOUT = 2
-"""Part of the cache's key; raised whenever the same rows have other prompts."""
+"""Part of the cache's key; raise it when the same rows have other prompts."""
 
 
 @dataclass(frozen=True)
 class SplitPlaces:
-    """Where the rows of training and validation are.
-
-    Raises:
-        UserError: ``fraction`` is outside (0, 1), or set although validation rows have a place.
-    """
+    """Places of the training and validation rows."""
 
     train: str
-    """A file, or a dataset's split."""
+    """A file, or a split of a dataset."""
     validation: str | None
-    """Likewise. None: some prompts of the training rows are set aside."""
+    """Likewise; None sets some training prompts aside."""
     fraction: float = DEFAULT_FRACTION
-    """Share of the prompts that is set aside where there is no place for validation, in (0, 1)."""
+    """Share of the prompts that is set aside without a validation place, in (0, 1)."""
     seed: int = DEFAULT_SEED
-    """Which prompts are set aside."""
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction < 1:
@@ -51,39 +46,31 @@ class SplitPlaces:
             )
 
     def place(self, split: Split) -> str:
-        """What holds the split's rows, perhaps among others."""
+        """Return the place with the split's rows, perhaps among others."""
         return self.validation if split == "validation" and self.validation is not None else self.train
 
 
 class RowsBySplit(ABC):
-    """Base of sources whose rows are in ``splits``; all rows of a prompt fall on the same side."""
+    """Base class of sources with rows in ``splits``; all rows of a prompt are in the same split."""
 
     columns: Columns
     splits: SplitPlaces
 
     @abstractmethod
     def read(self, place: str) -> Dataset:
-        """All rows of a place.
-
-        Raises:
-            UserError: they cannot be read.
-        """
+        """Return all rows of a place; raise a UserError if they cannot be read."""
 
     def load_all(self) -> Dataset:
-        """The training rows, also those that ``load`` sets aside for validation."""
+        """Return all training rows, also those set aside for validation."""
         return self.read(self.splits.train)
 
     def load(self, split: Split) -> Dataset:
-        """The split's rows.
-
-        Raises:
-            UserError: they cannot be read, or none is left.
-        """
+        """Return the split's rows; raise a UserError if none is left."""
         rows = self.read(self.splits.place(split))
         if self.splits.validation is not None:
             return rows
         key = f"{_LAYOUT}:{self.columns.kind}:{rows._fingerprint}:{self.splits.seed}"
-        # A number a row in datasets' cache: a second start does not read the texts.
+        # One cached number per row, so that a second start does not read the texts.
         hashes = rows.map(
             _prompt_hashes,
             batched=True,
@@ -104,5 +91,4 @@ class RowsBySplit(ABC):
 
 
 def _prompt_hashes(rows: dict[str, list[Any]], columns: Columns, seed: int) -> dict[str, list[float]]:
-    """What ``Dataset.map`` calls: each row's prompt as a number in [0, 1)."""
     return {"hash": [unit_hash(row.prompt, seed) for row in columns.divided(rows)]}

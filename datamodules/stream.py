@@ -1,8 +1,4 @@
-"""Batches as a function of the global step: who asks for step 1234 gets the same pairs, resumed or not.
-
-Nothing here has a position. A batch depends on (seed, step, rank, world size) alone, so a resumed run goes on
-with the right batch by asking for the right step, and meta batches come when the step says so.
-"""
+"""Batches as a function of (seed, step, rank, world size), so that a resumed run gets the right ones."""
 
 from __future__ import annotations
 
@@ -27,52 +23,44 @@ from .pairs import Pairs
 
 @lru_cache(maxsize=4)
 def _permutation(count: int, seed: int, kind: str, number: int) -> list[int]:
-    """The ``number``-th permutation of ``count`` rows; ``kind`` keeps train and meta batches independent."""
+    """Return permutation ``number`` of the rows; ``kind`` keeps train and meta-batches independent."""
     digest = hashlib.blake2b(f"{kind}:{seed}:{number}".encode(), digest_size=7).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
     return torch.randperm(count, generator=generator).tolist()
 
 
 def _block(count: int, size: int, seed: int, kind: str, number: int) -> list[int]:
-    """The ``number``-th block of ``size`` rows out of permutations, each without its incomplete rest."""
+    """Return block ``number`` of ``size`` rows of permutations, each without its incomplete rest."""
     permutation, place = divmod(number, count // size)
     return _permutation(count, seed, kind, permutation)[place * size : (place + 1) * size]
 
 
 @dataclass(eq=False)
 class TrainingStream(TorchDataset[PairedBatch]):
-    """Train batches, and meta batches when they are due, by global step.
+    """Training batches, and meta-batches when they are due, by global step.
 
-    ``batches[step]`` is this rank's share of optimizer step ``step``, for any step from 0 on: the rows are
-    permuted anew in each epoch, and an epoch's last incomplete batch is dropped. Where ``meta_every`` divides
-    the step there is a meta batch, with the same pairs ``augmented``, in blocks of permutations of the rows
-    that have a second view; its pairs keep the order that the noise left them in, so it tells nothing of
-    labels.
-
-    Raises:
-        UserError: a batch size cannot be shared evenly, there are fewer pairs than ``global_batch_size``, or
-            fewer pairs with a second view than ``meta_batch_size``.
+    ``batches[step]`` is this rank's share of optimizer step ``step``. Each epoch permutes the rows anew and
+    drops its incomplete last batch. If ``meta_every`` divides the step there is a meta-batch, ``augmented``,
+    from permutations of the rows with an augmented prompt. It keeps the order of chosen and rejected under
+    noise, so it reveals no true label.
     """
 
     pairs: Pairs
-    """The training pairs."""
     global_batch_size: int
     """Pairs of a step, over all ranks."""
     _: KW_ONLY
     seed: int
-    """Of the order."""
     meta_every: int | None = None
-    """Steps between two meta batches; None for none at all."""
+    """Steps between two meta-batches; None for none."""
     meta_batch_size: int = 64
-    """Pairs of a meta batch, over all ranks."""
+    """Pairs of a meta-batch, over all ranks."""
     rank: int = 0
-    """This process."""
     world_size: int = 1
     """Number of processes; it must divide both batch sizes."""
     clean_meta: Pairs | None = None
-    """Pairs with clean labels for the meta batches instead, without second views."""
+    """Pairs with clean labels for the meta-batches instead, without augmented prompts."""
     shuffle: bool = True
-    """Permute the rows; otherwise each epoch has them in their own order."""
+    """False keeps the rows' order in each epoch."""
 
     def __post_init__(self) -> None:
         pairs, clean_meta, world_size = self.pairs, self.clean_meta, self.world_size
@@ -127,7 +115,7 @@ class TrainingStream(TorchDataset[PairedBatch]):
 
 
 def check_shares(option: str, size: int, world_size: int) -> None:
-    """Raises UserError unless ``size`` pairs can be shared evenly, on which averages over ranks rely."""
+    """Raise a UserError unless ``size`` pairs can be shared evenly, as averages over ranks require."""
     if size % world_size:
         raise UserError(
             f"{option} is {size}, which {world_size} processes cannot share evenly; use a multiple of "
@@ -136,14 +124,7 @@ def check_shares(option: str, size: int, world_size: int) -> None:
 
 
 class EvaluationStream(TorchDataset[PairBatch]):
-    """Consecutive batches of pairs for evaluation: no pair twice, none left out, something for each rank.
-
-    A batch has ``global_batch_size`` pairs over all ranks. A rest that is too small to give each rank a pair
-    joins the batch before it.
-
-    Raises:
-        UserError: there are more processes than pairs in a batch, or than pairs.
-    """
+    """Consecutive batches of pairs for evaluation: each pair once, in each batch some for every rank."""
 
     def __init__(self, pairs: Pairs, global_batch_size: int, rank: int = 0, world_size: int = 1):
         self.pairs = pairs
@@ -152,6 +133,7 @@ class EvaluationStream(TorchDataset[PairBatch]):
                 f"validation_batch_size is {global_batch_size} and there are {len(pairs)} validation pairs, "
                 f"but each of {world_size} processes needs one; use fewer processes."
             )
+        # A rest with fewer pairs than ranks joins the batch before it.
         starts = list(range(0, len(pairs), global_batch_size))
         if len(pairs) - starts[-1] < world_size:
             starts.pop()
@@ -166,18 +148,15 @@ class EvaluationStream(TorchDataset[PairBatch]):
 
 
 class RankSteps(DistributedSampler[int]):
-    """Consecutive steps, the same on every rank: the datasets of this file know the ranks themselves.
+    """Consecutive steps, the same on every rank, as the datasets of this file apply the rank themselves.
 
-    It is a DistributedSampler because Lightning then does not put one of its own around it, which would give
-    each rank other steps.
-
-    ``first_step`` is asked whenever an iterator starts. For training it is the trainer's global step, so that
-    data and optimizer cannot get out of step: not on resuming in mid-epoch, and not where an epoch is cut
-    short (``limit_train_batches``). The trainer itself stops at the end of an epoch.
+    A DistributedSampler, so that Lightning does not wrap it in one. Each iterator calls ``first_step``, in
+    training the trainer's global step, so that data and optimizer agree after a resume in mid-epoch or a
+    short epoch (``limit_train_batches``).
     """
 
     def __init__(self, length: int, first_step: Callable[[], int]):
-        # Any sequence will do, but torch asks for a Dataset in its types.
+        # Any sequence works, but torch's types name a Dataset.
         super().__init__(range(length), num_replicas=1, rank=0, shuffle=False)  # type: ignore[arg-type]
         self.length = length
         self.first_step = first_step
@@ -191,7 +170,7 @@ class RankSteps(DistributedSampler[int]):
 
 
 class RemainingRows(DistributedSampler[int]):
-    """The rows of an epoch that this rank has not had yet: ``done`` says how many it has had."""
+    """Rows of an epoch that this rank has not had yet; ``done`` returns how many it has had."""
 
     def __init__(self, dataset: TorchDataset[Any], done: Callable[[], int], **options: Any):
         super().__init__(dataset, **options)
@@ -204,14 +183,7 @@ class RemainingRows(DistributedSampler[int]):
 def check_resumed(
     trainer: Trainer, saved: dict[str, Any], now: dict[str, Any], hashes: dict[str, str]
 ) -> None:
-    """Check that a resumed fit goes on with the data that it began with; other stages may have others.
-
-    ``saved`` and ``now`` are the ``state_dict`` of the datamodule then and now; ``hashes`` says which names
-    in them are hashes, and of what.
-
-    Raises:
-        UserError: something has changed.
-    """
+    """Raise a UserError if a resumed fit has other data; ``hashes`` names the values that are hashes."""
     for name, value in saved.items() if trainer.state.fn == TrainerFn.FITTING else ():
         if now[name] != value:
             found = f"The checkpoint has {name} {value}, but this run has {now[name]}"
@@ -224,11 +196,11 @@ def check_resumed(
 
 
 class StepLoader(DataLoader[Any]):
-    """A DataLoader that can go on in mid-epoch, as its ``state_dict`` tells Lightning."""
+    """A DataLoader that can resume in mid-epoch, which its ``state_dict`` tells Lightning."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the position is what the trainer has done, which the samplers ask it for."""
+        """Return nothing: samplers take the position from the trainer."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to load."""
+        """Load nothing."""

@@ -19,12 +19,11 @@ _POST = re.compile(
 
 
 class TLDR(RowsBySplit, Source):
-    """The TL;DR comparisons in TRL's layout, as plain texts.
+    """TL;DR comparisons in TRL's layout, as plain texts.
 
-    Upstream, ``prompt`` is a text (``SUBREDDIT: r/...``, ``TITLE: ...``, ``POST: ...``, ``TL;DR:``) and
-    ``chosen`` and ``rejected`` are conversations that repeat it; a pair here is the post and two summaries,
-    each with a space before it. The subreddit is the category. 92,858 training pairs, 83,802 validation pairs
-    (splits ``train`` and ``validation``; 2,284 more, about news articles, in ``validation_cnndm``).
+    Upstream, ``chosen`` and ``rejected`` are conversations that repeat the prompt; a pair here is the post
+    and two summaries, each after a space. The subreddit is the category. 92,858 training and 83,802
+    validation pairs (2,284 more, of news articles, in ``validation_cnndm``).
 
     Args:
         path: Hub id, or a folder in its layout.
@@ -43,17 +42,16 @@ class TLDR(RowsBySplit, Source):
         self.splits = SplitPlaces("train", validation_split)
 
     def read(self, place: str) -> Dataset:
-        """The pairs of an upstream split."""
+        """Return the pairs of an upstream split."""
         parts = [(f"{self.path} {place}", load_split(self.path, place))]
         return convert(parts, PREFERENCES, _pair, self.path, "tldr 1")
 
 
 class TLDRCompletions(RowsBySplit, Completions):
-    """Posts and their authors' summaries, written as the prompts and responses of ``TLDR``.
+    """Posts and their authors' summaries, in the layout of ``TLDR``.
 
-    Upstream, the parts of a post are separated by one newline instead of two, and the column ``label`` holds
-    the summary without a space before it; a model that is tuned on that would see another prompt when it is
-    trained on comparisons. 116,722 training, 6,447 validation and 6,553 test rows.
+    Upstream separates the parts of a post by one newline instead of two, and its summaries have no space
+    before them. 116,722 training, 6,447 validation and 6,553 test rows.
 
     Args:
         path: Hub id, or a folder in its layout.
@@ -67,7 +65,7 @@ class TLDRCompletions(RowsBySplit, Completions):
         self.path = path
 
     def read(self, place: str) -> Dataset:
-        """The rows of an upstream split."""
+        """Return the rows of an upstream split."""
         parts = [(f"{self.path} {place}", load_split(self.path, place))]
         return convert(parts, SFT, _demonstration, self.path, "tldr 1")
 
@@ -83,7 +81,7 @@ def _demonstration(part: str, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _frame(prompt: object) -> tuple[object, str | None]:
-    """The post in the layout of the comparisons, and its subreddit; anything else as it is."""
+    """Return the post in the layout of the comparisons, and its subreddit; other values as they are."""
     found = _POST.fullmatch(prompt) if isinstance(prompt, str) else None
     if not found:
         return prompt, None
@@ -92,7 +90,7 @@ def _frame(prompt: object) -> tuple[object, str | None]:
 
 
 def _summary(value: object) -> object:
-    """The last message's text, after one space; what is no text is left for the checks to refuse."""
+    """Return the last message's text after a space; other values as they are, for the checks."""
     if isinstance(value, list) and value and isinstance(value[-1], dict):
         value = value[-1].get("content")
     return f" {value.strip()}" if isinstance(value, str) and value.strip() else value

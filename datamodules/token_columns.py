@@ -16,10 +16,7 @@ from pacmr_lightning.policy.limits import check_tokens
 
 
 def token_parts(rows: Dataset, *columns: str) -> Iterator[tuple[list[pa.ListArray], list[np.ndarray]]]:
-    """Yield parts of the rows: for each column of token ids its lists, and their (n,) int64 lengths.
-
-    In parts, because the tokens of a large dataset need not fit into memory.
-    """
+    """Yield, in parts that fit into memory, each column's lists of ids and their (n,) int64 lengths."""
     for part in rows.select_columns(list(columns)).with_format("arrow").iter(10_000):
         lists = [part[name].combine_chunks() for name in columns]
         yield lists, [compute.list_value_length(column).to_numpy().astype(np.int64) for column in lists]
@@ -50,13 +47,7 @@ def check_readable(
     length: Callable[..., Any],
     pad_id: int,
 ) -> None:
-    """Check that a model can read rows of tokens, and the token that fills batches up.
-
-    ``length`` makes (n,) lengths of rows of the (n,) numbers of tokens in each of the columns.
-
-    Raises:
-        UserError: it has too few positions, or too few embeddings for the tokenizer.
-    """
+    """Raise a UserError if a model has too few positions (for (n,) ``length`` of columns) or embeddings."""
     lengths, largest = [], pad_id
     for lists, counts in token_parts(rows, *columns):
         lengths.append(length(*counts))

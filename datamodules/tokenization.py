@@ -1,8 +1,4 @@
-"""Turns rows into token ids, and drops the rows that cannot be trained on; never cuts one.
-
-The token cache (datasets' own) depends on the rows, the tokenizer and ``max_length`` only, not on the noise:
-labels are flipped when batches are made.
-"""
+"""Token ids of rows; unusable rows are dropped, never cut. Label noise comes later, in the batches."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ from .prompts import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, NO_COMPLETI
 from .tokenizer import prompt_tokens, response_tokens, tokenizer_digest
 
 _LAYOUT = 6
-"""Part of the cache's key; raised whenever the same rows are turned into other tokens."""
+"""Part of the cache's key; raise it when the same rows give other tokens."""
 
 REASONS = (
     "too long",
@@ -48,14 +44,14 @@ REASONS = (
     "empty prompt",
     NO_COMPLETION,
 )
-"""Why a row may be dropped."""
+"""Reasons to drop a row."""
 NO_SECOND_VIEW = "no second view"
-"""Count of kept pairs whose reworded prompt is missing, too long or the same tokens."""
+"""Count of kept pairs whose augmented prompt is missing, too long or the same tokens."""
 
 TWO_BOS = "two BOS"
 """Count of kept rows whose prompt begins with BOS twice."""
 ODDITIES = (*(f"{part} left out" for part in LEFT_OUT), TWO_BOS)
-"""What may be odd about the tokens of a row that is kept."""
+"""Oddities of a kept row's tokens."""
 
 _TOKENS = List(Value("int32"))
 _FOUND = {"odd": List(Value("string")), "drop": Value("string")}
@@ -83,25 +79,12 @@ def tokenize_pairs(
     max_length: int,
     augmentations: dict[str, str] | None = None,
 ) -> tuple[Dataset, dict[str, int]]:
-    """Token ids of the pairs that can be trained on.
+    """Return the pairs that can be trained on as token ids, and counts.
 
-    Args:
-        rows: as ``read_preferences`` makes them.
-        tokenizer: has EOS.
-        max_length: tokens; a pair whose prompt and longer response (EOS included) exceed it is dropped.
-        augmentations: the second wording of some prompts, by prompt; other prompts have none. None: the row's
-            ``augmented_prompt``, else a rule-based rewording.
-
-    Returns:
-        The kept rows, with ``id``, ``prompt`` (text), ``prompt_ids``, ``chosen_ids``, ``rejected_ids`` (each
-        response ends in one EOS), ``augmented_ids`` (the second view's prompt; empty where there is none, or
-        it is the same tokens or too long), ``second_view`` (whether there is one), ``flipped`` (1, 0, or -1
-        where the row says nothing), ``category`` and ``eta`` (None where unknown; both speak of the label as
-        found in the file); and how many rows there were, were kept, were dropped for each of ``REASONS``,
-        have no second view, and have each of ``ODDITIES``.
-
-    Raises:
-        UserError: all rows were dropped.
+    Responses end in one EOS, and ``augmented_ids`` are empty where ``second_view`` is false. ``flipped`` (1,
+    0, or -1 if unknown) and ``eta`` refer to the label as found. The counts are ``rows``, ``kept``, each of
+    ``REASONS`` and ``ODDITIES``, and ``NO_SECOND_VIEW``. ``augmentations`` has augmented prompts by prompt;
+    None: the row's ``augmented_prompt``, else rules.
     """
     given = None if augmentations is None else sorted(augmentations.items())
     tokenized, counts = _tokenize(
@@ -119,21 +102,7 @@ def tokenize_pairs(
 def tokenize_completions(
     rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> tuple[Dataset, dict[str, int]]:
-    """Token ids of the demonstrations that can be trained on.
-
-    Args:
-        rows: as ``read_sft`` makes them.
-        tokenizer: has EOS.
-        max_length: tokens; a row whose prompt and completion (EOS included) exceed it is dropped.
-
-    Returns:
-        The kept rows with ``prompt_ids`` (BOS first if the tokenizer adds one) and ``completion_ids`` (no
-        BOS, exactly one EOS at the end); and how many rows there were, were kept, were dropped for each of
-        ``REASONS``, and have each of ``ODDITIES``.
-
-    Raises:
-        UserError: all rows were dropped.
-    """
+    """Return demonstrations as ``prompt_ids`` and ``completion_ids`` (one EOS at the end), and counts."""
     options = {"tokenizer": tokenizer, "max_length": max_length}
     return _tokenize("rows", rows, options, _tokenize_completions, _COMPLETIONS, [])
 
@@ -146,7 +115,6 @@ def _tokenize(
     features: Features,
     key: list[Any],
 ) -> tuple[Dataset, dict[str, int]]:
-    """Return the rows that ``batch`` keeps, as ``Dataset.map`` calls it, and what became of all."""
     tokenizer, max_length = options["tokenizer"], options["max_length"]
     say_what_the_template_leaves_out(tokenizer, rows)
     state = [noun, _LAYOUT, rows._fingerprint, tokenizer_digest(tokenizer), max_length, *key]
@@ -156,7 +124,7 @@ def _tokenize(
         fn_kwargs=options,
         remove_columns=rows.column_names,
         features=features,
-        # Given because a pickled tokenizer changes with use and between processes.
+        # A pickled tokenizer changes with use and between processes.
         new_fingerprint=hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16],
         desc="Tokenizing",
     )
@@ -176,7 +144,7 @@ def _tokenize(
 
 
 def of_min_length(pairs: Dataset, min_length: int) -> Dataset:
-    """Pairs of ``tokenize_pairs`` whose prompt and longer response have ``min_length`` tokens or more."""
+    """Return the pairs whose prompt and longer response have at least ``min_length`` tokens."""
 
     def enough(prompt: list[int], chosen: list[int], rejected: list[int]) -> bool:
         return len(prompt) + max(len(chosen), len(rejected)) >= min_length
@@ -201,7 +169,7 @@ def _tokenize_rows(
             texts.append([Rendered(split.prompt, text, []) for text in split.responses])
     prompts = [sides[0].prompt for sides in texts]
     count = len(columns.responses)
-    # All sides at once, so that a prompt is encoded once for all.
+    # All sides at once, so that a prompt is encoded once.
     sides = response_tokens(
         tokenizer, prompts * count, [row[side].response for side in range(count) for row in texts]
     )
@@ -244,7 +212,7 @@ def _tokenize_pairs(
         if augmentations is None:
             view = given or _reworded(split.prompt, chat)
         else:
-            # A prompt that has none is its own: the same tokens are no second view.
+            # The prompt itself counts as none, having the same tokens.
             view = augmentations.get(split.prompt, split.prompt)
         if chat:
             view = render(tokenizer, decode_messages(view), split.messages[0], options).prompt
@@ -269,7 +237,6 @@ def _tokenize_pairs(
 def _why_dropped(
     empty: str, split: Split, prompt: list[int], responses: list[list[int]], max_length: int
 ) -> str | None:
-    """Return which of ``REASONS`` a row of one or two responses is dropped for, or None."""
     # One token is EOS alone: the tokenizer made nothing of the text.
     if not all(text.strip() for text in split.responses) or min(map(len, responses)) == 1:
         return empty
@@ -282,7 +249,6 @@ def _why_dropped(
 
 @lru_cache(maxsize=1000)
 def _reworded(prompt: str, chat: bool) -> str:
-    """The second wording of a prompt by rules, in the prompt's own form. (Many pairs share a prompt.)"""
     if not chat:
         return rewording.reword(prompt)
     messages = decode_messages(prompt)
@@ -293,7 +259,7 @@ def _reworded(prompt: str, chat: bool) -> str:
 def token_warnings(
     tokenizer: PreTrainedTokenizerBase, rows: Dataset, counts: dict[str, int], place: str
 ) -> Iterator[str]:
-    """Yield a sentence for all that is odd about the tokens of a split's rows; it calls them ``place``."""
+    """Yield a sentence for each oddity of the tokens of a split, which it calls ``place``."""
     if any(rows["chat"][:]):
         yield from template_warnings(tokenizer)
     for part in LEFT_OUT:
@@ -311,7 +277,7 @@ def token_warnings(
 
 
 def summary_line(name: str, split: str, counts: dict[str, int], noun: str = "pairs") -> str:
-    """One line on what became of a split's rows."""
+    """Return a line on the kept and dropped rows of a split."""
     dropped = [f"{counts[reason]} {reason}" for reason in REASONS if reason in counts]
     parts = [f"{counts['kept']} of {counts['rows']} {noun} kept"]
     if dropped:

@@ -1,4 +1,4 @@
-"""A model's tokenizer: how it is loaded, and what prompts and responses become under it."""
+"""A model's tokenizer: loading, and the tokens of prompts and responses."""
 
 from __future__ import annotations
 
@@ -17,15 +17,7 @@ from pacmr_lightning.errors import UserError
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
-    """Return a tokenizer from a folder or the Hub; it pads with EOS where it has no padding token.
-
-    An adapter's own tokenizer and chat template are taken where it has them, else those of its base; a line
-    says whose.
-
-    Raises:
-        UserError: there is no such folder or Hub repository, it holds no tokenizer, or the tokenizer has no
-            EOS.
-    """
+    """Return a tokenizer from a folder or the Hub, an adapter's own or its base's; EOS pads if need be."""
     name = str(name)
     looks_like_a_path = name.startswith((".", "/", "~")) or name.count("/") > 1
     path = Path(name).expanduser()
@@ -60,14 +52,12 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
 
 
 def _base_of(place: str) -> str | None:
-    """The base that an adapter names; None where the place holds no adapter."""
     if find_adapter_config_file(place) is None:
         return None
     return PeftConfig.from_pretrained(place).base_model_name_or_path
 
 
 def _holds(place: str, file: str) -> bool:
-    """Whether a folder or Hub repository that is there has a file."""
     try:
         return cached_file(place, file, _raise_exceptions_for_missing_entries=False) is not None
     except OSError:
@@ -77,12 +67,7 @@ def _holds(place: str, file: str) -> bool:
 def prompt_tokens(
     tokenizer: PreTrainedTokenizerBase, prompts: list[str], chat: Sequence[bool] | None = None
 ) -> list[list[int]]:
-    """Return the token ids of prompts.
-
-    A text gets what the tokenizer adds before it (BOS), unless it begins with that already, and nothing that
-    the tokenizer adds after it. A final EOS of the text's own stays. Where ``chat`` is true the chat template
-    wrote the prompt, special tokens and all, and nothing is added.
-    """
+    """Return token ids of prompts; texts get BOS unless they begin with it, a rendered ``chat`` nothing."""
     before = _added_before(tokenizer)
     chat = [False] * len(prompts) if chat is None else chat
     return [
@@ -94,18 +79,16 @@ def prompt_tokens(
 def response_tokens(
     tokenizer: PreTrainedTokenizerBase, prompts: list[str], responses: list[str]
 ) -> list[list[int]]:
-    """Return the token ids of responses in their place after their prompts, each with one end token.
+    """Return the token ids of responses after their prompts, each with one end token.
 
-    The ids are those that follow the prompt's in the ids of prompt + response, so that a SentencePiece
-    tokenizer puts no space before a response, as in TRL. Where a token would span the boundary, TRL
-    cuts the prompt before that token. Here the prompt keeps the tokens that ``predict`` gives the model, and
-    the response is encoded apart: both together decode to the same text.
-
-    A response that ends in none of ``end_tokens`` gets EOS. Of several, the chat template's is kept.
+    The ids are those that follow the prompt's in prompt + response, so that a SentencePiece tokenizer adds no
+    space, as in TRL. If a token spans the boundary, TRL cuts the prompt before it; here the response is
+    encoded apart, so the prompt keeps the tokens of ``predict``. A response that ends in none of
+    ``end_tokens`` gets EOS; of several, the chat template's is kept.
     """
     ends = end_tokens(tokenizer)
     marks = tuple(tokenizer.convert_ids_to_tokens(ends))
-    # The newline that some templates and files put after the end of a turn is not learned.
+    # A newline after the end of a turn is not trained on.
     responses = [text.rstrip() if text.rstrip().endswith(marks) else text for text in responses]
     pairs = list(zip(prompts, responses, strict=True))
     prompt_ids = _encode(tokenizer, prompts)
@@ -118,15 +101,11 @@ def response_tokens(
 
 
 def _following(before: list[int], whole: list[int]) -> list[int] | None:
-    """What follows ``before`` in ``whole``; None where that is not its beginning."""
     return whole[len(before) :] if whole[: len(before)] == before else None
 
 
 def _encode_apart(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
-    """Token ids of texts that follow another one, without the space that some tokenizers put first.
-
-    Each is encoded after a character that does not merge with it, whose tokens are removed again.
-    """
+    """Encode texts after a character that does not merge with them, so that no space is added."""
     found: dict[str, list[int]] = {}
     for anchor in ("\n", ".", "a", "0"):
         left = [text for text in dict.fromkeys(texts) if text not in found]
@@ -141,7 +120,6 @@ def _encode_apart(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[
 
 
 def _with_one_end(ids: list[int], ends: list[int], eos: int) -> list[int]:
-    """The ids with one end token in the place of all those at their end."""
     length = len(ids)
     while length and ids[length - 1] in ends:
         length -= 1
@@ -149,29 +127,26 @@ def _with_one_end(ids: list[int], ends: list[int], eos: int) -> list[int]:
 
 
 def _added_before(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Ids that the tokenizer adds before a text, such as BOS."""
     plain, full = (tokenizer("a", add_special_tokens=add)["input_ids"] for add in (False, True))
     start = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
     return full[:start]
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
-    """Token ids of texts, with nothing added to them."""
     if not texts:
         return []
-    # Many pairs share a prompt (five of them in TL;DR), and encoding takes most of the time.
+    # Many pairs share a prompt, and encoding takes most of the time.
     unique = list(dict.fromkeys(texts))
-    # verbose=False: the warning about the model's length would be wrong, for long pairs are dropped.
+    # verbose=False: no warning about the model's length, since long pairs are dropped.
     encoded = tokenizer(unique, add_special_tokens=False, return_attention_mask=False, verbose=False)
     ids = dict(zip(unique, encoded["input_ids"], strict=True))
     return [ids[text] for text in texts]
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of the files that the tokenizer saves: the same in every process and after any use."""
+    """Return a hash of the tokenizer's saved files, the same in every process and after any use."""
     digest = hashlib.sha256()
-    # Padding and truncation of an earlier call are part of what is saved; a call without them takes them
-    # back.
+    # Padding and truncation of an earlier call would be saved; a plain call resets them.
     tokenizer("", verbose=False)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Trains a small byte-level BPE tokenizer for models that are trained from scratch."""
+"""A small byte-level BPE tokenizer for models that are trained from scratch."""
 
 from __future__ import annotations
 
@@ -11,24 +11,11 @@ from pacmr_lightning.errors import UserError
 
 BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
 SMALLEST = 256 + 3
-"""All bytes and the special tokens: with fewer tokens, some text could not be encoded."""
+"""All bytes and the special tokens, so that any text can be encoded."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer: every text can be encoded, and decoding gives exactly the same text.
-
-    It puts BOS before a text itself (``add_special_tokens=True``, the default) and never adds EOS, which is
-    for whoever ends a response. Both hold after ``save_pretrained`` and ``AutoTokenizer.from_pretrained``
-    too. The same texts give the same tokenizer.
-
-    Args:
-        texts: what it is trained on.
-        vocab_size: tokens at most, the 256 bytes and 3 special tokens included; fewer where the texts have no
-            more pairs to merge.
-
-    Raises:
-        UserError: ``vocab_size`` is under 259.
-    """
+    """Return a byte-level BPE tokenizer that restores every text exactly, and adds BOS but never EOS."""
     if vocab_size < SMALLEST:
         raise UserError(
             f"vocab_size is {vocab_size}, but a byte-level tokenizer needs at least {SMALLEST} tokens."
@@ -53,6 +40,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
         bos_token=BOS,
         eos_token=EOS,
         pad_token=PAD,
-        # Would remove the space before punctuation when decoding.
+        # True removes the space before punctuation when decoding.
         clean_up_tokenization_spaces=False,
     )

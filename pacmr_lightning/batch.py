@@ -1,8 +1,7 @@
-"""Containers for batches of preference pairs.
+"""Batches of preference pairs.
 
 A pair is one row of tokens, ``prompt + chosen + rejected``, so the prompt is stored and computed once.
-``segment_ids`` says which part each token belongs to; ``rows.py`` makes the position ids of it, and
-``attention.py`` the attention mask, under which each response sees the prompt and itself only.
+``rows.py`` makes position ids, ``attention.py`` a mask: a response sees the prompt and itself only.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor
 
 
 class Segment(IntEnum):
-    """What a token of a row belongs to."""
+    """Part of a row that a token belongs to."""
 
     PAD = 0
     PROMPT = 1
@@ -27,7 +26,7 @@ class Segment(IntEnum):
 
 
 UNKNOWN = -1
-"""Value of ``PairBatch.flipped`` where nobody knows whether the label was flipped."""
+"""Value of ``PairBatch.flipped`` where it is unknown whether the label was flipped."""
 
 
 @dataclass
@@ -39,15 +38,14 @@ class LogProbs:
     rejected: Tensor
     """(N,) log pi(rejected | prompt)."""
     entropies: LogProbs | None = field(default=None, kw_only=True)
-    """Sums of the entropies of the next token over the same positions, without gradient; None where nobody
-    asked for them."""
+    """Sums of the next token's entropies at the same positions, without gradient; None unless requested."""
 
     def detach(self) -> LogProbs:
-        """The same values outside the autograd graph."""
+        """Return the same values outside the autograd graph."""
         return LogProbs(self.chosen.detach(), self.rejected.detach(), entropies=self.entropies)
 
     def exchanged(self) -> LogProbs:
-        """Chosen and rejected in each other's place."""
+        """Return the values with chosen and rejected swapped."""
         entropies = None if self.entropies is None else self.entropies.exchanged()
         return LogProbs(self.rejected, self.chosen, entropies=entropies)
 
@@ -57,7 +55,7 @@ class LogProbs:
 
     @staticmethod
     def cat(parts: Sequence[LogProbs]) -> LogProbs:
-        """Joins consecutive micro-batches, all or none of which have entropies."""
+        """Concatenate micro-batches, all or none of which have entropies."""
         entropies = [p.entropies for p in parts if p.entropies is not None]
         return LogProbs(
             torch.cat([p.chosen for p in parts]),
@@ -77,21 +75,21 @@ class PairBatch:
     segment_ids: Tensor
     """(N, L) int64, a ``Segment`` for each token."""
     flipped: Tensor
-    """(N,) int64: 1 where the label is known to be flipped, 0 where it is known not to be, -1 unknown."""
+    """(N,) int64: 1 flipped, 0 not flipped, -1 unknown."""
     eta: Tensor | None = None
-    """(N,) float32 probability that the response in the place of the chosen one is better, NaN if unknown."""
+    """(N,) float32 probability that the response in the chosen place is better, NaN if unknown."""
     reference: LogProbs | None = None
-    """The reference model's log-probabilities, where somebody computed them already."""
+    """Log-probabilities of the reference, if computed already."""
     augmented: PairBatch | None = None
-    """The same pairs under reworded prompts (meta batches only)."""
+    """The same pairs under augmented prompts (meta-batches only)."""
     annotators: list[str | None] | None = None
-    """N names of those who gave the labels, None where unknown; None alone where all are."""
+    """N names of those who gave the labels, None where unknown; None alone if all are."""
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
 
     def __getitem__(self, rows: slice | Tensor) -> PairBatch:
-        """Some rows (a slice or a 1-D tensor of indices), without the padding that only others need."""
+        """Return some rows (a slice or a 1-D tensor of indices), without padding that only others need."""
         places = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
         ids = [self.ids[i] for i in places]
         segments = self.segment_ids[rows]
@@ -108,23 +106,23 @@ class PairBatch:
         )
 
     def longest_first(self) -> PairBatch:
-        """The same pairs by falling length, so that micro-batches of them need little padding."""
+        """Return the pairs by falling length, so that micro-batches need little padding."""
         lengths = (self.segment_ids != Segment.PAD).sum(1)
         return self[lengths.argsort(descending=True, stable=True)]
 
     def micro_batches(self, size: int | None) -> Iterator[PairBatch]:
-        """Consecutive slices of at most ``size`` pairs; the whole batch at once where ``size`` is None."""
+        """Yield slices of at most ``size`` pairs, or the whole batch for None."""
         size = size or max(len(self), 1)
         for start in range(0, len(self), size):
             yield self[start : start + size]
 
     def with_reference(self, reference: LogProbs) -> PairBatch:
-        """The same batch with the reference's log-probabilities filled in."""
+        """Return the batch with the reference's log-probabilities."""
         return replace(self, reference=reference)
 
     @property
     def token_count(self) -> int:
-        """Tokens of all rows, padding left out (a shared prompt counts once)."""
+        """Tokens of all rows without padding (a shared prompt counts once)."""
         return int((self.segment_ids != Segment.PAD).sum())
 
     @classmethod
@@ -140,17 +138,10 @@ class PairBatch:
         annotators: Sequence[str | None] | None = None,
         pad_id: int = 0,
     ) -> PairBatch:
-        """Lays N tokenized pairs out as rows.
+        """Return N tokenized pairs as one batch, padded with ``pad_id``.
 
-        Args:
-            ids: N pair ids.
-            prompts: N token lists, at least one token each (the first response token is predicted from it).
-            chosen: N token lists that end in EOS.
-            rejected: N token lists that end in EOS.
-            flipped: N flags, None where unknown; None alone means that all are unknown.
-            eta: N probabilities, None where unknown; None alone means that all are unknown.
-            annotators: N names of those who gave the labels, as ``eta``.
-            pad_id: token id that fills the rows up; it is never attended to.
+        A prompt has at least one token, from which the first response token is predicted; responses end in
+        EOS. ``flipped``, ``eta`` and ``annotators`` have None where unknown, and are None if all are.
         """
         parts = list(zip(prompts, chosen, rejected, strict=True))
         lengths = torch.tensor([[len(part) for part in t] for t in parts], dtype=torch.long).view(-1, 3)
@@ -158,7 +149,7 @@ class PairBatch:
         real = torch.arange(int(ends.max()) if parts else 0) < ends[:, None]
         input_ids = torch.full(real.shape, pad_id, dtype=torch.long)
         segment_ids = torch.full(real.shape, int(Segment.PAD), dtype=torch.long)
-        # Row by row and part by part, as the mask is filled: no loop over tokens.
+        # Row by row and part by part, in the order of the mask.
         tokens = chain.from_iterable(chain.from_iterable(parts))
         input_ids[real] = torch.tensor(list(tokens), dtype=torch.long)
         kinds = torch.tensor([Segment.PROMPT, Segment.CHOSEN, Segment.REJECTED]).repeat(len(parts))
@@ -177,9 +168,9 @@ class PairBatch:
 
 @dataclass
 class PairedBatch:
-    """What a training step gets: a train batch, and a meta batch when a VNet update is due."""
+    """Batches of a training step: a train batch, and a meta-batch when a VNet update is due."""
 
     train: PairBatch
     """This rank's share of one optimizer step."""
     meta: PairBatch | None = None
-    """This rank's share of one outer step; with ``augmented`` views for prompt-augmentation consistency."""
+    """This rank's share of one outer step; ``augmented`` for prompt-augmentation consistency."""

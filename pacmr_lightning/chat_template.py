@@ -1,4 +1,4 @@
-"""The tokenizer's chat template: how conversations are rendered, and which tokens end a response."""
+"""Conversations under the tokenizer's chat template, and the tokens that end a response."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jinja2 import TemplateError
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 DATE = datetime(2024, 7, 26)
-"""The date that ``strftime_now`` writes in templates, whatever the day. It is Llama 3's own default."""
+"""The date that ``strftime_now`` writes in templates, whatever the day (Llama 3's default)."""
 
 _DIRECTIVES = [f"%-{letter}" for letter in "dmHIMSjy"] + [f"%{letter}" for letter in "aAbBcdfHIjmMpSUwWxXyY"]
 _CODES = [(directive, DATE.strftime(directive)) for directive in _DIRECTIVES]
@@ -28,17 +28,7 @@ _TALK = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANS
 def render_messages(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **options: Any
 ) -> str:
-    """Return the text of a conversation under the chat template, with the fixed ``DATE`` as today.
-
-    Args:
-        tokenizer: with a chat template, or several named ones of which one is ``default``.
-        messages: the conversation.
-        options: keyword arguments of ``apply_chat_template``, such as ``tools``.
-
-    Raises:
-        jinja2.TemplateError: the template refuses the conversation.
-        ValueError: there is no template, or no default among several.
-    """
+    """Return a conversation's text under the chat template, with ``DATE`` as today."""
     template = tokenizer.get_chat_template(options.pop("chat_template", None), options.get("tools"))
     if "strftime_now" in template:
         template = _DATED + template
@@ -50,27 +40,23 @@ def render_messages(
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, own: int | list[int] | None = None) -> list[int]:
-    """Return the ids of the tokens that end a response, the one that training responses end in first.
+    """Return the ids of the tokens that end a response, first the one that training responses end in.
 
-    They are the special token with which the chat template ends a turn, the tokenizer's EOS, and those of a
+    They are the chat template's end of turn, the tokenizer's EOS and ``own``, the ``eos_token_id`` of a
     model's ``generation_config``. Training, ``predict`` and saved folders share this list.
-
-    Args:
-        tokenizer: has EOS.
-        own: ``eos_token_id`` of a model's ``generation_config``.
     """
     found = [end_of_turn(tokenizer), tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])]
     return list(dict.fromkeys(token for token in found if token is not None))
 
 
 def stop_at_end_tokens(config: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Set a model's ``eos_token_id`` to its ``end_tokens``: to one id, or to a list of several."""
+    """Set a model's ``eos_token_id`` to its ``end_tokens``: one id, or a list of several."""
     ends = end_tokens(tokenizer, config.eos_token_id)
     config.eos_token_id = ends if len(ends) > 1 else ends[0]
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the special token that the chat template writes after an answer; None where it writes none."""
+    """Return the special token that the chat template writes after an answer, or None."""
     _, found, after = _probe(tokenizer).rpartition(_ANSWER)
     ids = tokenizer(after if found else "", add_special_tokens=False)["input_ids"]
     return next((token for token in ids if token in tokenizer.added_tokens_decoder), None)
@@ -114,7 +100,6 @@ def template_warnings(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
 
 
 def _probe(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A rendered question and answer; empty without a template or where it refuses them."""
     try:
         return render_messages(tokenizer, _TALK)
     except (TemplateError, ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other; where there is one, nothing is sent."""
+"""Communication between the processes of a run; a single process sends nothing."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 def several_ranks() -> bool:
-    """Whether this process is one of several that train together."""
+    """Return whether this process is one of several that train together."""
     there = torch.distributed.is_available() and torch.distributed.is_initialized()
     return there and torch.distributed.get_world_size() > 1
 
 
 @torch.no_grad()
 def sum_over_ranks(tensors: Iterable[Tensor]) -> None:
-    """All-reduces the tensors in place, in one message; does nothing in a single process."""
+    """Sum the tensors over ranks in place, in one message."""
     if not several_ranks():
         return
     tensors = list(tensors)
@@ -30,7 +30,7 @@ def sum_over_ranks(tensors: Iterable[Tensor]) -> None:
 
 
 def on_all_ranks(values: list[T]) -> list[T]:
-    """The ranks' lists of picklable values one after the other."""
+    """Return the concatenated lists of all ranks; the values must be picklable."""
     if not several_ranks():
         return values
     lists: list[list[T]] = [[]] * torch.distributed.get_world_size()
@@ -39,7 +39,7 @@ def on_all_ranks(values: list[T]) -> list[T]:
 
 
 def max_over_ranks(value: int, device: torch.device) -> int:
-    """The largest of the ranks' values."""
+    """Return the largest of the ranks' values."""
     if not several_ranks():
         return value
     largest = torch.tensor(value, device=device)
@@ -49,7 +49,7 @@ def max_over_ranks(value: int, device: torch.device) -> int:
 
 @torch.no_grad()
 def spread_over_ranks(tensors: Iterable[Tensor]) -> float:
-    """Largest difference between the ranks' tensors, element by element; 0 in a single process."""
+    """Return the largest difference between the ranks' tensors, element by element."""
     if not several_ranks():
         return 0.0
     flat = torch.cat([t.detach().reshape(-1) for t in tensors])

@@ -1,4 +1,4 @@
-"""Implicit rewards of a pair: the difference u and the sum Delta (paper, sections 3.2 and 5.1)."""
+"""Implicit reward margin u and sum Delta of a pair (Qu et al., sections 3.2 and 5.1)."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ class Rewards:
     reference: LogProbs
     beta: float
     chosen_tokens: Tensor | None = None
-    """(N,) int64 tokens of the chosen responses, EOS included; None where no objective needs them."""
+    """(N,) int64 tokens of the chosen responses, EOS included; None if no objective needs them."""
     rejected_tokens: Tensor | None = None
-    """(N,) int64 tokens of the rejected responses, EOS included."""
+    """(N,) int64, likewise."""
     annotators: list[str | None] | None = None
-    """N names of those who gave the labels, None where unknown; None alone where all are."""
+    """N names of those who gave the labels, None where unknown; None alone if all are."""
 
     @classmethod
     def of(cls, policy: LogProbs, batch: PairBatch, beta: float) -> Rewards:
-        """Rewards of a batch's N pairs, which bring their reference log-probabilities, with token counts."""
+        """Return the rewards of a batch with reference log-probabilities."""
         assert batch.reference is not None
         chosen, rejected = ((batch.segment_ids == s).sum(1) for s in (Segment.CHOSEN, Segment.REJECTED))
         return cls(policy, batch.reference, beta, chosen, rejected, batch.annotators)
 
     def detach(self) -> Rewards:
-        """The same values outside the autograd graph."""
+        """Return the same values outside the autograd graph."""
         return replace(self, policy=self.policy.detach())
 
     def exchanged(self) -> Rewards:
-        """The same pairs under the other label: chosen and rejected have changed places, so u is -u."""
+        """Return the pairs with chosen and rejected swapped, so that u is -u."""
         return Rewards(
             self.policy.exchanged(),
             self.reference.exchanged(),
@@ -49,7 +49,7 @@ class Rewards:
 
     @staticmethod
     def cat(parts: Sequence[Rewards]) -> Rewards:
-        """Joins consecutive micro-batches of one beta; all or none have token counts, or annotators."""
+        """Concatenate micro-batches of one beta; all or none have token counts, or annotators."""
         counts = ([getattr(p, name) for p in parts] for name in ("chosen_tokens", "rejected_tokens"))
         chosen, rejected = (None if column[0] is None else torch.cat(column) for column in counts)
         return Rewards(
@@ -63,19 +63,19 @@ class Rewards:
 
     @property
     def h(self) -> Tensor:
-        """(N,) log-ratio difference, which beta does not scale: log(pi / pi_ref) of chosen minus rejected."""
+        """(N,) log-ratio difference, without beta: log(pi / pi_ref) of chosen minus rejected."""
         chosen = self.policy.chosen - self.reference.chosen
         return chosen - (self.policy.rejected - self.reference.rejected)
 
     @property
     def perplexity_difference(self) -> Tensor:
-        """(N,) log perplexity of the chosen responses less that of the rejected ones, under the policy."""
+        """(N,) log perplexity of the chosen minus the rejected responses under the policy."""
         assert self.chosen_tokens is not None and self.rejected_tokens is not None
         return self.policy.rejected / self.rejected_tokens - self.policy.chosen / self.chosen_tokens
 
     @property
     def entropy(self) -> Tensor:
-        """(N,) mean entropy of the policy's next token over the chosen responses, where it was asked for."""
+        """(N,) mean entropy of the policy's next token over the chosen responses."""
         assert self.policy.entropies is not None and self.chosen_tokens is not None
         return self.policy.entropies.chosen / self.chosen_tokens
 
@@ -91,7 +91,7 @@ class Rewards:
 
     @property
     def u(self) -> Tensor:
-        """(N,) implicit reward difference u(z)."""
+        """(N,) implicit reward margin u(z)."""
         return self.chosen - self.rejected
 
     @property
@@ -102,20 +102,20 @@ class Rewards:
 
 @dataclass
 class PairRecord:
-    """What a training step believed of its N pairs, detached; ``training_step`` returns it as ``record``."""
+    """Detached values of a training step's N pairs, before its update; ``record`` of ``training_step``."""
 
     ids: list[str]
     u: Tensor
-    """(N,) implicit reward difference before the update."""
+    """(N,) implicit reward margin."""
     delta: Tensor
-    """(N,) implicit reward sum before the update."""
+    """(N,) implicit reward sum."""
     weight: Tensor
     """(N,) weight g, before any division by the mean."""
     a: Tensor | None
-    """(N,) slope a(z), None where the weighting has none."""
+    """(N,) slope a(z), None if the weighting has none."""
     b: Tensor | None
-    """(N,) offset b(z), None where the weighting has none."""
+    """(N,) offset b(z), None if the weighting has none."""
     flipped: Tensor
     """(N,) 1 flipped, 0 not flipped, -1 unknown."""
     features: Tensor | None = None
-    """(N, F) what a VNet of other features than (Delta, u) weighs by; None for every other weighting."""
+    """(N, F) inputs of a VNet with features other than (Delta, u), else None."""

@@ -1,4 +1,4 @@
-"""The base of all kinds of label noise, and the strength at which a given share of labels is flipped."""
+"""Base class of label noise, and its calibration to a noise rate."""
 
 from __future__ import annotations
 
@@ -16,35 +16,25 @@ from ..hashing import unit_hash
 
 
 class LabelNoise(ABC):
-    """Which training labels are flipped on purpose: a kind of noise says how probable each pair's flip is."""
+    """Base class of label noise: the flip probability of each training pair."""
 
     rate: float | None = None
-    """The probability of a flip where all pairs have the same; else None."""
+    """Flip probability if all pairs have the same, else None."""
 
     @abstractmethod
     def probabilities(self, rows: Dataset) -> Sequence[float]:
-        """Each row's probability of a flip, in [0, 1]; 0 and 1 say for certain.
+        """Return each row's flip probability, in [0, 1]; raise a UserError if the noise does not fit.
 
-        Called once, before training, on every rank with the same rows. It may look at the whole row, at its
-        labels too, but must draw nothing itself: that is left to the hash of the row's id.
+        Called once before training, on every rank with the same rows. It may use the labels, but must draw
+        nothing: ``flips`` compares the probability with the hash of the row's id.
 
         Args:
-            rows: all N training rows as found, with the columns that ``reading.read_preferences`` names;
-                ``chosen`` is the response that the data prefers.
-
-        Returns:
-            N numbers.
-
-        Raises:
-            UserError: the noise does not fit these rows.
+            rows: all N training rows as found, with the columns of ``reading.read_preferences``; ``chosen``
+                is the response that the data prefers.
         """
 
     def flips(self, rows: Dataset, seed: int) -> dict[str, bool]:
-        """For each id of the rows, whether its label is flipped; another seed flips other pairs.
-
-        Raises:
-            UserError: see ``probabilities``; or these are not N numbers in [0, 1].
-        """
+        """Return, by id, whether each row's label is flipped; another seed flips other pairs."""
         ids, probabilities = rows["id"][:], self.probabilities(rows)
         if len(probabilities) != len(ids):
             raise UserError(
@@ -63,7 +53,7 @@ class LabelNoise(ABC):
 
 
 def check_rate(option: str, rate: float) -> None:
-    """Raise a UserError unless the option is a probability of a flip, in [0, 1)."""
+    """Raise a UserError unless the option is a flip probability in [0, 1)."""
     if not 0 <= rate < 1:
         raise UserError(
             f"{option} is {rate}, but as a share of labels it must lie in [0, 1); use 0.2 for 20%."
@@ -71,7 +61,7 @@ def check_rate(option: str, rate: float) -> None:
 
 
 def check_share(share: float) -> None:
-    """Raise a UserError unless that is a share of labels to flip, above 0 and below 0.5."""
+    """Raise a UserError unless ``share`` lies above 0 and below 0.5."""
     if not 0 < share < 0.5:
         raise UserError(
             f"share is {share}, but the expected share of flipped labels lies above 0 and below 0.5; use 0.3 "
@@ -82,21 +72,10 @@ def check_share(share: float) -> None:
 def calibrated(
     share: float, probabilities: Callable[[float], np.ndarray], lowest: float, highest: float, why: str
 ) -> float:
-    """Return the strength of noise at which the mean probability of a flip is the share.
-
-    Args:
-        share: expected share of flipped labels.
-        probabilities: (N,) probabilities of a flip at a strength, none of which falls where it rises.
-        lowest: least strength.
-        highest: greatest strength.
-        why: the end of the sentence where the share is out of reach.
-
-    Raises:
-        UserError: the share cannot be reached between the two.
-    """
+    """Return the strength at which (N,) ``probabilities``, which must not fall with it, average ``share``."""
 
     def expected(strength: float) -> float:
-        # A plain sum depends on the order of the rows in its last digits, and so would the mask.
+        # The last digits of a plain sum, and so the mask, would depend on the order of the rows.
         found = probabilities(strength)
         return math.fsum(found.tolist()) / len(found)
 

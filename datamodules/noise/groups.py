@@ -1,4 +1,4 @@
-"""Noise that differs between groups of pairs: by category, or by who has annotated them."""
+"""Label noise that differs between categories or annotators."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .base import LabelNoise, calibrated, check_rate, check_share
 
 
 class CategoryNoise(LabelNoise):
-    """A probability for each category.
+    """A flip probability for each category.
 
     Args:
         rates: probabilities by category, in [0, 1).
         others: that of pairs of other categories, or of none.
-        share: the expected share of flipped labels over the training rows instead, above 0 and below 0.5:
-            see ``spread_rates``. Pairs without a category are one of their own.
+        share: the expected share of flipped labels over the training rows instead, above 0 and below 0.5: see
+            ``spread_rates``. Pairs without a category are one of their own.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class CategoryNoise(LabelNoise):
         self.share = share
 
     def probabilities(self, rows: Dataset) -> list[float]:
-        """Each row's category's rate."""
+        """Return the rate of each row's category."""
         categories = rows["category"][:]
         if self.share is not None:
             return spread_rates(self.share, list(map(str, categories)), "CategoryNoise")
@@ -53,10 +53,10 @@ class CategoryNoise(LabelNoise):
 
 
 class AnnotatorNoise(LabelNoise):
-    """Annotators of different reliability: P(flip) = 1 - the reliability of who has annotated the pair.
+    """Annotators of different reliability: P(flip) = 1 - the reliability of the pair's annotator.
 
-    (As in Dawid and Skene's model; RE-PO, arXiv 2509.24159.) Where no row has an ``annotator``, each is
-    assigned to one by the hash of its id. A run's ``noise_mask.parquet`` says who that was.
+    As in Dawid and Skene's model and RE-PO (arXiv 2509.24159). If no row has an ``annotator``, the hash of
+    its id assigns one, which a run's ``noise_mask.parquet`` records.
 
     Args:
         share: expected share of flipped labels over the training rows, above 0 and below 0.5: the least
@@ -89,12 +89,7 @@ class AnnotatorNoise(LabelNoise):
         self._counted = annotators is not None
 
     def annotators(self, rows: Dataset) -> list[str]:
-        """Who has annotated each of the N rows: as these say, or assigned by the hash of their ids.
-
-        Raises:
-            UserError: some rows name an annotator and others do not, or they do although ``annotators`` is
-                given.
-        """
+        """Return each row's annotator, as the data names it or assigned by the hash of its id."""
         ids, found = rows["id"][:], rows["annotator"][:]
         unknown = [pair for pair, name in zip(ids, found, strict=True) if name is None]
         if len(unknown) == len(ids):
@@ -112,7 +107,7 @@ class AnnotatorNoise(LabelNoise):
         return found
 
     def probabilities(self, rows: Dataset) -> list[float]:
-        """1 - the reliability of each row's annotator."""
+        """Return 1 - the reliability of each row's annotator."""
         names = self.annotators(rows)
         if self.share is not None:
             return spread_rates(self.share, names, "AnnotatorNoise")
@@ -127,14 +122,10 @@ class AnnotatorNoise(LabelNoise):
 
 
 def spread_rates(share: float, groups: Sequence[str], kind: str) -> list[float]:
-    """Each row's flip rate by its group, with which a share of all labels is expected to be flipped.
+    """Return each row's flip rate by its group, such that the expected noise rate is ``share``.
 
-    The k-th of K groups has 0.5 (k / K)^gamma: the last one guesses, and gamma, which the share decides, says
-    how much more reliable the others are. Their order is that of the hashes of their names, which knows
-    nothing of labels.
-
-    Raises:
-        UserError: the share cannot be reached.
+    The k-th of K groups, in the order of the hashes of their names, has the rate 0.5 (k / K)^gamma. The last
+    one guesses, and gamma follows from the share.
     """
     names = sorted(set(groups), key=lambda name: (unit_hash(name, 0), name))
     place = {name: (k + 1) / len(names) for k, name in enumerate(names)}

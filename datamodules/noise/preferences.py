@@ -1,4 +1,4 @@
-"""Noise that follows how clear a preference is, or leans to a feature of the responses' surface."""
+"""Label noise that depends on the reward difference or on a surface feature of the responses."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..rows import values_of
 from .base import LabelNoise, calibrated, check_share
 
 _LOG_RANGE = 30.0
-"""Temperatures and strengths are looked for between exp(-30) and exp(30)."""
+"""Temperatures and strengths are searched between exp(-30) and exp(30)."""
 _WORD = re.compile(r"\w+")
 
 
 class NearTieNoise(LabelNoise):
-    """Labels of near ties are flipped most: ``P(flip) = sigma(-|dr| / tau)``, dr = logit(eta).
+    """Near ties are flipped most: ``P(flip) = sigma(-|dr| / tau)``, dr = logit(eta).
 
-    So people get wrong what is hard to tell (B-Pref, arXiv 2111.03026; Gao et al., arXiv 2404.09824).
+    Sources: B-Pref (arXiv 2111.03026), Gao et al. (arXiv 2404.09824).
 
     Args:
         share: expected share of flipped labels over the training rows, above 0 and below 0.5; it decides tau.
@@ -36,19 +36,18 @@ class NearTieNoise(LabelNoise):
         self.share = share
 
     def probabilities(self, rows: Dataset) -> list[float]:
-        """N probabilities, up to 0.5 at a tie."""
+        """Return N probabilities, up to 0.5 at a tie."""
         gaps = np.abs(_reward_gaps(rows, "NearTieNoise"))
         why = "a tie is flipped with probability 0.5 at every tau"
         return _at_share(self.share, "NearTieNoise: tau", lambda tau: expit(-gaps / tau), why)
 
 
 class TemperatureLabels(LabelNoise):
-    """Labels as if drawn at another temperature: P(response found as chosen is preferred) = sigma(dr / tau).
+    """Resampled labels at another temperature: P(response found as chosen is preferred) = sigma(dr / tau).
 
-    A negative control: the labels are Bradley-Terry draws again, whose rewards are those of before over tau.
-    That only rescales DPO's beta, so no method should win once each has its best beta. As few labels change
-    as that law allows: above tau 1 some of those that were drawn the likely way, P(flip) = 1 -
-    sigma(dr / tau) / sigma(dr), below tau 1 some of those that were not.
+    A negative control: the labels are Bradley-Terry draws with rewards divided by tau. That only rescales
+    DPO's beta, so no method should win once each has its best beta. As few labels change as possible, P(flip)
+    = 1 - sigma(dr / tau) / sigma(dr): likely labels above tau 1, unlikely ones below.
 
     Args:
         tau: the temperature, above 0; labels are noisier above 1.
@@ -69,7 +68,7 @@ class TemperatureLabels(LabelNoise):
         self.share = share
 
     def probabilities(self, rows: Dataset) -> list[float]:
-        """N probabilities."""
+        """Return N probabilities."""
         gaps = _reward_gaps(rows, "TemperatureLabels")
 
         def flips(tau: float) -> np.ndarray:
@@ -83,16 +82,12 @@ class TemperatureLabels(LabelNoise):
 
 
 class SpuriousPreferenceNoise(LabelNoise):
-    """Labels lean to a feature that has nothing to do with quality (length bias: arXiv 2310.03716).
+    """Labels lean to a feature that is unrelated to quality (length bias: arXiv 2310.03716).
 
-    The label of a pair becomes a draw from P(the response found as chosen is preferred) =
-    sigma(dr + lambda d): dr = logit(eta), and d is how much more of the feature that response has. As few
-    labels change as that law allows, so only pairs whose rejected response has more of the feature are
-    flipped: P(flip) = 1 - sigma(dr + lambda d) / sigma(dr). Where a row has no ``eta``, dr counts as 0, and
-    P(flip) = tanh(-lambda d / 2): labels are taken as found, and those against the feature are flipped the
-    more often the larger the difference.
-
-    A policy can learn such a rule, unlike flips that follow no rule.
+    A label becomes a draw from P(response found as chosen is preferred) = sigma(dr + lambda d), where dr =
+    logit(eta) and d is the feature's difference, chosen minus rejected. As few labels change as possible:
+    P(flip) = 1 - sigma(dr + lambda d) / sigma(dr) if d < 0, else 0. Without ``eta`` dr is 0, and P(flip) =
+    tanh(-lambda d / 2). A policy can learn such a shortcut, unlike random flips.
 
     Args:
         share: expected share of flipped labels over the training rows, above 0 and below 0.5; it decides
@@ -109,13 +104,13 @@ class SpuriousPreferenceNoise(LabelNoise):
         self.word = word
 
     def feature(self, response: str) -> int:
-        """How much of the feature a response has."""
+        """Return how much of the feature a response has."""
         if self.word is None:
             return len(response.strip())
         return int(self.word.casefold() in _WORD.findall(response.casefold()))
 
     def probabilities(self, rows: Dataset) -> list[float]:
-        """N probabilities; 0 where the rejected response has no more of the feature."""
+        """Return N probabilities; 0 where the rejected response has no more of the feature."""
         splits = [split_row(*row) for row in values_of(rows, "prompt", "chosen", "rejected", "chat")]
         more = np.array([self.feature(s.chosen) - self.feature(s.rejected) for s in splits])
         gaps = _log_odds([0.5 if eta is None else eta for eta in rows["eta"][:]])
@@ -132,28 +127,23 @@ def _at_share(
     why: str,
     lowest: float = -_LOG_RANGE,
 ) -> list[float]:
-    """Return probabilities of a flip at the strength that has the share, and print that strength."""
     log_strength = calibrated(share, lambda log: flips(math.exp(log)), lowest, _LOG_RANGE, why)
     rank_zero_info(f"{title} {math.exp(log_strength):.4g}")
     return flips(math.exp(log_strength)).tolist()
 
 
 def redrawn(now: np.ndarray, then: np.ndarray) -> np.ndarray:
-    """(N,) probabilities of a flip that make draws of one law draws of another, with the fewest flips.
+    """Return (N,) probabilities of the fewest flips that turn draws of one law into draws of another.
 
-    Where a label that prefers the response found as chosen was drawn with probability sigma(now), it is kept
-    with probability sigma(then) / sigma(now), at most 1. By the same rule a label that prefers the other one
-    stays with sigma(-then) / sigma(-now): after the flips P(prefers the first) = sigma(then).
-
-    Args:
-        now: (N,) log odds that the response found as chosen is preferred, under the law of the labels found.
-        then: (N,) the same under the law wanted.
+    ``now`` and ``then`` are (N,) log odds that the response found as chosen is preferred. A label for it is
+    kept with probability min(1, sigma(then) / sigma(now)), one for the other response likewise with both
+    signs changed. After the flips P(it is preferred) = sigma(then).
     """
     return -np.expm1(np.minimum(log_expit(then) - log_expit(now), 0.0))
 
 
 def _reward_gaps(rows: Dataset, kind: str) -> np.ndarray:
-    """(N,) dr = logit(eta): how much more reward the response found as chosen has."""
+    """Return (N,) dr = logit(eta), the reward of the response found as chosen minus the other's."""
     known = rows["eta"][:]
     unknown = [pair for pair, eta in zip(rows["id"][:], known, strict=True) if eta is None]
     if unknown:
@@ -166,5 +156,5 @@ def _reward_gaps(rows: Dataset, kind: str) -> np.ndarray:
 
 
 def _log_odds(probabilities: Sequence[float]) -> np.ndarray:
-    # Probabilities that rounded to 0 or 1 have no finite one.
+    # Probabilities rounded to 0 or 1 have no finite log odds.
     return logit(np.clip(np.array(probabilities, dtype=float), 1e-12, 1 - 1e-12))

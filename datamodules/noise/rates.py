@@ -1,4 +1,4 @@
-"""Noise at one rate, at one of two, or as a file says; and the short forms of the first two."""
+"""Label noise at one or two rates, or from a file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ from .base import LabelNoise, check_rate
 def noise_from_options(
     noise: LabelNoise | None, noise_rate: float, noise_rates: Sequence[float] | None
 ) -> LabelNoise | None:
-    """Return the noise that the datamodule's three options ask for; None where labels stay as found.
-
-    Raises:
-        UserError: a rate is outside [0, 1), ``noise_rates`` are not two, or more than one option is given.
-    """
+    """Return the noise that the datamodule's three options define; None if labels stay as found."""
     symmetric = SymmetricNoise(noise_rate)
     given = {
         "noise_rate": symmetric if noise_rate else None,
@@ -49,15 +45,14 @@ class SymmetricNoise(LabelNoise):
         self.rate = rate
 
     def probabilities(self, rows: Dataset) -> list[float]:
-        """The rate, for every row."""
+        """Return the rate for every row."""
         return [self.rate] * len(rows)
 
 
 class TwoRateNoise(LabelNoise):
-    """One probability for pairs whose first response is the chosen one, another for those whose second is.
+    """One flip probability for pairs whose first response is the chosen one, another for the others.
 
-    (Paper, appendix D.) First is the response whose text has the smaller hash, an order that knows nothing of
-    labels.
+    As in appendix D of Qu et al. First is the response whose text has the smaller hash, whatever the label.
 
     Args:
         rates: both probabilities, in [0, 1).
@@ -71,7 +66,7 @@ class TwoRateNoise(LabelNoise):
         self.rates = rates
 
     def probabilities(self, rows: Dataset) -> list[float]:
-        """One of the two rates for each row."""
+        """Return one of the two rates for each row."""
         splits = (split_row(*row) for row in values_of(rows, "prompt", "chosen", "rejected", "chat"))
         return [self.rates[0 if _is_first(s.chosen, s.rejected) else 1] for s in splits]
 
@@ -81,7 +76,7 @@ def _is_first(response: str, other: str) -> bool:
 
 
 class NoiseFromMask(LabelNoise):
-    """A file says which pairs are flipped.
+    """Label noise from a file of flips.
 
     Args:
         mask: JSON Lines or Parquet with ``id`` and ``flipped``, as a run keeps it in ``noise_mask.parquet``.
@@ -91,7 +86,7 @@ class NoiseFromMask(LabelNoise):
         self.mask = mask
 
     def probabilities(self, rows: Dataset) -> list[float]:
-        """1 for the rows that are flipped, 0 for the others."""
+        """Return 1 for rows that are flipped, 0 for the others."""
         mask = {}
         for place, row in numbered_rows(self.mask):
             name, flipped = row.get("id"), row.get("flipped")
