@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +13,13 @@ from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.reward import Reward
 
+from .all_pairs import AllPairs
 from .chat import messages_of
+from .cleaned import check_output, clean_file, clean_rows
 from .columns import PREFERENCES
 from .prompts import pair_prompts
 from .reading import made_once, numbered_rows, read_preferences
+from .rows import texts_of
 from .splits import DEFAULT_FRACTION, Split, Splits
 
 
@@ -52,6 +55,41 @@ class Source(ABC):
         """
         return self.load("train")
 
+    def check_output(self, output: str) -> Path:
+        """Return the path that ``write_cleaned`` writes to.
+
+        Raises:
+            UserError: it is a file of the source, or its ending is not that of the source's format.
+        """
+        return check_output(self.name, output)
+
+    def write_cleaned(self, output: str, drop: set[str], flip: set[str]) -> int:
+        """Write the rows of ``load_all``, some of them dropped and some with their label exchanged.
+
+        Where a label is exchanged, ``chosen`` and ``rejected`` change places, and ``flipped`` and ``eta``
+        become their opposites.
+
+        Args:
+            output: file to write.
+            drop: ids of rows to leave out.
+            flip: ids of rows whose label is exchanged, against the label that was found.
+
+        Returns:
+            The number of rows written.
+
+        Raises:
+            UserError: the output does not fit the source, or an id is not there.
+        """
+        return clean_rows(self.load_all(), self.name, self.check_output(output), drop, flip)
+
+    def texts(self, rows: Dataset, ids: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+        """Prompt, chosen and rejected of rows of the source as a person reads them, labels as found."""
+        return texts_of(rows, ids)
+
+    def all_pairs(self, tokenizers: Sequence[str], max_length: int) -> AllPairs:
+        """Return the pairs of ``load_all`` as tokens, for an audit by a model that no run has trained."""
+        return AllPairs(self.load_all(), self.name, tokenizers, max_length)
+
 
 class Files(Source):
     """Preference pairs from JSON Lines or Parquet files.
@@ -86,6 +124,14 @@ class Files(Source):
     def load_all(self) -> Dataset:
         """Rows of the training file."""
         return read_preferences(self.splits.train)
+
+    def check_output(self, output: str) -> Path:
+        """Return the path to write to, which is neither of the source's files and of the same format."""
+        return check_output(self.name, output, (self.splits.train, self.splits.validation))
+
+    def write_cleaned(self, output: str, drop: set[str], flip: set[str]) -> int:
+        """Write the training file again in its own columns, rows that training did not use included."""
+        return clean_file(self.splits.train, self.check_output(output), drop, flip)
 
 
 class Prompts(Source):

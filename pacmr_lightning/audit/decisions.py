@@ -1,22 +1,59 @@
-"""What a person has decided on pairs, as the report's page saves it, or Label Studio exports it."""
+"""Deciding by hand: pairs drawn at random, tasks of Label Studio, and files of decisions.
+
+Label Studio's documented task format (``data``, ``annotations``, ``result``) is that of its 1.x exports.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ..errors import UserError
-from .label_studio import exported
-from .sample_share import SampleShare
+from .noise_rate import SampleRate
 
 WORDS = ("keep", "exchange", "drop", "unsure")
 """Decisions on a label as trained: it is right, it is wrong, nothing should be learned from the pair, or
 nothing is decided."""
+CONTROL = "decision"
+"""Name of the control in the labelling config of Label Studio, which docs/audit.md shows."""
+SEED = 0
+"""Of the random sample."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a pair says, labels as trained."""
+
+    prompt: str
+    chosen: str
+    rejected: str
+
+
+def random_sample(ids: Sequence[str], number: int) -> list[str]:
+    """Ids of pairs that are drawn at random, whatever any score says of them.
+
+    A larger sample of the same pairs begins with the smaller one, so that reading can go on.
+    """
+    return [ids[i] for i in np.random.default_rng(SEED).permutation(len(ids))[:number]]
+
+
+def tasks(pairs: Iterable[tuple[str, str, bool, Texts]]) -> list[dict[str, Any]]:
+    """Tasks of Label Studio, one a pair, which say nothing of what an audit makes of it.
+
+    Args:
+        pairs: id, which of the row's responses is the chosen one in training, whether the pair was drawn at
+            random, and texts.
+    """
+    return [
+        {"data": {"pair": name, "observed": observed, "sample": sample, **vars(texts)}}
+        for name, observed, sample, texts in pairs
+    ]
 
 
 @dataclass(frozen=True)
@@ -33,10 +70,10 @@ class Decisions:
     """Ids of pairs that were drawn at random."""
 
     @property
-    def share(self) -> SampleShare:
+    def rate(self) -> SampleRate:
         """Of wrong labels, by the pairs that were drawn at random alone: others were picked by a score."""
-        drawn = pd.Series([self.words[name] for name in self.sample], dtype=object)
-        return SampleShare(*(int(drawn.eq(word).sum()) for word in ("exchange", "keep", "drop", "unsure")))
+        drawn = [self.words[name] for name in self.sample]
+        return SampleRate(*map(drawn.count, ("exchange", "keep", "drop", "unsure")))
 
     def named(self, word: str) -> set[str]:
         """Ids of the pairs with a decision."""
@@ -118,9 +155,9 @@ def read_decisions(path: str) -> Decisions:
     if not words:
         raise UserError(f"{path} has no decision; make some on the report's page, and save them.")
     found = Decisions(path, words, observed, sample)
-    if found.share.low >= 0.5:
+    if found.rate.interval[0] >= 0.5:
         raise UserError(
-            f"{path} holds {found.share.wrong} of {found.share.read} random labels wrong, but an audit takes "
+            f"{path} holds {found.rate.wrong} of {found.rate.read} random labels wrong, but an audit takes "
             "less than half of them to be wrong; exchange all labels of the data first."
         )
     return found
@@ -137,7 +174,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     except UnicodeDecodeError:
         raise UserError(f"{path} is no UTF-8 text; give the file that the report's page has saved.") from None
     if text.lstrip().startswith("["):
-        yield from exported(path, text)
+        yield from _exported(path, text)
         return
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -148,3 +185,34 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             row = None
         # What is no object is no decision, of which the reader says so.
         yield f"{path}, line {number}", row if isinstance(row, dict) else {}
+
+
+def _exported(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Decisions of an export of ``tasks``; what was skipped or left open has none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:  # a number of too many digits, or lists without end
+        if not isinstance(error, json.JSONDecodeError):
+            raise UserError(f"{path} is not JSON that can be read ({error}); export it again.") from None
+        raise UserError(
+            f"{path} is not JSON ({error.msg} in line {error.lineno}); export it again, as JSON."
+        ) from None
+    for number, task in enumerate(found, 1):
+        place = f"{path}, task {number}"
+        try:
+            pair = {"id": task["data"]["pair"]}
+            pair |= {name: task["data"][name] for name in ("observed", "sample") if name in task["data"]}
+            words = [
+                word
+                for annotation in task["annotations"]
+                if not annotation.get("was_cancelled")
+                for result in annotation["result"]
+                if result.get("from_name") == CONTROL
+                for word in result["value"]["choices"]
+            ]
+        except (AttributeError, KeyError, TypeError):
+            raise UserError(
+                f"{place} has no data.pair with annotations; export tasks of pacmr audit --label_studio from "
+                "Label Studio as JSON, not JSON-MIN."
+            ) from None
+        yield from ((place, {**pair, "decision": word}) for word in words)

@@ -32,9 +32,11 @@ from ..objectives import DPO
 from ..policy.lora import UnhookedLoraError
 from ..runs.finished_run import MOST_AT_ONCE, PreferenceData, Run
 from ..runs.folder import METRICS
-from ..runs.time_estimate import OWN_PULL
 from ..weighting.pair_gradients import each_gradient
 
+SAMPLE = 128
+"""Pairs whose gradients are taken, at most. In the embedded world so many tell the mean within 4% (standard
+deviation over samples), 512 within 2%."""
 WIDTH = 65536
 """Numbers that a pair's gradient is sketched by where it has more: K is then within about 1 / sqrt(WIDTH)."""
 EPS = 1e-8
@@ -64,7 +66,7 @@ def own_pull(
     if moments is None:
         return None
     pairs = data.train_pairs
-    sample = np.random.default_rng(seed).permutation(len(pairs))[:OWN_PULL].tolist()
+    sample = np.random.default_rng(seed).permutation(len(pairs))[:SAMPLE].tolist()
     try:
         u, gradients = _gradients(module, data, sample, moments)
     except UnhookedLoraError:

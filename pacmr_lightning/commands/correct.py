@@ -12,9 +12,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..audit.correction_rounds import Rounds
+from ..audit import AuditOptions
+from ..audit import audit as look_for_wrong_labels
+from ..audit.corrected_pairs import write_corrected
+from ..audit.perp_correct import Rounds
 from ..command_line.parser import run_tool
-from ..datamodules.cleaned import check_output, exchanged, write_rows
+from ..datamodules.cleaned import exchanged, write_rows
 from ..datamodules.sources import Source
 from ..errors import UserError
 from ..evaluation.answer_store import content_key
@@ -22,8 +25,7 @@ from ..files import replacing
 from ..runs.finished_run import PreferenceData, Run, find_run, load
 from ..runs.folder import SUMMARY
 from ..runs.summary import read_summary
-from .audit import audit
-from .audit_conclusion import write_corrected
+from .audit import show
 from .second_pass import (
     AUDIT,
     check_beta,
@@ -32,7 +34,6 @@ from .second_pass import (
     fit,
     folder_beside,
     kept_file,
-    objective,
     train_again,
     write_record,
 )
@@ -81,7 +82,7 @@ def correct(
     first = find_run(run, "last")
     data = _data(first, clean, rounds)
     if cleaned is not None:
-        check_output(data.source, cleaned)
+        data.source.check_output(cleaned)
     folder = Path(output) if output else folder_beside(run, "corrected")
     tokens = (data.clean_pairs.rows[f"{name}_ids"][:] for name in ("prompt", "chosen", "rejected"))
     named = f"{data.clean_meta.name} ({content_key(*tokens)[:8]})"
@@ -91,7 +92,8 @@ def correct(
     read_summary(run)  # which the comparison at the end needs
     check_folder(folder, asked, RECORD)
     if not (folder / RECORD).exists():
-        audit(run, "policy", str(folder / AUDIT), micro_batch_size=micro_batch_size)
+        asked_for = AuditOptions("policy", str(folder / AUDIT), micro_batch_size=micro_batch_size)
+        show(look_for_wrong_labels(run, options=asked_for))
         write_record(folder / RECORD, asked)
     write = partial(_write_pairs, data)
     pairs, table = rounds.run(first, data, folder / ROUNDS, write, fit, micro_batch_size)
@@ -103,18 +105,17 @@ def correct(
     _show(console, table, len(pairs), folder)
     if cleaned is not None:
         wrong = set(pairs["id"][pairs["suggested"] == "flip"])
-        write_corrected(console, data.noise_flips, data.source, cleaned, set(), wrong)
+        corrected = write_corrected(data.noise_flips, data.source, cleaned, set(), wrong)
+        console.print(corrected.sentence, highlight=False, markup=False, soft_wrap=True)
     if not (folder / SUMMARY).exists():
         options = {
-            "model.method": f"{first.model['init_args']['method']}-corrected",
-            **objective(first.model["init_args"], beta),
             "model.weighting": "AuditedWeights",
             "model.weighting.audit": str(folder / PAIRS),
             "model.weighting.soft_labels": "true",
             "data.clean_meta": "null",
             "data.hold_out_clean_meta": "true",
         }
-        train_again(first, folder, options, (AUDIT, RECORD, ROUNDS, PAIRS, TABLE))
+        train_again(first, folder, "corrected", beta, options, (AUDIT, RECORD, ROUNDS, PAIRS, TABLE))
     compare_passes(run, folder)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from ..analysis.second_pass_doubts import doubts
+from ..analysis.learning_curves import validated
 from ..errors import UserError
 from ..files import check_writable, content_digest, replacing
 from ..objectives import DPO
@@ -24,10 +25,12 @@ from .compare import compare
 
 AUDIT = "audit"
 """Folder of the audit of the first run, inside the second pass's folder."""
+FURTHEST = 10.0
+"""Nats from the reference to whole responses. The best of 60,000 samples of the reference is as far."""
 
 
 def check_beta(beta: float | None) -> None:
-    """Checks the second pass's beta before the work that comes before it.
+    """Check the second pass's beta before the work that comes before it.
 
     Raises:
         UserError: it is not above 0, or infinite.
@@ -49,7 +52,7 @@ def kept_file(name: str, path: Path) -> str:
 
 
 def check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:
-    """Refuses a folder that holds a run, a second pass that was asked for with other options, or other files.
+    """Refuse a folder that holds a run, a second pass that was asked for with other options, or other files.
 
     What else is in the folder goes when the second pass's fit begins, so nothing else may be in it.
 
@@ -65,9 +68,8 @@ def check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:
     path = folder / record
     if not (folder / CONFIG).exists() and not path.exists():
         # An audit that was killed before the record was written has left its folder alone.
-        strange = [left.name for left in folder.iterdir() if left.name != AUDIT] if folder.exists() else []
-        strange = [name for name in sorted(strange) if not name.endswith(".partial")]
-        if strange:
+        names = sorted(left.name for left in folder.iterdir()) if folder.exists() else []
+        if strange := [name for name in names if name != AUDIT and not name.endswith(".partial")]:
             raise UserError(
                 f"The folder {folder} holds {strange[0]}, which is no part of a second pass; name a new "
                 "folder with --output."
@@ -84,26 +86,31 @@ def check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:
 
 
 def write_record(path: Path, asked: dict[str, Any]) -> None:
-    """Keeps what was asked for."""
+    """Keep what was asked for."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(asked, indent=2) + "\n", encoding="utf-8")
 
 
-def train_again(first: Run, folder: Path, options: dict[str, str], own: Iterable[str]) -> None:
+def train_again(
+    first: Run, folder: Path, ending: str, beta: float | None, options: dict[str, str], own: Iterable[str]
+) -> None:
     """``pacmr fit`` with the first run's configuration and other options; it goes on where it was killed.
 
     Args:
         first: the first run.
         folder: of the second pass, which is a run of its own.
+        ending: of the method's name.
+        beta: of the objective; None for the first run's.
         options: of the command line, by name.
         own: names of what belongs to the second pass in that folder and not to its fit.
     """
-    words = ["--config", str(Path(first.folder) / CONFIG)]
-    options = options | {"trainer.default_root_dir": str(folder)}
+    model = first.model["init_args"]
+    named = {"model.method": f"{model['method']}-{ending}", **objective(model, beta)}
+    options = named | options | {"trainer.default_root_dir": str(folder)}
     if isinstance(asked := first.trainer.get("logger"), (dict, list)):
         options["trainer.logger"] = json.dumps(loggers_of_another(asked, folder.name))
-    words += [word for name, value in options.items() for word in (f"--{name}", value)]
-    fit(folder, words, own)
+    words = ["--config", str(Path(first.folder) / CONFIG)]
+    fit(folder, words + [word for name, value in options.items() for word in (f"--{name}", value)], own)
 
 
 def objective(options: dict[str, Any], beta: float | None) -> dict[str, str]:
@@ -126,31 +133,52 @@ def fit(folder: Path, words: list[str], own: Iterable[str] = ()) -> None:
         words: of the command line, after ``fit``.
         own: names in the folder that are not the run's.
     """
-    from .fit import PacmrCLI
+    from .fit import PacmrCLI  # its import takes long, and bad input is told of before
 
     if (folder / CHECKPOINTS / LAST).exists():
         words = [*words, "--ckpt_path", "last"]
     elif folder.exists():
-        _clear(folder, own)
+        for path in folder.iterdir():
+            if path.name not in own:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
     with _command_line(["fit", *words]):
         PacmrCLI()
 
 
 def compare_passes(first: str, folder: Path) -> None:
-    """Prints the two runs side by side and what speaks against the second, and draws validated ones."""
-    from ..analysis.learning_curves import validated
-
+    """Print the two runs side by side and what speaks against the second, and draw validated ones."""
     runs = [first, str(folder)]
     compare(runs, figure=str(folder / "comparison.png") if all(map(validated, runs)) else None)
     for doubt in doubts(*map(read_summary, runs)):
         print(doubt, file=sys.stderr)
 
 
-def _clear(folder: Path, own: Iterable[str]) -> None:
-    """Removes what a fit that was killed before its first checkpoint has left."""
-    for path in folder.iterdir():
-        if path.name not in own:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+def doubts(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    """Reasons not to use a second pass before somebody has read what it writes, told without clean labels.
+
+    It is worse than the first pass where it has gone too far, which its KL says (``val/sequence_kl``;
+    docs/results.md has how well), or where it agrees with clearly fewer labels of the validation pairs. That
+    is seldom by chance, and seldom seen: flipped validation labels hide most of it.
+
+    Args:
+        first: summary of the first run.
+        second: summary of the second pass, on the same data.
+    """
+    found = []
+    kls = [summary["metrics"].get("val/sequence_kl") for summary in (first, second)]
+    if kls[1] is not None and kls[1] > FURTHEST:
+        other = "" if kls[0] is None else f" (the first run's: {kls[0]:.1f})"
+        found.append(f"Its responses are {kls[1]:.1f} nats from the reference{other}, which is far")
+    before, after = (summary["val_accuracy"] for summary in (first, second))
+    pairs = second.get("val_pairs")
+    if pairs and before is not None and after is not None:
+        error = math.sqrt((before * (1 - before) + after * (1 - after)) / pairs)
+        if before - after > 2 * error:
+            found.append(
+                f"It agrees with fewer labels of the validation pairs than the first run, {after:.3f} of "
+                f"{pairs:,} and not {before:.3f}, beyond chance"
+            )
+    return [f"{reason}: read some of its responses, or try a larger --beta." for reason in found]
 
 
 @contextmanager

@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 
 from pacmr_lightning import cli
-from pacmr_lightning.commands.audit import audit
 from pacmr_lightning.runs.folder import weight_parts
+
+from .conftest import audit
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def exports(finished, tmp_path_factory):
     run = shutil.copytree(finished, tmp_path_factory.mktemp("exports") / "run")
     for name, merged in (("adapter", []), ("whole", ["--merged"])):
         cli.main(["export", str(run), str(run.with_name(name)), *merged])
-    table = audit(str(run), "policy", share=0.3).set_index("id")
+    table = audit(run, "policy", share=0.3).set_index("id")
     return run.parent, table["u"].where(table["observed"] == "chosen", -table["u"])
 
 
@@ -49,7 +50,7 @@ def train_file(finished, run):
 @pytest.mark.parametrize("policy", ["adapter", "whole"])
 def test_the_u_of_its_run(policy, run, finished, train_file, exported, capsys):
     base = None if policy == "adapter" else str(finished.parent / "model")
-    cli.main(["audit-model", policy, *options(run, reference=base, cleaned="cleaned.jsonl", action="flip")])
+    cli.main(["audit", policy, *options(run, reference=base, cleaned="cleaned.jsonl", action="flip")])
     table = pd.read_parquet("found/pairs.parquet").set_index("id")
     assert set(table.index) == set(exported.index)
     np.testing.assert_allclose(table["u"], exported[table.index], atol=2e-3, rtol=1e-3)
@@ -74,7 +75,7 @@ def test_before_any_training(finished, run, monkeypatch, tmp_path):
     model, path = str(finished.parent / "model"), run.parent / "train.jsonl"
     rows = [by_one_word(i, wrong=i % 4 == 0) for i in range(240)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    cli.main(["audit-model", model, *options(run, beta=None, share="0.25", scorer="probe")])
+    cli.main(["audit", model, *options(run, beta=None, share="0.25", scorer="probe")])
     table = pd.read_parquet("found/pairs.parquet").set_index("id")
     assert table["delta"].isna().all() and (table["u"] == table["probe_u"]).all()
     wrong = table.index.map(lambda name: int(name) % 4 == 0)
@@ -98,14 +99,12 @@ def test_before_any_training(finished, run, monkeypatch, tmp_path):
 
 def test_cleaned_pairs_go_to_the_hub(run, train_file, exported, hub):
     words = options(run, cleaned="cleaned.jsonl", action="drop", push_cleaned="me/pairs")
-    cli.main(["audit-model", "adapter", *words])
+    cli.main(["audit", "adapter", *words])
     found = hub.files["dataset", "me/pairs"]
     assert found["cleaned.jsonl"] == Path("cleaned.jsonl").read_bytes()
     card = " ".join(found["README.md"].decode().split())
     assert "Preference pairs of train.jsonl, whose labels were audited" in card
-    assert (
-        "pacmr audit-model adapter --source Files ... --output found --beta 1.0 --share 0.3 --cleaned" in card
-    )
+    assert "pacmr audit adapter --source Files ... --output found --beta 1.0 --share 0.3 --cleaned" in card
 
 
 def by_one_word(number: int, wrong: bool) -> dict:
@@ -134,6 +133,6 @@ def by_one_word(number: int, wrong: bool) -> dict:
 )
 def test_bad_input(policy, changed, said, run, train_file, exported, capsys):
     with pytest.raises(SystemExit) as stop:
-        cli.main(["audit-model", policy, *options(run, **changed)])
+        cli.main(["audit", policy, *options(run, **changed)])
     assert stop.value.code == 2 and said in capsys.readouterr().err
     assert not Path("found").exists()

@@ -7,19 +7,18 @@ import pandas as pd
 import pytest
 
 from pacmr_lightning import cli
-from pacmr_lightning.commands.audit import audit
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.weighting import AuditedWeights
 
-from .conftest import PAIRS
+from .conftest import PAIRS, audit
 
 
 @pytest.fixture(scope="module")
 def table(finished, tmp_path_factory):
     """A real audit's table. So few pairs say nothing of labels, so the probabilities are put in."""
     run = shutil.copytree(finished, tmp_path_factory.mktemp("audited") / "run")
-    audit(str(run))
+    audit(run)
     table = pd.read_parquet(run / "audit/pairs.parquet")
     assert table["p_wrong"].isna().all()
     table["p_wrong"] = np.random.default_rng(0).uniform(size=PAIRS)

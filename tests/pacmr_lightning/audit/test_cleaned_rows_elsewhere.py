@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pacmr_lightning.commands.audit import audit
+from .conftest import audit
 
 
 # Of what TRL calls by old names.
@@ -15,7 +15,7 @@ def test_trl_trains_on_them(run, finished, tmp_path, monkeypatch):
     from datasets import load_dataset
 
     monkeypatch.chdir(tmp_path)
-    table = audit(str(run), "policy", share=0.3, cleaned="cleaned.jsonl", action="drop")
+    table = audit(run, "policy", share=0.3, cleaned="cleaned.jsonl", action="drop")
     dropped = int(table["suggested"].eq("flip").sum())
     rows = load_dataset("json", data_files="cleaned.jsonl", split="train", cache_dir=str(tmp_path / "cache"))
     written = [json.loads(line) for line in Path("cleaned.jsonl").read_text().splitlines()]

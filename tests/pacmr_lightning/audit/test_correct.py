@@ -12,10 +12,8 @@ import yaml
 from rich.console import Console
 
 from pacmr_lightning import cli
-from pacmr_lightning.audit import correction_rounds
-from pacmr_lightning.audit.correction_rounds import Rounds
-from pacmr_lightning.audit.perplexity import mean_nll
-from pacmr_lightning.audit.symmetric_mixture import fit_mixture, selection
+from pacmr_lightning.audit import perp_correct
+from pacmr_lightning.audit.perp_correct import Rounds, fit_mixture, mean_nll, selection
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.commands.correct import _show
 from pacmr_lightning.errors import UserError
@@ -60,14 +58,8 @@ def first(tmp_path_factory, tiny_llama):
             *("--data.source.validation", str(folder / "validation.jsonl"), "--data.meta_batch_size", "8"),
             *("--data.clean_meta", "Files", "--data.clean_meta.train", str(folder / "clean.jsonl")),
             *("--model.micro_batch_size", "8", "--model.method", "mwn"),
-            *(
-                "--trainer.max_epochs",
-                "1",
-                "--trainer.accelerator",
-                "cpu",
-                "--trainer.limit_val_batches",
-                "0",
-            ),
+            *("--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"),
+            *("--trainer.limit_val_batches", "0"),
             *("--trainer.callbacks+", "WeightRecorder", "--trainer.callbacks+", "RunSummary"),
             *("--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"),
             *("--trainer.default_root_dir", str(folder / "first")),
@@ -79,7 +71,7 @@ def first(tmp_path_factory, tiny_llama):
 @pytest.fixture(scope="module")
 def corrected(first):
     """What the command leaves after it was killed between a round's training and its scores."""
-    score = correction_rounds._score
+    score = perp_correct._score
 
     def killed(folder, *arguments):
         if folder.name == "2":
@@ -88,7 +80,7 @@ def corrected(first):
 
     words = ["correct", str(first), *OPTIONS, "--cleaned", str(first.parent / "corrected.jsonl")]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(correction_rounds, "_score", killed)
+        patch.setattr(perp_correct, "_score", killed)
         cli.main(words)
     folder = first.with_name("first-corrected")
     done = (folder / "rounds" / "1" / "scores.parquet").stat().st_mtime_ns
@@ -245,7 +237,7 @@ def test_a_fit_that_speaks_against_itself_is_told(corrected, capsys):
 def test_rounds_that_tell_nothing(corrected):
     noise = fit_mixture(np.random.default_rng(0).exponential(size=500))
     with pytest.raises(UserError, match=r"In no round .*the fit of round 1 misses the distribution by"):
-        correction_rounds._best([(noise, np.zeros(1))])
+        perp_correct._best([(noise, np.zeros(1))])
 
 
 def test_a_round_takes_micro_batches_that_fit(first):

@@ -5,24 +5,23 @@ import pytest
 from scipy.special import expit
 from scipy.stats import beta, binom
 
-from pacmr_lightning.audit import wrong_label_share
-from pacmr_lightning.audit.findings_in_words import fit_in_words
-from pacmr_lightning.audit.flip_curve import share_against
-from pacmr_lightning.audit.goodness_of_fit import LEVEL, goodness_of_fit
-from pacmr_lightning.audit.wrong_label_share import expected_share
+from pacmr_lightning.audit import noise_rate
+from pacmr_lightning.audit.flip_curve import LEVEL, goodness_of_fit, share_against
+from pacmr_lightning.audit.noise_rate import estimate_noise_rate
+from pacmr_lightning.audit.words import fit_in_words
 
-from .test_wrong_label_share import scores
+from .test_noise_rate import scores
 
 
 @pytest.fixture(autouse=True)
 def no_mixture(monkeypatch):
     """The mixture of the same u has no part in the test of the curve, and most of the time of a share."""
-    monkeypatch.setattr(wrong_label_share, "_mixture", lambda u: None)
+    monkeypatch.setattr(noise_rate, "_mixture", lambda u: None)
 
 
 def refused(worlds, known=None):
     """How many of some worlds' curves are refused; each is u and its prompts."""
-    return sum(expected_share(u, prompts, known, resamples=2).fit.refused for u, prompts in worlds)
+    return sum(estimate_noise_rate(u, prompts, known, resamples=2).fit.refused for u, prompts in worlds)
 
 
 @pytest.mark.parametrize(
@@ -102,13 +101,13 @@ def test_residuals_by_hand():
 
 
 def test_in_words():
-    symmetric = expected_share(*world("symmetric", 0), resamples=5)
+    symmetric = estimate_noise_rate(*world("symmetric", 0), resamples=5)
     assert "do not contradict" in fit_in_words(symmetric) and "rule of thumb" in fit_in_words(symmetric)
-    ties = expected_share(*world("near ties", 0), resamples=5)
+    ties = estimate_noise_rate(*world("near ties", 0), resamples=5)
     assert "contradict the curve" in fit_in_words(ties) and "near ties" in fit_in_words(ties)
-    told = fit_in_words(expected_share(*world("rule", 0), known=0.3, resamples=5))
+    told = fit_in_words(estimate_noise_rate(*world("rule", 0), known=0.3, resamples=5))
     assert "P(wrong) is too high" in told and "p < 0.0001" in told
-    nothing = expected_share(np.zeros(200), np.arange(200))
+    nothing = estimate_noise_rate(np.zeros(200), np.arange(200))
     assert np.isnan(nothing.fit.p) and not nothing.fit.refused and "cannot be tested" in fit_in_words(nothing)
 
 
@@ -119,7 +118,7 @@ def test_the_part_that_is_named():
     near = np.abs(quality) < np.quantile(np.abs(quality), 0.2)
     u = 10 * np.abs(quality) * np.where(rng.random(6000) < expit(10 * np.abs(quality)), 1, -1)
     u[near & (rng.random(6000) < 0.5)] *= -1
-    share = expected_share(u, np.arange(6000), resamples=5)
+    share = estimate_noise_rate(u, np.arange(6000), resamples=5)
     assert (share.tenths["stderr"] == 0).any()
     named = float(fit_in_words(share).split("most where |u| is about ")[1].split(":")[0])
     gaps = (share.tenths["against"] - share.tenths["fitted"]).abs()

@@ -11,8 +11,8 @@ import torch
 import yaml
 
 from pacmr_lightning import cli
-from pacmr_lightning.audit import findings
-from pacmr_lightning.audit.wrong_label_share import expected_share
+from pacmr_lightning.audit import noise_rate
+from pacmr_lightning.audit.noise_rate import estimate_noise_rate
 from pacmr_lightning.commands.refine import USES, refine
 from pacmr_lightning.commands.second_pass import folder_beside, objective
 from pacmr_lightning.errors import UserError
@@ -294,9 +294,9 @@ def test_scores_that_do_not_separate(first, monkeypatch, capsys):
     """Nothing is kept that would stand in the way of another try, and who tells the share gets one."""
 
     def coin_flips(*asked, **options):
-        return replace(expected_share(*asked, **options), separates=False)
+        return replace(estimate_noise_rate(*asked, **options), separates=False)
 
-    monkeypatch.setattr(findings, "expected_share", coin_flips)
+    monkeypatch.setattr(noise_rate, "estimate_noise_rate", coin_flips)
     with pytest.raises(UserError, match=r"scores of policy fit labels that are coin flips .* --share 0\.45"):
         refine(str(first))
     printed = " ".join(capsys.readouterr().out.split())

@@ -26,7 +26,7 @@ from transformers import (
     MixtralConfig,
 )
 
-from pacmr_lightning.commands.audit_model import _base
+from pacmr_lightning.audit.scored_pairs import base_of
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.base_model import adapter_chain, compared_tokens, load_base, load_model
@@ -94,7 +94,7 @@ def test_an_adapter_is_merged(adapter, model, on_hub, tmp_path, monkeypatch):
     assert not hasattr(found, "peft_config")
     torch.testing.assert_close(logits(found), expected, atol=1e-4, rtol=1e-4)
     assert (logits(found) - logits(load_base(model, torch.float32, None))).abs().max() > 0.1
-    assert _base(name) == model and adapter_chain(name) == [name, model]
+    assert base_of(name) == model and adapter_chain(name) == [name, model]
 
 
 def test_adapters_that_are_no_change_of_weights(model, tmp_path):

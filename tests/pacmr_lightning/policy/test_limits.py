@@ -6,7 +6,7 @@ import torch
 from lightning.pytorch import Trainer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from pacmr_lightning.commands.audit_model import audit_model
+from pacmr_lightning.audit import AuditOptions, audit
 from pacmr_lightning.datamodules import PreferenceDataModule, SFTDataModule
 from pacmr_lightning.datamodules.completions import CompletionFiles
 from pacmr_lightning.datamodules.sources import Files
@@ -100,7 +100,7 @@ def test_longer_pairs_are_told_before_anything_is_computed(short, pairs, write_r
     with pytest.raises(UserError, match=said):
         trainer(tmp_path).validate(PreferenceModule(PolicyModel(short)), preference(short, pairs))
     with pytest.raises(UserError, match=said):
-        audit_model(short, source=Files(pairs), output=str(tmp_path / "audit"), scorer="probe")
+        audit(short, Files(pairs), AuditOptions("probe", str(tmp_path / "audit")))
     rows = write_rows(
         [{"prompt": "What is it of many?", "completion": " It is one of many."}] * 8, "sft.jsonl"
     )

@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from pacmr_lightning.analysis.second_pass_doubts import FURTHEST, doubts
-from pacmr_lightning.commands.second_pass import compare_passes
+from pacmr_lightning.commands.second_pass import FURTHEST, compare_passes, doubts
 
 FIRST = {
     **{"method": "dpo", "noise_rate": 0.3, "seed": 1, "val_accuracy": 0.594, "weight_gap": None},

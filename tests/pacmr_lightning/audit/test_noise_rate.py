@@ -5,7 +5,7 @@ import pytest
 from scipy.special import expit
 from scipy.stats import norm
 
-from pacmr_lightning.audit.wrong_label_share import design_effect, expected_share
+from pacmr_lightning.audit.noise_rate import design_effect, estimate_noise_rate
 
 
 def scores(n, rate, slope=1.5, spread=2.0, prompts=None, seed=0):
@@ -21,7 +21,7 @@ def scores(n, rate, slope=1.5, spread=2.0, prompts=None, seed=0):
 @pytest.mark.parametrize("rate", [0.05, 0.2, 0.3, 0.4])
 def test_finds_the_share(rate):
     u, wrong, prompts = scores(12000, rate, seed=1)
-    share = expected_share(u, prompts, resamples=60)
+    share = estimate_noise_rate(u, prompts, resamples=60)
     assert share.identified
     assert share.rate == pytest.approx(rate, abs=3 * share.stderr) and share.stderr < 0.02
     assert share.slope == pytest.approx(1.5, rel=0.5)
@@ -36,13 +36,13 @@ def test_what_the_surest_pairs_leave():
     """A bound that holds in 97.5% of the cases, and is close where the policy is sure."""
     bounds = np.array(
         [
-            expected_share(*scores(3000, 0.1, spread=4, seed=seed)[::2], resamples=2).at_most
+            estimate_noise_rate(*scores(3000, 0.1, spread=4, seed=seed)[::2], resamples=2).at_most
             for seed in range(60)
         ]
     )
     assert (bounds > 0.1).sum() >= 54 and bounds.mean() < 0.15
-    assert expected_share(np.linspace(-1, 9, 500), np.arange(500), resamples=2).at_most == 3 / 50
-    assert np.isnan(expected_share(np.ones(40), np.zeros(40, int), resamples=2).at_most)
+    assert estimate_noise_rate(np.linspace(-1, 9, 500), np.arange(500), resamples=2).at_most == 3 / 50
+    assert np.isnan(estimate_noise_rate(np.ones(40), np.zeros(40, int), resamples=2).at_most)
 
 
 def test_other_distributions_do_not_matter():
@@ -51,17 +51,17 @@ def test_other_distributions_do_not_matter():
     size = np.concatenate([rng.gamma(2, 0.002, 5000), rng.gamma(30, 0.001, 3000)])
     side = np.where(rng.random(8000) < expit(200 * size), 1, -1)
     u = size * side * np.where(rng.random(8000) < 0.3, -1, 1)
-    share = expected_share(u, np.arange(8000))
+    share = estimate_noise_rate(u, np.arange(8000))
     assert share.identified and share.rate == pytest.approx(0.3, abs=3 * share.stderr)
     assert share.slope == pytest.approx(200, rel=0.3)
-    scaled = expected_share(1000 * u, np.arange(8000), resamples=2)
+    scaled = estimate_noise_rate(1000 * u, np.arange(8000), resamples=2)
     assert scaled.rate == pytest.approx(share.rate, abs=1e-4)
 
 
 def test_best_of_a_grid():
     """The fit against the likelihood of every single pair over a grid, without bins."""
     u, _, prompts = scores(3000, 0.25, seed=2)
-    share = expected_share(u, prompts, resamples=2)
+    share = estimate_noise_rate(u, prompts, resamples=2)
     rates, slopes = np.linspace(0, 0.49, 99), np.linspace(0.3, 4, 75)
     best = max(
         (np.log(rate + (1 - 2 * rate) * expit(slope * u)).sum(), rate, slope)
@@ -72,7 +72,7 @@ def test_best_of_a_grid():
 
 
 def test_clean_labels_are_not_called_wrong():
-    share = expected_share(*scores(8000, 0.0)[::2])
+    share = estimate_noise_rate(*scores(8000, 0.0)[::2])
     assert share.separates and not share.identified
     assert share.high < 0.03
     assert np.isnan(share.wrong(np.array([0.0, -5.0]))).all()
@@ -81,9 +81,9 @@ def test_clean_labels_are_not_called_wrong():
 def test_scores_that_say_nothing():
     rng = np.random.default_rng(3)
     u = rng.standard_normal(4000)
-    share = expected_share(u, np.arange(4000))
+    share = estimate_noise_rate(u, np.arange(4000))
     assert not share.separates and not share.identified
-    told = expected_share(u, np.arange(4000), known=0.3)
+    told = estimate_noise_rate(u, np.arange(4000), known=0.3)
     assert not told.separates and told.identified
     assert told.wrong(u) == pytest.approx(np.full(4000, 0.3), abs=0.1)
 
@@ -95,7 +95,7 @@ def test_pairs_that_share_a_response_are_no_evidence_each():
         rng = np.random.default_rng(seed)
         rewards = rng.standard_normal((250, 17))
         u = (rewards[:, :1] - rewards[:, 1:]).ravel()
-        separated += expected_share(u, np.repeat(np.arange(250), 16), known=0.3, resamples=2).separates
+        separated += estimate_noise_rate(u, np.repeat(np.arange(250), 16), known=0.3, resamples=2).separates
     assert separated <= 1
 
 
@@ -109,21 +109,21 @@ def test_design_effect():
 
 
 def test_a_policy_that_has_learned_nothing():
-    share = expected_share(np.zeros(200), np.arange(200))
+    share = estimate_noise_rate(np.zeros(200), np.arange(200))
     assert not share.identified
 
 
 def test_a_policy_that_is_never_sure_identifies_nothing():
     """Where sigmoid(k m) stays near a half, the rate and k cannot be told apart."""
-    share = expected_share(*scores(4000, 0.3, slope=0.4, spread=1.0, seed=4)[::2])
+    share = estimate_noise_rate(*scores(4000, 0.3, slope=0.4, spread=1.0, seed=4)[::2])
     assert not share.identified or share.high - share.low > 0.15
 
 
 def test_a_known_share():
     """Scores that cannot tell the share still tell labels apart where it is given, and calibrated so."""
     u, wrong, prompts = scores(12000, 0.3, slope=0.25, seed=1)
-    assert not expected_share(u, prompts, resamples=10).identified
-    share = expected_share(u, prompts, known=0.3, resamples=10)
+    assert not estimate_noise_rate(u, prompts, resamples=10).identified
+    share = estimate_noise_rate(u, prompts, known=0.3, resamples=10)
     assert share.identified and share.rate == share.low == share.high == 0.3 and share.stderr == 0
     assert share.slope == pytest.approx(0.25, rel=0.2)
     p = share.wrong(u)
@@ -136,7 +136,7 @@ def test_the_interval_holds_the_truth():
     hits = 0
     for seed in range(25):
         u, _, prompts = scores(2000, 0.3, seed=seed)
-        share = expected_share(u, prompts, resamples=50)
+        share = estimate_noise_rate(u, prompts, resamples=50)
         hits += share.low <= 0.3 <= share.high
     assert hits >= 20
 
@@ -144,9 +144,9 @@ def test_the_interval_holds_the_truth():
 def test_pairs_of_a_prompt_count_together():
     """The same pairs ten times over are no more evidence."""
     u, _, _ = scores(500, 0.3, seed=5)
-    once = expected_share(u, np.arange(500))
-    together = expected_share(np.repeat(u, 10), np.repeat(np.arange(500), 10))
-    apart = expected_share(np.repeat(u, 10), np.arange(5000))
+    once = estimate_noise_rate(u, np.arange(500))
+    together = estimate_noise_rate(np.repeat(u, 10), np.repeat(np.arange(500), 10))
+    apart = estimate_noise_rate(np.repeat(u, 10), np.arange(5000))
     assert together.stderr == pytest.approx(once.stderr, rel=0.35)
     assert apart.stderr < 0.6 * together.stderr
 
@@ -155,9 +155,9 @@ def test_mixture():
     """Two clumps far apart are seen, one is not; tenths and their errors."""
     rng = np.random.default_rng(6)
     u = np.where(rng.random(3000) < 0.25, -4, 4) + rng.standard_normal(3000)
-    two = expected_share(u, np.arange(3000), resamples=2)
+    two = estimate_noise_rate(u, np.arange(3000), resamples=2)
     assert two.mixture.gain > 0 and two.mixture.lower == pytest.approx(0.25, abs=0.03)
-    one = expected_share(norm.ppf(np.linspace(0.001, 0.999, 999)) + 1, np.arange(999), resamples=2)
+    one = estimate_noise_rate(norm.ppf(np.linspace(0.001, 0.999, 999)) + 1, np.arange(999), resamples=2)
     assert one.mixture.gain < 0
     tenths = two.tenths
     assert len(tenths) == 10 and tenths["size"].is_monotonic_increasing
