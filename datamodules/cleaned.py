@@ -105,10 +105,7 @@ class Sides:
 
     Columns that differ in the word alone, such as ``score_chosen`` and ``score_rejected`` or ``chosenModel``
     and ``rejectedModel``, are a pair. Objects are looked through. Numbers in columns such as ``margin`` and
-    ``score_diff`` are differences.
-
-    Args:
-        names: columns that are known already; ``seen`` adds others.
+    ``score_diff`` are differences. ``names`` are known already; ``seen`` adds others.
     """
 
     def __init__(self, names: Iterable[str] = ()):
@@ -308,14 +305,10 @@ def _exchanged_column(batch: pa.RecordBatch, field: pa.Field, flips: np.ndarray,
 
 
 def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> int:
-    """Writes rows in this package's columns; those that no row has are left out.
-
-    Returns:
-        The number of rows.
+    """Write rows in this package's columns, but those that no row has; return their number.
 
     Raises:
-        UserError: the file ends in .parquet, and a column cannot hold all of its values there, such as texts
-            and chat messages.
+        UserError: a column of a .parquet file cannot hold all of its values, such as texts and chat messages.
     """
     if path.suffix != ".parquet":
         return _write_json((plain_row(row) for row in rows), path)
@@ -337,10 +330,7 @@ def plain_row(row: dict[str, Any]) -> dict[str, Any]:
 def write_table(rows: list[dict[str, Any]], path: Path, types: pa.Schema) -> None:
     """Write rows as Parquet; columns that no row has are left out.
 
-    Args:
-        rows: with a value of its type, or a list or an object, in the columns of ``types``.
-        path: the file.
-        types: those of the columns; that of lists and objects in place of texts is inferred.
+    ``types`` are those of the columns; that of lists and objects in place of texts is inferred.
 
     Raises:
         UserError: a column cannot hold all of its values.

@@ -242,7 +242,7 @@ class PreferenceDataModule(PairLoaders, PromptData):
             if self.trained_texts is not None and self.trained_texts != self.texts_digest():
                 raise UserError(
                     f"The texts of {self.source.name} are not those that the run was trained on; restore "
-                    "them, or use pacmr audit-model, which takes any pairs."
+                    "them, or use pacmr audit with a model, which takes any pairs."
                 )
             if self.trainer is not None:
                 rank_zero_info(self._epoch_line())

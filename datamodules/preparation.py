@@ -10,9 +10,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.weighting.audited import easiest_first
 
 from .augmentation.files import read_augmentations
+from .curriculum import easiest_first
 from .noise import AnnotatorNoise, LabelNoise
 from .pairs import Pairs
 from .reference_cache import TEXTS, tokens_digest

@@ -67,11 +67,11 @@ class CorrectedPairs:
 def write_corrected(
     noise_flips: dict[str, bool] | None, source: Any, output: str, drop: set[str], exchange: set[str]
 ) -> CorrectedPairs:
-    """Write the pairs of a source, which start from the labels as trained.
+    """Write the pairs of a ``datamodules.Source`` with the labels as trained but for the changes.
 
     Args:
         noise_flips: whether a run's noise has flipped a label, by id; None without noise.
-        source: a ``datamodules.Source``.
+        source: of the pairs.
         output: the file to write.
         drop: ids of pairs to leave out.
         exchange: ids of others whose label changes.
@@ -84,17 +84,10 @@ def write_corrected(
 def upload(
     pairs: CorrectedPairs, findings: Findings, command: str, repository: str, private: bool = False
 ) -> None:
-    """Upload corrected pairs with a card; where that fails, the file stays.
-
-    Args:
-        pairs: that were written.
-        findings: of the audit.
-        command: its command line.
-        repository: of the Hugging Face Hub, OWNER/NAME; made where it does not exist.
-        private: make a private one.
+    """Upload corrected pairs with a card to a repository of the Hugging Face Hub, which is made if need be.
 
     Raises:
-        UserError: the Hub cannot be reached, or refuses.
+        UserError: the Hub cannot be reached, or refuses; the file stays.
     """
     file = pairs.path
     trained = " The labels before were those that a run was trained on, the noise that it injected included."

@@ -46,9 +46,8 @@ def random_sample(ids: Sequence[str], number: int) -> list[str]:
 def tasks(pairs: Iterable[tuple[str, str, bool, Texts]]) -> list[dict[str, Any]]:
     """Tasks of Label Studio, one a pair, which say nothing of what an audit makes of it.
 
-    Args:
-        pairs: id, which of the row's responses is the chosen one in training, whether the pair was drawn at
-            random, and texts.
+    Each pair is its id, the row's column that was the chosen response in training, whether it was drawn at
+    random, and its texts.
     """
     return [
         {"data": {"pair": name, "observed": observed, "sample": sample, **vars(texts)}}
@@ -80,11 +79,7 @@ class Decisions:
         return {name for name, decision in self.words.items() if decision == word}
 
     def check(self, ids: Sequence[str], swapped: Sequence[bool]) -> None:
-        """Looks all decisions up.
-
-        Args:
-            ids: of the N training pairs.
-            swapped: whether the run's noise has exchanged the responses of each.
+        """Look all decisions up among N training pairs.
 
         Raises:
             UserError: a pair is not among them, or had the other label when it was decided on.
@@ -112,12 +107,11 @@ class Decisions:
 
 
 def read_decisions(path: str) -> Decisions:
-    """Reads a file that the report's page has saved (JSON Lines), or Label Studio's JSON export.
+    """Read a file that the report's page has saved (JSON Lines), or Label Studio's JSON export.
 
-    Args:
-        path: of lines with ``id`` and ``decision`` (one of ``WORDS``), and perhaps ``observed`` ("chosen",
-            or "rejected" where the run's noise had exchanged the responses) and ``sample`` (true where the
-            pair was drawn at random); or of a list of tasks.
+    A line has ``id`` and ``decision`` (one of ``WORDS``), and perhaps ``observed`` ("chosen", or "rejected"
+    where the run's noise had exchanged the responses) and ``sample`` (true where the pair was drawn at
+    random).
 
     Raises:
         UserError: it is no such file, or decides on a pair in two ways.

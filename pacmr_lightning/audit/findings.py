@@ -44,7 +44,7 @@ class Findings:
 
     @property
     def doubted(self) -> tuple[str, np.ndarray]:
-        """The labels that are compared with the others, by name and as (N,) booleans by rank.
+        """Labels that are compared with the others, by name and as (N,) booleans by rank.
 
         Suspects, or where there are none the labels that the policy is against.
         """
@@ -165,17 +165,11 @@ def confident_learning(name: str, u: np.ndarray, ids: Sequence[str]) -> Method |
 
 
 def compare(methods: Sequence[Method], flipped: pd.Series) -> pd.DataFrame:
-    """What methods found, and how much of it is true.
+    """Return one row a method, with its quality by ``flipped`` ((N,) pandas' ``boolean``, NA if unknown).
 
-    Args:
-        methods: what they found among N pairs.
-        flipped: (N,) pandas' ``boolean``, whether the label is wrong; NA where nobody knows.
-
-    Returns:
-        One row a method: ``method``, ``suspects`` (count), ``expected`` and ``expected_stderr`` (share of
-        wrong labels), and, over the pairs whose truth is known: ``precision`` and ``recall`` of the suspects,
-        ``auroc`` and ``average_precision`` of the score (NaN where there is nothing to divide by, or only one
-        kind of label).
+    ``method``, ``suspects`` (count), ``expected`` and ``expected_stderr`` (share of wrong labels), and over
+    the pairs whose truth is known ``precision`` and ``recall`` of the suspects, ``auroc`` and
+    ``average_precision`` of the score (NaN where there is nothing to divide by, or only one kind of label).
     """
     known = flipped.notna().to_numpy()
     truth = flipped[known].to_numpy(dtype=bool)

@@ -46,13 +46,7 @@ def share_against(rate: np.ndarray | float, slope: float, size: np.ndarray) -> n
 
 
 class Counts:
-    """Labels against the policy and with it, by G groups and bins of abs(u): a fit looks at no single pair.
-
-    Args:
-        u: (N,) implicit reward differences in the order of the labels.
-        bins: at most, by quantiles.
-        groups: (N,) numbers of the groups; None for one.
-    """
+    """Labels against the policy and with it, by groups and at most ``bins`` quantiles of abs(u)."""
 
     def __init__(self, u: np.ndarray, bins: int, groups: np.ndarray | None = None):
         size, self.against = np.abs(u), sides(u)
@@ -92,7 +86,7 @@ def fit_curve(
     slopes: tuple[float, float] = (0.0, STEEPEST),
     starts: Sequence[tuple[float, float]] = ((0.02, 1.0), (0.25, 1.0)),
 ) -> tuple[np.ndarray, float, float]:
-    """Most probable eps of each of G groups, and the k of all of them.
+    """Return the most probable eps of each of G groups, the k of all of them, and minus the log-likelihood.
 
     Args:
         size: (B,) abs(u) of each bin, in units of its mean over pairs.
@@ -101,9 +95,6 @@ def fit_curve(
         rates: bounds of each eps; equal ones fix it.
         slopes: bounds of k.
         starts: pairs of an eps and a k, from which the search begins.
-
-    Returns:
-        eps (G,), k, and minus the log-likelihood.
     """
     groups = len(against)
 
@@ -161,19 +152,14 @@ def goodness_of_fit(
     slope: float,
     known: bool,
 ) -> GoodnessOfFit:
-    """Compares a fitted curve with the labels by parts of abs(u).
+    """Test a fitted curve (eps ``rate``, which may be ``known``, and k ``slope``) by parts of abs(u).
 
     A score test. Residuals of the parts, in units of their binomial error, are looked at in those directions
     that the fit of eps and k has not already made zero. Their covariance is that of sums over prompts, so
     pairs of a prompt may depend on each other.
 
-    Args:
-        size: (N,) abs(u).
-        against: (N,) 1 where the label is against the policy, 0 where not, a half where it is undecided.
-        prompts: (N,) numbers of the prompts.
-        rate: the fitted or given eps.
-        slope: the fitted k.
-        known: whether eps was given.
+    ``size`` is (N,) abs(u), ``against`` (N,) 1 where the label is against the policy, 0 where not, a half
+    where it is undecided, ``prompts`` (N,) numbers.
     """
     unsure = expit(-slope * size)
     p = rate + (1 - 2 * rate) * unsure

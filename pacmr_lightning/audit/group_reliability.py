@@ -26,9 +26,7 @@ def group_reliability(
     rate of all pairs was given, k is the one that it implies.
 
     Args:
-        pairs: N rows of ``findings.Findings``, with at least one column of ``GROUPINGS``; and
-            ``learned_rate`` where the run's objective has learned a rate of wrong labels for each pair's
-            annotator.
+        pairs: N rows of ``findings.Findings``, with columns of ``GROUPINGS`` and perhaps ``learned_rate``.
         u: (N,) what the rate was estimated from.
         rate: of all pairs.
         resamples: of the bootstrap over prompts.
@@ -37,10 +35,8 @@ def group_reliability(
     Returns:
         One row a group: ``grouping`` (the column), ``group`` (NA for pairs without one), ``pairs``,
         ``suspects`` (count), ``suspect_share``, ``expected`` (noise rate) with ``low`` and ``high`` (95%
-        interval), NaN for groups of fewer than ``LEAST`` pairs, where the scores say nothing of the labels or
-        not what their rate is, and where it was told and the labels contradict it; ``flipped`` (share of
-        wrong labels among those that are known; NaN where none is); and ``learned`` (mean of
-        ``learned_rate``) where pairs have that.
+        interval; NaN where they cannot be told), ``flipped`` (share of known labels that are wrong) and
+        perhaps ``learned`` (mean of ``learned_rate``).
     """
     tables = []
     for grouping in (name for name in GROUPINGS if name in pairs):

@@ -92,7 +92,7 @@ def html_report(
         run: name of the run or the model.
         texts: of the pairs that are listed, by id: those of the sample, and suspects.
         notes: further sentences on the pairs.
-        traits: what the suspects have in common, as ``suspect_traits`` makes it.
+        traits: as ``suspect_traits`` makes them.
         sample: ids of a random sample, in the order in which it is read.
     """
     pairs = findings.pairs

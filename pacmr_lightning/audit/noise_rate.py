@@ -119,11 +119,11 @@ def estimate_noise_rate(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> NoiseRate:
-    """Fit the noise rate, or only how sure the policy is where that rate is known.
+    """Fit the noise rate, or only how sure the policy is where that rate is ``known``.
 
     Args:
         u: (N,) implicit reward differences in the order of the labels, finite.
-        prompts: (N,) numbers of the pairs' prompts, 0 to P - 1; pairs of one prompt are resampled together.
+        prompts: (N,) numbers of the pairs' prompts from 0 on; pairs of one prompt are resampled together.
         known: the noise rate, in [0, 0.5); None to estimate it.
         resamples: of the bootstrap.
         seed: of the bootstrap.
@@ -211,12 +211,7 @@ class SampleRate:
         return own.identified and not own.known and (low > own.high or high < own.low)
 
     def sentences(self, own: NoiseRate, used: float | None) -> list[str]:
-        """What the sample says.
-
-        Args:
-            own: the audit's own estimate.
-            used: the rate that the audit goes on with where it was told one.
-        """
+        """What the sample says, beside the audit's ``own`` estimate and the rate that is ``used``, if any."""
         if not self.read:
             return []
         out = ""
@@ -271,15 +266,9 @@ def decide(
 ) -> Decision:
     """Decide the noise rate: ``share``, else that of a sample that was read, else the estimate.
 
-    Where labels have moved u so far that nothing else is left of it, ``unpulled_u`` of the pairs becomes u.
-
-    Args:
-        pairs: N rows of ``ScoredPairs``.
-        scorer: whose rate it is.
-        share: the rate, where it is known.
-        fallback_share: assumed where the estimate fails, or where ``by_heart`` makes it too low.
-        by_heart: whether the scorer has learned these labels, and nobody knows how far.
-        read: of a random sample.
+    ``fallback_share`` is assumed where the estimate fails, or where it is too low since the scorer has
+    learned the labels ``by_heart``. Where labels have moved u so far that nothing else is left of it,
+    ``unpulled_u`` of the pairs becomes u.
     """
     notes: list[str] = []
     sample: pd.DataFrame | None = None
@@ -309,13 +298,9 @@ def decide(
 
 
 def design_effect(values: np.ndarray, clusters: np.ndarray) -> float:
-    """How many times the variance of a mean is what it were if the N values of 0 and 1 were independent.
+    """How many times the variance of a mean is that of N independent values of 0 and 1; at least 1.
 
-    At least 1; with one cluster N, since all of them may say the same.
-
-    Args:
-        values: (N,) 0 and 1.
-        clusters: (N,) numbers of the clusters within which they may depend on each other, from 0 on.
+    Values of a cluster may depend on each other; with one cluster it is N, since all may say the same.
     """
     alone = values.mean() * (1 - values.mean()) / max(len(values) - 1, 1)
     together = clustered_standard_error(values, clusters) ** 2

@@ -48,14 +48,7 @@ LARGEST = 0.3
 def own_pull(
     module: PreferenceModule, data: PreferenceData, run: Run, updates: int, seed: int = 0
 ) -> float | None:
-    """Nats of u that a pull of 1 has come to by the checkpoint.
-
-    Args:
-        module: with the policy of the run's checkpoint, where it is to run.
-        data: with the N ``train_pairs``.
-        run: with the checkpoint, which has the optimizer's state.
-        updates: of the policy behind it.
-        seed: of the sample.
+    """Nats of u that a pull of 1 has come to by the run's checkpoint, after so many updates of the policy.
 
     Returns:
         What ``last_pass``'s column ``pull`` is to be multiplied by; None where the checkpoint has no state of
@@ -85,12 +78,9 @@ def own_pull(
 
 
 def remaining(kernel: np.ndarray, u: np.ndarray, pairs: int) -> np.ndarray:
-    """(M,) nats that a pull of 1 on each of M pairs leaves in its own u, as N pairs answer to it.
+    """(M,) nats that a pull of 1 on each of a sample of M of N ``pairs`` leaves in its own u, as all answer.
 
-    Args:
-        kernel: (M, M) A between the pairs of a sample.
-        u: (M,) theirs.
-        pairs: N, of which each pair of the sample stands for N / M.
+    ``kernel`` is (M, M) A between them, ``u`` (M,) theirs.
     """
     answers = kernel * (pairs / len(u))
     np.fill_diagonal(answers, np.diag(kernel))

@@ -90,11 +90,10 @@ class SymmetricMixture:
 
 
 def fit_mixture(values: np.ndarray) -> SymmetricMixture:
-    """Fits the mixture's density to a histogram of N values by least squares, as PerpCorrect does.
+    """Fit the mixture's density to a histogram of N values by least squares, as PerpCorrect does.
 
-    The curve is that at the middle of each bin; the method's own code takes it at the left edge, which
-    moves the fit by half a bin. Several starting points, which have the values' mean and mean square, take
-    the place of its single one, which suits values of a few nats only.
+    The curve is taken at the middle of each bin (the method's own code: at its left edge), from several
+    starting points (its single one suits values of a few nats only).
 
     Raises:
         UserError: the values do not differ, one is not finite, or the fit does not converge.
@@ -141,10 +140,9 @@ def _density(x: np.ndarray, mu: float, sigma: float, alpha: float) -> np.ndarray
 
 
 def selection(values: np.ndarray, alpha: float, size: int) -> tuple[list[int], list[int]]:
-    """The pairs to learn from next: a share alpha of ``size`` with the lowest values, the rest the highest.
+    """Return indices of pairs to learn from next, the surest first: whose label is kept, and exchanged.
 
-    Returns:
-        Indices of those whose label is kept, and of those whose label is exchanged, the surest first.
+    A share alpha of ``size`` pairs has the lowest values, the rest the highest.
     """
     order = np.argsort(values, kind="stable").tolist()
     keep = round(size * alpha)
@@ -200,13 +198,7 @@ class Rounds:
             )
 
     def config(self, first: Run, folder: Path, rows: Path) -> dict[str, Any]:
-        """Of one round: the first run's model and machine, and DPO on rows of its own.
-
-        Args:
-            first: the run whose labels are to be corrected.
-            folder: of the round.
-            rows: file with its pairs.
-        """
+        """Configuration of one round: the first run's model and machine, and DPO on a file of rows."""
         found = yaml.safe_load((Path(first.folder) / CONFIG).read_text(encoding="utf-8"))
         model, data, trainer = (found[section] for section in ("model", "data", "trainer"))
         micro = model["init_args"].get("micro_batch_size")
@@ -247,14 +239,14 @@ class Rounds:
         fit: Callable[[Path, list[str]], object],
         micro_batch_size: int | None = None,
     ) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Trains the rounds that are not on disk yet.
+        """Train the rounds that are not on disk yet.
 
         Args:
             first: the run whose labels are to be corrected.
             data: its datamodule, with all N training pairs under their labels as trained.
-            folder: where the rounds lie.
-            write: writes the pairs of a round to a file: the clean ones, training pairs under their label,
-                and others under the opposite one.
+            folder: of the rounds.
+            write: writes a round's file: clean pairs, pairs under their label, and others under the opposite
+                one.
             fit: trains in a folder, with the words of a command line.
             micro_batch_size: pairs in one forward pass that scores; None is that of training.
 

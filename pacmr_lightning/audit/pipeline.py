@@ -52,14 +52,10 @@ class AuditResult:
         return f"Expected share of wrong labels: {rate_in_words(self.findings.rate)}."
 
     def push(self, repository: str, private: bool = False) -> None:
-        """Upload the file ``cleaned`` to the Hugging Face Hub as a dataset, with a card; the file stays.
-
-        Args:
-            repository: OWNER/NAME; made where it does not exist.
-            private: make a private one.
+        """Upload the file ``cleaned`` to the Hugging Face Hub (OWNER/NAME) as a dataset, with a card.
 
         Raises:
-            UserError: there is no such file, or the Hub cannot be reached, or refuses.
+            UserError: there is no such file, or the Hub cannot be reached, or refuses; the file stays.
         """
         if self.corrected is None:
             raise UserError("No cleaned pairs were written; give the audit the option cleaned.")
@@ -97,15 +93,7 @@ def audit(run: str, source: Any = None, options: AuditOptions | None = None) -> 
 def conclude(
     scored: ScoredPairs, run: str, folder: Path, options: AuditOptions, command: str = ""
 ) -> AuditResult:
-    """Decide the noise rate, find suspects and write an audit's files.
-
-    Args:
-        scored: N pairs.
-        run: name of the run or the model.
-        folder: to write to.
-        options: of the audit.
-        command: its command line, for a card.
-    """
+    """Decide the noise rate, find suspects and write an audit's files."""
     pairs, decided = scored.pairs, options.decided
     decision = decide(
         pairs,

@@ -55,11 +55,7 @@ class ScoredPairs:
 def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     """Score all training pairs of a finished run, labels as trained.
 
-    What a model computed or learned stays in ``audit`` inside the run's folder, so that a second call goes on
-    where the first was killed.
-
-    Raises:
-        UserError: the run's files are missing or do not fit the options, or the run has no such scorer.
+    What a model computed or learned stays in ``audit`` inside the run's folder for a second call.
     """
     options.refuse(OF_A_MODEL, f"{run} is a run, which says that itself")
     scorer = options.scorer
@@ -113,16 +109,8 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
 def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     """Score all pairs of a source by a model that was trained elsewhere, or that is to be trained.
 
-    The policy's u = beta log-ratio difference to its reference says which labels it is against. A linear
-    probe needs no training: its u is the log-odds of a label.
-
-    Args:
-        model: folder or Hub id of a PEFT adapter or of a whole model.
-        source: a ``datamodules.Source``.
-        options: of the audit.
-
-    Raises:
-        UserError: the options do not fit, or a model or the pairs cannot be read.
+    A policy's u is beta times its log-ratio difference to the reference; a linear probe's is the log-odds of
+    a label, which needs no training.
     """
     why = f"{model} is no run, but a model"
     options.refuse(OF_A_RUN, why)
@@ -201,12 +189,7 @@ def _placed(name: str, options: AuditOptions, pair: Any) -> PolicyModel:
 
 
 def _check_pairs(options: AuditOptions, source: Any, ids: list[str], swapped: list[bool]) -> None:
-    """Look at the N training pairs before they are judged.
-
-    Raises:
-        UserError: they are fewer than the sample, or not those that somebody has decided on; or they cannot
-            be written to ``cleaned``.
-    """
+    """Refuse pairs that are fewer than the sample, that nobody decided on, or that cannot be written."""
     if options.sample > len(ids):
         raise UserError(f"sample is {options.sample}, but there are {len(ids)} training pairs; lower it.")
     if options.decided is not None:

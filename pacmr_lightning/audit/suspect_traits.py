@@ -40,19 +40,13 @@ COLUMNS = [
 def suspect_traits(
     pairs: pd.DataFrame, suspect: np.ndarray, chosen: Sequence[str], rejected: Sequence[str]
 ) -> pd.DataFrame:
-    """Compares suspects with the other pairs, trait by trait.
+    """Compare (N,) suspects with the other pairs, trait by trait.
 
     A word decides a pair where one response alone has it, length where one response has more characters, and
     the pair has the trait where that response is the chosen one. A category or an annotator decides all pairs
     that have one, and those of the group have the trait. Each trait is tested among the pairs that it
     decides; sums over prompts are taken as independent, not pairs. Benjamini and Hochberg's correction is
     over all traits that are tested.
-
-    Args:
-        pairs: N rows with ``prompt`` and whatever of ``GROUPINGS`` there is.
-        suspect: (N,) booleans: ``Findings.doubted``.
-        chosen: N responses, labels as trained.
-        rejected: N others.
 
     Returns:
         One row a trait: ``kind`` ("length", "word", "category" or "annotator"), ``trait``, ``suspects`` and

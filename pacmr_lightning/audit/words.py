@@ -199,14 +199,7 @@ def rules_in_words(traits: pd.DataFrame, rate: NoiseRate, shown: int = SHOWN) ->
 def traits_in_words(
     traits: pd.DataFrame, groups: pd.DataFrame, doubted: str, shown: int = SHOWN
 ) -> list[str]:
-    """One sentence for each of the first traits that tell suspects from the other pairs, and what it means.
-
-    Args:
-        traits: of ``suspect_traits``.
-        groups: of ``group_reliability``.
-        doubted: what the labels are called that are compared with the others.
-        shown: at most so many traits.
-    """
+    """A sentence for each of the first traits that tell ``doubted`` pairs from others, and its meaning."""
     if traits["p"].isna().all():
         return [f"There are too few {doubted}, or other pairs, to say what they have in common."]
     found = traits[traits["p_adjusted"] < LEVEL]

@@ -60,9 +60,6 @@ def check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:
         folder: of the second pass.
         asked: its options.
         record: file in the folder where ``write_record`` has put them.
-
-    Raises:
-        UserError: the folder holds something else, or is a file.
     """
     check_writable("output", str(folder), folder)
     path = folder / record
@@ -128,10 +125,7 @@ def objective(options: dict[str, Any], beta: float | None) -> dict[str, str]:
 def fit(folder: Path, words: list[str], own: Iterable[str] = ()) -> None:
     """``pacmr fit`` in this process; a folder with a checkpoint goes on, what else a kill has left goes.
 
-    Args:
-        folder: of the run.
-        words: of the command line, after ``fit``.
-        own: names in the folder that are not the run's.
+    ``own`` names what is not the run's in that folder.
     """
     from .fit import PacmrCLI  # its import takes long, and bad input is told of before
 
@@ -154,15 +148,11 @@ def compare_passes(first: str, folder: Path) -> None:
 
 
 def doubts(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """Reasons not to use a second pass before somebody has read what it writes, told without clean labels.
+    """Reasons not to use a second pass before somebody has read what it writes, by the summaries of two runs.
 
     It is worse than the first pass where it has gone too far, which its KL says (``val/sequence_kl``;
     docs/results.md has how well), or where it agrees with clearly fewer labels of the validation pairs. That
     is seldom by chance, and seldom seen: flipped validation labels hide most of it.
-
-    Args:
-        first: summary of the first run.
-        second: summary of the second pass, on the same data.
     """
     found = []
     kls = [summary["metrics"].get("val/sequence_kl") for summary in (first, second)]
