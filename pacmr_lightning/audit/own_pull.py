@@ -17,6 +17,7 @@ embedded world (20 to 40% flips, 15 runs) it comes to 0.041 to 0.059 nats, where
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -70,7 +71,9 @@ def own_pull(
         max_steps=run.trainer.get("max_steps"),
         max_epochs=run.trainer.get("max_epochs"),
     )
-    rates = learning_rates(module, planned or updates)[:updates]
+    peak = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=module.learning_rate)
+    schedule: Any = warmup_cosine(peak, planned or updates, module.warmup_ratio, module.min_lr_ratio)
+    rates = module.learning_rate * np.array(list(map(schedule["scheduler"].lr_lambdas[0], range(updates))))
     step = _clipped(module, run, updates) * rates.sum() / len(pairs)
     kernel = step * (gradients @ gradients.T).double().cpu().numpy()
     unit = float(remaining(kernel, u, len(pairs)).mean())
@@ -144,19 +147,6 @@ def _moments(module: PreferenceModule, checkpoint: Path) -> dict[str, Tensor] | 
         moment = state["exp_avg_sq"] / (1 - module.betas[1] ** float(state["step"]))
         moments[name] = moment.to(parameter.device)
     return moments
-
-
-def learning_rates(module: PreferenceModule, updates: int) -> np.ndarray:
-    """(updates,) those of a run that was to have so many updates."""
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=module.learning_rate)
-    schedule = warmup_cosine(optimizer, updates, module.warmup_ratio, module.min_lr_ratio)["scheduler"]
-    assert isinstance(schedule, torch.optim.lr_scheduler.LRScheduler)
-    rates = []
-    for _ in range(updates):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    return np.array(rates)
 
 
 def _clipped(module: PreferenceModule, run: Run, updates: int) -> float:

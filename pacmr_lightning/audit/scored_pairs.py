@@ -112,7 +112,7 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     A policy's u is beta times its log-ratio difference to the reference; a linear probe's is the log-odds of
     a label, which needs no training.
     """
-    why = f"{model} is no run, but a model"
+    why = f"{model} is a model and no run"
     options.refuse(OF_A_RUN, why)
     scorer: Scorer = options.scorer or "policy"
     if scorer not in ("policy", "probe"):

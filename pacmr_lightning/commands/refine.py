@@ -10,31 +10,26 @@ from typing import Literal
 import pandas as pd
 
 from ..audit import AuditOptions
-from ..audit import audit as look_for_wrong_labels
 from ..audit.scorers import Scorer
 from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..runs.finished_run import find_run
 from ..runs.folder import SUMMARY
-from ..runs.summary import read_summary
-from .audit import show
 from .second_pass import (
     AUDIT,
+    SAFE_SHARE,
+    audit_first,
     check_beta,
-    check_folder,
     compare_passes,
     folder_beside,
     kept_file,
     train_again,
-    write_record,
 )
 
 Labels = Literal["soft", "weights", "drop", "flip", "easiest"]
 
 RECORD = "refine.json"
 """File of what was asked for, inside the second pass's folder."""
-SAFE_SHARE = 0.45
-"""Of wrong labels, at most, where the audit cannot tell it."""
 USES: dict[Labels, dict[str, bool]] = {
     "soft": {"soft_labels": True, "hard": False},
     "weights": {"soft_labels": False, "hard": False},
@@ -102,30 +97,17 @@ def refine(
         easiest = 0.5 if easiest is None else easiest
         asked["easiest"] = easiest
     _check_easiest(labels, easiest, scorer, decisions)
-    read_summary(run)  # which the comparison at the end needs
-    check_folder(folder, asked, RECORD)
     audited = folder / AUDIT
-    if not (folder / RECORD).exists():
-        found = look_for_wrong_labels(
-            run,
-            options=AuditOptions(
-                scorer=scorer,
-                output=str(audited),
-                checkpoint=checkpoint,
-                share=share,
-                fallback_share=SAFE_SHARE,
-                micro_batch_size=micro_batch_size,
-                decisions=decisions,
-            ),
-        )
-        show(found)
-        if labels != "easiest" and found.noise_rate is None:
-            raise UserError(
-                f"The scores of {scorer} fit labels that are coin flips as well, so there may be nothing to "
-                f"learn from; take another --scorer, a run that has learned more than {run}, or --share "
-                f"{SAFE_SHARE} to go on all the same."
-            )
-        write_record(folder / RECORD, asked)
+    options = AuditOptions(
+        scorer,
+        str(audited),
+        checkpoint,
+        share=share,
+        fallback_share=SAFE_SHARE,
+        micro_batch_size=micro_batch_size,
+        decisions=decisions,
+    )
+    audit_first(run, folder, asked, RECORD, options, needs_rate=labels != "easiest")
     if not (folder / SUMMARY).exists():
         use = _use(labels, audited / "pairs.parquet", easiest)
         if "reference" in first.data["init_args"]:

@@ -13,6 +13,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from ..analysis.learning_curves import validated
+from ..audit import AuditOptions, audit
 from ..errors import UserError
 from ..files import check_writable, content_digest, replacing
 from ..objectives import DPO
@@ -21,10 +22,13 @@ from ..runs.finished_run import Run
 from ..runs.folder import CHECKPOINTS, CONFIG
 from ..runs.loggers import loggers_of_another
 from ..runs.summary import read_summary
+from .audit import show
 from .compare import compare
 
 AUDIT = "audit"
 """Folder of the audit of the first run, inside the second pass's folder."""
+SAFE_SHARE = 0.45
+"""Of wrong labels, at most, where the audit cannot tell it."""
 FURTHEST = 10.0
 """Nats from the reference to whole responses. The best of 60,000 samples of the reference is as far."""
 
@@ -51,15 +55,10 @@ def kept_file(name: str, path: Path) -> str:
     return f"{name} ({content_digest(path)[:12] if path.is_file() else 'missing'})"
 
 
-def check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:
+def _check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:
     """Refuse a folder that holds a run, a second pass that was asked for with other options, or other files.
 
     What else is in the folder goes when the second pass's fit begins, so nothing else may be in it.
-
-    Args:
-        folder: of the second pass.
-        asked: its options.
-        record: file in the folder where ``write_record`` has put them.
     """
     check_writable("output", str(folder), folder)
     path = folder / record
@@ -82,9 +81,40 @@ def check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:
             raise UserError(f"The folder {folder} holds {held} already; name another with --output.")
 
 
-def write_record(path: Path, asked: dict[str, Any]) -> None:
-    """Keep what was asked for."""
-    with replacing(path) as temporary:
+def audit_first(
+    run: str,
+    folder: Path,
+    asked: dict[str, Any],
+    record: str,
+    options: AuditOptions,
+    needs_rate: bool = False,
+) -> None:
+    """Audit the first run, unless that is done, and keep what was asked for.
+
+    Args:
+        run: folder of the first run.
+        folder: of the second pass.
+        asked: its options.
+        record: file in the folder for them.
+        options: of the audit.
+        needs_rate: whether nothing can be learned from an audit without a noise rate.
+
+    Raises:
+        UserError: the folder holds something else, or the audit cannot be made or cannot tell the rate.
+    """
+    read_summary(run)  # which the comparison at the end needs
+    _check_folder(folder, asked, record)
+    if (folder / record).exists():
+        return
+    found = audit(run, options=options)
+    show(found)
+    if needs_rate and found.noise_rate is None:
+        raise UserError(
+            f"The scores of {options.scorer} fit labels that are coin flips as well, so there may be nothing "
+            f"to learn from; take another --scorer, a run that has learned more than {run}, or --share "
+            f"{SAFE_SHARE} to go on all the same."
+        )
+    with replacing(folder / record) as temporary:
         temporary.write_text(json.dumps(asked, indent=2) + "\n", encoding="utf-8")
 
 

@@ -22,6 +22,15 @@ def audit(run, scorer=None, **options):
     return found.table
 
 
+def refused(capsys, *words):
+    """What a command says of bad input, in one sentence and with exit status 2."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*map(str, words)])
+    said = " ".join(capsys.readouterr().err.split())
+    assert stop.value.code == 2 and said.count("error: ") == 1 and "Traceback" not in said
+    return said
+
+
 def world_rows(count, seed):
     """World rows with a column of their own; some say whether their label is wrong."""
     rows = list(World().preference_rows(count, seed))

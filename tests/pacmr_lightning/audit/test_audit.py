@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -409,6 +410,25 @@ def test_cleaned(action, run, tmp_path, capsys, three_suspects):
     assert "3 suspect labels" in shown and "without noise options" in shown
 
 
+# Of what TRL calls by old names.
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_trl_trains_on_cleaned_rows(run, finished, tmp_path, monkeypatch):
+    trl = pytest.importorskip("trl", reason="TRL is in the extra oracle")
+
+    monkeypatch.chdir(tmp_path)
+    table = audit(run, "policy", share=0.3, cleaned="cleaned.jsonl", action="drop")
+    dropped = int(table["suggested"].eq("flip").sum())
+    rows = load_dataset("json", data_files="cleaned.jsonl", split="train", cache_dir=str(tmp_path / "cache"))
+    written = [json.loads(line) for line in Path("cleaned.jsonl").read_text().splitlines()]
+    assert dropped > 0 and len(rows) == len(written) == len(table) - dropped
+    options = {"output_dir": "cleaned", "max_steps": 2, "per_device_train_batch_size": 4, "use_cpu": True}
+    options |= {"report_to": [], "save_strategy": "no", "bf16": False, "max_length": None}
+    options["gradient_checkpointing"] = False
+    model = str(finished.parent / "model")
+    trainer = trl.DPOTrainer(model, args=trl.DPOConfig(**options), train_dataset=rows)
+    assert trainer.train().global_step == 2
+
+
 def test_cleaned_pairs_go_to_the_hub(run, tmp_path, capsys, three_suspects, hub):
     clean = tmp_path / "clean.jsonl"
     arguments = [str(run), "--cleaned", str(clean), "--action", "drop", "--threshold", "0.6"]
@@ -479,6 +499,7 @@ def test_as_trained_keeps_clean_pairs_out(run):
         (["--cleaned", "a.jsonl", "--action", "drop", "--push_cleaned", "pairs"], "is named OWNER/NAME"),
         (["--cleaned", "a.parquet", "--action", "drop"], "ending in"),
         (["--micro_batch_size", "0"], "micro_batch_size is 0"),
+        (["--beta", "1"], "beta is 1.0, but .*run is a run, which says that itself; leave it out"),
         (["--checkpoint", "first"], "no checkpoint first"),
     ],
 )
@@ -489,8 +510,6 @@ def test_bad_input(options, message, run):
 
 
 def test_dpo_run_has_no_weights(run):
-    import yaml
-
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["model"]["init_args"]["weighting"] = {"class_path": "Unweighted"}
     (run / "config.yaml").write_text(yaml.safe_dump(config))

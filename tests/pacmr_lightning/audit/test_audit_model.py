@@ -9,9 +9,13 @@ import pandas as pd
 import pytest
 
 from pacmr_lightning import cli
+from pacmr_lightning.audit import AuditOptions
+from pacmr_lightning.audit import audit as whole_audit
+from pacmr_lightning.datamodules import Files
+from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.folder import weight_parts
 
-from .conftest import audit
+from .conftest import audit, refused
 
 
 @pytest.fixture(scope="module")
@@ -121,10 +125,13 @@ def by_one_word(number: int, wrong: bool) -> dict:
         (
             "adapter",
             {"scorer": "probe", "reference": "whole", "beta": None},
-            "reference is whole, but a probe compares",
+            "reference is whole, but a probe",
         ),
         ("adapter", {"scorer": "probe"}, "beta is 1.0, but a probe compares a model with none"),
         ("adapter", {"beta": "0"}, "beta is 0.0, but it must be above 0"),
+        ("adapter", {"checkpoint": "3"}, "checkpoint is 3, but adapter is a model and no run; leave it out"),
+        ("adapter", {"scorer": "vnet"}, "scorer is vnet, but adapter is a model and no run; use --scorer"),
+        ("adapter", {"output": None}, "output is not given, but adapter is a model and no run; name the"),
         ("adapter", {"share": "0.7"}, "share is 0.7, but the share of wrong labels is above 0 and below"),
         ("adapter", {"action": "drop"}, "action is given without cleaned"),
         ("adapter", {"source.train": "nowhere.jsonl"}, "nowhere.jsonl"),
@@ -132,7 +139,27 @@ def by_one_word(number: int, wrong: bool) -> dict:
     ],
 )
 def test_bad_input(policy, changed, said, run, train_file, exported, capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["audit", policy, *options(run, **changed)])
-    assert stop.value.code == 2 and said in capsys.readouterr().err
+    assert said in refused(capsys, "audit", policy, *options(run, **changed))
     assert not Path("found").exists()
+
+
+def test_models_runs_and_their_pairs(run, train_file, exported, capsys):
+    said = refused(capsys, "audit", "whole", "--output", "found")
+    assert "whole is a model and no run; give the pairs: --source Files --source.train FILE" in said
+    said = refused(capsys, "audit", run, *options(run))
+    assert "run is a run, which has its own pairs; leave it out" in said
+
+
+def test_from_python(finished, train_file, tmp_path):
+    """The table is that of the file, and what cannot be told is said."""
+    model, output = str(finished.parent / "model"), str(tmp_path / "found")
+    found = whole_audit(model, Files(str(train_file)), AuditOptions("probe", output, share=0.3))
+    assert found.noise_rate == 0.3 and found.statement == "Expected share of wrong labels: 30.0%, as given."
+    pd.testing.assert_frame_equal(
+        pd.read_parquet(found.files["pairs.parquet"]), found.table, check_dtype=False
+    )
+    assert all(path.is_file() and path.parent == tmp_path / "found" for path in found.files.values())
+    unknown = whole_audit(model, Files(str(train_file)), AuditOptions("probe", output))
+    assert unknown.noise_rate is None and "not identified" in unknown.statement
+    with pytest.raises(UserError, match="No cleaned pairs were written"):
+        found.push("me/pairs")

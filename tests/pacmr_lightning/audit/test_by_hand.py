@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 import torch
 
-from pacmr_lightning import cli
 from pacmr_lightning.audit import AuditOptions, noise_rate
 from pacmr_lightning.audit.decisions import random_sample
 from pacmr_lightning.audit.pipeline import conclude
@@ -17,7 +16,7 @@ from pacmr_lightning.datamodules import Files
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import AuditedWeights
 
-from .conftest import PAIRS
+from .conftest import PAIRS, refused
 from .test_findings import frame
 
 N, SAMPLE = 1500, 60
@@ -202,16 +201,5 @@ def test_bad_input(words, message, run, tmp_path, capsys):
     strange = tmp_path / "strange.jsonl"
     strange.write_text('{"id": "nobody", "decision": "keep"}\n')
     words = [word.format(strange=strange, run=run) for word in words]
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["audit", str(run), *words])
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and message in said and "Traceback" not in said
+    assert message in refused(capsys, "audit", run, *words)
     assert not (run / "audit").exists()
-
-
-def test_easiest_goes_by_difficulty_alone(run, tmp_path, capsys):
-    words = ["--labels", "easiest", "--scorer", "dpo", "--decisions", str(tmp_path / "decisions.jsonl")]
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["refine", str(run), *words])
-    assert stop.value.code == 2 and "labels is easiest, which goes by difficulty" in capsys.readouterr().err
-    assert not run.with_name("run-refined").exists()
