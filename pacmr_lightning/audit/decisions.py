@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import UserError
-from .noise_rate import SampleRate
+from .noise_rate import SampleEstimate
 
 WORDS = ("keep", "exchange", "drop", "unsure")
 """Decisions on a label as trained: it is right, it is wrong, nothing should be learned from the pair, or
@@ -69,10 +69,10 @@ class Decisions:
     """Ids of pairs that were drawn at random."""
 
     @property
-    def rate(self) -> SampleRate:
-        """Of wrong labels, by the pairs that were drawn at random alone: others were picked by a score."""
+    def estimate(self) -> SampleEstimate:
+        """The noise rate by the pairs that were drawn at random alone: others were picked by a score."""
         drawn = [self.words[name] for name in self.sample]
-        return SampleRate(*map(drawn.count, ("exchange", "keep", "drop", "unsure")))
+        return SampleEstimate(*map(drawn.count, ("exchange", "keep", "drop", "unsure")))
 
     def named(self, word: str) -> set[str]:
         """Ids of the pairs with a decision."""
@@ -149,10 +149,10 @@ def read_decisions(path: str) -> Decisions:
     if not words:
         raise UserError(f"{path} has no decision; make some on the report's page, and save them.")
     found = Decisions(path, words, observed, sample)
-    if found.rate.interval[0] >= 0.5:
+    if (read := found.estimate).interval[0] >= 0.5:
         raise UserError(
-            f"{path} holds {found.rate.wrong} of {found.rate.read} random labels wrong, but an audit takes "
-            "less than half of them to be wrong; exchange all labels of the data first."
+            f"{path} holds {read.wrong} of {read.read} random labels wrong, but an audit takes less than half "
+            "of them to be wrong; exchange all labels of the data first."
         )
     return found
 

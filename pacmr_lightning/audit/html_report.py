@@ -354,7 +354,6 @@ def _against(findings: Findings) -> Figure:
         fmt="o",
         label="tenths of the pairs, ± 1 standard error",
         color=RIGHT,
-        ecolor=RIGHT,
         elinewidth=1.2,
         capsize=2.5,
         markersize=5,

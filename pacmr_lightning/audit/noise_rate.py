@@ -62,12 +62,6 @@ class NoiseRate:
 
     rate: float
     """Expected share of wrong labels, in [0, 0.5)."""
-    stderr: float
-    """Its standard error, by resampling prompts."""
-    low: float
-    """The 2.5th percentile of the resamples."""
-    high: float
-    """The 97.5th percentile."""
     slope: float
     """k, per nat of u."""
     separates: bool
@@ -86,6 +80,21 @@ class NoiseRate:
     """Whether the rate was given, and not estimated."""
     assumed: bool = False
     """Whether a known rate was given for the case alone that none can be estimated."""
+
+    @property
+    def stderr(self) -> float:
+        """Its standard error, by resampling prompts."""
+        return 0.0 if self.known else float(np.std(self.draws[:, 0], ddof=1))
+
+    @property
+    def low(self) -> float:
+        """The lower end of the 95% interval, by resampling prompts."""
+        return float(np.quantile(self.draws[:, 0], 0.025))
+
+    @property
+    def high(self) -> float:
+        """The upper end."""
+        return float(np.quantile(self.draws[:, 0], 0.975))
 
     @property
     def identified(self) -> bool:
@@ -142,7 +151,6 @@ def estimate_noise_rate(
     for weights in resampled_prompts(prompts, resamples, seed):
         (again,), steepness, _ = fit_curve(counts.size, *counts.of(weights), rates=among, starts=start)
         draws.append((again, steepness / counts.unit))
-    found = [again for again, _ in draws]
     separates = bool(2 * (len(u) * np.log(2) - min(loss, clean_loss)) / effect > penalty)
     slope /= counts.unit
     fit = GoodnessOfFit(np.nan, 0)
@@ -150,9 +158,6 @@ def estimate_noise_rate(
         fit = goodness_of_fit(size, against, prompts, rate, slope, known is not None)
     return NoiseRate(
         rate=float(rate),
-        stderr=0.0 if known is not None else float(np.std(found, ddof=1)),
-        low=float(np.quantile(found, 0.025)),
-        high=float(np.quantile(found, 0.975)),
         slope=float(slope),
         separates=separates,
         gain=float(2 * (clean_loss - loss) / effect - penalty),
@@ -170,7 +175,7 @@ def rate_by(pairs: pd.DataFrame, scorer: Scorer, known: float | None = None) -> 
 
 
 @dataclass(frozen=True)
-class SampleRate:
+class SampleEstimate:
     """The noise rate by a random sample that a person has read."""
 
     wrong: int
@@ -253,7 +258,7 @@ class Decision:
     notes: list[str]
     """Sentences that a reader has to know of it."""
     sample: pd.DataFrame | None
-    """``SampleRate.table`` where a sample was read."""
+    """``SampleEstimate.table`` where a sample was read."""
 
 
 def decide(
@@ -262,7 +267,7 @@ def decide(
     share: float | None,
     fallback_share: float | None,
     by_heart: bool,
-    read: SampleRate | None = None,
+    read: SampleEstimate | None = None,
 ) -> Decision:
     """Decide the noise rate: ``share``, else that of a sample that was read, else the estimate.
 

@@ -65,9 +65,7 @@ class AuditResult:
 def audit(run: str, source: Any = None, options: AuditOptions | None = None) -> AuditResult:
     """Look for wrong labels among all training pairs of a finished run, or among the pairs of a source.
 
-    Writes ``pairs.parquet`` and ``pairs.csv`` (one row a pair, the most suspect first), ``methods.csv`` (what
-    each score found), ``groups.csv`` (how reliable each category's and annotator's labels are),
-    ``suspect_traits.csv`` (what suspects have in common) and ``report.html``.
+    Writes ``pairs.parquet``, ``report.html`` and tables as CSV, which docs/audit.md describes.
 
     Args:
         run: folder of a finished preference run, whose labels are those that it was trained on; or, with a
@@ -101,7 +99,7 @@ def conclude(
         options.share,
         options.fallback_share,
         scored.by_heart,
-        None if decided is None else decided.rate,
+        None if decided is None else decided.estimate,
     )
     notes = scored.notes + decision.notes
     findings = find(pairs, scored.scorer, decision.rate, options.threshold, scored.varies)
