@@ -151,8 +151,8 @@ def read_decisions(path: str) -> Decisions:
     found = Decisions(path, words, observed, sample)
     if (read := found.estimate).interval[0] >= 0.5:
         raise UserError(
-            f"{path} holds {read.wrong} of {read.read} random labels wrong, but an audit takes less than half "
-            "of them to be wrong; exchange all labels of the data first."
+            f"{path} holds {read.wrong} of {read.read} random labels wrong, but an audit takes less than "
+            "half of them to be wrong; exchange all labels of the data first."
         )
     return found
 
