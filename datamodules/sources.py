@@ -13,7 +13,6 @@ from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.reward import Reward
 
-from .all_pairs import AllPairs
 from .chat import messages_of
 from .cleaned import check_output, clean_file, clean_rows
 from .columns import PREFERENCES
@@ -21,6 +20,7 @@ from .prompts import pair_prompts
 from .reading import made_once, numbered_rows, read_preferences
 from .rows import texts_of
 from .splits import DEFAULT_FRACTION, Split, Splits
+from .tokenized_source import TokenizedSource
 
 
 class Source(ABC):
@@ -86,9 +86,9 @@ class Source(ABC):
         """Prompt, chosen and rejected of rows of the source as a person reads them, labels as found."""
         return texts_of(rows, ids)
 
-    def all_pairs(self, tokenizers: Sequence[str], max_length: int) -> AllPairs:
+    def tokenized(self, tokenizers: Sequence[str], max_length: int) -> TokenizedSource:
         """Return the pairs of ``load_all`` as tokens, for an audit by a model that no run has trained."""
-        return AllPairs(self.load_all(), self.name, tokenizers, max_length)
+        return TokenizedSource(self.load_all(), self.name, tokenizers, max_length)
 
 
 class Files(Source):

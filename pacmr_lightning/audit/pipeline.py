@@ -12,7 +12,7 @@ import pandas as pd
 from ..errors import UserError
 from ..files import replacing
 from ..runs.folder import CONFIG
-from .corrected_pairs import CorrectedPairs, upload, write_corrected
+from .cleaned_file import CleanedFile, upload, write_cleaned_file
 from .decisions import Texts, random_sample, tasks
 from .findings import Findings, find
 from .html_report import html_report
@@ -36,7 +36,7 @@ class AuditResult:
     """Further sentences on the pairs."""
     files: dict[str, Path]
     """Files that were written, by name; ``cleaned`` and ``label_studio`` by their options."""
-    corrected: CorrectedPairs | None
+    cleaned: CleanedFile | None
     """The file ``cleaned``."""
     command: str
     """The command line of the audit, as a card may show it."""
@@ -57,9 +57,9 @@ class AuditResult:
         Raises:
             UserError: there is no such file, or the Hub cannot be reached, or refuses; the file stays.
         """
-        if self.corrected is None:
+        if self.cleaned is None:
             raise UserError("No cleaned pairs were written; give the audit the option cleaned.")
-        upload(self.corrected, self.findings, self.command, repository, private)
+        upload(self.cleaned, self.findings, self.command, repository, private)
 
 
 def audit(run: str, source: Any = None, options: AuditOptions | None = None) -> AuditResult:
@@ -131,12 +131,12 @@ def conclude(
         files["label_studio"] = Path(options.label_studio).expanduser()
         with replacing(files["label_studio"]) as temporary:
             temporary.write_text(json.dumps(found, indent=1), encoding="utf-8")
-    corrected = None
+    cleaned = None
     if options.cleaned is not None:
         changes = _changes(table, options)
-        corrected = write_corrected(scored.noise_flips, scored.source, options.cleaned, *changes)
-        files["cleaned"] = corrected.path
-    return AuditResult(table, findings, traits, notes, files, corrected, command)
+        cleaned = write_cleaned_file(scored.noise_flips, scored.source, options.cleaned, *changes)
+        files["cleaned"] = cleaned.path
+    return AuditResult(table, findings, traits, notes, files, cleaned, command)
 
 
 def _changes(table: pd.DataFrame, options: AuditOptions) -> tuple[set[str], set[str]]:

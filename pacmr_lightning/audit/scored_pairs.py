@@ -123,7 +123,7 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
         options.refuse(("beta", "reference"), "a probe compares a model with none and has no beta")
     reference = (options.reference or base_of(model)) if scorer == "policy" else None
     names = [model] if reference is None else [model, reference]
-    data = source.all_pairs(names, MAX_LENGTH if options.max_length is None else options.max_length)
+    data = source.tokenized(names, MAX_LENGTH if options.max_length is None else options.max_length)
     tokens = data.train_pairs.rows
     _check_pairs(options, source, tokens["id"][:], data.train_pairs.swapped)
     prompts = pd.factorize(np.array(tokens["prompt"][:], dtype=object))[0]

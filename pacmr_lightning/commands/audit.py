@@ -117,8 +117,8 @@ def show(found: AuditResult) -> None:
         f"rank: {found.files['pairs.csv']} and .parquet",
         soft_wrap=True,
     )
-    if found.corrected is not None:
-        say(found.corrected.sentence, soft_wrap=True)
+    if found.cleaned is not None:
+        say(found.cleaned.sentence, soft_wrap=True)
 
 
 def main(arguments: list[str]) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..audit import AuditOptions
-from ..audit.corrected_pairs import write_corrected
+from ..audit.cleaned_file import write_cleaned_file
 from ..audit.perp_correct import Rounds
 from ..command_line.parser import run_tool
 from ..datamodules.cleaned import exchanged, write_rows
@@ -96,8 +96,7 @@ def correct(
     _show(table, len(pairs), folder)
     if cleaned is not None:
         wrong = set(pairs["id"][pairs["suggested"] == "flip"])
-        corrected = write_corrected(data.noise_flips, data.source, cleaned, set(), wrong)
-        print(corrected.sentence)
+        print(write_cleaned_file(data.noise_flips, data.source, cleaned, set(), wrong).sentence)
     if not (folder / SUMMARY).exists():
         use = {
             "model.weighting": "AuditedWeights",

@@ -32,8 +32,8 @@ _COLUMNS = {
 
 
 @dataclass(frozen=True)
-class CorrectedPairs:
-    """A file of corrected pairs."""
+class CleanedFile:
+    """A file of pairs without the labels that were taken for wrong."""
 
     output: str
     """As it was named."""
@@ -64,9 +64,9 @@ class CorrectedPairs:
         return said
 
 
-def write_corrected(
+def write_cleaned_file(
     noise_flips: dict[str, bool] | None, source: Any, output: str, drop: set[str], exchange: set[str]
-) -> CorrectedPairs:
+) -> CleanedFile:
     """Write the pairs of a ``datamodules.Source`` with the labels as trained but for the changes.
 
     Args:
@@ -78,13 +78,13 @@ def write_corrected(
     """
     swapped = {name for name, flip in (noise_flips or {}).items() if flip}
     rows = source.write_cleaned(output, drop, (swapped - drop) ^ exchange)
-    return CorrectedPairs(output, source.name, rows, len(drop), len(exchange), noise_flips is not None)
+    return CleanedFile(output, source.name, rows, len(drop), len(exchange), noise_flips is not None)
 
 
 def upload(
-    pairs: CorrectedPairs, findings: Findings, command: str, repository: str, private: bool = False
+    pairs: CleanedFile, findings: Findings, command: str, repository: str, private: bool = False
 ) -> None:
-    """Upload corrected pairs with a card to a repository of the Hugging Face Hub, which is made if need be.
+    """Upload a cleaned file with a card to a repository of the Hugging Face Hub, which is made if need be.
 
     Raises:
         UserError: the Hub cannot be reached, or refuses; the file stays.

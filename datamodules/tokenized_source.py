@@ -17,7 +17,7 @@ from .tokenization import summary_line, token_warnings, tokenize_pairs
 from .tokenizer import load_tokenizer
 
 
-class AllPairs:
+class TokenizedSource:
     """Pairs with their labels as found, and what models make of them, which is kept on disk.
 
     Args:
