@@ -35,7 +35,7 @@ def prompts_of(rows: Dataset) -> Iterator[str]:
         yield split_row(*row).prompt
 
 
-def texts_of(rows: Dataset, ids: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+def readable_texts(rows: Dataset, ids: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Prompt, chosen and rejected of pairs as a person reads them, labels as found, by their ids."""
     places = {name: i for i, name in enumerate(rows["id"][:])}
     # One read of them all: a row at a time takes several times as long.

@@ -18,7 +18,7 @@ from .cleaned import check_output, clean_file, clean_rows
 from .columns import PREFERENCES
 from .prompts import pair_prompts
 from .reading import made_once, numbered_rows, read_preferences
-from .rows import texts_of
+from .rows import readable_texts
 from .splits import DEFAULT_FRACTION, Split, Splits
 from .tokenized_source import TokenizedSource
 
@@ -84,7 +84,7 @@ class Source(ABC):
 
     def texts(self, rows: Dataset, ids: Sequence[str]) -> Iterator[tuple[str, str, str]]:
         """Prompt, chosen and rejected of rows of the source as a person reads them, labels as found."""
-        return texts_of(rows, ids)
+        return readable_texts(rows, ids)
 
     def tokenized(self, tokenizers: Sequence[str], max_length: int) -> TokenizedSource:
         """Return the pairs of ``load_all`` as tokens, for an audit by a model that no run has trained."""

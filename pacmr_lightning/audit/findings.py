@@ -13,7 +13,7 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from .group_reliability import group_reliability
-from .linear_probe import agreement
+from .linear_probe import signed_rank_agreement
 from .noise_rate import NoiseRate, rate_by
 from .scorers import BASIS, NAMES, SCORES, UNSEEN, Scorer
 
@@ -33,7 +33,7 @@ class Findings:
     rates: dict[Scorer, NoiseRate]
     """By each score that was computed."""
     methods: pd.DataFrame
-    """As ``compare`` makes it; the scorer is its first row."""
+    """As ``detection_quality`` makes it; the scorer is its first row."""
     groups: pd.DataFrame
     """As ``group_reliability`` makes it, by category and, where pairs have one, annotator."""
 
@@ -85,7 +85,7 @@ def find(pairs: pd.DataFrame, scorer: Scorer, rate: NoiseRate, threshold: float,
     suspects = {name: p > threshold for name, p in wrong.items()}
     ranked["suggested"] = np.where(suspects[scorer], "flip", "keep")
     methods = [
-        Method(
+        Detector(
             NAMES[name],
             -pairs[SCORES[name]].to_numpy(),
             suspects[name],
@@ -100,7 +100,7 @@ def find(pairs: pd.DataFrame, scorer: Scorer, rate: NoiseRate, threshold: float,
         if scorer != "policy":
             methods.append(same_number("u", -pairs["u"].to_numpy(), number))
     unseen = [name for name in UNSEEN if computed[name]]
-    best = max(unseen, key=lambda name: agreement(pairs[SCORES[name]].to_numpy()), default=None)
+    best = max(unseen, key=lambda name: signed_rank_agreement(pairs[SCORES[name]].to_numpy()), default=None)
     basis, named = ("u", "u") if best is None else (SCORES[best], NAMES[best])
     if learned := confident_learning(f"cleanlab on {named}", pairs[basis].to_numpy(), pairs["id"].tolist()):
         methods.append(learned)
@@ -109,7 +109,8 @@ def find(pairs: pd.DataFrame, scorer: Scorer, rate: NoiseRate, threshold: float,
     score = ranked[SCORES[scorer]]
     cut = None if number in (0, len(ranked)) else float(score.iloc[number - 1 : number + 1].mean())
     groups = group_reliability(ranked, ranked[BASIS[scorer]].to_numpy(), rate)
-    return Findings(ranked, scorer, threshold, cut, rates, compare(methods, pairs["flipped"]), groups)
+    quality = detection_quality(methods, pairs["flipped"])
+    return Findings(ranked, scorer, threshold, cut, rates, quality, groups)
 
 
 def _wrong(pairs: pd.DataFrame, scorer: Scorer, rate: NoiseRate) -> np.ndarray:
@@ -122,7 +123,7 @@ def _wrong(pairs: pd.DataFrame, scorer: Scorer, rate: NoiseRate) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Method:
+class Detector:
     """One way to find wrong labels, with what it found among N pairs."""
 
     name: str
@@ -135,14 +136,14 @@ class Method:
     stderr: float = np.nan
 
 
-def same_number(name: str, suspicion: np.ndarray, number: int) -> Method:
+def same_number(name: str, suspicion: np.ndarray, number: int) -> Detector:
     """A score without a threshold of its own, which suspects a given number of labels."""
     suspects = np.zeros(len(suspicion), dtype=bool)
     suspects[np.argsort(-suspicion, kind="stable")[:number]] = True
-    return Method(name, suspicion, suspects)
+    return Detector(name, suspicion, suspects)
 
 
-def confident_learning(name: str, u: np.ndarray, ids: Sequence[str]) -> Method | None:
+def confident_learning(name: str, u: np.ndarray, ids: Sequence[str]) -> Detector | None:
     """The choice of cleanlab's confident learning on sigmoid(u); None where cleanlab is not installed.
 
     It compares two classes, but the labelled response always stands first. So each pair is turned round or
@@ -161,10 +162,10 @@ def confident_learning(name: str, u: np.ndarray, ids: Sequence[str]) -> Method |
     probabilities = np.stack([first, 1 - first], axis=1)
     suspects = find_label_issues(turned, probabilities, n_jobs=1)
     joint = estimate_joint(turned, probabilities)
-    return Method(name, -u, suspects, float(1 - np.trace(joint)))
+    return Detector(name, -u, suspects, float(1 - np.trace(joint)))
 
 
-def compare(methods: Sequence[Method], flipped: pd.Series) -> pd.DataFrame:
+def detection_quality(methods: Sequence[Detector], flipped: pd.Series) -> pd.DataFrame:
     """Return one row a method, with its quality by ``flipped`` ((N,) pandas' ``boolean``, NA if unknown).
 
     ``method``, ``suspects`` (count), ``expected`` and ``expected_stderr`` (share of wrong labels), and over

@@ -25,7 +25,7 @@ from .flip_curve import share_against
 from .group_reliability import LEAST
 from .scorers import SCORES
 from .suspect_traits import LEVEL
-from .words import rate_in_words, rules_in_words, sentences, share_of, traits_in_words
+from .words import findings_in_words, rate_in_words, rules_in_words, share_of, traits_in_words
 
 GROUPS = 100
 """Groups in a table; the files have all."""
@@ -111,7 +111,7 @@ def html_report(
         numbers[told] = f"{wrong:,} ({wrong / known:.1%})"
     doubted = findings.doubted[0]
     body = [
-        f"<h1>Label audit of <code>{as_text(run)}</code></h1>",
+        f"<h1>Label audit of <code>{visible_text(run)}</code></h1>",
         '<ul class="numbers">',
         *(f"<li><b>{escape(value)}</b>{escape(name)}</li>" for name, value in numbers.items()),
         "</ul>",
@@ -121,9 +121,9 @@ def html_report(
         _image(_against(findings), "Share of labels against the policy by how sure it is, with the fit"),
         "</div>",
         "<h2>How the threshold was chosen</h2>",
-        *map(_paragraph, sentences(findings)),
+        *map(_paragraph, findings_in_words(findings)),
         f"<h2>What {doubted} have in common</h2>",
-        *(f"<p><strong>{as_text(rule)}</strong></p>" for rule in rules_in_words(traits, findings.rate)),
+        *(f"<p><strong>{visible_text(rule)}</strong></p>" for rule in rules_in_words(traits, findings.rate)),
         *map(_paragraph, traits_in_words(traits, findings.groups, doubted)),
         *_traits_table(traits),
         "<h2>What each score found</h2>",
@@ -142,7 +142,7 @@ def html_report(
     body += [_article(listed[name], texts[name], False, _suspect_facts(listed[name])) for name in suspects]
     script = _part("report.js")
     return _PAGE.format(
-        title=f"Label audit of {as_text(run)}",
+        title=f"Label audit of {visible_text(run)}",
         style=_part("report.css"),
         # No other script runs, whatever stands in a row.
         digest=base64.b64encode(sha256(script.encode()).digest()).decode(),
@@ -152,7 +152,7 @@ def html_report(
     )
 
 
-def as_text(text: str) -> str:
+def visible_text(text: str) -> str:
     """HTML that shows a text as it is; control and direction characters are named, as in [U+202E]."""
     visible = _INVISIBLE.sub(lambda match: f"[U+{ord(match[0]):04X}]", text.replace("\r\n", "\n"))
     return escape(visible, quote=True)
@@ -163,11 +163,12 @@ def _part(name: str) -> str:
 
 
 def _paragraph(text: str) -> str:
-    return f"<p>{as_text(text)}</p>"
+    return f"<p>{visible_text(text)}</p>"
 
 
 def _facts(row: Any, place: str, *more: str) -> str:
-    return as_text(" · ".join([place, row.id, *([] if pd.isna(row.category) else [row.category]), *more]))
+    category = [] if pd.isna(row.category) else [row.category]
+    return visible_text(" · ".join([place, row.id, *category, *more]))
 
 
 def _suspect_facts(row: Any) -> str:
@@ -204,16 +205,16 @@ def _article(row: Any, texts: Texts, sample: bool, header: str) -> str:
 
 def _folded(text: str) -> str:
     if len(text) <= FOLD:
-        return f'<div class="text" dir="auto">{as_text(text)}</div>'
-    start = f'<span class="text" dir="auto">{as_text(text[: FOLD // 2])} …</span>'
+        return f'<div class="text" dir="auto">{visible_text(text)}</div>'
+    start = f'<span class="text" dir="auto">{visible_text(text[: FOLD // 2])} …</span>'
     return (
         f"<details><summary>{start}{len(text):,} characters</summary>"
-        f'<div class="text" dir="auto">{as_text(text)}</div></details>'
+        f'<div class="text" dir="auto">{visible_text(text)}</div></details>'
     )
 
 
 def _methods_table(methods: pd.DataFrame, known: bool) -> list[str]:
-    """What each score found, of ``findings.compare``; against the truth where some is known."""
+    """What each score found, of ``findings.detection_quality``; against the truth where some is known."""
     heading = ["score", "suspects", "expected share"]
     heading += ["precision", "recall", "AUROC", "average precision"] if known else []
     rows = []
@@ -307,7 +308,8 @@ def _traits_table(traits: pd.DataFrame) -> list[str]:
 
 def _table(heading: list[str], rows: list[list[str]], notes: list[str]) -> list[str]:
     head = "".join(f"<th>{escape(name)}</th>" for name in heading)
-    body = "".join("<tr>" + "".join(f"<td>{as_text(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
+    lines = ("".join(f"<td>{visible_text(cell)}</td>" for cell in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>\n" for line in lines)
     table = f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"
     return [table, *(f'<p class="note">{escape(note)}</p>' for note in notes)]
 

@@ -55,11 +55,11 @@ def probe_log_odds(differences: np.ndarray, prompts: np.ndarray, seed: int = 0) 
                 model.fit(scaled[learned] * mirror[:, None], mirror)
                 row[judged] = scaled[judged] @ model.coef_[0]
                 bar.update()
-    ranks = np.array([agreement(row) for row in found])
+    ranks = np.array([signed_rank_agreement(row) for row in found])
     return found[int(np.argmax(ranks >= ranks.max() - agreement_error(len(scaled))))]
 
 
-def agreement(log_odds: np.ndarray) -> float:
+def signed_rank_agreement(log_odds: np.ndarray) -> float:
     """Share of two of (N,) log-odds whose sum is above 0, as in Wilcoxon's signed ranks: 0.5 by chance.
 
     Of scorers that have not seen the labels the one that agrees with more of them also ranks wrong ones
@@ -70,7 +70,7 @@ def agreement(log_odds: np.ndarray) -> float:
 
 
 def agreement_error(pairs: int) -> float:
-    """Standard error of ``agreement`` by chance."""
+    """Standard error of ``signed_rank_agreement`` by chance."""
     return 1 / math.sqrt(3 * pairs)
 
 

@@ -251,7 +251,7 @@ class SampleEstimate:
 
 
 @dataclass(frozen=True)
-class Decision:
+class DecidedRate:
     """The noise rate that an audit goes on with."""
 
     rate: NoiseRate
@@ -268,7 +268,7 @@ def decide(
     fallback_share: float | None,
     by_heart: bool,
     read: SampleEstimate | None = None,
-) -> Decision:
+) -> DecidedRate:
     """Decide the noise rate: ``share``, else that of a sample that was read, else the estimate.
 
     ``fallback_share`` is assumed where the estimate fails, or where it is too low since the scorer has
@@ -299,7 +299,7 @@ def decide(
             f"The share of wrong labels cannot be told from these scores; it is taken for {assumed:.3g}"
             f"{why if assumed < fallback_share else ''}."
         )
-    return Decision(found, notes, sample)
+    return DecidedRate(found, notes, sample)
 
 
 def design_effect(values: np.ndarray, clusters: np.ndarray) -> float:

@@ -23,7 +23,7 @@ from ..runs.finished_run import PreferenceData, find_run, load
 from ..runs.folder import read_weights, weight_parts
 from ..weighting import AuditedWeights, CoTeaching, DropFlipped, OracleWeights
 from .cross_fit import FOLDER, CrossFit
-from .linear_probe import FOLDS, agreement, agreement_error, probe_log_odds
+from .linear_probe import FOLDS, agreement_error, probe_log_odds, signed_rank_agreement
 from .options import BETA, MAX_LENGTH, OF_A_MODEL, OF_A_RUN, AuditOptions
 from .own_pull import own_pull
 from .scorers import NAMES, Scorer
@@ -200,7 +200,7 @@ def _check_pairs(options: AuditOptions, source: Any, ids: list[str], swapped: li
 
 def _probe_or(own: Scorer, pairs: pd.DataFrame) -> tuple[Scorer, str]:
     """The probe where it agrees with more unseen labels than the policy did, else the run's own; and why."""
-    probe, policy = (agreement(pairs[name].to_numpy()) for name in ("probe_u", "first_visit_u"))
+    probe, policy = (signed_rank_agreement(pairs[name].to_numpy()) for name in ("probe_u", "first_visit_u"))
     judge: Scorer = "probe" if probe > policy + agreement_error(len(pairs)) else own
     return judge, (
         f"Judged by {NAMES[judge]}: of labels that they have not seen the probe agrees with {probe:.0%}, and "

@@ -96,7 +96,7 @@ def _source(rate: NoiseRate) -> str:
     return "assumed" if rate.assumed else "as given"
 
 
-def sentences(findings: Findings) -> list[str]:
+def findings_in_words(findings: Findings) -> list[str]:
     """How the scorer's threshold and noise rate came about, and how far to trust them."""
     rate, scorer = findings.rate, findings.scorer
     top = rate.tenths.iloc[-1]

@@ -6,22 +6,21 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pacmr_lightning.audit.findings import Method, compare, confident_learning, find, same_number
+from pacmr_lightning.audit.findings import Detector, confident_learning, detection_quality, find, same_number
 from pacmr_lightning.audit.noise_rate import rate_by
 
 from .test_noise_rate import scores
 
 
 def table(flags, methods):
-    return compare(methods, pd.Series(flags, dtype="boolean")).set_index("method")
+    return detection_quality(methods, pd.Series(flags, dtype="boolean")).set_index("method")
 
 
 def test_compare_by_hand():
     suspicion = np.array([5.0, 4.0, 3.0, 2.0, 1.0, 9.0])
     suspects = np.array([True, True, False, False, False, True])
-    found = table([True, False, True, False, False, None], [Method("m", suspicion, suspects, 0.4, 0.1)]).loc[
-        "m"
-    ]
+    method = Detector("m", suspicion, suspects, 0.4, 0.1)
+    found = table([True, False, True, False, False, None], [method]).loc["m"]
     # The last pair's truth is unknown: 2 of the 5 others are suspect, one of them and 2 in all are wrong.
     assert found["suspects"] == 3 and found["precision"] == 0.5 and found["recall"] == 0.5
     # Wrong ones at 5 and 3, right ones at 4, 2, 1: 5 of 6 comparisons are in order.

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from pacmr_lightning.audit.decisions import Texts
-from pacmr_lightning.audit.html_report import FOLD, as_text, html_report
+from pacmr_lightning.audit.html_report import FOLD, html_report, visible_text
 from pacmr_lightning.audit.suspect_traits import COLUMNS, suspect_traits
 
 from .chromium import BROWSER, chromium
@@ -112,7 +112,7 @@ def test_long_texts_are_folded(page):
 
 @pytest.mark.parametrize("text", ["\ud800", "a\rb", "\x7f", "\u2028"])
 def test_every_text_can_be_written(text):
-    shown = as_text(text)
+    shown = visible_text(text)
     assert shown.encode() and "\r" not in shown
 
 
