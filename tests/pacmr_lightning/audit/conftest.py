@@ -10,6 +10,7 @@ from pacmr_lightning.audit import AuditOptions
 from pacmr_lightning.audit import audit as whole_audit
 from pacmr_lightning.commands.audit import show
 from pacmr_lightning.embedded_world import World
+from pacmr_lightning.runs.finished_run import find_run, load
 
 PAIRS = 64
 HOSTILE = "<script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\">"
@@ -20,6 +21,14 @@ def audit(run, scorer=None, **options):
     found = whole_audit(str(run), options=AuditOptions(scorer, **options))
     show(found)
     return found.table
+
+
+def loaded(run):
+    """A run's files, module, data with labels as trained, and updates."""
+    found = find_run(str(run), "last")
+    module, data, updates = load(found, as_trained=True)
+    data.setup("fit")
+    return found, module, data, updates
 
 
 def refused(capsys, *words):

@@ -28,7 +28,7 @@ from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.finished_run import MOST_AT_ONCE, find_run, load
 from pacmr_lightning.runs.folder import weight_parts
 
-from .conftest import PAIRS, audit, world_rows
+from .conftest import PAIRS, audit, loaded, world_rows
 
 
 def as_trained(run):
@@ -59,13 +59,6 @@ def log_ratios(policy, rows):
                 before = policy.log_probs_in("plain", pair)
         found.append([float(now.chosen - before.chosen), float(now.rejected - before.rejected)])
     return np.array(found)
-
-
-def loaded(run):
-    found = find_run(str(run), "last")
-    module, data, updates = load(found, as_trained=True)
-    data.setup("fit")
-    return found, module, data, updates
 
 
 def test_values_of_every_pair(run):

@@ -16,17 +16,13 @@ from pacmr_lightning.audit import own_pull as module_of_own_pull
 from pacmr_lightning.audit import scored_pairs
 from pacmr_lightning.audit.noise_rate import NoiseRate
 from pacmr_lightning.audit.own_pull import own_pull, remaining
-from pacmr_lightning.runs.finished_run import find_run, load
 
-from .conftest import audit
+from .conftest import audit, loaded
 
 
-@pytest.fixture
-def loaded(run):
-    found = find_run(str(run), "last")
-    module, data, updates = load(found, as_trained=True)
-    data.setup("fit")
-    return found, module, data, updates
+@pytest.fixture(name="loaded")
+def loaded_run(run):
+    return loaded(run)
 
 
 def test_gradients_of_u(loaded, monkeypatch):
