@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from datasets import Dataset
 from tqdm import tqdm
 
 from pacmr_lightning.errors import UserError
@@ -20,7 +21,6 @@ from pacmr_lightning.files import replacing
 
 from .columns import PREFERENCES, checked, words_of
 from .reading import numbered_rows
-from .sources import Files, Source
 
 _JSON = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 _SIDE = re.compile("chosen|rejected", re.IGNORECASE)
@@ -34,78 +34,63 @@ _SIDED = re.compile(
 """Words in the names of columns that may speak of a side."""
 
 
-def check_output(source: Source, output: str) -> Path:
-    """The file to write the pairs of a source to.
+def check_output(name: str, output: str, files: Iterable[str | None] = ()) -> Path:
+    """Return the path to write the pairs of a source to.
+
+    Args:
+        name: of the source.
+        output: file to write.
+        files: that the source reads, the one with the training rows first; none for other sources.
 
     Raises:
-        UserError: it is a file of the source, or its ending is not that of the source's format.
+        UserError: it is one of these files, or its ending is not that of the source's format.
     """
     path = Path(output).expanduser()
+    own = [Path(file).expanduser() for file in files if file]
+    if path.resolve() in [file.resolve() for file in own]:
+        raise UserError(f"cleaned is {output}, which is the run's own data; name another file.")
     endings: tuple[str, ...] = (*_JSON, ".parquet")
-    if isinstance(source, Files):
-        own = [Path(file).expanduser() for file in (source.splits.train, source.splits.validation) if file]
-        if path.resolve() in [file.resolve() for file in own]:
-            raise UserError(f"cleaned is {output}, which is the run's own data; name another file.")
-        train = own[0]
-        endings = (".parquet",) if train.suffix == ".parquet" else _JSON
+    if own:
+        endings = (".parquet",) if own[0].suffix == ".parquet" else _JSON
     if not path.name.endswith(endings) or path.is_dir():
         raise UserError(
-            f"cleaned is {output}, but the pairs of {source.name} are written to a file ending in "
+            f"cleaned is {output}, but the pairs of {name} are written to a file ending in "
             f"{' or '.join(endings)}."
         )
     return path
 
 
-def write_cleaned(source: Source, output: str, drop: set[str], flip: set[str]) -> int:
-    """Writes all training rows of a source, some of them dropped and some with their label exchanged.
+def clean_rows(rows: Dataset, name: str, path: Path, drop: set[str], flip: set[str]) -> int:
+    """Write rows of a source in this package's own columns; see ``Source.write_cleaned``."""
+    _check_ids(name, rows["id"][:], drop | flip)
+    kept = (exchanged(row) if row["id"] in flip else row for row in rows if row["id"] not in drop)
+    return write_rows(kept, path)
 
-    Rows of ``Files`` keep their columns, their order and the format of their file, rows that training did not
-    use included; other sources are written in this package's own columns. Where a label is swapped,
-    ``chosen`` and ``rejected`` change places, and so do other columns that speak of them (``Sides``);
-    ``flipped`` and ``eta``, which speak of the label, become their opposites. A line says which columns were
+
+def clean_file(train: str, path: Path, drop: set[str], flip: set[str]) -> int:
+    """Write the rows of a file in its own columns, order and format; see ``Source.write_cleaned``.
+
+    Columns that speak of chosen and rejected (``Sides``) change with the label. A line says which were
     changed, and which were not although they may speak of a side.
-
-    Args:
-        source: where the rows come from.
-        output: file to write.
-        drop: ids of rows to leave out.
-        flip: ids of rows whose label is exchanged, against the label that was found.
-
-    Returns:
-        The number of rows written.
-
-    Raises:
-        UserError: the output does not fit the source, or an id is not there.
     """
-    path = check_output(source, output)
-    if not isinstance(source, Files):
-        rows = source.load_all()
-        _check_ids(source, set(rows["id"]), drop | flip)
-        kept = (exchanged(row) if row["id"] in flip else row for row in rows if row["id"] not in drop)
-        return write_rows(kept, path)
-    train, sides = source.splits.train, Sides()
+    sides = Sides()
     numbered = sides.seen(numbered_rows(train))
     ids = [row["id"] for row in checked(numbered, PREFERENCES, train)]
-    _check_ids(source, set(ids), drop | flip)
+    _check_ids(Path(train).name, ids, drop | flip)
     if flip:
         sides.announce()
     if path.suffix == ".parquet":
         return _write_parquet(Path(train).expanduser(), path, ids, drop, flip, sides)
-    raw = (row for _, row in numbered_rows(train))
+    raw = zip(ids, (row for _, row in numbered_rows(train)), strict=True)
     return _write_json(
-        (
-            sides.exchanged(row) if name in flip else row
-            for name, row in zip(ids, raw, strict=True)
-            if name not in drop
-        ),
-        path,
+        (sides.exchanged(row) if name in flip else row for name, row in raw if name not in drop), path
     )
 
 
-def _check_ids(source: Source, there: set[str], asked: set[str]) -> None:
-    if missing := sorted(asked - there):
+def _check_ids(name: str, there: Iterable[str], asked: set[str]) -> None:
+    if missing := sorted(asked.difference(there)):
         raise UserError(
-            f"{source.name} has no row {missing[0]!r} any more ({len(missing)} of {len(asked)} are missing); "
+            f"{name} has no row {missing[0]!r} any more ({len(missing)} of {len(asked)} are missing); "
             "restore the data that the run was trained with."
         )
 
@@ -120,10 +105,7 @@ class Sides:
 
     Columns that differ in the word alone, such as ``score_chosen`` and ``score_rejected`` or ``chosenModel``
     and ``rejectedModel``, are a pair. Objects are looked through. Numbers in columns such as ``margin`` and
-    ``score_diff`` are differences.
-
-    Args:
-        names: columns that are known already; ``seen`` adds others.
+    ``score_diff`` are differences. ``names`` are known already; ``seen`` adds others.
     """
 
     def __init__(self, names: Iterable[str] = ()):
@@ -323,14 +305,10 @@ def _exchanged_column(batch: pa.RecordBatch, field: pa.Field, flips: np.ndarray,
 
 
 def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> int:
-    """Writes rows in this package's columns; those that no row has are left out.
-
-    Returns:
-        The number of rows.
+    """Write rows in this package's columns, but those that no row has; return their number.
 
     Raises:
-        UserError: the file ends in .parquet, and a column cannot hold all of its values there, such as texts
-            and chat messages.
+        UserError: a column of a .parquet file cannot hold all of its values, such as texts and chat messages.
     """
     if path.suffix != ".parquet":
         return _write_json((plain_row(row) for row in rows), path)
@@ -352,10 +330,7 @@ def plain_row(row: dict[str, Any]) -> dict[str, Any]:
 def write_table(rows: list[dict[str, Any]], path: Path, types: pa.Schema) -> None:
     """Write rows as Parquet; columns that no row has are left out.
 
-    Args:
-        rows: with a value of its type, or a list or an object, in the columns of ``types``.
-        path: the file.
-        types: those of the columns; that of lists and objects in place of texts is inferred.
+    ``types`` are those of the columns; that of lists and objects in place of texts is inferred.
 
     Raises:
         UserError: a column cannot hold all of its values.

@@ -19,9 +19,9 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import content_key
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.weighting.audited import easiest_first
 
 from .augmentation.files import read_augmentations
+from .curriculum import easiest_first
 from .noise import AnnotatorNoise, LabelNoise, noise_from_options
 from .pairs import Pairs
 from .prompt_loader import draw_prompts, prompt_loader
@@ -218,7 +218,7 @@ class PreferenceDataModule(LightningDataModule):
             if self.trained_texts not in (None, self._texts_digest):
                 raise UserError(
                     f"The texts of {self.source.name} are not those that the run was trained on; restore "
-                    "them, or use pacmr audit-model, which takes any pairs."
+                    "them, or use pacmr audit with a model, which takes any pairs."
                 )
             if self.trainer is not None:
                 rank_zero_info(self._epoch_line())

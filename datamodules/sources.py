@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,9 +14,12 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.reward import Reward
 
 from .chat import messages_of
+from .cleaned import check_output, clean_file, clean_rows
 from .columns import PREFERENCES, SFT
 from .reading import made_once, numbered_rows, read_preferences, read_sft
+from .rows import readable_texts
 from .splits import DEFAULT_FRACTION, RowsBySplit, Split, SplitPlaces
+from .tokenized_source import TokenizedSource
 
 
 class Source(ABC):
@@ -46,6 +49,41 @@ class Source(ABC):
     def load_all(self) -> Dataset:
         """Return all training rows, also those set aside; for ``clean_meta`` and ``audit --cleaned``."""
         return self.load("train")
+
+    def check_output(self, output: str) -> Path:
+        """Return the path that ``write_cleaned`` writes to.
+
+        Raises:
+            UserError: it is a file of the source, or its ending is not that of the source's format.
+        """
+        return check_output(self.name, output)
+
+    def write_cleaned(self, output: str, drop: set[str], flip: set[str]) -> int:
+        """Write the rows of ``load_all``, some of them dropped and some with their label exchanged.
+
+        Where a label is exchanged, ``chosen`` and ``rejected`` change places, and ``flipped`` and ``eta``
+        become their opposites.
+
+        Args:
+            output: file to write.
+            drop: ids of rows to leave out.
+            flip: ids of rows whose label is exchanged, against the label that was found.
+
+        Returns:
+            The number of rows written.
+
+        Raises:
+            UserError: the output does not fit the source, or an id is not there.
+        """
+        return clean_rows(self.load_all(), self.name, self.check_output(output), drop, flip)
+
+    def texts(self, rows: Dataset, ids: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+        """Prompt, chosen and rejected of rows of the source as a person reads them, labels as found."""
+        return readable_texts(rows, ids)
+
+    def tokenized(self, tokenizers: Sequence[str], max_length: int) -> TokenizedSource:
+        """Return the pairs of ``load_all`` as tokens, for an audit by a model that no run has trained."""
+        return TokenizedSource(self.load_all(), self.name, tokenizers, max_length)
 
 
 class Files(RowsBySplit, Source):
@@ -78,6 +116,14 @@ class Files(RowsBySplit, Source):
     def read(self, place: str) -> Dataset:
         """Return the rows of a file."""
         return read_preferences(place)
+
+    def check_output(self, output: str) -> Path:
+        """Return the path to write to, which is neither of the source's files and of the same format."""
+        return check_output(self.name, output, (self.splits.train, self.splits.validation))
+
+    def write_cleaned(self, output: str, drop: set[str], flip: set[str]) -> int:
+        """Write the training file again in its own columns, rows that training did not use included."""
+        return clean_file(self.splits.train, self.check_output(output), drop, flip)
 
 
 class Prompts(Source):

@@ -59,7 +59,7 @@ def reward_ceiling(model: str, *, output: str, world_seed: int = 0) -> pd.DataFr
     check_writable("output", output, Path(output).parent)
     if not (Path(model) / "config.json").is_file():
         raise UserError(f"There is no model in {model}; train one with configs/quickstart/sft.yaml.")
-    network = load_base(model, torch.float32, None).eval()
+    network = load_base(model, torch.float32).eval()
     tokenizer = load_tokenizer(model)
     world = World(world_seed)
     log_probs, rewards = [], []

@@ -36,16 +36,8 @@ class CrossFit:
     """Two DPO policies with a run's own model, data and settings; each judges the pairs it has not seen.
 
     The halves are those of a hash of the prompt, so pairs of one prompt are on one side. A policy makes as
-    many passes over its half as the run's checkpoint has made over all pairs. Policies and values stay on
-    disk, and are used again as long as the run is the same.
-
-    Args:
-        run: the run.
-        data: its datamodule, set up for ``fit`` with labels as trained.
-        updates: policy updates behind the run's checkpoint.
-        beta: of DPO.
-        folder: where to keep the policies.
-        micro_batch_size: pairs in one forward pass; None is that of training.
+    many passes over its half as the run's checkpoint has made over all pairs. Policies and values stay in
+    ``folder``, and are used again as long as the run is the same.
     """
 
     def __init__(
@@ -76,11 +68,7 @@ class CrossFit:
         state = [self.policy_options, self.options, beta, data.state_dict(), labels.hexdigest(), self.updates]
         state.append(reference)
         self.key = content_key(*state)[:12]
-
-    @property
-    def path(self) -> Path:
-        """File of what the policies found."""
-        return self.folder / f"u-{self.key}.parquet"
+        self.path = folder / f"u-{self.key}.parquet"
 
     def kept(self) -> pd.Series | None:
         """What an earlier audit of the same run found; None where there is nothing."""
@@ -95,7 +83,12 @@ class CrossFit:
         kept = self.kept()
         if kept is not None:
             return kept
-        self._check_halves()
+        if (least := min(map(len, self.halves))) < (batch := self.data.global_batch_size):
+            raise UserError(
+                f"Half of the prompts have {least} training pairs, fewer than the run's global_batch_size "
+                f"{batch}, so no policy can be trained on them; audit with --scorer policy or probe, or "
+                "train a run on more pairs."
+            )
         parts = []
         for half, (learned, judged) in enumerate(zip(self.halves, self.halves[::-1], strict=True)):
             module = self._trained(half, learned)
@@ -109,15 +102,6 @@ class CrossFit:
         with replacing(self.path) as temporary:
             frame.to_parquet(temporary)
         return frame["u"]
-
-    def _check_halves(self) -> None:
-        least, batch = min(map(len, self.halves)), self.data.global_batch_size
-        if least < batch:
-            raise UserError(
-                f"Half of the prompts have {least} training pairs, fewer than the run's global_batch_size "
-                f"{batch}, so no policy can be trained on them; audit with --scorer policy or probe, or "
-                "train a run on more pairs."
-            )
 
     def _trained(self, half: int, learned: list[int]) -> PreferenceModule:
         """The policy of a half, from disk or trained now."""
@@ -168,7 +152,9 @@ class CrossFit:
             self.data.train_pairs, self.data.meta_every = everything, meta
             self.data.reference = reference
         with replacing(path) as temporary:
-            torch.save({"state_dict": _adapter(module)}, temporary)
+            adapter = module.policy.adapter().items()
+            state = {f"policy.{name}": value.detach().cpu() for name, value in adapter}
+            torch.save({"state_dict": state}, temporary)
         for file in unfinished.glob("*.ckpt"):
             file.unlink()
         unfinished.rmdir()
@@ -184,10 +170,6 @@ class _Bar(TQDMProgressBar):
     def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
         super().on_train_epoch_start(trainer, *_)
         self.train_progress_bar.set_description(self.name)
-
-
-def _adapter(module: PreferenceModule) -> dict[str, torch.Tensor]:
-    return {f"policy.{name}": value.detach().cpu() for name, value in module.policy.adapter().items()}
 
 
 def _side(prompt: str) -> int:

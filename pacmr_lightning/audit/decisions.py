@@ -1,22 +1,58 @@
-"""What a person has decided on pairs, as the report's page saves it, or Label Studio exports it."""
+"""Deciding by hand: pairs drawn at random, tasks of Label Studio, and files of decisions.
+
+Label Studio's documented task format (``data``, ``annotations``, ``result``) is that of its 1.x exports.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ..errors import UserError
-from .label_studio import exported
-from .sample_share import SampleShare
+from .noise_rate import SampleEstimate
 
 WORDS = ("keep", "exchange", "drop", "unsure")
 """Decisions on a label as trained: it is right, it is wrong, nothing should be learned from the pair, or
 nothing is decided."""
+CONTROL = "decision"
+"""Name of the control in the labelling config of Label Studio, which docs/audit.md shows."""
+SEED = 0
+"""Of the random sample."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a pair says, labels as trained."""
+
+    prompt: str
+    chosen: str
+    rejected: str
+
+
+def random_sample(ids: Sequence[str], number: int) -> list[str]:
+    """Ids of pairs that are drawn at random, whatever any score says of them.
+
+    A larger sample of the same pairs begins with the smaller one, so that reading can go on.
+    """
+    return [ids[i] for i in np.random.default_rng(SEED).permutation(len(ids))[:number]]
+
+
+def tasks(pairs: Iterable[tuple[str, str, bool, Texts]]) -> list[dict[str, Any]]:
+    """Tasks of Label Studio, one a pair, which say nothing of what an audit makes of it.
+
+    Each pair is its id, the row's column that was the chosen response in training, whether it was drawn at
+    random, and its texts.
+    """
+    return [
+        {"data": {"pair": name, "observed": observed, "sample": sample, **vars(texts)}}
+        for name, observed, sample, texts in pairs
+    ]
 
 
 @dataclass(frozen=True)
@@ -33,21 +69,17 @@ class Decisions:
     """Ids of pairs that were drawn at random."""
 
     @property
-    def share(self) -> SampleShare:
-        """Of wrong labels, by the pairs that were drawn at random alone: others were picked by a score."""
-        drawn = pd.Series([self.words[name] for name in self.sample], dtype=object)
-        return SampleShare(*(int(drawn.eq(word).sum()) for word in ("exchange", "keep", "drop", "unsure")))
+    def estimate(self) -> SampleEstimate:
+        """The noise rate by the pairs that were drawn at random alone: others were picked by a score."""
+        drawn = [self.words[name] for name in self.sample]
+        return SampleEstimate(*map(drawn.count, ("exchange", "keep", "drop", "unsure")))
 
     def named(self, word: str) -> set[str]:
         """Ids of the pairs with a decision."""
         return {name for name, decision in self.words.items() if decision == word}
 
     def check(self, ids: Sequence[str], swapped: Sequence[bool]) -> None:
-        """Looks all decisions up.
-
-        Args:
-            ids: of the N training pairs.
-            swapped: whether the run's noise has exchanged the responses of each.
+        """Look all decisions up among N training pairs.
 
         Raises:
             UserError: a pair is not among them, or had the other label when it was decided on.
@@ -75,12 +107,11 @@ class Decisions:
 
 
 def read_decisions(path: str) -> Decisions:
-    """Reads a file that the report's page has saved (JSON Lines), or Label Studio's JSON export.
+    """Read a file that the report's page has saved (JSON Lines), or Label Studio's JSON export.
 
-    Args:
-        path: of lines with ``id`` and ``decision`` (one of ``WORDS``), and perhaps ``observed`` ("chosen",
-            or "rejected" where the run's noise had exchanged the responses) and ``sample`` (true where the
-            pair was drawn at random); or of a list of tasks.
+    A line has ``id`` and ``decision`` (one of ``WORDS``), and perhaps ``observed`` ("chosen", or "rejected"
+    where the run's noise had exchanged the responses) and ``sample`` (true where the pair was drawn at
+    random).
 
     Raises:
         UserError: it is no such file, or decides on a pair in two ways.
@@ -118,10 +149,10 @@ def read_decisions(path: str) -> Decisions:
     if not words:
         raise UserError(f"{path} has no decision; make some on the report's page, and save them.")
     found = Decisions(path, words, observed, sample)
-    if found.share.low >= 0.5:
+    if (read := found.estimate).interval[0] >= 0.5:
         raise UserError(
-            f"{path} holds {found.share.wrong} of {found.share.read} random labels wrong, but an audit takes "
-            "less than half of them to be wrong; exchange all labels of the data first."
+            f"{path} holds {read.wrong} of {read.read} random labels wrong, but an audit takes less than "
+            "half of them to be wrong; exchange all labels of the data first."
         )
     return found
 
@@ -137,7 +168,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     except UnicodeDecodeError:
         raise UserError(f"{path} is no UTF-8 text; give the file that the report's page has saved.") from None
     if text.lstrip().startswith("["):
-        yield from exported(path, text)
+        yield from _exported(path, text)
         return
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -148,3 +179,34 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             row = None
         # What is no object is no decision, of which the reader says so.
         yield f"{path}, line {number}", row if isinstance(row, dict) else {}
+
+
+def _exported(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Decisions of an export of ``tasks``; what was skipped or left open has none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:  # a number of too many digits, or lists without end
+        if not isinstance(error, json.JSONDecodeError):
+            raise UserError(f"{path} is not JSON that can be read ({error}); export it again.") from None
+        raise UserError(
+            f"{path} is not JSON ({error.msg} in line {error.lineno}); export it again, as JSON."
+        ) from None
+    for number, task in enumerate(found, 1):
+        place = f"{path}, task {number}"
+        try:
+            pair = {"id": task["data"]["pair"]}
+            pair |= {name: task["data"][name] for name in ("observed", "sample") if name in task["data"]}
+            words = [
+                word
+                for annotation in task["annotations"]
+                if not annotation.get("was_cancelled")
+                for result in annotation["result"]
+                if result.get("from_name") == CONTROL
+                for word in result["value"]["choices"]
+            ]
+        except (AttributeError, KeyError, TypeError):
+            raise UserError(
+                f"{place} has no data.pair with annotations; export tasks of pacmr audit --label_studio from "
+                "Label Studio as JSON, not JSON-MIN."
+            ) from None
+        yield from ((place, {**pair, "decision": word}) for word in words)

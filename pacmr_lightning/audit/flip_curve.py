@@ -1,4 +1,4 @@
-"""The expected share of labels that disagree with the policy, by how sure it is, under random flips.
+"""The expected share of labels against the policy by how sure it is, under random flips: fit and test.
 
     P(against | |u| = m) = eps + (1 - 2 eps) sigmoid(-k m)
 
@@ -11,11 +11,13 @@ outweigh.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit
+from scipy.stats import beta
 
 HIGHEST = 0.499
 """Flips at a rate of one half leave nothing that could be learned."""
@@ -25,6 +27,12 @@ TYPICAL = 1.5
 """k of most policies, per mean of abs(u): at their mean sureness they are right 82% of the time."""
 SPREAD = 1.0
 """Standard deviation of log k above it."""
+LEVEL = 0.05
+"""A fit is refused at p-values under it."""
+_PARTS = 10
+"""Most parts that pairs are put into by abs(u)."""
+_LEAST = 5.0
+"""Variance of the number of labels against the policy in a part."""
 
 
 def sides(u: np.ndarray) -> np.ndarray:
@@ -37,10 +45,36 @@ def share_against(rate: np.ndarray | float, slope: float, size: np.ndarray) -> n
     return rate + (1 - 2 * rate) * expit(-slope * size)
 
 
-def size_bins(size: np.ndarray, most: int) -> tuple[np.ndarray, int]:
-    """(N,) numbers of bins by quantiles, and how many there are: a fit looks at counts, not at pairs."""
-    edges = np.unique(np.quantile(size, np.linspace(0, 1, most + 1)[1:-1]))
-    return np.searchsorted(edges, size, side="right"), len(edges) + 1
+class Counts:
+    """Labels against the policy and with it, by groups and at most ``bins`` quantiles of abs(u)."""
+
+    def __init__(self, u: np.ndarray, bins: int, groups: np.ndarray | None = None):
+        size, self.against = np.abs(u), sides(u)
+        self.unit = size.mean() or 1.0
+        edges = np.unique(np.quantile(size, np.linspace(0, 1, bins + 1)[1:-1]))
+        places, count = np.searchsorted(edges, size, side="right"), len(edges) + 1
+        self.size = np.bincount(places, size, count) / np.maximum(np.bincount(places, minlength=count), 1)
+        self.size /= self.unit
+        self.cells = places if groups is None else groups * count + places
+        self.shape = (1 if groups is None else int(groups.max()) + 1, count)
+
+    def of(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Two (G, B) counts, against and agreeing, of pairs with (N,) weights."""
+        length = self.shape[0] * self.shape[1]
+        against, agreeing = (
+            np.bincount(self.cells, weights * side, length).reshape(self.shape)
+            for side in (self.against, 1 - self.against)
+        )
+        return against, agreeing
+
+
+def resampled_prompts(prompts: np.ndarray, resamples: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield (N,) weights of pairs, for a bootstrap over prompts with numbers from 0 on."""
+    rng = np.random.default_rng(seed)
+    number = int(prompts.max()) + 1
+    shares = np.full(number, 1 / number)
+    for _ in range(resamples):
+        yield rng.multinomial(number, shares)[prompts]
 
 
 def fit_curve(
@@ -52,7 +86,7 @@ def fit_curve(
     slopes: tuple[float, float] = (0.0, STEEPEST),
     starts: Sequence[tuple[float, float]] = ((0.02, 1.0), (0.25, 1.0)),
 ) -> tuple[np.ndarray, float, float]:
-    """Most probable eps of each of G groups, and the k of all of them.
+    """Return the most probable eps of each of G groups, the k of all of them, and minus the log-likelihood.
 
     Args:
         size: (B,) abs(u) of each bin, in units of its mean over pairs.
@@ -61,9 +95,6 @@ def fit_curve(
         rates: bounds of each eps; equal ones fix it.
         slopes: bounds of k.
         starts: pairs of an eps and a k, from which the search begins.
-
-    Returns:
-        eps (G,), k, and minus the log-likelihood.
     """
     groups = len(against)
 
@@ -95,3 +126,83 @@ def fit_curve(
 
 def _spreads_above_typical(slope: float) -> float:
     return np.log(max(slope, TYPICAL) / TYPICAL) / SPREAD
+
+
+@dataclass(frozen=True)
+class GoodnessOfFit:
+    """A test of the curve over parts of the pairs by abs(u)."""
+
+    p: float
+    """Of a gap between curve and labels as large as this, where the curve holds; NaN where it cannot be
+    tested."""
+    freedom: int
+    """Parts that are left free by the fit."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether the labels contradict the curve."""
+        return self.p < LEVEL
+
+
+def goodness_of_fit(
+    size: np.ndarray,
+    against: np.ndarray,
+    prompts: np.ndarray,
+    rate: float,
+    slope: float,
+    known: bool,
+) -> GoodnessOfFit:
+    """Test a fitted curve (eps ``rate``, which may be ``known``, and k ``slope``) by parts of abs(u).
+
+    A score test. Residuals of the parts, in units of their binomial error, are looked at in those directions
+    that the fit of eps and k has not already made zero. Their covariance is that of sums over prompts, so
+    pairs of a prompt may depend on each other.
+
+    ``size`` is (N,) abs(u), ``against`` (N,) 1 where the label is against the policy, 0 where not, a half
+    where it is undecided, ``prompts`` (N,) numbers.
+    """
+    unsure = expit(-slope * size)
+    p = rate + (1 - 2 * rate) * unsure
+    variance = np.maximum(p * (1 - p), 1e-9)
+    residual = against - p
+    free = []  # derivatives of p by what was fitted; at a bound nothing was
+    if not known and 0 < rate < HIGHEST:
+        free.append(1 - 2 * unsure)
+    if 0 < slope * size.mean() < STEEPEST:
+        free.append(-(1 - 2 * rate) * size * unsure * (1 - unsure))
+    # Parts of equal variance: of the pairs that the policy is surest of few are against it, which is enough
+    # for a normal approximation in large parts only.
+    order = np.argsort(size, kind="stable")
+    grown = np.cumsum(variance[order])
+    parts = min(_PARTS, int(grown[-1] / _LEAST))
+    part = np.empty(len(size), dtype=int)
+    part[order] = np.minimum(grown / grown[-1] * parts, parts - 1)
+    if parts <= len(free):
+        return GoodnessOfFit(np.nan, 0)
+    scale = np.sqrt(np.bincount(part, variance, parts))
+    clusters, count = np.unique(prompts, return_inverse=True)[1], len(np.unique(prompts))
+    sums = _sums(clusters, part, residual, count, parts) / scale
+    if free:
+        slopes = np.stack(free, axis=1)
+        information = slopes.T @ (slopes / variance[:, None])
+        by_part = np.stack([np.bincount(part, column, parts) for column in free], axis=1) / scale[:, None]
+        moved = np.linalg.solve(information, by_part.T).T
+        scores = np.stack(
+            [np.bincount(clusters, column * residual / variance, count) for column in free], axis=1
+        )
+        sums = sums - scores @ moved.T
+        # Under independence this is the covariance of the residuals, 1 in all directions but the fitted ones.
+        covariance = np.eye(parts) - by_part @ moved.T
+        sums = sums @ np.linalg.eigh(covariance)[1][:, len(free) :]
+    freedom = sums.shape[1]
+    if count <= freedom + 1:
+        return GoodnessOfFit(np.nan, freedom)
+    total = sums.sum(0)
+    # t(A) V^-1 A of a sum A of G independent vectors, with V their second moments, is Hotelling's T squared
+    # in another dress: divided by G it is Beta(d / 2, (G - d) / 2).
+    statistic = float(total @ np.linalg.pinv(sums.T @ sums) @ total) / count
+    return GoodnessOfFit(float(beta.sf(min(statistic, 1.0), freedom / 2, (count - freedom) / 2)), freedom)
+
+
+def _sums(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, height: int, width: int) -> np.ndarray:
+    return np.bincount(rows * width + columns, values, height * width).reshape(height, width)

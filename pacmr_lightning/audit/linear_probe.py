@@ -1,10 +1,8 @@
-"""A linear reward on the untouched model's states, learned from labels and asked about pairs it has not seen.
+"""A linear reward on the base model's states, fitted to labels of other prompts than those that it judges.
 
-A pretrained model knows what makes responses differ long before it has been trained on these labels. Labels
-are told from each other by log-odds w^T d, where d is what its layers hold of the chosen response minus what
-they hold of the rejected one: Bradley-Terry with a linear reward. w has few parameters and is penalised,
-so it cannot learn single labels by heart as a policy does, and each pair is judged by a w that was fitted to
-other prompts.
+The log-odds of a label are w^T d, where d is what the model's layers hold of the chosen response minus what
+they hold of the rejected one: Bradley-Terry with a linear reward. w has few parameters and is penalised, so
+it cannot learn single labels by heart as a policy does.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ VARIANCES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 def probe_log_odds(differences: np.ndarray, prompts: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Log-odds that a labeller prefers the chosen responses, by what labels of other prompts teach.
+    """(N,) log-odds in nats that a labeller prefers the chosen responses, by labels of other prompts.
 
     The penalty is the strongest one under which unseen labels rank within a standard error of the best: the
     only thing that a pair's own label has a part in.
@@ -35,9 +33,6 @@ def probe_log_odds(differences: np.ndarray, prompts: np.ndarray, seed: int = 0) 
         differences: (N, D) of features, chosen minus rejected.
         prompts: (N,) numbers of the pairs' prompts; pairs of one prompt are judged together.
         seed: of the parts.
-
-    Returns:
-        (N,) in nats.
 
     Raises:
         UserError: there are fewer prompts than parts.
@@ -60,14 +55,14 @@ def probe_log_odds(differences: np.ndarray, prompts: np.ndarray, seed: int = 0) 
                 model.fit(scaled[learned] * mirror[:, None], mirror)
                 row[judged] = scaled[judged] @ model.coef_[0]
                 bar.update()
-    ranks = np.array([agreement(row) for row in found])
+    ranks = np.array([signed_rank_agreement(row) for row in found])
     return found[int(np.argmax(ranks >= ranks.max() - agreement_error(len(scaled))))]
 
 
-def agreement(log_odds: np.ndarray) -> float:
+def signed_rank_agreement(log_odds: np.ndarray) -> float:
     """Share of two of (N,) log-odds whose sum is above 0, as in Wilcoxon's signed ranks: 0.5 by chance.
 
-    Of judges that have not seen the labels the one that agrees with more of them also ranks wrong ones
+    Of scorers that have not seen the labels the one that agrees with more of them also ranks wrong ones
     better, where labels are wrong independently of the pair.
     """
     sides = np.repeat([1, 0], len(log_odds))
@@ -75,7 +70,7 @@ def agreement(log_odds: np.ndarray) -> float:
 
 
 def agreement_error(pairs: int) -> float:
-    """Standard error of ``agreement`` by chance."""
+    """Standard error of ``signed_rank_agreement`` by chance."""
     return 1 / math.sqrt(3 * pairs)
 
 

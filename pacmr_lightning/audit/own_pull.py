@@ -17,6 +17,7 @@ embedded world (20 to 40% flips, 15 runs) it comes to 0.041 to 0.059 nats, where
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,8 +34,10 @@ from ..objectives import DPO
 from ..policy.lora import UnhookedLoraError
 from ..runs.finished_run import MOST_AT_ONCE, PreferenceData, Run
 from ..runs.folder import METRICS
-from ..runs.time_estimate import OWN_PULL
 
+SAMPLE = 128
+"""Pairs whose gradients are taken, at most. In the embedded world so many tell the mean within 4% (standard
+deviation over samples), 512 within 2%."""
 WIDTH = 65536
 """Numbers that a pair's gradient is sketched by where it has more: K is then within about 1 / sqrt(WIDTH)."""
 EPS = 1e-8
@@ -46,14 +49,7 @@ LARGEST = 0.3
 def own_pull(
     module: PreferenceModule, data: PreferenceData, run: Run, updates: int, seed: int = 0
 ) -> float | None:
-    """Nats of u that a pull of 1 has come to by the checkpoint.
-
-    Args:
-        module: with the policy of the run's checkpoint, where it is to run.
-        data: with the N ``train_pairs``.
-        run: with the checkpoint, which has the optimizer's state.
-        updates: of the policy behind it.
-        seed: of the sample.
+    """Nats of u that a pull of 1 has come to by the run's checkpoint, after so many updates of the policy.
 
     Returns:
         What ``last_pass``'s column ``pull`` is to be multiplied by; None where the checkpoint has no state of
@@ -64,7 +60,7 @@ def own_pull(
     if moments is None:
         return None
     pairs = data.train_pairs
-    sample = np.random.default_rng(seed).permutation(len(pairs))[:OWN_PULL].tolist()
+    sample = np.random.default_rng(seed).permutation(len(pairs))[:SAMPLE].tolist()
     try:
         u, gradients = _gradients(module, data, sample, moments)
     except UnhookedLoraError:
@@ -75,7 +71,9 @@ def own_pull(
         max_steps=run.trainer.get("max_steps"),
         max_epochs=run.trainer.get("max_epochs"),
     )
-    rates = learning_rates(module, planned or updates)[:updates]
+    peak = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=module.learning_rate)
+    schedule: Any = warmup_cosine(peak, planned or updates, module.warmup_ratio, module.min_lr_ratio)
+    rates = module.learning_rate * np.array(list(map(schedule["scheduler"].lr_lambdas[0], range(updates))))
     step = _clipped(module, run, updates) * rates.sum() / len(pairs)
     kernel = step * (gradients @ gradients.T).double().cpu().numpy()
     unit = float(remaining(kernel, u, len(pairs)).mean())
@@ -83,12 +81,9 @@ def own_pull(
 
 
 def remaining(kernel: np.ndarray, u: np.ndarray, pairs: int) -> np.ndarray:
-    """(M,) nats that a pull of 1 on each of M pairs leaves in its own u, as N pairs answer to it.
+    """(M,) nats that a pull of 1 on each of a sample of M of N ``pairs`` leaves in its own u, as all answer.
 
-    Args:
-        kernel: (M, M) A between the pairs of a sample.
-        u: (M,) theirs.
-        pairs: N, of which each pair of the sample stands for N / M.
+    ``kernel`` is (M, M) A between them, ``u`` (M,) theirs.
     """
     answers = kernel * (pairs / len(u))
     np.fill_diagonal(answers, np.diag(kernel))
@@ -152,19 +147,6 @@ def _moments(module: PreferenceModule, checkpoint: Path) -> dict[str, Tensor] | 
         moment = state["exp_avg_sq"] / (1 - module.betas[1] ** float(state["step"]))
         moments[name] = moment.to(parameter.device)
     return moments
-
-
-def learning_rates(module: PreferenceModule, updates: int) -> np.ndarray:
-    """(updates,) those of a run that was to have so many updates."""
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=module.learning_rate)
-    schedule = warmup_cosine(optimizer, updates, module.warmup_ratio, module.min_lr_ratio)["scheduler"]
-    assert isinstance(schedule, torch.optim.lr_scheduler.LRScheduler)
-    rates = []
-    for _ in range(updates):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    return np.array(rates)
 
 
 def _clipped(module: PreferenceModule, run: Run, updates: int) -> float:

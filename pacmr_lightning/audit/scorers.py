@@ -23,6 +23,6 @@ SCORES: dict[Scorer, str] = {
 }
 """Columns of the scores; a low value makes a label suspect."""
 BASIS: dict[Scorer, str] = SCORES | {"vnet": "unpulled_u"}
-"""Columns that change sign with the label, from which the share is estimated."""
+"""Columns that change sign with the label, from which the noise rate is estimated."""
 UNSEEN: tuple[Scorer, ...] = ("probe", "dpo", "first_visit")
-"""Judges that have not learned the labels that they are asked about."""
+"""Scorers that have not learned the labels that they judge."""

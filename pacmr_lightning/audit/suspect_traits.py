@@ -17,11 +17,18 @@ from scipy.stats import false_discovery_control, norm, t
 from sklearn.feature_extraction.text import CountVectorizer
 
 from .group_reliability import GROUPINGS
+from .noise_rate import NoiseRate
 
 LEVEL = 0.05
 """Share of false alarms among the traits that are reported; the chance of any where nothing is there."""
 LEAST = 10
 """Suspects, and other pairs, that a trait has to decide before it is tested; twice that to be listed."""
+FOLLOWED = 0.75
+"""Share of the labels from which on they are said to follow a trait.
+
+In the embedded world right labels follow no word in more than 69% (lower end of the interval); under a
+favourite word, or a preference for the longer response, they follow one in 78% and more.
+"""
 _BLOCK = 50
 """Groups that are tested at a time."""
 COLUMNS = [
@@ -33,19 +40,13 @@ COLUMNS = [
 def suspect_traits(
     pairs: pd.DataFrame, suspect: np.ndarray, chosen: Sequence[str], rejected: Sequence[str]
 ) -> pd.DataFrame:
-    """Compares suspects with the other pairs, trait by trait.
+    """Compare (N,) suspects with the other pairs, trait by trait.
 
     A word decides a pair where one response alone has it, length where one response has more characters, and
     the pair has the trait where that response is the chosen one. A category or an annotator decides all pairs
     that have one, and those of the group have the trait. Each trait is tested among the pairs that it
     decides; sums over prompts are taken as independent, not pairs. Benjamini and Hochberg's correction is
     over all traits that are tested.
-
-    Args:
-        pairs: N rows with ``prompt`` and whatever of ``GROUPINGS`` there is.
-        suspect: (N,) booleans: ``Findings.doubted``.
-        chosen: N responses, labels as trained.
-        rejected: N others.
 
     Returns:
         One row a trait: ``kind`` ("length", "word", "category" or "annotator"), ``trait``, ``suspects`` and
@@ -73,6 +74,22 @@ def suspect_traits(
     return table.loc[order.sort_values(["other", "nearest", "p"], kind="stable").index, COLUMNS].reset_index(
         drop=True
     )
+
+
+def rules(traits: pd.DataFrame, rate: NoiseRate) -> pd.Series:
+    """Which traits are a rule that most labels follow.
+
+    Flips at a rate eps that are independent of the pair leave at most 1 - eps of the labels to any trait. An
+    eps that was estimated lowers the line from ``FOLLOWED``; one that was given may be too high on purpose.
+    """
+    estimated = rate.identified and not rate.known
+    bound = min(FOLLOWED, 1 - rate.low) if estimated else FOLLOWED
+    return traits["kind"].isin(["length", "word"]) & (at_least(traits) > bound)
+
+
+def at_least(traits: pd.DataFrame) -> pd.Series:
+    """Share of the labels that go with a trait, or against it, at least."""
+    return traits["in_all_low"].clip(lower=1 - traits["in_all_high"])
 
 
 _Block = tuple[str, Sequence[str], sparse.csr_matrix, sparse.csr_matrix]
@@ -107,12 +124,8 @@ def _groups(pairs: pd.DataFrame) -> Iterator[_Block]:
         for start in range(0, len(names), _BLOCK):
             block = list(names[start : start + _BLOCK])
             has = values.to_numpy()[:, None] == np.array(block, dtype=object)
-            yield (
-                grouping,
-                block,
-                sparse.hstack([known] * len(block), "csr"),
-                sparse.csr_matrix(has, dtype=int),
-            )
+            decides = sparse.hstack([known] * len(block), "csr")
+            yield grouping, block, decides, sparse.csr_matrix(has, dtype=int)
 
 
 def _column(values: np.ndarray) -> sparse.csr_matrix:

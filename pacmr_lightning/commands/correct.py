@@ -12,29 +12,26 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..audit.correction_rounds import Rounds
+from ..audit import AuditOptions
+from ..audit.cleaned_file import write_cleaned_file
+from ..audit.perp_correct import Rounds
 from ..command_line.parser import run_tool
-from ..datamodules.cleaned import check_output, exchanged, write_rows
+from ..datamodules.cleaned import exchanged, write_rows
 from ..datamodules.sources import Source
 from ..errors import UserError
 from ..evaluation.answer_store import content_key
 from ..files import replacing
 from ..runs.finished_run import PreferenceData, Run, find_run, load
 from ..runs.folder import SUMMARY
-from ..runs.summary import read_summary
-from .audit import audit
-from .audit_conclusion import write_corrected
 from .second_pass import (
     AUDIT,
+    audit_first,
     check_beta,
-    check_folder,
     compare_passes,
     fit,
     folder_beside,
     kept_file,
-    objective,
     train_again,
-    write_record,
 )
 
 RECORD = "correct.json"
@@ -81,40 +78,34 @@ def correct(
     first = find_run(run, "last")
     data = _data(first, clean, rounds)
     if cleaned is not None:
-        check_output(data.source, cleaned)
+        data.source.check_output(cleaned)
     folder = Path(output) if output else folder_beside(run, "corrected")
     tokens = (data.clean_pairs.rows[f"{name}_ids"][:] for name in ("prompt", "chosen", "rejected"))
     named = f"{data.clean_meta.name} ({content_key(*tokens)[:8]})"
     asked = {"run": str(run), "clean": named, "beta": beta}
     asked["checkpoint"] = kept_file("last", first.checkpoint)
     asked |= {f"rounds.{name}": value for name, value in asdict(rounds).items()}
-    read_summary(run)  # which the comparison at the end needs
-    check_folder(folder, asked, RECORD)
-    if not (folder / RECORD).exists():
-        audit(run, "policy", str(folder / AUDIT), micro_batch_size=micro_batch_size)
-        write_record(folder / RECORD, asked)
+    options = AuditOptions("policy", str(folder / AUDIT), micro_batch_size=micro_batch_size)
+    audit_first(run, folder, asked, RECORD, options)
     write = partial(_write_pairs, data)
     pairs, table = rounds.run(first, data, folder / ROUNDS, write, fit, micro_batch_size)
     with replacing(folder / PAIRS) as temporary:
         pairs.to_parquet(temporary, index=False)
     with replacing(folder / TABLE) as temporary:
         table.to_csv(temporary, index=False)
-    console = Console()
-    _show(console, table, len(pairs), folder)
+    _show(table, len(pairs), folder)
     if cleaned is not None:
         wrong = set(pairs["id"][pairs["suggested"] == "flip"])
-        write_corrected(console, data.noise_flips, data.source, cleaned, set(), wrong)
+        print(write_cleaned_file(data.noise_flips, data.source, cleaned, set(), wrong).sentence)
     if not (folder / SUMMARY).exists():
-        options = {
-            "model.method": f"{first.model['init_args']['method']}-corrected",
-            **objective(first.model["init_args"], beta),
+        use = {
             "model.weighting": "AuditedWeights",
             "model.weighting.audit": str(folder / PAIRS),
             "model.weighting.soft_labels": "true",
             "data.clean_meta": "null",
             "data.hold_out_clean_meta": "true",
         }
-        train_again(first, folder, options, (AUDIT, RECORD, ROUNDS, PAIRS, TABLE))
+        train_again(first, folder, "corrected", beta, use, (AUDIT, RECORD, ROUNDS, PAIRS, TABLE))
     compare_passes(run, folder)
 
 
@@ -155,7 +146,7 @@ def _write_pairs(data: PreferenceData, path: Path, kept: list[int], exchange: li
     write_rows(({**row, "id": None} for row in rows), path)
 
 
-def _show(console: Console, table: pd.DataFrame, pairs: int, folder: Path) -> None:
+def _show(table: pd.DataFrame, pairs: int, folder: Path) -> None:
     """The rounds, and their estimate of the share of wrong labels beside the audit's."""
     shown = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("round", "kept", "exchanged", "wrong", "separation", "threshold", "changed"):
@@ -168,23 +159,19 @@ def _show(console: Console, table: pd.DataFrame, pairs: int, folder: Path) -> No
             f"{row['changed'] / pairs:.1%}",
             "taken" if row["best"] else row["problem"],
         )
-    console.print(shown)
+    Console().print(shown)
     best = table[table["best"]].iloc[0]
     if best["separation"] <= best["alpha"]:
-        console.print(
+        print(
             f"By the fit of round {best['round']} {best['alpha']:.1%} of the labels are right as they are "
             f"and {best['separation']:.1%} once corrected. PerpCorrect goes on all the same, and such fits "
-            "have been wrong; look at the two runs side by side.",
-            highlight=False,
-            soft_wrap=True,
+            "have been wrong; look at the two runs side by side."
         )
     audited = pd.read_parquet(folder / AUDIT / PAIRS)["p_wrong"].mean()
     told = "that cannot be told" if np.isnan(audited) else f"{audited:.1%}"
-    console.print(
+    print(
         f"Share of wrong labels: {1 - best['alpha']:.1%} by round {best['round']}, which cDPO and rDPO can "
-        f"be given as label_noise; by the audit of the first run {told}.",
-        highlight=False,
-        soft_wrap=True,
+        f"be given as label_noise; by the audit of the first run {told}."
     )
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, LlamaConfig, PretrainedConfig
 
+from ..audit.own_pull import SAMPLE
 from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..meta_gradient.step_pairs import affordable, kept_inputs
@@ -128,6 +129,7 @@ def memory(
         pairs,
         validation_pairs,
         validations,
+        SAMPLE,
     )
     speed = Speed(device_tflops, utilization, gpu_hour)
     check(plan, speed)

@@ -9,31 +9,27 @@ from typing import Literal
 
 import pandas as pd
 
+from ..audit import AuditOptions
 from ..audit.scorers import Scorer
 from ..command_line.parser import run_tool
 from ..errors import UserError
-from ..runs.finished_run import Run, find_run
+from ..runs.finished_run import find_run
 from ..runs.folder import SUMMARY
-from ..runs.summary import read_summary
-from .audit import audit
 from .second_pass import (
     AUDIT,
+    SAFE_SHARE,
+    audit_first,
     check_beta,
-    check_folder,
     compare_passes,
     folder_beside,
     kept_file,
-    objective,
     train_again,
-    write_record,
 )
 
 Labels = Literal["soft", "weights", "drop", "flip", "easiest"]
 
 RECORD = "refine.json"
 """File of what was asked for, inside the second pass's folder."""
-SAFE_SHARE = 0.45
-"""Of wrong labels, at most, where the audit cannot tell it."""
 USES: dict[Labels, dict[str, bool]] = {
     "soft": {"soft_labels": True, "hard": False},
     "weights": {"soft_labels": False, "hard": False},
@@ -87,54 +83,42 @@ def refine(
         UserError: the run's files are missing, an option is out of range, or the folder holds something else.
     """
     check_beta(beta)
-    found = find_run(run, checkpoint)
-    if found.data["init_args"].get("clean_meta"):
+    first = find_run(run, checkpoint)
+    if first.data["init_args"].get("clean_meta"):
         raise UserError(
             f"The run {run} has clean_meta pairs, which it did not train on and no audit has seen; refine a "
             "run without them."
         )
     folder = Path(output) if output else folder_beside(run, "refined")
     asked = {"run": str(run), "labels": labels, "share": share, "beta": beta}
-    asked |= {"scorer": scorer, "checkpoint": kept_file(checkpoint, found.checkpoint)}
+    asked |= {"scorer": scorer, "checkpoint": kept_file(checkpoint, first.checkpoint)}
     asked["decisions"] = None if decisions is None else kept_file(decisions, Path(decisions).expanduser())
     if labels == "easiest":
         easiest = 0.5 if easiest is None else easiest
         asked["easiest"] = easiest
-    _check_easiest(labels, easiest, scorer)
-    if labels == "easiest" and decisions is not None:
-        raise UserError(
-            f"decisions is {decisions}, but labels is easiest, which goes by difficulty alone; take "
-            "another, or train on the file of pacmr audit --decisions --cleaned."
-        )
-    read_summary(run)  # which the comparison at the end needs
-    check_folder(folder, asked, RECORD)
-    table = folder / AUDIT / "pairs.parquet"
-    if not (folder / RECORD).exists():
-        found_labels = audit(
-            run,
-            scorer,
-            str(folder / AUDIT),
-            checkpoint,
-            share=share,
-            fallback_share=SAFE_SHARE,
-            micro_batch_size=micro_batch_size,
-            decisions=decisions,
-        )
-        if labels != "easiest" and found_labels["p_wrong"].isna().any():
-            raise UserError(
-                f"The scores of {scorer} fit labels that are coin flips as well, so there may be nothing to "
-                f"learn from; take another --scorer, a run that has learned more than {run}, or --share "
-                f"{SAFE_SHARE} to go on all the same."
-            )
-        write_record(folder / RECORD, asked)
+    _check_easiest(labels, easiest, scorer, decisions)
+    audited = folder / AUDIT
+    options = AuditOptions(
+        scorer,
+        str(audited),
+        checkpoint,
+        share=share,
+        fallback_share=SAFE_SHARE,
+        micro_batch_size=micro_batch_size,
+        decisions=decisions,
+    )
+    audit_first(run, folder, asked, RECORD, options, needs_rate=labels != "easiest")
     if not (folder / SUMMARY).exists():
-        _second_pass(found, folder, _use(labels, table, easiest), beta)
+        use = _use(labels, audited / "pairs.parquet", easiest)
+        if "reference" in first.data["init_args"]:
+            use["data.reference"] = "cached"  # the audit has left it on disk
+        train_again(first, folder, "refined", beta, use, (AUDIT, RECORD))
     compare_passes(run, folder)
-    _warn_of_rules(folder / AUDIT)
+    _warn_of_rules(audited)
 
 
 def _warn_of_rules(audited: Path) -> None:
-    """Says after a long training, beside the comparison, what the audit before it has found."""
+    """Say after a long training, beside the comparison, what the audit before it has found."""
     traits = pd.read_csv(audited / "suspect_traits.csv", keep_default_na=False)  # "null" is a word
     rules = traits[traits["rule"]]
     names = [
@@ -150,7 +134,7 @@ def _warn_of_rules(audited: Path) -> None:
         )
 
 
-def _check_easiest(labels: Labels, easiest: float | None, scorer: str) -> None:
+def _check_easiest(labels: Labels, easiest: float | None, scorer: str, decisions: str | None) -> None:
     if easiest is None:
         return
     if labels != "easiest":
@@ -164,6 +148,11 @@ def _check_easiest(labels: Labels, easiest: float | None, scorer: str) -> None:
             f"scorer is {scorer}, but what is easy is asked of policies that have not seen the pairs; use "
             "--scorer dpo."
         )
+    if decisions is not None:
+        raise UserError(
+            f"decisions is {decisions}, but labels is easiest, which goes by difficulty alone; take "
+            "another, or train on the file of pacmr audit --decisions --cleaned."
+        )
 
 
 def _use(labels: Labels, table: Path, easiest: float | None) -> dict[str, str]:
@@ -176,18 +165,6 @@ def _use(labels: Labels, table: Path, easiest: float | None) -> dict[str, str]:
         "model.weighting.audit": str(table),
         **{f"model.weighting.{name}": json.dumps(value) for name, value in USES[labels].items()},
     }
-
-
-def _second_pass(first: Run, folder: Path, use: dict[str, str], beta: float | None) -> None:
-    """The first run once more, with what the audit has found."""
-    options = {
-        "model.method": f"{first.model['init_args']['method']}-refined",
-        **objective(first.model["init_args"], beta),
-        **use,
-    }
-    if "reference" in first.data["init_args"]:
-        options["data.reference"] = "cached"  # the audit has left it on disk
-    train_again(first, folder, options, (AUDIT, RECORD))
 
 
 def main(arguments: list[str]) -> None:

@@ -21,10 +21,6 @@ from ..policy.logprobs import token_values
 
 Estimator = Literal["GhostDotProduct", "CentralDifference"]
 
-OWN_PULL = 128
-"""Pairs whose gradients an audit takes for ``audit.own_pull``, at most. In the embedded world so many tell
-the mean within 4% (standard deviation over samples), 512 within 2%."""
-
 
 @dataclass(frozen=True)
 class PairFlops:
@@ -70,6 +66,8 @@ class Plan:
     """Training pairs, of one epoch."""
     validation_pairs: int = 0
     validations: int = 4
+    audit_sample: int = 0
+    """Pairs whose gradients an audit takes, at most."""
 
     @property
     def updates(self) -> int:
@@ -167,4 +165,4 @@ def audit_flops(flops: PairFlops, plan: Plan) -> int:
     """Operations of an audit by the run's own policy, which one device does: a look at every pair."""
     pairs = plan.pairs or 0
     live = 0 if plan.cached else flops.reference
-    return pairs * (flops.forward + live) + min(pairs, OWN_PULL) * flops.gradient
+    return pairs * (flops.forward + live) + min(pairs, plan.audit_sample) * flops.gradient

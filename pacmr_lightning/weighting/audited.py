@@ -41,12 +41,13 @@ class AuditedWeights(Weighting):
         self.hard = hard
 
     def check_pairs(self, pairs: Any) -> None:
-        """Looks all training pairs up.
+        """Look all training pairs up.
 
         Raises:
             UserError: the file is no audit's, or not of these pairs with these labels.
         """
-        _check(self.audit, self._audited, pairs)
+        _ = self._right  # a table without probabilities is told of first
+        self._table.check(pairs)
 
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
         """(N,) weights; they depend on the pairs alone.
@@ -54,15 +55,19 @@ class AuditedWeights(Weighting):
         Raises:
             UserError: the audit does not know a pair.
         """
-        unknown = [name for name in batch.ids if name not in self._audited]
+        unknown = [name for name in batch.ids if name not in self._right]
         if unknown:
             raise UserError(f"The audit {self.audit} does not know the pair {unknown[0]}; audit a run on it.")
-        return Weights(rewards.u.new_tensor([self._audited[name][0] for name in batch.ids]))
+        return Weights(rewards.u.new_tensor([self._right[name] for name in batch.ids]))
 
     @cached_property
-    def _audited(self) -> dict[str, tuple[float, bool]]:
-        """By pair: P(right), and whether the run's noise had exchanged its responses."""
-        table = _table(self.audit, "p_wrong")
+    def _table(self) -> AuditTable:
+        return AuditTable(self.audit, "p_wrong")
+
+    @cached_property
+    def _right(self) -> dict[str, float]:
+        """P(right) by pair."""
+        table = self._table.rows
         right = 1 - table["p_wrong"]
         if right.isna().any():
             raise UserError(
@@ -74,66 +79,55 @@ class AuditedWeights(Weighting):
             right = right.ge(0.5).astype(float)
         if "decision" in table:
             right = right.mask(table["decision"].eq("drop").fillna(False), 0.5 if self.soft_labels else 0.0)
-        return _by_pair(table, right)
+        return dict(zip(table["id"], right.tolist(), strict=True))
 
 
-def easiest_first(audit: str, pairs: Any) -> list[int]:
-    """Indices of N training pairs by rising difficulty: DPO's loss of policies that have not seen the pair.
+class AuditTable:
+    """``pairs.parquet`` of an audit: ids, observed labels, one more column, and any decisions.
 
     Args:
-        audit: ``pairs.parquet`` of an audit with ``--scorer dpo`` of a run on these pairs with these labels.
-        pairs: the datamodule's.
+        path: of the file.
+        column: the other column.
 
     Raises:
-        UserError: the file is no audit's, has no cross-fitted u, or is not of these pairs with these labels.
+        UserError: the file is no audit's.
     """
-    table = _table(audit, "cross_fit_u")
-    found = _by_pair(table, table["cross_fit_u"])
-    _check(audit, found, pairs)
-    if table["cross_fit_u"].isna().any():
-        raise UserError(
-            f"The audit {audit} has no cross-fitted u, by which pairs are easy or difficult; audit the run "
-            "with --scorer dpo."
-        )
-    # The loss of a pair falls with its u, so both have one order. Ties stay as they are in the data.
-    u = [found[name][0] for name in pairs.rows["id"][:]]
-    return sorted(range(len(u)), key=lambda i: -u[i])
 
+    rows: pd.DataFrame
 
-def _table(path: str, value: str) -> pd.DataFrame:
-    """The ids, observed labels and one more column of an audit, and any decisions."""
-    import pandas as pd  # takes a while, and other weightings do without
-    import pyarrow.parquet as pq
+    def __init__(self, path: str, column: str):
+        import pandas as pd  # takes a while, and other weightings do without
+        import pyarrow.parquet as pq
 
-    if not Path(path).is_file():
-        raise UserError(f"There is no file {path}; pacmr audit RUN writes such a file, pairs.parquet.")
-    try:
-        decided = {"decision"} & set(pq.read_schema(path).names)
-        return pd.read_parquet(path, columns=["id", value, "observed", *decided])
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
-        raise UserError(
-            f"{path} is no table of pacmr audit ({reason}); give the pairs.parquet that it wrote."
-        ) from None
+        self.path = path
+        if not Path(path).is_file():
+            raise UserError(f"There is no file {path}; pacmr audit RUN writes such a file, pairs.parquet.")
+        try:
+            decided = {"decision"} & set(pq.read_schema(path).names)
+            self.rows = pd.read_parquet(path, columns=["id", column, "observed", *decided])
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().partition("\n")[0].rstrip(".")
+            raise UserError(
+                f"{path} is no table of pacmr audit ({reason}); give the pairs.parquet that it wrote."
+            ) from None
 
+    def check(self, pairs: Any) -> None:
+        """Look training pairs up.
 
-def _by_pair(table: pd.DataFrame, values: pd.Series) -> dict[str, tuple[float, bool]]:
-    """By id: the value, and whether the run's noise had exchanged the responses."""
-    swapped = table["observed"].eq("rejected")
-    return dict(zip(table["id"], zip(values.tolist(), swapped.tolist(), strict=True), strict=True))
-
-
-def _check(audit: str, audited: dict[str, tuple[float, bool]], pairs: Any) -> None:
-    ids = pairs.rows["id"][:]
-    unknown = [name for name in ids if name not in audited]
-    if unknown:
-        raise UserError(
-            f"The audit {audit} does not know {len(unknown)} of {len(ids)} training pairs "
-            f"({unknown[0]} for one); audit a run on the same data."
-        )
-    other = sum(audited[name][1] != bool(swap) for name, swap in zip(ids, pairs.swapped, strict=True))
-    if other:
-        raise UserError(
-            f"The audit {audit} saw {other} of {len(ids)} training pairs with the other label; "
-            "audit a run with the same noise."
-        )
+        Raises:
+            UserError: the audit does not know them, or saw them with the other label.
+        """
+        ids = pairs.rows["id"][:]
+        swapped = dict(zip(self.rows["id"], self.rows["observed"].eq("rejected"), strict=True))
+        unknown = [name for name in ids if name not in swapped]
+        if unknown:
+            raise UserError(
+                f"The audit {self.path} does not know {len(unknown)} of {len(ids)} training pairs "
+                f"({unknown[0]} for one); audit a run on the same data."
+            )
+        other = sum(swapped[name] != bool(swap) for name, swap in zip(ids, pairs.swapped, strict=True))
+        if other:
+            raise UserError(
+                f"The audit {self.path} saw {other} of {len(ids)} training pairs with the other label; "
+                "audit a run with the same noise."
+            )

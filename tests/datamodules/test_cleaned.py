@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, HubPreferences
-from pacmr_lightning.datamodules.cleaned import check_output, write_cleaned
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.errors import UserError
 
@@ -35,13 +34,13 @@ def test_json_lines(name, write_rows, tmp_path):
     path = write_rows(ROWS, name)
     first, second, third, _ = ids(path)
     output = tmp_path / f"out-{name}"
-    assert write_cleaned(Files(path), str(output), drop={first}, flip={second, third}) == 3
+    assert Files(path).write_cleaned(str(output), drop={first}, flip={second, third}) == 3
     assert lines(output) == [
         {"prompt": "2", "chosen": " b", "rejected": " a", "flipped": False, "eta": 0.75, "score": [1, 2]},
         {"prompt": "2", "chosen": " b", "rejected": " a", "flipped": 1},
         ROWS[3],
     ]
-    assert write_cleaned(Files(path), str(output), set(), set()) == 4
+    assert Files(path).write_cleaned(str(output), set(), set()) == 4
     assert lines(output) == ROWS, "nothing to clean, nothing changed, no ids added"
     assert len(read_preferences(output)) == 4, "ready to train on"
 
@@ -71,7 +70,7 @@ def test_parquet(tmp_path):
     table = pa.Table.from_arrays(arrays, schema=schema)
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=2)
     source = Files(str(tmp_path / "in.parquet"))
-    assert write_cleaned(source, str(tmp_path / "out.parquet"), drop={"7"}, flip={"9"}) == 2
+    assert source.write_cleaned(str(tmp_path / "out.parquet"), drop={"7"}, flip={"9"}) == 2
     found = pq.read_table(tmp_path / "out.parquet")
     assert found.schema.equals(table.schema, check_metadata=False)
     assert found.schema.metadata[b"who"] == b"me"
@@ -100,7 +99,7 @@ def test_columns_that_speak_of_a_side(ending, write_rows, tmp_path, capsys):
     if ending == "parquet":
         path = str(tmp_path / "rows.parquet")
         pq.write_table(pa.Table.from_pylist(rows), path)
-    write_cleaned(Files(path), str(output), drop={"0"}, flip={"1"})
+    Files(path).write_cleaned(str(output), drop={"0"}, flip={"1"})
     found = lines(output) if ending == "jsonl" else pq.read_table(output).to_pylist()
     assert found == [rows[1] | SWAPPED | {"chosen": "b1", "rejected": "a1"}, rows[2]]
     assert capsys.readouterr().out.splitlines() == [
@@ -111,7 +110,7 @@ def test_columns_that_speak_of_a_side(ending, write_rows, tmp_path, capsys):
         "Columns that may speak of a side, but are not changed where a label is swapped; look at them: "
         "winner, chosen_index, label, note_margin.",
     ]
-    write_cleaned(Files(path), str(output), drop={"0"}, flip=set())
+    Files(path).write_cleaned(str(output), drop={"0"}, flip=set())
     assert capsys.readouterr().out == "", "nothing was swapped"
 
 
@@ -119,7 +118,7 @@ def test_a_field_that_only_one_side_has(write_rows, tmp_path):
     rows = [{"id": "a", "chosen": "p x", "rejected": "p y", "score_chosen": 1, "margin": None}]
     rows += [{"id": "b", "chosen": "p x", "rejected": "p y", "score_rejected": 2, "margin": 1}]
     path, output = write_rows(rows), tmp_path / "out.jsonl"
-    write_cleaned(Files(path), str(output), set(), {"a", "b"})
+    Files(path).write_cleaned(str(output), set(), {"a", "b"})
     assert lines(output) == [
         {"id": "a", "chosen": "p y", "rejected": "p x", "score_rejected": 1, "margin": None},
         {"id": "b", "chosen": "p y", "rejected": "p x", "score_chosen": 2, "margin": -1},
@@ -142,7 +141,7 @@ def test_parquet_sides_of_several_types(tmp_path):
     }
     path, output = str(tmp_path / "in.parquet"), tmp_path / "out.parquet"
     pq.write_table(pa.table(columns), path)
-    write_cleaned(Files(path), str(output), set(), {"b"})
+    Files(path).write_cleaned(str(output), set(), {"b"})
     found = pq.read_table(output)
     assert found["chosen_n"].to_pylist() == [1, None] and found["rejected_n"].to_pylist() == [1.5, 2]
     times = [found[name].cast(pa.int64()).to_pylist() for name in ("chosen_at", "rejected_at")]
@@ -157,11 +156,11 @@ def test_parquet_sides_of_several_types(tmp_path):
     with pytest.raises(
         UserError, match=r"'chosen_n' \(string\) and 'rejected_n' \(double\) must change places"
     ):
-        write_cleaned(Files(path), str(output), set(), {"b"})
-    assert write_cleaned(Files(path), str(output), {"a"}, set()) == 1
+        Files(path).write_cleaned(str(output), set(), {"b"})
+    assert Files(path).write_cleaned(str(output), {"a"}, set()) == 1
     pq.write_table(pa.table(columns | {"margin": pa.array([1, 2], pa.uint8())}), path)
     with pytest.raises(UserError, match=r"'margin' \(uint8\) cannot hold its values"):
-        write_cleaned(Files(path), str(output), set(), {"b"})
+        Files(path).write_cleaned(str(output), set(), {"b"})
 
 
 def test_messages_and_whole_transcripts(write_rows, tmp_path):
@@ -172,7 +171,7 @@ def test_messages_and_whole_transcripts(write_rows, tmp_path):
         {"id": "b", "chosen": "\n\nHuman: q\n\nAssistant: x", "rejected": "\n\nHuman: q\n\nAssistant: y"},
     ]  # fmt: skip
     path = write_rows(rows)
-    write_cleaned(Files(path), str(tmp_path / "out.jsonl"), set(), {"a", "b"})
+    Files(path).write_cleaned(str(tmp_path / "out.jsonl"), set(), {"a", "b"})
     for before, after in zip(rows, lines(tmp_path / "out.jsonl"), strict=True):
         assert after == {"id": before["id"], "chosen": before["rejected"], "rejected": before["chosen"]}
 
@@ -182,7 +181,7 @@ def test_embedded_world(ending, tmp_path):
     source = EmbeddedWorld(pairs=12, validation_pairs=1)
     path = tmp_path / f"out.{ending}"
     rows = source.load("train")
-    assert write_cleaned(source, str(path), {"world-0-1"}, {"world-0-2"}) == 11
+    assert source.write_cleaned(str(path), {"world-0-1"}, {"world-0-2"}) == 11
     found = read_preferences(path)
     assert found["id"][:] == [name for name in rows["id"] if name != "world-0-1"]
     assert (found["chosen"][1], found["rejected"][1]) == (rows["rejected"][2], rows["chosen"][2])
@@ -203,7 +202,7 @@ def test_messages_of_a_hub_dataset(ending, tmp_path):
     source = HubPreferences(str(tmp_path / "set"))
     known = source.load_all()
     path = tmp_path / f"out.{ending}"
-    assert write_cleaned(source, str(path), set(), {known["id"][1]}) == 3
+    assert source.write_cleaned(str(path), set(), {known["id"][1]}) == 3
     found = read_preferences(path)
     assert found["chat"][:] == [True] * 3 and found["prompt"][:] == known["prompt"][:]
     assert found["chosen"][1] == known["rejected"][1] and found["rejected"][1] == known["chosen"][1]
@@ -230,18 +229,18 @@ def test_tools_of_a_hub_dataset(ending, tmp_path):
     source, path = HubPreferences(str(tmp_path / "set")), tmp_path / f"out.{ending}"
     known = source.load_all()
     assert known["template_fields"][0] == "enable_thinking reasoning_content tool_calls tools"
-    write_cleaned(source, str(path), set(), set())
+    source.write_cleaned(str(path), set(), set())
     assert read_preferences(path)[:] == known[:]
 
 
 def test_bad_input(write_rows, tmp_path):
     path = write_rows(ROWS[1:])
     with pytest.raises(UserError, match=r"own data; name another"):
-        write_cleaned(Files(path), path, set(), set())
+        Files(path).write_cleaned(path, set(), set())
     with pytest.raises(UserError, match=r"own data; name another"):
-        check_output(Files(path, validation=str(tmp_path / "held.jsonl")), str(tmp_path / "held.jsonl"))
+        Files(path, validation=str(tmp_path / "held.jsonl")).check_output(str(tmp_path / "held.jsonl"))
     with pytest.raises(UserError, match=r"ending in .jsonl or"):
-        write_cleaned(Files(path), str(tmp_path / "out.parquet"), set(), set())
+        Files(path).write_cleaned(str(tmp_path / "out.parquet"), set(), set())
     with pytest.raises(UserError, match=r"no row 'gone' any more \(1 of 1"):
-        write_cleaned(Files(path), str(tmp_path / "out.jsonl"), {"gone"}, set())
+        Files(path).write_cleaned(str(tmp_path / "out.jsonl"), {"gone"}, set())
     assert not (tmp_path / "out.jsonl").exists()

@@ -33,6 +33,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "extending.md"
 BASES = (Objective, Weighting, OuterObjective, MetaGradientEstimator, Source, LabelNoise)
 FINAL = {"LabelNoise.flips"}
+FINAL |= {f"Source.{name}" for name in ("check_output", "texts", "tokenized", "write_cleaned")}
 """Public methods that an extension leaves as they are."""
 CALLS: dict[str, set[str]] = defaultdict(set)
 """By base class, the methods that were called on a class of the extension."""

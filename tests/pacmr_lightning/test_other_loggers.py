@@ -205,8 +205,8 @@ def test_a_second_pass_is_a_run_of_its_own(several, config, monkeypatch):
         Path("run/config.yaml").write_text(yaml.safe_dump(config))
         said = []
         monkeypatch.setattr(second_pass, "fit", lambda folder, words, own, said=said: said.extend(words))
-        first = SimpleNamespace(folder="run", trainer=config["trainer"])
-        second_pass.train_again(first, Path("run-refined"), {}, ())
+        first = SimpleNamespace(folder="run", trainer=config["trainer"], model=config["model"])
+        second_pass.train_again(first, Path("run-refined"), "refined", None, {}, ())
         asked = parser_of("fit").parse_args(said).trainer.logger
         options = (asked[0] if several else asked).init_args
         if logger is wandb:

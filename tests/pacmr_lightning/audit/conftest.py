@@ -6,10 +6,38 @@ import shutil
 import pytest
 
 from pacmr_lightning import cli
+from pacmr_lightning.audit import AuditOptions
+from pacmr_lightning.audit import audit as whole_audit
+from pacmr_lightning.commands.audit import show
 from pacmr_lightning.embedded_world import World
+from pacmr_lightning.runs.finished_run import find_run, load
 
 PAIRS = 64
 HOSTILE = "<script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\">"
+
+
+def audit(run, scorer=None, **options):
+    """The table of an audit, which is shown as the command does."""
+    found = whole_audit(str(run), options=AuditOptions(scorer, **options))
+    show(found)
+    return found.table
+
+
+def loaded(run):
+    """A run's files, module, data with labels as trained, and updates."""
+    found = find_run(str(run), "last")
+    module, data, updates = load(found, as_trained=True)
+    data.setup("fit")
+    return found, module, data, updates
+
+
+def refused(capsys, *words):
+    """What a command says of bad input, in one sentence and with exit status 2."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*map(str, words)])
+    said = " ".join(capsys.readouterr().err.split())
+    assert stop.value.code == 2 and said.count("error: ") == 1 and "Traceback" not in said
+    return said
 
 
 def world_rows(count, seed):
@@ -40,14 +68,8 @@ def finished(tmp_path_factory, tiny_llama):
             *("--data.source", "Files", "--data.source.train", str(folder / "train.jsonl")),
             *("--data.source.validation", str(folder / "validation.jsonl")),
             *("--data.global_batch_size", "8", "--data.meta_batch_size", "8", "--data.noise_rate", "0.3"),
-            *(
-                "--trainer.max_epochs",
-                "1",
-                "--trainer.accelerator",
-                "cpu",
-                "--trainer.limit_val_batches",
-                "0",
-            ),
+            *("--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"),
+            *("--trainer.limit_val_batches", "0"),
             *("--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"),
             *("--trainer.callbacks", "WeightRecorder"),
             *("--trainer.default_root_dir", str(folder / "run")),

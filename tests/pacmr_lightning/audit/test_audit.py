@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,19 +16,19 @@ from transformers import AutoTokenizer
 
 from pacmr_lightning import cli
 from pacmr_lightning.analysis.last_pass import last_pass
-from pacmr_lightning.audit import cross_fit
+from pacmr_lightning.audit import cross_fit, pipeline
 from pacmr_lightning.audit.cross_fit import CrossFit
 from pacmr_lightning.audit.linear_probe import probe_log_odds
 from pacmr_lightning.audit.suspect_traits import COLUMNS
 from pacmr_lightning.batch import PairBatch
-from pacmr_lightning.commands.audit import audit, main
+from pacmr_lightning.commands.audit import main
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.finished_run import MOST_AT_ONCE, find_run, load
 from pacmr_lightning.runs.folder import weight_parts
 
-from .conftest import PAIRS, world_rows
+from .conftest import PAIRS, audit, loaded, world_rows
 
 
 def as_trained(run):
@@ -60,15 +61,8 @@ def log_ratios(policy, rows):
     return np.array(found)
 
 
-def loaded(run):
-    found = find_run(str(run), "last")
-    module, data, updates = load(found, as_trained=True)
-    data.setup("fit")
-    return found, module, data, updates
-
-
 def test_values_of_every_pair(run):
-    table = audit(str(run)).set_index("id")
+    table = audit(run).set_index("id")
     rows = as_trained(run)
     assert len(table) == PAIRS and sorted(table["rank"]) == list(range(1, PAIRS + 1))
     table = table.loc[[row["id"] for row in rows]]
@@ -94,7 +88,7 @@ def test_values_of_every_pair(run):
 
 
 def test_files(run, capsys):
-    table = audit(str(run), top=PAIRS, output=str(run / "out"))
+    table = audit(run, top=PAIRS, output=str(run / "out"))
     folder = run / "out"
     pd.testing.assert_frame_equal(pd.read_parquet(folder / "pairs.parquet"), table, check_dtype=False)
     assert pd.read_csv(folder / "pairs.csv")["id"].tolist() == table["id"].tolist()
@@ -111,7 +105,6 @@ def test_files(run, capsys):
     assert page.count("<article ") == PAIRS and page.count("<script") == 1 and "[U+202E]" in page
     shown = capsys.readouterr().out
     assert "weight" in shown and "noise_rate 0.3" in shown and "Expected share" in shown
-    assert "Hölder-DPO's estimator, a second opinion" in " ".join(shown.split())
     assert not list(run.rglob("*.partial"))
 
 
@@ -124,7 +117,7 @@ def test_what_an_objective_learned_of_annotators(run):
     checkpoint = torch.load(path, weights_only=True)
     checkpoint["objective"] = {"estimated_rate": 0.2, "annotator_rates": {"a0": 0.11, "a2": 0.33}}
     torch.save(checkpoint, path)
-    table = audit(str(run), "policy").set_index("annotator")
+    table = audit(run, "policy").set_index("annotator")
     groups = pd.read_csv(run / "audit/groups.csv")
     learned = groups[groups["grouping"] == "annotator"].set_index("group")["learned"]
     assert learned.to_dict() == pytest.approx({"a0": 0.11, "a1": 0.2, "a2": 0.33})
@@ -140,7 +133,7 @@ def test_what_an_objective_learned_of_annotators(run):
 
 def test_annotators_and_labels_against_the_policy(run, capsys):
     """64 pairs identify no share; then labels against u are looked at."""
-    table = audit(str(run), "policy").set_index("id")
+    table = audit(run, "policy").set_index("id")
     groups = pd.read_csv(run / "audit/groups.csv")
     groups = groups[groups["grouping"] == "annotator"].set_index("group")
     assert groups["pairs"].to_dict() == {"a0": 22, "a1": 21, "a2": 21} and groups["expected"].isna().all()
@@ -174,11 +167,11 @@ def test_annotators_and_labels_against_the_policy(run, capsys):
 def test_the_reference_is_not_asked_again(run, monkeypatch):
     """An audit keeps what the reference said, also of a run that asked it live, and reads it again."""
     assert yaml.safe_load((run / "config.yaml").read_text())["data"]["init_args"]["reference"] == "live"
-    first = audit(str(run))
+    first = audit(run)
     answers = run / "audit/answers.sqlite"
     answers.unlink()
     monkeypatch.setattr(PolicyModel, "reference", lambda self: pytest.fail("the reference was asked"))
-    again = audit(str(run))
+    again = audit(run)
     assert answers.is_file()
     pd.testing.assert_frame_equal(again, first)
 
@@ -189,7 +182,7 @@ def test_first_visits(run):
     records = pd.read_parquet(part)
     unseen = records["id"][records["step"] == 3].tolist()
     records[records["step"] != 3].to_parquet(part)
-    table = audit(str(run), "first_visit").set_index("id")
+    table = audit(run, "first_visit").set_index("id")
     start = records["id"][records["step"] == 0]
     assert len(start) == 8 and (table.loc[start, "first_visit_u"] == 0).all(), "the policy was the reference"
     assert (table.loc[start, "u"].abs() > 0.01).all()
@@ -202,12 +195,12 @@ def test_first_visits(run):
     assert "before it learned from it" in (run / "audit/report.html").read_text()
     part.unlink()
     with pytest.raises(UserError, match="WeightRecorder"):
-        audit(str(run), "first_visit")
+        audit(run, "first_visit")
 
 
 def test_linear_probe(run, monkeypatch):
     """Judged by the untouched model's states, which are computed once."""
-    table = audit(str(run), "probe").set_index("id")
+    table = audit(run, "probe").set_index("id")
     _, module, data, _ = loaded(run)
     states = data.train_state_differences(module.policy)
     truth = probe_log_odds(states, pd.factorize(pd.Series(data.train_pairs.rows["prompt"][:]))[0])
@@ -216,7 +209,7 @@ def test_linear_probe(run, monkeypatch):
     assert pd.read_csv(run / "audit/methods.csv")["method"][0] == "linear probe"
     assert "fitted to the labels of other prompts" in (run / "audit/report.html").read_text()
     monkeypatch.setattr(PolicyModel, "reference_states", lambda *_: pytest.fail("the model was asked again"))
-    pd.testing.assert_frame_equal(audit(str(run), "probe").set_index("id"), table)
+    pd.testing.assert_frame_equal(audit(run, "probe").set_index("id"), table)
 
 
 @pytest.mark.parametrize(("side", "judge"), [(1, "weight"), (-1, "linear probe")])
@@ -224,7 +217,7 @@ def test_who_judges_by_default(run, capsys, side, judge):
     """Whoever agrees with more labels that it has not seen: the policy's first visits here, or the probe."""
     (part,) = weight_parts(run)
     pd.read_parquet(part).assign(u=side * 5.0).to_parquet(part)
-    audit(str(run))
+    audit(run)
     assert pd.read_csv(run / "audit/methods.csv")["method"][0] == judge
     said = " ".join(capsys.readouterr().out.split())
     assert f"Judged by {judge}: of labels" in said and f"with {50 + side * 50}% (signed ranks" in said
@@ -355,7 +348,7 @@ def test_training_goes_on_after_a_kill(fitted, finished, tmp_path, monkeypatch):
 
 
 def test_the_policy_itself_with_a_known_share(run):
-    table = audit(str(run), "policy", share=0.3)
+    table = audit(run, "policy", share=0.3)
     assert table["u"].is_monotonic_increasing and table["p_wrong"].is_monotonic_decreasing
     # P(wrong | u) = sigmoid(logit(eps) - k u) of a policy with this k, on average over what k may be.
     p = table["p_wrong"][table["u"].abs() > 0.01]
@@ -368,36 +361,34 @@ def test_the_policy_itself_with_a_known_share(run):
 
 
 def test_dpo_scorer_and_both_in_the_table(run):
-    assert audit(str(run))["cross_fit_u"].isna().all()
+    assert audit(run)["cross_fit_u"].isna().all()
     (part,) = weight_parts(run)
     part.unlink()  # without first visits nothing is chosen by them
-    table = audit(str(run), "dpo")
+    table = audit(run, "dpo")
     assert table["cross_fit_u"].is_monotonic_increasing
     methods = pd.read_csv(run / "audit/methods.csv")["method"].tolist()
     assert methods[:4] == ["cross-fitted u", "weight", "loss", "u"]
-    kept = audit(str(run), "vnet").set_index("id")["cross_fit_u"]
+    kept = audit(run, "vnet").set_index("id")["cross_fit_u"]
     assert kept.loc[table["id"]].tolist() == table["cross_fit_u"].tolist()
 
 
 @pytest.fixture
 def three_suspects(monkeypatch):
     """64 pairs are too few to identify the share: only that is replaced here."""
-    from pacmr_lightning.audit import findings
+    real = pipeline.find
 
-    real = findings.find
-
-    def three_suspects(*arguments, **options):
-        found = real(*arguments, **options)
+    def three_suspects(*arguments):
+        found = real(*arguments)
         found.pairs["suggested"] = np.where(found.pairs["rank"] <= 3, "flip", "keep")
         return found
 
-    monkeypatch.setattr(findings, "find", three_suspects)
+    monkeypatch.setattr(pipeline, "find", three_suspects)
 
 
 @pytest.mark.parametrize("action", ["drop", "flip"])
 def test_cleaned(action, run, tmp_path, capsys, three_suspects):
     """Labels as trained, without the suspects, or with their labels exchanged."""
-    table = audit(str(run), cleaned=str(tmp_path / "clean.jsonl"), action=action)
+    table = audit(run, cleaned=str(tmp_path / "clean.jsonl"), action=action)
     suspects = set(table["id"][:3])
     found = [json.loads(line) for line in (tmp_path / "clean.jsonl").read_text().splitlines()]
     expected = []
@@ -410,6 +401,25 @@ def test_cleaned(action, run, tmp_path, capsys, three_suspects):
     assert [(row["id"], row["chosen"], row["rejected"], row["annotator"]) for row in found] == expected
     shown = " ".join(capsys.readouterr().out.split())
     assert "3 suspect labels" in shown and "without noise options" in shown
+
+
+# Of what TRL calls by old names.
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_trl_trains_on_cleaned_rows(run, finished, tmp_path, monkeypatch):
+    trl = pytest.importorskip("trl", reason="TRL is in the extra oracle")
+
+    monkeypatch.chdir(tmp_path)
+    table = audit(run, "policy", share=0.3, cleaned="cleaned.jsonl", action="drop")
+    dropped = int(table["suggested"].eq("flip").sum())
+    rows = load_dataset("json", data_files="cleaned.jsonl", split="train", cache_dir=str(tmp_path / "cache"))
+    written = [json.loads(line) for line in Path("cleaned.jsonl").read_text().splitlines()]
+    assert dropped > 0 and len(rows) == len(written) == len(table) - dropped
+    options = {"output_dir": "cleaned", "max_steps": 2, "per_device_train_batch_size": 4, "use_cpu": True}
+    options |= {"report_to": [], "save_strategy": "no", "bf16": False, "max_length": None}
+    options["gradient_checkpointing"] = False
+    model = str(finished.parent / "model")
+    trainer = trl.DPOTrainer(model, args=trl.DPOConfig(**options), train_dataset=rows)
+    assert trainer.train().global_step == 2
 
 
 def test_cleaned_pairs_go_to_the_hub(run, tmp_path, capsys, three_suspects, hub):
@@ -482,6 +492,7 @@ def test_as_trained_keeps_clean_pairs_out(run):
         (["--cleaned", "a.jsonl", "--action", "drop", "--push_cleaned", "pairs"], "is named OWNER/NAME"),
         (["--cleaned", "a.parquet", "--action", "drop"], "ending in"),
         (["--micro_batch_size", "0"], "micro_batch_size is 0"),
+        (["--beta", "1"], "beta is 1.0, but .*run is a run, which says that itself; leave it out"),
         (["--checkpoint", "first"], "no checkpoint first"),
     ],
 )
@@ -492,18 +503,16 @@ def test_bad_input(options, message, run):
 
 
 def test_dpo_run_has_no_weights(run):
-    import yaml
-
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["model"]["init_args"]["weighting"] = {"class_path": "Unweighted"}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
     torch.save(checkpoint | {"weighting": {}}, run / "checkpoints/last.ckpt")
     with pytest.raises(UserError, match=r"weights of Unweighted .* use --scorer policy"):
-        audit(str(run), "vnet")
+        audit(run, "vnet")
     (part,) = weight_parts(run)
     part.unlink()
-    table = audit(str(run))
+    table = audit(run)
     assert pd.read_csv(run / "audit/methods.csv")["method"][0] == "u"
     assert table["cross_fit_u"].isna().all() and table["a"].isna().all() and (table["weight"] == 1).all()
 

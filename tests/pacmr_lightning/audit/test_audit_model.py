@@ -9,8 +9,13 @@ import pandas as pd
 import pytest
 
 from pacmr_lightning import cli
-from pacmr_lightning.commands.audit import audit
+from pacmr_lightning.audit import AuditOptions
+from pacmr_lightning.audit import audit as whole_audit
+from pacmr_lightning.datamodules import Files
+from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.folder import weight_parts
+
+from .conftest import audit, refused
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +24,7 @@ def exports(finished, tmp_path_factory):
     run = shutil.copytree(finished, tmp_path_factory.mktemp("exports") / "run")
     for name, merged in (("adapter", []), ("whole", ["--merged"])):
         cli.main(["export", str(run), str(run.with_name(name)), *merged])
-    table = audit(str(run), "policy", share=0.3).set_index("id")
+    table = audit(run, "policy", share=0.3).set_index("id")
     return run.parent, table["u"].where(table["observed"] == "chosen", -table["u"])
 
 
@@ -49,7 +54,7 @@ def train_file(finished, run):
 @pytest.mark.parametrize("policy", ["adapter", "whole"])
 def test_the_u_of_its_run(policy, run, finished, train_file, exported, capsys):
     base = None if policy == "adapter" else str(finished.parent / "model")
-    cli.main(["audit-model", policy, *options(run, reference=base, cleaned="cleaned.jsonl", action="flip")])
+    cli.main(["audit", policy, *options(run, reference=base, cleaned="cleaned.jsonl", action="flip")])
     table = pd.read_parquet("found/pairs.parquet").set_index("id")
     assert set(table.index) == set(exported.index)
     np.testing.assert_allclose(table["u"], exported[table.index], atol=2e-3, rtol=1e-3)
@@ -74,7 +79,7 @@ def test_before_any_training(finished, run, monkeypatch, tmp_path):
     model, path = str(finished.parent / "model"), run.parent / "train.jsonl"
     rows = [by_one_word(i, wrong=i % 4 == 0) for i in range(240)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    cli.main(["audit-model", model, *options(run, beta=None, share="0.25", scorer="probe")])
+    cli.main(["audit", model, *options(run, beta=None, share="0.25", scorer="probe")])
     table = pd.read_parquet("found/pairs.parquet").set_index("id")
     assert table["delta"].isna().all() and (table["u"] == table["probe_u"]).all()
     wrong = table.index.map(lambda name: int(name) % 4 == 0)
@@ -98,14 +103,12 @@ def test_before_any_training(finished, run, monkeypatch, tmp_path):
 
 def test_cleaned_pairs_go_to_the_hub(run, train_file, exported, hub):
     words = options(run, cleaned="cleaned.jsonl", action="drop", push_cleaned="me/pairs")
-    cli.main(["audit-model", "adapter", *words])
+    cli.main(["audit", "adapter", *words])
     found = hub.files["dataset", "me/pairs"]
     assert found["cleaned.jsonl"] == Path("cleaned.jsonl").read_bytes()
     card = " ".join(found["README.md"].decode().split())
     assert "Preference pairs of train.jsonl, whose labels were audited" in card
-    assert (
-        "pacmr audit-model adapter --source Files ... --output found --beta 1.0 --share 0.3 --cleaned" in card
-    )
+    assert "pacmr audit adapter --source Files ... --output found --beta 1.0 --share 0.3 --cleaned" in card
 
 
 def by_one_word(number: int, wrong: bool) -> dict:
@@ -122,10 +125,13 @@ def by_one_word(number: int, wrong: bool) -> dict:
         (
             "adapter",
             {"scorer": "probe", "reference": "whole", "beta": None},
-            "reference is whole, but a probe compares",
+            "reference is whole, but a probe",
         ),
         ("adapter", {"scorer": "probe"}, "beta is 1.0, but a probe compares a model with none"),
         ("adapter", {"beta": "0"}, "beta is 0.0, but it must be above 0"),
+        ("adapter", {"checkpoint": "3"}, "checkpoint is 3, but adapter is a model and no run; leave it out"),
+        ("adapter", {"scorer": "vnet"}, "scorer is vnet, but adapter is a model and no run; use --scorer"),
+        ("adapter", {"output": None}, "output is not given, but adapter is a model and no run; name the"),
         ("adapter", {"share": "0.7"}, "share is 0.7, but the share of wrong labels is above 0 and below"),
         ("adapter", {"action": "drop"}, "action is given without cleaned"),
         ("adapter", {"source.train": "nowhere.jsonl"}, "nowhere.jsonl"),
@@ -133,7 +139,27 @@ def by_one_word(number: int, wrong: bool) -> dict:
     ],
 )
 def test_bad_input(policy, changed, said, run, train_file, exported, capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["audit-model", policy, *options(run, **changed)])
-    assert stop.value.code == 2 and said in capsys.readouterr().err
+    assert said in refused(capsys, "audit", policy, *options(run, **changed))
     assert not Path("found").exists()
+
+
+def test_models_runs_and_their_pairs(run, train_file, exported, capsys):
+    said = refused(capsys, "audit", "whole", "--output", "found")
+    assert "whole is a model and no run; give the pairs: --source Files --source.train FILE" in said
+    said = refused(capsys, "audit", run, *options(run))
+    assert "run is a run, which has its own pairs; leave it out" in said
+
+
+def test_from_python(finished, train_file, tmp_path):
+    """The table is that of the file, and what cannot be told is said."""
+    model, output = str(finished.parent / "model"), str(tmp_path / "found")
+    found = whole_audit(model, Files(str(train_file)), AuditOptions("probe", output, share=0.3))
+    assert found.noise_rate == 0.3 and found.statement == "Expected share of wrong labels: 30.0%, as given."
+    pd.testing.assert_frame_equal(
+        pd.read_parquet(found.files["pairs.parquet"]), found.table, check_dtype=False
+    )
+    assert all(path.is_file() and path.parent == tmp_path / "found" for path in found.files.values())
+    unknown = whole_audit(model, Files(str(train_file)), AuditOptions("probe", output))
+    assert unknown.noise_rate is None and "not identified" in unknown.statement
+    with pytest.raises(UserError, match="No cleaned pairs were written"):
+        found.push("me/pairs")

@@ -5,15 +5,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from pacmr_lightning.audit.decisions import read_decisions
-from pacmr_lightning.audit.findings import find
-from pacmr_lightning.audit.listed_pairs import Texts, random_sample
-from pacmr_lightning.audit.report import report
+from pacmr_lightning.audit.decisions import Texts, random_sample, read_decisions
+from pacmr_lightning.audit.html_report import html_report
 from pacmr_lightning.audit.suspect_traits import COLUMNS
 
 from .chromium import BROWSER, chromium
 from .conftest import HOSTILE
-from .test_detection_quality import frame
+from .test_findings import find_with, frame
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
 
@@ -32,11 +30,11 @@ def listed(tmp_path_factory):
     pairs = frame(300)
     pairs["id"] = [f"{HOSTILE}\x00\x7f\u202e😀 {i}" for i in range(300)]
     pairs.loc[pairs.index[::2], "observed"] = "rejected"
-    found = find(pairs, "vnet", 0.5, varies=True, known=0.3)
+    found = find_with(pairs, "vnet", 0.3)
     drawn = random_sample(pairs["id"].tolist(), 2)
     suspects = [name for name in found.pairs["id"] if name not in drawn][:3]
     texts = {name: Texts(f"prompt {HOSTILE}", "a\n" * 60, "b") for name in [*drawn, *suspects]}
-    page = report(found, "runs/a", texts, [], pd.DataFrame(columns=COLUMNS), drawn)
+    page = html_report(found, "runs/a", texts, [], pd.DataFrame(columns=COLUMNS), drawn)
     folder = tmp_path_factory.mktemp("deciding")
     (folder / "report.html").write_text(page, encoding="utf-8")
     return folder / "report.html", [*drawn, *suspects], pairs.set_index("id")["observed"]

@@ -10,14 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pacmr_lightning.audit.decisions import WORDS, read_decisions
-from pacmr_lightning.audit.label_studio import CONTROL, tasks
-from pacmr_lightning.audit.listed_pairs import Texts, random_sample
-from pacmr_lightning.audit.sample_share import SampleShare
-from pacmr_lightning.audit.wrong_label_share import expected_share
+from pacmr_lightning.audit.decisions import CONTROL, WORDS, Texts, random_sample, read_decisions, tasks
+from pacmr_lightning.audit.noise_rate import SampleEstimate, estimate_noise_rate
 from pacmr_lightning.errors import UserError
 
-from .test_wrong_label_share import scores
+from .test_noise_rate import scores
 
 
 def write(path, rows):
@@ -36,30 +33,18 @@ def at_least(k, n, p):
 
 def test_the_interval_is_clopper_and_pearsons():
     """Its ends are the shares at which what was seen has a tail of 2.5%."""
-    share = SampleShare(wrong=15, right=35, dropped=2, unsure=1)
+    share = SampleEstimate(wrong=15, right=35, dropped=2, unsure=1)
     assert share.rate == share.told == 0.3 and share.read == 50
-    assert at_least(15, 50, share.low) == pytest.approx(0.025, abs=1e-6)
-    assert 1 - at_least(16, 50, share.high) == pytest.approx(0.025, abs=1e-6)
-    clean = SampleShare(0, 50, 0, 0)
-    assert clean.low == 0 and (1 - clean.high) ** 50 == pytest.approx(0.025)
-    assert clean.told == clean.high, "none of 50 does not mean none"
+    assert at_least(15, 50, share.interval[0]) == pytest.approx(0.025, abs=1e-6)
+    assert 1 - at_least(16, 50, share.interval[1]) == pytest.approx(0.025, abs=1e-6)
+    clean = SampleEstimate(0, 50, 0, 0)
+    assert clean.interval[0] == 0 and (1 - clean.interval[1]) ** 50 == pytest.approx(0.025)
+    assert clean.told == clean.interval[1], "none of 50 does not mean none"
 
 
 @pytest.mark.parametrize(("wrong", "right"), [(0, 0), (0, 1), (1, 1), (3, 2)])
 def test_too_few_to_tell(wrong, right):
-    assert SampleShare(wrong, right, 4, 4).told is None
-
-
-def test_the_interval_holds_the_true_share():
-    """Of planted flips, decided by the truth on random samples of 50: at least 95% of the time."""
-    rng = np.random.default_rng(0)
-    flipped = rng.random(4000) < 0.3
-    held = 0
-    for _ in range(300):
-        wrong = int(flipped[rng.choice(4000, 50, replace=False)].sum())
-        share = SampleShare(wrong, 50 - wrong, 0, 0)
-        held += share.low <= flipped.mean() <= share.high
-    assert held >= 0.95 * 300
+    assert SampleEstimate(wrong, right, 4, 4).told is None
 
 
 def test_the_sample_is_random_and_goes_on():
@@ -75,26 +60,26 @@ def test_only_the_sample_tells_the_share(tmp_path):
     rows = [row(f"s{i}", "exchange", observed="chosen", sample=False) for i in range(30)]
     rows += [row(f"r{i}", "exchange" if i < 2 else "keep", sample=True) for i in range(10)]
     rows += [row("d", "drop", sample=True), row("u", "unsure", sample=True), row("u", "unsure")]
-    found = read_decisions(write(tmp_path / "decisions.jsonl", rows)).share
+    found = read_decisions(write(tmp_path / "decisions.jsonl", rows)).estimate
     assert (found.wrong, found.right, found.dropped, found.unsure) == (2, 8, 1, 1)
-    assert found.rate == 0.2 and found.left_out == 2
+    assert found.rate == 0.2
 
 
 def test_what_it_says_beside_the_audit():
     u, _, prompts = scores(6000, 0.3, seed=1)
-    own = expected_share(u, prompts, resamples=40)
+    own = estimate_noise_rate(u, prompts, resamples=40)
     assert own.identified
-    near, far = SampleShare(30, 70, 0, 3), SampleShare(3, 97, 0, 0)
+    near, far = SampleEstimate(30, 70, 0, 3), SampleEstimate(3, 97, 0, 0)
     assert not near.contradicts(own) and far.contradicts(own)
     first, second = near.sentences(own, near.told)
     assert "30 are wrong: 30.0% (95% interval 21.2% to 40.0%); 0 dropped and 3 unsure are left" in first
     assert second == "The audit takes 30.0%."
     assert any("disagrees with the audit's own estimate" in said for said in far.sentences(own, 0.2))
-    given = expected_share(u, prompts, known=0.3, resamples=2)
+    given = estimate_noise_rate(u, prompts, known=0.3, resamples=2)
     assert not far.contradicts(given), "a share that was given is no estimate"
     table = far.table(own)[["wrong", "share", "own", "contradicts"]]
     assert table.iloc[0].tolist() == [3, 0.03, own.rate, True]
-    assert SampleShare(0, 0, 1, 0).sentences(own, None) == []
+    assert SampleEstimate(0, 0, 1, 0).sentences(own, None) == []
 
 
 def test_what_follows_from_them(tmp_path):

@@ -5,10 +5,10 @@ import pandas as pd
 import pytest
 
 from pacmr_lightning.audit.group_reliability import LEAST, group_reliability
-from pacmr_lightning.audit.report_tables import groups_table
-from pacmr_lightning.audit.wrong_label_share import expected_share
+from pacmr_lightning.audit.html_report import groups_table
+from pacmr_lightning.audit.noise_rate import estimate_noise_rate
 
-from .test_wrong_label_share import scores
+from .test_noise_rate import scores
 
 
 def test_what_the_run_has_learned():
@@ -18,7 +18,7 @@ def test_what_the_run_has_learned():
     pairs["learned_rate"] = pairs["annotator"].map({"a0": 0.08, "a1": 0.26})
     pairs["category"] = np.where(np.arange(800) % 4 == 0, "x", None)
     pairs.loc[:3, ["annotator", "learned_rate"]] = [None, 0.2]
-    share = expected_share(scores(800, 0.2)[0], pairs["prompt"].to_numpy(), resamples=2)
+    share = estimate_noise_rate(scores(800, 0.2)[0], pairs["prompt"].to_numpy(), resamples=2)
     table = group_reliability(pairs, scores(800, 0.2)[0], share, 2)
     found = table.set_index(table["group"].fillna("nobody") + " " + table["grouping"])["learned"]
     assert found["a0 annotator"] == pytest.approx(0.08) and found["a1 annotator"] == pytest.approx(0.26)
@@ -41,7 +41,7 @@ def world(rates, sizes, seed=0, spreads=None, known=None, column="annotator", re
     ]
     u, wrong = (np.concatenate(part) for part in zip(*parts, strict=True))
     prompts = np.arange(len(u))
-    share = expected_share(u, prompts, known, resamples=5)
+    share = estimate_noise_rate(u, prompts, known, resamples=5)
     p = share.wrong(u)
     pairs = pd.DataFrame(
         {
@@ -96,14 +96,14 @@ def test_order_small_groups_and_nobody():
     pairs["category"] = "all"
     rng = np.random.default_rng(0)
     u, _, prompts = scores(2000, 0.3, seed=5)
-    table = group_reliability(pairs, u, expected_share(u, prompts, 0.3, resamples=2), 10)
+    table = group_reliability(pairs, u, estimate_noise_rate(u, prompts, 0.3, resamples=2), 10)
     assert table["grouping"].unique().tolist() == ["category", "annotator"]
     annotators = table[table["grouping"] == "annotator"].set_index(table["group"].fillna("nobody")[1:])
     assert np.isnan(annotators["expected"]["seldom"]) and annotators["pairs"]["nobody"] == LEAST
     assert annotators.index[-1] == "seldom" and annotators["expected"].iloc[:-1].is_monotonic_decreasing
     coins = rng.standard_normal(2000)
     for known in (None, 0.3):
-        unknown = group_reliability(pairs, coins, expected_share(coins, prompts, known, resamples=2), 10)
+        unknown = group_reliability(pairs, coins, estimate_noise_rate(coins, prompts, known, resamples=2), 10)
         assert unknown["expected"].isna().all() and unknown["pairs"].sum() == 4000
 
 
@@ -111,7 +111,7 @@ def test_labels_that_were_learned_by_heart():
     """One annotator guesses and one never errs; a policy that agrees with both cannot tell them apart."""
     table, pairs = world([0.0, 0.499], [1500, 1500])
     u, _, prompts = scores(3000, 0.03, spread=2.0, seed=7)
-    told = expected_share(u, prompts, 0.45, resamples=5)
+    told = estimate_noise_rate(u, prompts, 0.45, resamples=5)
     assert told.identified and told.fit.refused
     found = group_reliability(pairs, u, told, 10)
     assert found[["expected", "low", "high"]].isna().all(axis=None)

@@ -8,7 +8,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GroupKFold
 
 from pacmr_lightning.audit import linear_probe
-from pacmr_lightning.audit.linear_probe import FOLDS, agreement, probe_log_odds
+from pacmr_lightning.audit.linear_probe import FOLDS, probe_log_odds, signed_rank_agreement
 from pacmr_lightning.errors import UserError
 
 
@@ -54,8 +54,8 @@ def test_a_label_has_no_part_in_its_own_prompt_s_judgement(monkeypatch):
 def test_agreement_is_the_share_of_walsh_averages_above_zero():
     values = np.random.default_rng(0).normal(0.3, 1, 40)
     sums = values[:, None] + values
-    assert agreement(values) == pytest.approx((sums > 0).mean())
-    assert agreement(np.zeros(5)) == 0.5 and agreement(np.abs(values)) == 1
+    assert signed_rank_agreement(values) == pytest.approx((sums > 0).mean())
+    assert signed_rank_agreement(np.zeros(5)) == 0.5 and signed_rank_agreement(np.abs(values)) == 1
 
 
 def test_wrong_labels_are_found():

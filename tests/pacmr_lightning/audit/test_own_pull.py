@@ -13,18 +13,16 @@ from scipy.special import expit
 from pacmr_lightning import cli
 from pacmr_lightning.analysis.last_pass import last_pass
 from pacmr_lightning.audit import own_pull as module_of_own_pull
+from pacmr_lightning.audit import scored_pairs
+from pacmr_lightning.audit.noise_rate import NoiseRate
 from pacmr_lightning.audit.own_pull import own_pull, remaining
-from pacmr_lightning.audit.wrong_label_share import Share
-from pacmr_lightning.commands.audit import audit
-from pacmr_lightning.runs.finished_run import find_run, load
+
+from .conftest import audit, loaded
 
 
-@pytest.fixture
-def loaded(run):
-    found = find_run(str(run), "last")
-    module, data, updates = load(found, as_trained=True)
-    data.setup("fit")
-    return found, module, data, updates
+@pytest.fixture(name="loaded")
+def loaded_run(run):
+    return loaded(run)
 
 
 def test_gradients_of_u(loaded, monkeypatch):
@@ -113,7 +111,7 @@ def test_labels_that_were_learned_by_heart(run, loaded):
     """A first order says nothing of them, and the report says so; a fallback share is used."""
     found, module, data, updates = loaded
     assert own_pull(module, data, found, updates) is None
-    table = audit(str(run), "policy", fallback_share=0.45)
+    table = audit(run, "policy", fallback_share=0.45)
     assert (table["unpulled_u"] == table["u"]).all() and table["p_wrong"].notna().all()
     page = (run / "audit/report.html").read_text()
     assert "it is taken for 0.45" in page and "so the share is likely to be higher" in page
@@ -122,22 +120,22 @@ def test_labels_that_were_learned_by_heart(run, loaded):
 
 def test_the_surest_pairs_bound_the_fallback(run, monkeypatch):
     """Where what labels have added is known, and no share can be told."""
-    monkeypatch.setattr(module_of_own_pull, "own_pull", lambda *_: 0.0)
-    monkeypatch.setattr(Share, "identified", property(lambda self: self.known))
-    monkeypatch.setattr(Share, "at_most", property(lambda self: 0.2))
-    table = audit(str(run), "policy", fallback_share=0.45)
+    monkeypatch.setattr(scored_pairs, "own_pull", lambda *_: 0.0)
+    monkeypatch.setattr(NoiseRate, "identified", property(lambda self: self.known))
+    monkeypatch.setattr(NoiseRate, "at_most", property(lambda self: 0.2))
+    table = audit(run, "policy", fallback_share=0.45)
     page = (run / "audit/report.html").read_text()
     assert "it is taken for 0.2, the most that the surest tenth of the pairs leaves (0.45 was to be" in page
     assert table["p_wrong"].mean() < 0.25
-    monkeypatch.setattr(Share, "at_most", property(lambda self: 0.5))
-    audit(str(run), "policy", fallback_share=0.45)
+    monkeypatch.setattr(NoiseRate, "at_most", property(lambda self: 0.5))
+    audit(run, "policy", fallback_share=0.45)
     assert "it is taken for 0.45." in (run / "audit/report.html").read_text()
 
 
 def test_a_known_share_falls_back_to_u(run, monkeypatch):
     """Where nothing is left of u without what labels add, what they have added is all there is."""
-    monkeypatch.setattr(module_of_own_pull, "own_pull", lambda *_: 1e3)
-    table = audit(str(run), "policy", share=0.1)
+    monkeypatch.setattr(scored_pairs, "own_pull", lambda *_: 1e3)
+    table = audit(run, "policy", share=0.1)
     assert (table["unpulled_u"] == table["u"]).all() and table["p_wrong"].notna().all()
 
 

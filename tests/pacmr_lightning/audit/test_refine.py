@@ -1,5 +1,6 @@
 """pacmr refine: audit, second pass and comparison of a real run, restarted at each stage."""
 
+import copy
 import json
 import shutil
 from dataclasses import replace
@@ -11,15 +12,16 @@ import torch
 import yaml
 
 from pacmr_lightning import cli
-from pacmr_lightning.audit import findings
-from pacmr_lightning.audit.wrong_label_share import expected_share
+from pacmr_lightning.audit import noise_rate
+from pacmr_lightning.audit.noise_rate import estimate_noise_rate
 from pacmr_lightning.commands.refine import USES, refine
-from pacmr_lightning.commands.second_pass import folder_beside, objective
+from pacmr_lightning.commands.second_pass import FURTHEST, compare_passes, doubts, folder_beside, objective
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.finished_run import find_run, load
 from pacmr_lightning.runs.folder import read_weights
+from pacmr_lightning.weighting import AuditedWeights
 
-from .conftest import PAIRS
+from .conftest import PAIRS, refused
 
 FIT = (
     *("--model.weighting", "Unweighted", "--model.method", "first", "--trainer.max_epochs", "3"),
@@ -28,9 +30,13 @@ FIT = (
 )
 
 
+def fit_words(finished, folder, *options):
+    words = ("fit", "--config", finished / "config.yaml", *FIT, *options)
+    return [*map(str, words), "--trainer.default_root_dir", str(folder)]
+
+
 def fit(finished, folder, *options):
-    words = ("fit", "--config", str(finished / "config.yaml"), *FIT, *options)
-    cli.main([*words, "--trainer.default_root_dir", str(folder)])
+    cli.main(fit_words(finished, folder, *options))
     return folder
 
 
@@ -149,6 +155,7 @@ def test_what_suspects_are_used_for(labels, first):
     expected = 1 - wrong[recorded["id"]].to_numpy()
     expected = expected if labels == "weights" else (expected >= 0.5).astype(float)
     np.testing.assert_allclose(recorded["weight"], expected, rtol=1e-6)
+    assert recorded["a"].isna().all()
 
 
 def test_decisions_by_hand(first):
@@ -213,54 +220,62 @@ def test_the_easiest_pairs_from_easy_to_difficult(first, tmp_path):
         cli.main([*again, "--ckpt_path", "last", "--data.curriculum_share", "0.6"])
 
 
+WEIGHTS = ("--model.weighting", "AuditedWeights", "--model.weighting.audit")
+CURRICULUM = ("--data.curriculum",)
+
+
 @pytest.mark.parametrize(
-    ("change", "options", "message"),
+    ("use", "change", "options", "message"),
     [
-        (lambda table: table.iloc[3:], (), f"does not know 3 of {PAIRS} training pairs"),
-        (
-            lambda table: table.assign(cross_fit_u=np.nan),
-            (),
-            "has no cross-fitted u, by which pairs are easy",
+        *(
+            (use, change, options, message)
+            for use in (WEIGHTS, CURRICULUM)
+            for change, options, message in (
+                (lambda table: table.iloc[3:], (), f"does not know 3 of {PAIRS} training pairs"),
+                (lambda table: table[["id", "u"]], (), "is no table of pacmr audit"),
+                (None, ("--data.noise_seed", "7"), "the other label; audit a run with the same noise"),
+                (None, (use[-1], "nowhere"), "There is no file nowhere; pacmr audit RUN writes such a"),
+            )
         ),
-        (None, ("--data.noise_seed", "7"), "training pairs with the other label; audit a run with the same"),
+        (WEIGHTS, lambda table: table.assign(p_wrong=np.nan), (), "could not tell the share of wrong labels"),
+        (CURRICULUM, lambda table: table.assign(cross_fit_u=np.nan), (), "no cross-fitted u, by which pairs"),
+        (CURRICULUM, None, ("--data.curriculum_share", "0"), "curriculum_share is 0.0, but it must be above"),
+        (CURRICULUM, None, ("--data.curriculum_share", "0.1"), "Only 6 training pairs are left, fewer than"),
         (
+            CURRICULUM,
             None,
-            ("--data.curriculum_share", "0"),
-            "curriculum_share is 0.0, but it must be above 0 and at most",
+            ("--data.curriculum", "null", "--data.curriculum_share", "0.4"),
+            "but there is no curriculum",
         ),
-        (None, ("--data.curriculum_share", "0.1"), "Only 6 training pairs are left, fewer than one batch"),
-        (None, ("--data.curriculum", "null", "--data.curriculum_share", "0.4"), "but there is no curriculum"),
-        (None, ("--data.curriculum", "nowhere"), "There is no file nowhere; pacmr audit RUN writes such a"),
     ],
 )
-def test_a_curriculum_that_does_not_fit(change, options, message, refined, learned, tmp_path, capsys):
+def test_an_audit_that_does_not_fit(use, change, options, message, refined, learned, tmp_path, capsys):
     table = pd.read_parquet(refined / "audit" / "pairs.parquet")
     table["cross_fit_u"] = np.linspace(-1, 1, PAIRS)
     (table if change is None else change(table)).to_parquet(tmp_path / "pairs.parquet")
-    words = ("--data.curriculum", str(tmp_path / "pairs.parquet"), *options)
-    with pytest.raises(SystemExit) as stop:
-        fit(learned, tmp_path / "run", *words)
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and message in said and "Traceback" not in said
+    words = fit_words(learned, tmp_path / "run", *use, tmp_path / "pairs.parquet", *options)
+    assert message in refused(capsys, *words)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_pair_that_an_audit_does_not_know(refined, make_batch):
+    """From Python there may be no datamodule to look at."""
+    with pytest.raises(UserError, match="does not know the pair"):
+        AuditedWeights(str(refined / "audit" / "pairs.parquet")).weights(None, make_batch(2))
 
 
 def test_a_folder_with_other_files_is_left_alone(first, tmp_path, capsys):
     """A second pass clears its folder of what a killed fit has left, so it may not be somebody's."""
     (tmp_path / "mine" / "thesis").mkdir(parents=True)
     (tmp_path / "mine" / "notes.txt").write_text("of years")
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["refine", str(first), "--output", str(tmp_path / "mine")])
-    said = " ".join(capsys.readouterr().err.split())
-    assert stop.value.code == 2 and "mine holds notes.txt, which is no part of a second pass" in said
+    said = refused(capsys, "refine", first, "--output", tmp_path / "mine")
+    assert "mine holds notes.txt, which is no part of a second pass" in said
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["notes.txt", "thesis"]
 
 
 def test_a_run_without_summary_is_told_of_before_the_audit(first, capsys):
     (first / "summary.json").unlink()
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["refine", str(first)])
-    assert stop.value.code == 2 and "summary" in capsys.readouterr().err
+    assert "summary" in refused(capsys, "refine", first)
     assert not first.with_name("first-refined").exists()
 
 
@@ -294,9 +309,9 @@ def test_scores_that_do_not_separate(first, monkeypatch, capsys):
     """Nothing is kept that would stand in the way of another try, and who tells the share gets one."""
 
     def coin_flips(*asked, **options):
-        return replace(expected_share(*asked, **options), separates=False)
+        return replace(estimate_noise_rate(*asked, **options), separates=False)
 
-    monkeypatch.setattr(findings, "expected_share", coin_flips)
+    monkeypatch.setattr(noise_rate, "estimate_noise_rate", coin_flips)
     with pytest.raises(UserError, match=r"scores of policy fit labels that are coin flips .* --share 0\.45"):
         refine(str(first))
     printed = " ".join(capsys.readouterr().out.split())
@@ -315,13 +330,14 @@ def test_scores_that_do_not_separate(first, monkeypatch, capsys):
         (["{run}", "--labels", "hard"], "labels"),
         (["{run}", "--checkpoint", "7"], "has no checkpoint 7"),
         (["{run}", "--output", "{run}"], "holds another run already; name another with --output"),
-        (
-            ["{run}", "--labels", "easiest"],
-            "scorer is policy, but what is easy is asked of policies that have",
-        ),
+        (["{run}", "--labels", "easiest"], "scorer is policy, but what is easy is asked of policies that"),
         (
             ["{run}", "--labels", "easiest", "--easiest", "1.5", "--scorer", "dpo"],
             "easiest is 1.5, but it is",
+        ),
+        (
+            ["{run}", "--labels", "easiest", "--scorer", "dpo", "--decisions", "decisions.jsonl"],
+            "labels is easiest, which goes by difficulty",
         ),
         (["{run}", "--beta", "-1"], "beta is -1.0, but it must be above 0"),
         (["{run}", "--easiest", "0.3"], "easiest is 0.3, but labels is soft, which has no use for it"),
@@ -329,8 +345,53 @@ def test_scores_that_do_not_separate(first, monkeypatch, capsys):
     ],
 )
 def test_bad_input(words, message, first, capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["refine", *(word.format(run=first) for word in words)])
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and message in said and "Traceback" not in said
+    assert message in refused(capsys, "refine", *(word.format(run=first) for word in words))
     assert not first.with_name("first-refined").exists()
+
+
+FIRST = {
+    **{"method": "dpo", "noise_rate": 0.3, "seed": 1, "val_accuracy": 0.594, "weight_gap": None},
+    **{"seconds": 1.0, "metrics": {"val/sequence_kl": 9.4}, "val_pairs": 143},
+}
+
+
+def changed(kl=None, **values):
+    result = copy.deepcopy(FIRST) | values
+    if kl is not None:
+        result["metrics"]["val/sequence_kl"] = kl
+    return result
+
+
+def test_nothing_to_say():
+    """As good, or better, or as far as chance makes them differ, or not known."""
+    for second in (FIRST, changed(kl=FURTHEST), changed(val_accuracy=0.7), changed(val_accuracy=0.5)):
+        assert doubts(FIRST, second) == []
+    none = changed(val_accuracy=None, metrics={}, val_pairs=None)
+    assert doubts(none, none) == doubts(FIRST, none) == doubts(none, FIRST) == []
+
+
+def test_too_far():
+    (said,) = doubts(FIRST, changed(kl=51.14))
+    assert said.startswith(
+        "Its responses are 51.1 nats from the reference (the first run's: 9.4), which is far:"
+    )
+    (said,) = doubts(changed(metrics={}), changed(kl=51.14))
+    assert said.startswith("Its responses are 51.1 nats from the reference, which is far: read some")
+
+
+@pytest.mark.parametrize(("after", "pairs", "said"), [(0.469, 143, 1), (0.5, 143, 0), (0.5, 1000, 1)])
+def test_fewer_labels(after, pairs, said):
+    """Beyond two standard errors of the difference of two shares: 0.115 with 143 pairs, 0.044 with 1,000."""
+    found = doubts(changed(val_pairs=pairs), changed(val_accuracy=after, val_pairs=pairs))
+    assert len(found) == said
+    assert not said or f"{after:.3f} of {pairs:,} and not 0.594, beyond chance: read some of its" in found[0]
+
+
+def test_after_the_comparison(tmp_path, capsys):
+    for name, summary in (("first", FIRST), ("second", changed(kl=51.14, val_accuracy=0.469))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "summary.json").write_text(json.dumps(summary))
+    compare_passes(str(tmp_path / "first"), tmp_path / "second")
+    output, errors = capsys.readouterr()
+    assert "51.14" in output
+    assert [line.split()[1] for line in errors.splitlines()] == ["responses", "agrees"]

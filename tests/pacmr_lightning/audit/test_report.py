@@ -11,15 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pacmr_lightning.audit.findings import find
-from pacmr_lightning.audit.listed_pairs import FOLD, Texts
-from pacmr_lightning.audit.report import report
-from pacmr_lightning.audit.report_tables import as_text
+from pacmr_lightning.audit.decisions import Texts
+from pacmr_lightning.audit.html_report import FOLD, html_report, visible_text
 from pacmr_lightning.audit.suspect_traits import COLUMNS, suspect_traits
 
 from .chromium import BROWSER, chromium
 from .conftest import HOSTILE
-from .test_detection_quality import frame
+from .test_findings import find_with, frame
 
 NASTY = f"</div></details>{HOSTILE}&amp;<!-- \x00\x07\x1b[31m \u202eabc\u2066 \r\n\t😀 \x85 ' \" ]]>"
 VISIBLE = NASTY.replace("\r\n", "\n")
@@ -62,7 +60,7 @@ def page():
     pairs = frame(600)
     pairs["id"] = [f"{HOSTILE}{i}" for i in range(600)]
     pairs["category"] = np.where(pairs["u"] < 0, NASTY, f"other {NASTY}")
-    found = find(pairs, "vnet", 0.5, varies=True, known=0.3)
+    found = find_with(pairs, "vnet", 0.3)
     long = NASTY + "x" * 100_000
     first, second, drawn = found.pairs["id"][[0, 1, 400]]
     texts = {
@@ -72,7 +70,7 @@ def page():
     }
     traits = suspect_traits(found.pairs, found.doubted[1], ["good"] * 600, ["bad"] * 600)
     assert traits["trait"].str.contains("script").any() and traits["p_adjusted"].min() < 0.01
-    return report(found, f"runs/{HOSTILE}", texts, [f"A note of {NASTY}."], traits, [drawn])
+    return html_report(found, f"runs/{HOSTILE}", texts, [f"A note of {NASTY}."], traits, [drawn])
 
 
 def test_hostile_text_is_text(page):
@@ -114,29 +112,26 @@ def test_long_texts_are_folded(page):
 
 @pytest.mark.parametrize("text", ["\ud800", "a\rb", "\x7f", "\u2028"])
 def test_every_text_can_be_written(text):
-    shown = as_text(text)
+    shown = visible_text(text)
     assert shown.encode() and "\r" not in shown
 
 
 def test_what_it_says():
     pairs = frame(3000)
-    found = find(pairs, "dpo", 0.5, varies=True)
+    found = find_with(pairs, "dpo")
     nothing = pd.DataFrame(columns=COLUMNS)
-    known = report(found, "runs/a", {}, [], nothing)
-    assert f"{found.suspects:,} (" in known and f"{found.share.rate:.1%}" in known and "AUROC" in known
+    known = html_report(found, "runs/a", {}, [], nothing)
+    assert f"{found.suspects:,} (" in known and f"{found.rate.rate:.1%}" in known and "AUROC" in known
     assert f"{int(pairs['flipped'].sum()):,} (" in known
     assert "loss and u have no threshold of their own" in known
-    alone = report(find(frame(3000), "policy", 0.5, varies=True), "runs/a", {}, [], nothing)
+    alone = html_report(find_with(frame(3000), "policy"), "runs/a", {}, [], nothing)
     assert "loss has no threshold of its own" in alone
-    second = f"{found.share.holder:.1%}"
-    assert f"<b>{second}</b>the same by Hölder-DPO&#x27;s estimator" in known
-    assert f"a second opinion on the same u, gives {second}" in known
-    unknown = report(find(frame(3000, known=False), "dpo", 0.5, varies=True), "runs/a", {}, [], nothing)
+    unknown = html_report(find_with(frame(3000, known=False), "dpo"), "runs/a", {}, [], nothing)
     assert "AUROC" not in unknown and "precision" not in unknown and "known to be wrong" not in unknown
-    clean = report(find(frame(3000, rate=0.0), "dpo", 0.5, varies=True), "runs/a", {}, [], nothing)
+    clean = html_report(find_with(frame(3000, rate=0.0), "dpo"), "runs/a", {}, [], nothing)
     assert "not identified" in clean and "there is no threshold" in clean
-    without = find(pairs.assign(category=pd.NA), "dpo", 0.5, varies=True)
-    assert "(none)" in report(without, "runs/a", {}, [], nothing)
+    without = find_with(pairs.assign(category=pd.NA), "dpo")
+    assert "(none)" in html_report(without, "runs/a", {}, [], nothing)
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")

@@ -5,11 +5,11 @@ import pandas as pd
 import pytest
 from scipy.stats import binom
 
+from pacmr_lightning.audit.noise_rate import estimate_noise_rate
 from pacmr_lightning.audit.suspect_traits import COLUMNS, LEVEL, suspect_traits
-from pacmr_lightning.audit.traits_in_words import rules_in_words, traits_in_words
-from pacmr_lightning.audit.wrong_label_share import expected_share
+from pacmr_lightning.audit.words import rules_in_words, traits_in_words
 
-from .test_wrong_label_share import scores
+from .test_noise_rate import scores
 
 WORDS = np.array([f"word{i}" for i in range(60)])
 
@@ -113,7 +113,7 @@ def test_a_rule_that_labels_follow():
     golden = table.set_index("trait").loc["golden"]
     assert golden["in_all"] == pytest.approx(follows[there].mean())
     assert 0.94 < golden["in_all_low"] < golden["in_all"] < golden["in_all_high"] < 1
-    given = expected_share(*scores(2000, 0.3)[::2], 0.3, 2)
+    given = estimate_noise_rate(*scores(2000, 0.3)[::2], 0.3, 2)
     rule, meaning = rules_in_words(table, given)
     assert f"of {there.sum():,} pairs where one response has it" in rule and "with the word “golden”" in rule
     assert "30% wrong labels that are independent of the pair would leave at most 70%" in rule

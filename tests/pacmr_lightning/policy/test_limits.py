@@ -5,7 +5,7 @@ import pytest
 from lightning.pytorch import Trainer
 from transformers import AutoConfig, AutoTokenizer
 
-from pacmr_lightning.commands.audit_model import audit_model
+from pacmr_lightning.audit import AuditOptions, audit
 from pacmr_lightning.datamodules import PreferenceDataModule, SFTDataModule
 from pacmr_lightning.datamodules.sources import CompletionFiles, Files
 from pacmr_lightning.errors import UserError
@@ -83,7 +83,7 @@ def test_longer_pairs_are_told_before_anything_is_computed(short, pairs, write_r
     with pytest.raises(UserError, match=said):
         trainer(tmp_path).validate(PreferenceModule(PolicyModel(short)), preference(short, pairs))
     with pytest.raises(UserError, match=said):
-        audit_model(short, source=Files(pairs), output=str(tmp_path / "audit"), scorer="probe")
+        audit(short, Files(pairs), AuditOptions("probe", str(tmp_path / "audit")))
     rows = write_rows(
         [{"prompt": "What is it of many?", "completion": " It is one of many."}] * 8, "sft.jsonl"
     )

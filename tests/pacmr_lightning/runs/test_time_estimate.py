@@ -17,7 +17,6 @@ from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.memory_estimate import build
 from pacmr_lightning.runs.time_estimate import (
-    OWN_PULL,
     PairFlops,
     Plan,
     audit_flops,
@@ -189,7 +188,7 @@ FLOPS = PairFlops(reference=100, forward=110, gradient=300, recomputed=True)
 
 def test_what_a_run_is_made_of():
     """By hand: 10 updates of 4 pairs, VNet at every fifth with 8 meta pairs, half of which pass."""
-    plan = Plan(4, 5, 8, 0.5, pairs=42, validation_pairs=10, validations=3)
+    plan = Plan(4, 5, 8, 0.5, pairs=42, validation_pairs=10, validations=3, audit_sample=128)
     assert plan.updates == 10
     dpo = update_flops(FLOPS, plan, None)
     assert dpo == 4 * 300
@@ -198,7 +197,7 @@ def test_what_a_run_is_made_of():
     assert run_flops(FLOPS, plan, dpo, fits=2) == 2 * (10 * dpo + judged) + (42 + 10) * 100
     assert run_flops(FLOPS, plan, dpo, vnet=True) == 10 * dpo + judged + (42 + 10 + 2 * 8) * 100
     assert audit_flops(FLOPS, plan) == 42 * 110 + 42 * 300
-    assert audit_flops(FLOPS, replace(plan, pairs=90_000)) == 90_000 * 110 + OWN_PULL * 300
+    assert audit_flops(FLOPS, replace(plan, pairs=90_000)) == 90_000 * 110 + 128 * 300
     meta = 8 * (120 + 0.5 * 330)
     assert update_flops(FLOPS, plan, "GhostDotProduct", True) == dpo + meta / 5
     assert update_flops(FLOPS, plan, "GhostDotProduct") == dpo + (meta + 2 * 4 * 300) / 5

@@ -6,22 +6,21 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pacmr_lightning.audit.detection_quality import Method, compare, confident_learning, same_number
-from pacmr_lightning.audit.findings import find
+from pacmr_lightning.audit.findings import Detector, confident_learning, detection_quality, find, same_number
+from pacmr_lightning.audit.noise_rate import rate_by
 
-from .test_wrong_label_share import scores
+from .test_noise_rate import scores
 
 
 def table(flags, methods):
-    return compare(methods, pd.Series(flags, dtype="boolean")).set_index("method")
+    return detection_quality(methods, pd.Series(flags, dtype="boolean")).set_index("method")
 
 
 def test_compare_by_hand():
     suspicion = np.array([5.0, 4.0, 3.0, 2.0, 1.0, 9.0])
     suspects = np.array([True, True, False, False, False, True])
-    found = table([True, False, True, False, False, None], [Method("m", suspicion, suspects, 0.4, 0.1)]).loc[
-        "m"
-    ]
+    method = Detector("m", suspicion, suspects, 0.4, 0.1)
+    found = table([True, False, True, False, False, None], [method]).loc["m"]
     # The last pair's truth is unknown: 2 of the 5 others are suspect, one of them and 2 in all are wrong.
     assert found["suspects"] == 3 and found["precision"] == 0.5 and found["recall"] == 0.5
     # Wrong ones at 5 and 3, right ones at 4, 2, 1: 5 of 6 comparisons are in order.
@@ -61,6 +60,11 @@ def test_without_cleanlab(monkeypatch):
     assert confident_learning("cleanlab", np.ones(3), ["a", "b", "c"]) is None
 
 
+def find_with(pairs, scorer, known=None, threshold=0.5):
+    """What is found with a noise rate that is known, or estimated."""
+    return find(pairs, scorer, rate_by(pairs, scorer, known), threshold, varies=True)
+
+
 def frame(n=2000, rate=0.3, known=True):
     u, wrong, prompts = scores(n, rate, seed=1)
     rng = np.random.default_rng(7)
@@ -87,7 +91,7 @@ def frame(n=2000, rate=0.3, known=True):
 @pytest.mark.parametrize("scorer", ["vnet", "dpo"])
 def test_findings(scorer):
     pairs = frame()
-    found = find(pairs, scorer, 0.5, varies=True)
+    found = find_with(pairs, scorer)
     score = found.pairs["weight" if scorer == "vnet" else "cross_fit_u"]
     assert score.is_monotonic_increasing and found.pairs["rank"].tolist() == list(range(1, len(pairs) + 1))
     # Suspects are the first ranks, on one side of the cut and of the threshold.
@@ -95,21 +99,21 @@ def test_findings(scorer):
     suspect = found.pairs["suggested"] == "flip"
     assert (suspect == (found.pairs["p_wrong"] > 0.5)).all() and (suspect == (score < found.cut)).all()
     assert 0 < found.suspects < len(pairs)
-    assert found.pairs["p_wrong"].mean() == pytest.approx(found.share.rate, abs=0.01)
+    assert found.pairs["p_wrong"].mean() == pytest.approx(found.rate.rate, abs=0.01)
     methods = found.methods["method"].tolist()
     assert methods[0] == ("weight" if scorer == "vnet" else "cross-fitted u") and {"loss", "u"} < set(methods)
     assert found.methods["precision"].gt(0.6).sum() >= 4
-    stricter = find(pairs, scorer, 0.8, varies=True)
+    stricter = find_with(pairs, scorer, threshold=0.8)
     assert 0 < stricter.suspects < found.suspects
 
 
 def test_nothing_is_suspect_where_the_share_is_not_identified():
-    found = find(frame(rate=0.0), "vnet", 0.5, varies=True)
-    assert not found.share.identified and found.suspects == 0 and found.cut is None
+    found = find_with(frame(rate=0.0), "vnet")
+    assert not found.rate.identified and found.suspects == 0 and found.cut is None
     assert found.pairs["p_wrong"].isna().all() and found.pairs["u"].is_monotonic_increasing
 
 
 def test_without_cross_fit():
     pairs = frame().assign(cross_fit_u=np.nan)
-    found = find(pairs, "vnet", 0.5, varies=True)
-    assert list(found.shares) == ["vnet"] and "cross-fitted u" not in found.methods["method"].tolist()
+    found = find_with(pairs, "vnet")
+    assert list(found.rates) == ["vnet"] and "cross-fitted u" not in found.methods["method"].tolist()

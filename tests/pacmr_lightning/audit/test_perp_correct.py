@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.stats import kstest, norm
 
-from pacmr_lightning.audit.symmetric_mixture import SymmetricMixture, fit_mixture, selection
+from pacmr_lightning.audit.perp_correct import SymmetricMixture, fit_mixture, selection
 from pacmr_lightning.errors import UserError
 
 

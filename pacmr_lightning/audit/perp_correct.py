@@ -1,28 +1,167 @@
-"""PerpCorrect's rounds: DPO on a few clean pairs, and how unlikely its policy finds all other responses."""
+"""PerpCorrect: DPO on a few clean pairs, and how unlikely its policy finds all other pairs' responses.
+
+The differences of log-perplexity of right and wrong labels are modelled by two normal distributions that
+mirror each other at 0. The round that tells them apart best corrects the labels.
+"""
 
 from __future__ import annotations
 
 import gc
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 import yaml
+from scipy.optimize import curve_fit
+from scipy.special import expit, logit
+from scipy.stats import norm
+from torch import Tensor
 
 from ..analysis.pair_log_probs import pair_log_probs
+from ..batch import PairBatch
 from ..errors import UserError
 from ..files import replacing
+from ..policy import PolicyModel
+from ..policy.rows import padded, row_multiple, separate_rows
 from ..runs.finished_run import NO_NOISE, PreferenceData, Run, find_run, load
 from ..runs.folder import CONFIG
-from .perplexity import mean_nll
-from .symmetric_mixture import SymmetricMixture, fit_mixture, selection
 
+_SCORES = "scores.parquet"
+"""Inside a round's folder: it is complete."""
 _FITTED = ("mu", "sigma", "alpha", "threshold", "separation")
 """What the table says of a round's mixture."""
+BINS = 100
+"""Of the histogram that the curve is fitted to."""
+WORST_DISTANCE = 0.1
+"""Between the fitted distribution and that of the values, at most, for a fit to count."""
+_STARTS = (-0.25, -0.5, -0.75, -0.95)
+"""Of mu, in units of the values' root mean square, which mu^2 + sigma^2 is the square of."""
+
+
+@dataclass(frozen=True)
+class SymmetricMixture:
+    """alpha N(mu, sigma^2) + (1 - alpha) N(-mu, sigma^2), of pairs whose label is right and wrong."""
+
+    mu: float
+    """Mean of pairs whose label is right; below 0."""
+    sigma: float
+    alpha: float
+    """Share of right labels."""
+    distance: float
+    """Largest difference between its distribution function and that of the values it was fitted to."""
+
+    @property
+    def threshold(self) -> float:
+        """t in [mu, -mu], below which labels are kept: where both kinds are alike often, if inside.
+
+        It maximises ``accuracy``: alpha phi((t - mu) / sigma) = (1 - alpha) phi((t + mu) / sigma).
+        """
+        with np.errstate(divide="ignore", over="ignore"):
+            crossing = self.sigma**2 * logit(self.alpha) / (-2 * self.mu)
+        return float(np.clip(crossing, self.mu, -self.mu))
+
+    def accuracy(self, threshold: float) -> float:
+        """Share of labels that are right once all pairs from a threshold on have the other."""
+        right = norm.cdf(threshold, self.mu, self.sigma)
+        return float(self.alpha * right + (1 - self.alpha) * norm.sf(threshold, -self.mu, self.sigma))
+
+    @property
+    def separation(self) -> float:
+        """The best such share for a threshold in [mu, -mu]."""
+        return self.accuracy(self.threshold)
+
+    def wrong(self, values: np.ndarray) -> np.ndarray:
+        """(N,) posterior probability that the label of a pair with such a value is wrong."""
+        return expit(-2 * self.mu / self.sigma**2 * values - logit(self.alpha))
+
+    @property
+    def problem(self) -> str | None:
+        """Why labels should not be corrected by this fit; None where nothing speaks against it."""
+        if self.distance > WORST_DISTANCE:
+            return f"misses the distribution by {self.distance:.2f}"
+        if self.alpha < 0.5:
+            return f"takes {1 - self.alpha:.0%} of the labels for wrong"
+        return None
+
+
+def fit_mixture(values: np.ndarray) -> SymmetricMixture:
+    """Fit the mixture's density to a histogram of N values by least squares, as PerpCorrect does.
+
+    The curve is taken at the middle of each bin (the method's own code: at its left edge), from several
+    starting points (its single one suits values of a few nats only).
+
+    Raises:
+        UserError: the values do not differ, one is not finite, or the fit does not converge.
+    """
+    if not np.isfinite(values).all() or np.ptp(values) == 0:
+        raise UserError(
+            f"The {len(values)} perplexity differences are all {values[0]:g}, or one is not finite, so they "
+            "say nothing of labels; train the rounds with another --rounds.learning_rate."
+        )
+    scale = float(np.sqrt(np.mean(values**2)))
+    scaled = np.sort(values / scale)
+    heights, edges = np.histogram(scaled, bins=BINS, density=True)
+    middles = (edges[1:] + edges[:-1]) / 2
+    found = []
+    for mu in _STARTS:
+        alpha = min(max((1 + float(scaled.mean()) / mu) / 2, 0.05), 0.95)
+        try:
+            best, _, info, *_ = curve_fit(
+                _density,
+                middles,
+                heights,
+                p0=[mu, np.sqrt(1 - mu**2), alpha],
+                bounds=([-np.inf, 1e-3, 0], [-1e-6, np.inf, 1]),
+                full_output=True,
+            )
+        except RuntimeError:
+            continue
+        found.append((float(np.square(info["fvec"]).sum()), *map(float, best)))
+    if not found:
+        raise UserError(
+            f"No mixture of two normal distributions fits the {len(values)} perplexity differences; train "
+            "the rounds with another --rounds.learning_rate."
+        )
+    _, mu, sigma, alpha = min(found)
+    # The distribution function of the values jumps, and is compared on either side.
+    fitted = alpha * norm.cdf(scaled, mu, sigma) + (1 - alpha) * norm.cdf(scaled, -mu, sigma)
+    steps = np.arange(len(scaled) + 1) / len(scaled)
+    distance = max(np.abs(fitted - steps[1:]).max(), np.abs(fitted - steps[:-1]).max())
+    return SymmetricMixture(mu * scale, sigma * scale, alpha, float(distance))
+
+
+def _density(x: np.ndarray, mu: float, sigma: float, alpha: float) -> np.ndarray:
+    return alpha * norm.pdf(x, mu, sigma) + (1 - alpha) * norm.pdf(x, -mu, sigma)
+
+
+def selection(values: np.ndarray, alpha: float, size: int) -> tuple[list[int], list[int]]:
+    """Return indices of pairs to learn from next, the surest first: whose label is kept, and exchanged.
+
+    A share alpha of ``size`` pairs has the lowest values, the rest the highest.
+    """
+    order = np.argsort(values, kind="stable").tolist()
+    keep = round(size * alpha)
+    return order[:keep], order[::-1][: size - keep]
+
+
+def mean_nll(policy: PolicyModel, batch: PairBatch) -> Tensor:
+    """(N, 2) mean negative log-likelihood in nats a token, of prompt with chosen and prompt with rejected.
+
+    The mean runs over all tokens that have one before them: prompt, response and EOS. It is the logarithm of
+    the perplexity, and what transformers' models return as the loss of a text.
+    """
+    rows = separate_rows(batch)
+    assert rows.real is not None
+    row, column = rows.real[:, 1:].nonzero(as_tuple=True)
+    rows = replace(rows, source=(row, column), targets=rows.input_ids[row, column + 1], owner=row)
+    sums = policy.log_probs(batch, padded(rows, row_multiple(batch.input_ids.device)))
+    counts = torch.bincount(row).view(2, -1)
+    return torch.stack([-sums.chosen / counts[0], -sums.rejected / counts[1]], dim=1)
 
 
 @dataclass(frozen=True)
@@ -59,13 +198,7 @@ class Rounds:
             )
 
     def config(self, first: Run, folder: Path, rows: Path) -> dict[str, Any]:
-        """Of one round: the first run's model and machine, and DPO on rows of its own.
-
-        Args:
-            first: the run whose labels are to be corrected.
-            folder: of the round.
-            rows: file with its pairs.
-        """
+        """Configuration of one round: the first run's model and machine, and DPO on a file of rows."""
         found = yaml.safe_load((Path(first.folder) / CONFIG).read_text(encoding="utf-8"))
         model, data, trainer = (found[section] for section in ("model", "data", "trainer"))
         micro = model["init_args"].get("micro_batch_size")
@@ -106,14 +239,14 @@ class Rounds:
         fit: Callable[[Path, list[str]], object],
         micro_batch_size: int | None = None,
     ) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Trains the rounds that are not on disk yet.
+        """Train the rounds that are not on disk yet.
 
         Args:
             first: the run whose labels are to be corrected.
             data: its datamodule, with all N training pairs under their labels as trained.
-            folder: where the rounds lie.
-            write: writes the pairs of a round to a file: the clean ones, training pairs under their label,
-                and others under the opposite one.
+            folder: of the rounds.
+            write: writes a round's file: clean pairs, pairs under their label, and others under the opposite
+                one.
             fit: trains in a folder, with the words of a command line.
             micro_batch_size: pairs in one forward pass that scores; None is that of training.
 
@@ -161,10 +294,6 @@ class Rounds:
             "d": d,
         }
         return pd.DataFrame(labels), table
-
-
-_SCORES = "scores.parquet"
-"""Inside a round's folder: it is complete."""
 
 
 def _score(folder: Path, pairs: Any, micro_batch_size: int | None) -> None:

@@ -1,0 +1,385 @@
+"""An audit as one HTML file that needs nothing else; whatever stands in a row is shown as text."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from ..evaluation.answer_store import content_key
+from .decisions import Texts
+from .findings import Findings
+from .flip_curve import share_against
+from .group_reliability import LEAST
+from .scorers import SCORES
+from .suspect_traits import LEVEL
+from .words import findings_in_words, rate_in_words, rules_in_words, share_of, traits_in_words
+
+GROUPS = 100
+"""Groups in a table; the files have all."""
+TRAITS = 30
+"""Traits in the table; the files have all."""
+FOLD = 600
+"""Characters of a text that are shown before it has to be unfolded."""
+RIGHT, WRONG, DARK = "#0072B2", "#D55E00", "0.25"
+_LABELS = {
+    "weight": "Weight",
+    "cross_fit_u": "Cross-fitted implicit reward difference $u$ (nats)",
+    "first_visit_u": "Implicit reward difference $u$ before the pair was learned from (nats)",
+    "probe_u": "Log-odds of the label by a linear probe (nats)",
+    "unpulled_u": "Implicit reward difference $u$, own pull taken off (nats)",
+}
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body data-labels="{labels}">
+{body}
+<script>{script}</script>
+</body>
+</html>
+"""
+_NO_SCRIPT = (
+    "<noscript><p>Decisions are made on this page with JavaScript; without it the page can be read.</p>"
+    "</noscript>"
+)
+_SAMPLE = (
+    "<h2>A random sample</h2>",
+    "<p>These pairs were drawn at random, and nothing is said of what the audit makes of them. Decide on "
+    "them in this order, before you look at suspects: keep where the chosen response is the better one, "
+    "exchange where it is the rejected one. The share of wrong labels is estimated from these decisions; "
+    "drop (nothing should be learned from the pair) and unsure are counted and left out of it.</p>",
+)
+# Control characters, which HTML cannot hold or a browser would act on, and the marks that change the
+# direction of the text after them.
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def html_report(
+    findings: Findings,
+    run: str,
+    texts: Mapping[str, Texts],
+    notes: Iterable[str],
+    traits: pd.DataFrame,
+    sample: Sequence[str] = (),
+) -> str:
+    """Return the page, on which a person can decide on each pair that it lists.
+
+    Args:
+        findings: what was found.
+        run: name of the run or the model.
+        texts: of the pairs that are listed, by id: those of the sample, and suspects.
+        notes: further sentences on the pairs.
+        traits: as ``suspect_traits`` makes them.
+        sample: ids of a random sample, in the order in which it is read.
+    """
+    pairs = findings.pairs
+    listed: dict[Any, Any] = {row.id: row for row in pairs.itertuples() if row.id in texts}
+    suspects = [name for name in listed if name not in set(sample)]
+    known = int(pairs["flipped"].notna().sum())
+    numbers = {
+        "training pairs": f"{len(pairs):,}",
+        f"suspect labels (P(wrong) above {findings.threshold:g})": f"{findings.suspects:,} "
+        f"({findings.suspects / len(pairs):.1%})",
+        "expected share of wrong labels": rate_in_words(findings.rate),
+    }
+    if known:
+        wrong = int(pairs["flipped"].sum())
+        told = "known to be wrong" if known == len(pairs) else f"known to be wrong, of {known:,} known"
+        numbers[told] = f"{wrong:,} ({wrong / known:.1%})"
+    doubted = findings.doubted[0]
+    body = [
+        f"<h1>Label audit of <code>{visible_text(run)}</code></h1>",
+        '<ul class="numbers">',
+        *(f"<li><b>{escape(value)}</b>{escape(name)}</li>" for name, value in numbers.items()),
+        "</ul>",
+        *map(_paragraph, notes),
+        '<div class="figures">',
+        _image(_distribution(findings), "Distribution of the score with the threshold"),
+        _image(_against(findings), "Share of labels against the policy by how sure it is, with the fit"),
+        "</div>",
+        "<h2>How the threshold was chosen</h2>",
+        *map(_paragraph, findings_in_words(findings)),
+        f"<h2>What {doubted} have in common</h2>",
+        *(f"<p><strong>{visible_text(rule)}</strong></p>" for rule in rules_in_words(traits, findings.rate)),
+        *map(_paragraph, traits_in_words(traits, findings.groups, doubted)),
+        *_traits_table(traits),
+        "<h2>What each score found</h2>",
+        *_methods_table(findings.methods, bool(known)),
+    ]
+    for name, groups in findings.groups.groupby("grouping", sort=False):
+        body += [f"<h2>By {name}</h2>", *groups_table(groups, bool(known))]
+    body += [_NO_SCRIPT] if listed else []
+    body += _SAMPLE if sample else ()
+    for i, name in enumerate(sample, 1):
+        header = _facts(listed[name], f"random pair {i} of {len(sample)}")
+        body.append(_article(listed[name], texts[name], True, header))
+    body.append(
+        f"<h2>The {len(suspects)} most suspect labels{', but for those above' if sample else ''}</h2>"
+    )
+    body += [_article(listed[name], texts[name], False, _suspect_facts(listed[name])) for name in suspects]
+    script = _part("report.js")
+    return _PAGE.format(
+        title=f"Label audit of {visible_text(run)}",
+        style=_part("report.css"),
+        # No other script runs, whatever stands in a row.
+        digest=base64.b64encode(sha256(script.encode()).digest()).decode(),
+        labels=content_key(sorted(zip(pairs["id"], pairs["observed"], strict=True))),
+        script=script,
+        body="\n".join(body),
+    )
+
+
+def visible_text(text: str) -> str:
+    """HTML that shows a text as it is; control and direction characters are named, as in [U+202E]."""
+    visible = _INVISIBLE.sub(lambda match: f"[U+{ord(match[0]):04X}]", text.replace("\r\n", "\n"))
+    return escape(visible, quote=True)
+
+
+def _part(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{visible_text(text)}</p>"
+
+
+def _facts(row: Any, place: str, *more: str) -> str:
+    category = [] if pd.isna(row.category) else [row.category]
+    return visible_text(" · ".join([place, row.id, *category, *more]))
+
+
+def _suspect_facts(row: Any) -> str:
+    """What the audit says of a pair, and whether its label is known to be wrong."""
+    facts = [] if pd.isna(row.p_wrong) else [f"P(wrong) {row.p_wrong:.3f}"]
+    facts.append(f"suggestion: {row.suggested}")
+    facts += ["exchanged by the run's noise"] if row.observed == "rejected" else []
+    facts.append(f"weight {row.weight:.3f}, u {row.u:.2f}")
+    facts += [] if pd.isna(row.cross_fit_u) else [f"cross-fitted u {row.cross_fit_u:.2f}"]
+    told = "<span></span>"
+    if not pd.isna(row.flipped):
+        told = "<span> · the label is right</span>"
+        told = "<span class=wrong> · the label is wrong</span>" if row.flipped else told
+    return _facts(row, f"#{row.rank}", *facts) + told
+
+
+def _article(row: Any, texts: Texts, sample: bool, header: str) -> str:
+    """A pair; one of the random sample has a header without a word of what anybody knows of its label."""
+    # As JSON in ASCII every id comes through, control characters included.
+    named = json.dumps({"id": row.id, "observed": row.observed, "sample": sample})
+    return "\n".join(
+        [
+            f'<article data-pair="{escape(named)}">',
+            f"<header>{header}</header>",
+            f"<h3>prompt</h3>{_folded(texts.prompt)}",
+            '<div class="sides">',
+            f"<section><h3>chosen in training</h3>{_folded(texts.chosen)}</section>",
+            f"<section><h3>rejected in training</h3>{_folded(texts.rejected)}</section>",
+            "</div>",
+            "</article>",
+        ]
+    )
+
+
+def _folded(text: str) -> str:
+    if len(text) <= FOLD:
+        return f'<div class="text" dir="auto">{visible_text(text)}</div>'
+    start = f'<span class="text" dir="auto">{visible_text(text[: FOLD // 2])} …</span>'
+    return (
+        f"<details><summary>{start}{len(text):,} characters</summary>"
+        f'<div class="text" dir="auto">{visible_text(text)}</div></details>'
+    )
+
+
+def _methods_table(methods: pd.DataFrame, known: bool) -> list[str]:
+    """What each score found, of ``findings.detection_quality``; against the truth where some is known."""
+    heading = ["score", "suspects", "expected share"]
+    heading += ["precision", "recall", "AUROC", "average precision"] if known else []
+    rows = []
+    row: Any  # its fields are the columns
+    for row in methods.itertuples():
+        expected = _number(row.expected, "{:.1%}")
+        if not pd.isna(row.expected_stderr):
+            expected += f" ± {row.expected_stderr:.1%}"
+        values = (row.precision, row.recall, row.auroc, row.average_precision) if known else ()
+        rows.append([row.method, f"{row.suspects:,}", expected, *(_number(v, "{:.3f}") for v in values)])
+    notes, names = [], methods["method"].tolist()
+    if "loss" in names:  # which a probe without a policy does not have
+        alone = names[0] == "u"
+        others = "loss has no threshold of its" if alone else "loss and u have no threshold of their"
+        notes.append(f"{others} own: as many as by the first score are suspect.")
+    if not methods["method"].str.startswith("cleanlab").any():
+        notes.append("Confident learning is left out: cleanlab is not installed (pip install cleanlab).")
+    if known:
+        notes.append("Precision and recall are those of the suspects, against the flips that are known.")
+    return _table(heading, rows, notes)
+
+
+def groups_table(groups: pd.DataFrame, known: bool) -> list[str]:
+    """The reliability of the groups of one grouping, of ``group_reliability``."""
+    learned = "learned" in groups
+    heading = [groups["grouping"].iloc[0], "pairs", "suspects", "suspect share", "expected share"]
+    heading += ["95% interval", *(["learned in the run"] if learned else [])]
+    heading += ["known to be wrong"] if known else []
+    rows = []
+    row: Any  # its fields are the columns
+    for row in groups.head(GROUPS).itertuples():
+        cells = [
+            "(none)" if pd.isna(row.group) else row.group,
+            f"{row.pairs:,}",
+            f"{row.suspects:,}",
+            f"{row.suspect_share:.1%}",
+            _number(row.expected, "{:.1%}"),
+            "–" if pd.isna(row.low) else f"{row.low:.1%} to {row.high:.1%}",
+        ]
+        cells += [_number(row.learned, "{:.1%}")] if learned else []
+        rows.append(cells + ([_number(row.flipped, "{:.1%}")] if known else []))
+    notes = [
+        "The expected share of wrong labels of each group is fitted with the slope that all groups share; "
+        f"groups of fewer than {LEAST} pairs have none, nor has any where the scores fit labels that are "
+        "coin flips, or where the labels contradict the share of all pairs that was told or assumed."
+    ]
+    if learned:
+        notes.append(
+            "Learned in the run is the share that its objective has estimated along the way from its own u "
+            "(1 - reliability): a moving average, which takes sigmoid(u) for the chance that the policy is "
+            "right and knows nothing of a label's own part in u."
+        )
+    if (more := len(groups) - GROUPS) > 0:
+        notes.append(f"{more:,} more groups are in the file of groups.")
+    return _table(heading, rows, notes)
+
+
+def _traits_table(traits: pd.DataFrame) -> list[str]:
+    """What suspects have in common, of ``suspect_traits``: the traits that pass its correction."""
+    found = traits[traits["p_adjusted"] < LEVEL]
+    if found.empty:
+        return []
+    heading = ["trait", "suspects", "of them", "others", "of them", "difference", "95% interval", "p", "all"]
+    rows = []
+    row: Any  # its fields are the columns
+    for row in found.head(TRAITS).itertuples():
+        name = f"chosen has “{row.trait}”" if row.kind == "word" else f"{row.kind} {row.trait}"
+        rows.append(
+            [
+                "chosen is the longer" if row.kind == "length" else name,
+                f"{row.suspects:,}",
+                share_of(row.in_suspects),
+                f"{row.others:,}",
+                share_of(row.in_others),
+                f"{100 * row.difference:+.0f}",
+                f"{100 * row.low:+.0f} to {100 * row.high:+.0f}",
+                f"{row.p_adjusted:.1g}",
+                share_of(row.in_all),
+            ]
+        )
+    notes = [
+        "A word or the length counts in pairs where it tells the responses apart, and the share is of those "
+        "whose chosen response has it; the share of all labels stands under all. Differences are in "
+        "percentage points, p is adjusted for all "
+        f"{traits['p'].notna().sum():,} traits that were tested (Benjamini and Hochberg)."
+    ]
+    if (more := len(found) - TRAITS) > 0:
+        notes.append(f"{more:,} more traits are in the file of traits.")
+    return _table(heading, rows, notes)
+
+
+def _table(heading: list[str], rows: list[list[str]], notes: list[str]) -> list[str]:
+    head = "".join(f"<th>{escape(name)}</th>" for name in heading)
+    lines = ("".join(f"<td>{visible_text(cell)}</td>" for cell in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>\n" for line in lines)
+    table = f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"
+    return [table, *(f'<p class="note">{escape(note)}</p>' for note in notes)]
+
+
+def _number(value: float, form: str) -> str:
+    return "–" if pd.isna(value) else form.format(value)
+
+
+def _distribution(findings: Findings) -> Figure:
+    """The scores' histogram with the threshold; right and wrong labels apart where flips are known."""
+    pairs, column = findings.pairs, SCORES[findings.scorer]
+    score = pairs[column].to_numpy()
+    figure, axis = _figure()
+    edges = np.histogram_bin_edges(score, bins=min(60, max(10, len(score) // 20))).tolist()
+    known = pairs["flipped"].notna().to_numpy()
+    if known.any():
+        flipped = pairs["flipped"].fillna(False).to_numpy(dtype=bool)
+        for mask, color, name in (
+            (known & ~flipped, RIGHT, "right labels"),
+            (known & flipped, WRONG, "wrong labels"),
+        ):
+            label = f"{name} ({mask.sum():,})"
+            axis.hist(score[mask], edges, color=color, alpha=0.35)
+            axis.hist(score[mask], edges, color=color, histtype="step", linewidth=1.4, label=label)
+    else:
+        axis.hist(score, edges, color=RIGHT, alpha=0.6, label=f"all labels ({len(score):,})")
+    if findings.cut is not None:
+        axis.axvline(findings.cut, color=DARK, linestyle="--", linewidth=1.4, label="threshold")
+    axis.set(xlabel=_LABELS[column], ylabel="Pairs", xlim=(edges[0], edges[-1]))
+    axis.legend(frameon=False)
+    return figure
+
+
+def _against(findings: Findings) -> Figure:
+    """How often labels are against the policy as it gets surer, and the curve whose end is the noise rate."""
+    rate = findings.rate
+    figure, axis = _figure()
+    tenths = rate.tenths
+    size = np.linspace(0, tenths["size"].max() * 1.05, 200)
+    axis.errorbar(
+        tenths["size"],
+        100 * tenths["against"],
+        100 * tenths["stderr"].fillna(0),
+        fmt="o",
+        label="tenths of the pairs, ± 1 standard error",
+        color=RIGHT,
+        elinewidth=1.2,
+        capsize=2.5,
+        markersize=5,
+    )
+    fitted = share_against(rate.rate, rate.slope, size)
+    axis.plot(size, 100 * fitted, color=DARK, linewidth=1.4, label="fit")
+    if rate.identified:
+        axis.axhline(100 * rate.rate, color=WRONG, linestyle="--", linewidth=1.4, label="expected share")
+        axis.axhspan(100 * rate.low, 100 * rate.high, color=WRONG, alpha=0.15, linewidth=0)
+    axis.set(xlabel="$|u|$ (nats)", ylabel="Labelled against the policy (%)", xlim=(0, size[-1]))
+    axis.set_ylim(bottom=0)
+    axis.legend(frameon=False, loc="upper right")
+    axis.grid(alpha=0.3)
+    return figure
+
+
+def _figure() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(5.4, 3.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def _image(figure: Figure, alt: str) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=160)
+    png = base64.b64encode(buffer.getvalue()).decode()
+    return f'<img alt="{escape(alt)}" src="data:image/png;base64,{png}">'

@@ -1,0 +1,173 @@
+"""The whole audit: scores, noise rate, findings, and the files that show them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..errors import UserError
+from ..files import replacing
+from ..runs.folder import CONFIG
+from .cleaned_file import CleanedFile, upload, write_cleaned_file
+from .decisions import Texts, random_sample, tasks
+from .findings import Findings, find
+from .html_report import html_report
+from .noise_rate import decide
+from .options import AuditOptions
+from .scored_pairs import ScoredPairs, score_model, score_run
+from .suspect_traits import rules, suspect_traits
+from .words import rate_in_words
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """What an audit found, and where it is written."""
+
+    table: pd.DataFrame
+    """One row a pair, the most suspect first; the rows of ``pairs.parquet``."""
+    findings: Findings
+    traits: pd.DataFrame
+    """What suspects have in common, as ``suspect_traits`` makes it."""
+    notes: list[str]
+    """Further sentences on the pairs."""
+    files: dict[str, Path]
+    """Files that were written, by name; ``cleaned`` and ``label_studio`` by their options."""
+    cleaned: CleanedFile | None
+    """The file ``cleaned``."""
+    command: str
+    """The command line of the audit, as a card may show it."""
+
+    @property
+    def noise_rate(self) -> float | None:
+        """Expected share of wrong labels; None where it cannot be told, and ``statement`` says why."""
+        return self.findings.rate.rate if self.findings.rate.identified else None
+
+    @property
+    def statement(self) -> str:
+        """The noise rate with its uncertainty, or the reason why there is none."""
+        return f"Expected share of wrong labels: {rate_in_words(self.findings.rate)}."
+
+    def push(self, repository: str, private: bool = False) -> None:
+        """Upload the file ``cleaned`` to the Hugging Face Hub (OWNER/NAME) as a dataset, with a card.
+
+        Raises:
+            UserError: there is no such file, or the Hub cannot be reached, or refuses; the file stays.
+        """
+        if self.cleaned is None:
+            raise UserError("No cleaned pairs were written; give the audit the option cleaned.")
+        upload(self.cleaned, self.findings, self.command, repository, private)
+
+
+def audit(run: str, source: Any = None, options: AuditOptions | None = None) -> AuditResult:
+    """Look for wrong labels among all training pairs of a finished run, or among the pairs of a source.
+
+    Writes ``pairs.parquet``, ``report.html`` and tables as CSV, which docs/audit.md describes.
+
+    Args:
+        run: folder of a finished preference run, whose labels are those that it was trained on; or, with a
+            source, folder or Hub id of a model: a PEFT adapter, or a whole one.
+        source: a ``datamodules.Source`` of pairs for a model, such as ``Files("pairs.jsonl")``.
+        options: see ``AuditOptions``.
+
+    Raises:
+        UserError: options do not fit, or files are missing or do not fit.
+    """
+    run = str(run)
+    options = AuditOptions() if options is None else options
+    is_run = (Path(run) / CONFIG).is_file()
+    if source is not None and is_run:
+        raise UserError(f"source is given, but {run} is a run, which has its own pairs; leave it out.")
+    if source is None and not is_run and any(Path(run).glob("*config.json")):
+        raise UserError(f"{run} is a model and no run; give the pairs: --source Files --source.train FILE.")
+    scored = score_run(run, options) if source is None else score_model(run, source, options)
+    folder = Path(options.output) if options.output else Path(run) / "audit"
+    return conclude(scored, run, folder, options, options.command(run, source))
+
+
+def conclude(
+    scored: ScoredPairs, run: str, folder: Path, options: AuditOptions, command: str = ""
+) -> AuditResult:
+    """Decide the noise rate, find suspects and write an audit's files."""
+    pairs, decided = scored.pairs, options.decided
+    decision = decide(
+        pairs,
+        scored.scorer,
+        options.share,
+        options.fallback_share,
+        scored.by_heart,
+        None if decided is None else decided.estimate,
+    )
+    notes = scored.notes + decision.notes
+    findings = find(pairs, scored.scorer, decision.rate, options.threshold, scored.varies)
+    texts = _texts(scored, findings.pairs)
+    responses = [text.chosen for text in texts.values()], [text.rejected for text in texts.values()]
+    traits = suspect_traits(findings.pairs, findings.doubted[1], *responses)
+    columns = ["rank", "id", "category", "annotator", "observed", "suggested", "p_wrong", "weight", "u"]
+    columns += ["unpulled_u", "delta", "a", "b", "loss", "cross_fit_u", "flipped", "first_visit_u", "probe_u"]
+    table = findings.pairs[[name for name in columns if name in findings.pairs]]
+    table = table if decided is None else decided.follow(table)
+    drawn = random_sample(pairs["id"].tolist(), options.sample)
+    listed = dict.fromkeys([*drawn, *table["id"][: options.top]])
+    tables = {
+        "pairs": table,
+        "methods": findings.methods,
+        "groups": findings.groups,
+        "suspect_traits": traits.assign(rule=rules(traits, findings.rate)),
+    }
+    (folder / "sample.csv").unlink(missing_ok=True)  # of an audit that was told of a sample
+    if decision.sample is not None:
+        tables["sample"] = decision.sample
+    page = html_report(findings, run, {pair: texts[pair] for pair in listed}, notes, traits, drawn)
+    files = _write(folder, tables, page)
+    if options.label_studio is not None:
+        observed = table.set_index("id")["observed"]
+        found = tasks(
+            (pair, str(observed[pair]), i < len(drawn), texts[pair]) for i, pair in enumerate(listed)
+        )
+        files["label_studio"] = Path(options.label_studio).expanduser()
+        with replacing(files["label_studio"]) as temporary:
+            temporary.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    cleaned = None
+    if options.cleaned is not None:
+        changes = _changes(table, options)
+        cleaned = write_cleaned_file(scored.noise_flips, scored.source, options.cleaned, *changes)
+        files["cleaned"] = cleaned.path
+    return AuditResult(table, findings, traits, notes, files, cleaned, command)
+
+
+def _changes(table: pd.DataFrame, options: AuditOptions) -> tuple[set[str], set[str]]:
+    """Ids of pairs to drop, and to exchange: suspects, unless a person has decided on them."""
+    suspects = set(table["id"][table["suggested"] == "flip"])
+    drop = suspects if options.action == "drop" else set()
+    exchange = suspects if options.action == "flip" else set()
+    if options.decided is None:
+        return drop, exchange
+    keep, wrong, out = map(options.decided.named, ("keep", "exchange", "drop"))
+    return drop - keep - wrong | out, exchange - keep - out | wrong
+
+
+def _texts(scored: ScoredPairs, table: pd.DataFrame) -> dict[str, Texts]:
+    """Prompts and responses of the pairs of a table by id and in its order, labels as trained."""
+    found = scored.source.texts(scored.rows, table["id"].tolist())
+    return {
+        name: Texts(prompt, *(sides if observed == "chosen" else sides[::-1]))
+        for name, observed, (prompt, *sides) in zip(table["id"], table["observed"], found, strict=True)
+    }
+
+
+def _write(folder: Path, tables: dict[str, pd.DataFrame], page: str) -> dict[str, Path]:
+    files = {name: folder / name for name in ("pairs.parquet", *(f"{name}.csv" for name in tables))}
+    files["report.html"] = folder / "report.html"
+    for name, path in files.items():
+        with replacing(path) as temporary:
+            if name == "report.html":
+                temporary.write_text(page, encoding="utf-8")
+            elif path.suffix == ".csv":
+                tables[path.stem].to_csv(temporary, index=False)
+            else:
+                tables[path.stem].to_parquet(temporary, index=False)
+    return files

@@ -1,0 +1,232 @@
+"""Scores of all training pairs: of a finished run, or by a model and pairs that come without a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from datasets import Dataset
+from lightning.fabric import Fabric
+from scipy.special import log_expit
+
+from ..analysis.last_pass import last_pass
+from ..batch import UNKNOWN
+from ..errors import UserError
+from ..modules import PreferenceModule
+from ..objectives import AnnotatorRPOEM
+from ..policy import PolicyModel
+from ..policy.base_model import adapter_base, is_adapter
+from ..runs.finished_run import PreferenceData, find_run, load
+from ..runs.folder import read_weights, weight_parts
+from ..weighting import AuditedWeights, DropFlipped, OracleWeights
+from .cross_fit import FOLDER, CrossFit
+from .linear_probe import FOLDS, agreement_error, probe_log_odds, signed_rank_agreement
+from .options import BETA, MAX_LENGTH, OF_A_MODEL, OF_A_RUN, AuditOptions
+from .own_pull import own_pull
+from .scorers import NAMES, Scorer
+
+
+@dataclass
+class ScoredPairs:
+    """N training pairs with the scores of a scorer, and of others that were computed."""
+
+    pairs: pd.DataFrame
+    """N rows, as ``last_pass`` makes them, with ``cross_fit_u`` and ``unpulled_u`` (u without what
+    ``own_pull`` puts down to the pair's own label), and perhaps ``annotator``, ``learned_rate``,
+    ``first_visit_u`` and ``probe_u``."""
+    scorer: Scorer
+    rows: Dataset
+    """Of the data, the pairs among them."""
+    source: Any
+    """A ``datamodules.Source``."""
+    varies: bool = False
+    """Whether the weights are an opinion of labels that ranks them."""
+    by_heart: bool = False
+    """Whether the scorer has learned these labels, and nobody knows how far: the rate is too low then."""
+    noise_flips: dict[str, bool] | None = None
+    """Whether a run's noise has flipped a label, by id."""
+    notes: list[str] = field(default_factory=list)
+    """What a reader has to know of the pairs, in sentences."""
+
+
+def score_run(run: str, options: AuditOptions) -> ScoredPairs:
+    """Score all training pairs of a finished run, labels as trained.
+
+    What a model computed or learned stays in ``audit`` inside the run's folder for a second call.
+    """
+    options.refuse(OF_A_MODEL, f"{run} is a run, which says that itself")
+    scorer = options.scorer
+    found = find_run(run, options.checkpoint)
+    choose = scorer is None and bool(weight_parts(run))
+    visits = read_weights(run) if choose or scorer == "first_visit" else None
+    module, data, updates = load(found, as_trained=True)
+    micro_batch_size = options.micro_batch_size or module.micro_batch_size  # cross-fitting's policies too
+    data.setup("fit")
+    _check_pairs(options, data.source, data.train_pairs.rows["id"][:], data.train_pairs.swapped)
+    kept = Path(run) / "audit"
+    Fabric(accelerator="auto", devices=1).to_device(module.policy)
+    data.fill_train_reference(module.policy)
+    pairs = last_pass(module, data.train_pairs, kept / "answers.sqlite", micro_batch_size=micro_batch_size)
+    who = data.annotators
+    if who is not None:
+        pairs["annotator"] = pairs["id"].map(who)
+    if isinstance(module.objective, AnnotatorRPOEM):
+        pairs["learned_rate"] = [module.objective.rate_of((who or {}).get(name)) for name in pairs["id"]]
+    varies = _varies(module, pairs)
+    if scorer == "vnet" and not varies:
+        raise UserError(
+            f"scorer is vnet, but the weights of {type(module.weighting).__name__} say nothing that it has "
+            "found out of labels; use --scorer policy."
+        )
+    if visits is not None:
+        # A pair that no update has seen has no visit, and its u is that of a policy that has not seen it.
+        first = visits.drop_duplicates("id").set_index("id")["u"].reindex(pairs["id"])
+        pairs["first_visit_u"] = first.astype(float).fillna(pairs.set_index("id")["u"]).to_numpy()
+    if scorer == "probe" or (choose and pairs["prompt"].nunique() >= FOLDS):
+        differences = data.train_state_differences(module.policy)
+        pairs["probe_u"] = probe_log_odds(differences, pairs["prompt"].to_numpy())
+    notes = _notes(found.noise, data)
+    if scorer is None:
+        scorer = "vnet" if varies else "policy"
+        if "probe_u" in pairs:
+            scorer, why = _probe_or(scorer, pairs)
+            notes.append(why)
+    unit = None if scorer in ("first_visit", "probe") else own_pull(module, data, found, updates)
+    pairs["unpulled_u"] = pairs["u"] - (unit or 0) * pairs.pop("pull")
+    beta = module.objective.beta
+    del module  # the other policies need its memory
+    cross_fit = CrossFit(found, data, updates, beta, kept / FOLDER, micro_batch_size)
+    u = cross_fit.u() if scorer == "dpo" else cross_fit.kept()
+    pairs["cross_fit_u"] = np.nan if u is None else u.to_numpy()
+    by_heart = scorer in ("vnet", "policy") and unit is None
+    rows = data.source.load("train")
+    return ScoredPairs(pairs, scorer, rows, data.source, varies, by_heart, data.noise_flips, notes)
+
+
+def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
+    """Score all pairs of a source by a model that was trained elsewhere, or that is to be trained.
+
+    A policy's u is beta times its log-ratio difference to the reference; a linear probe's is the log-odds of
+    a label, which needs no training.
+    """
+    why = f"{model} is a model and no run"
+    options.refuse(OF_A_RUN, why)
+    scorer: Scorer = options.scorer or "policy"
+    if scorer not in ("policy", "probe"):
+        raise UserError(f"scorer is {scorer}, but {why}; use --scorer policy or probe.")
+    if options.output is None:
+        raise UserError(f"output is not given, but {why}; name the folder to write to with --output.")
+    if scorer == "probe":
+        options.refuse(("beta", "reference"), "a probe compares a model with none and has no beta")
+    reference = (options.reference or base_of(model)) if scorer == "policy" else None
+    names = [model] if reference is None else [model, reference]
+    data = source.tokenized(names, MAX_LENGTH if options.max_length is None else options.max_length)
+    tokens = data.train_pairs.rows
+    _check_pairs(options, source, tokens["id"][:], data.train_pairs.swapped)
+    prompts = pd.factorize(np.array(tokens["prompt"][:], dtype=object))[0]
+    first = data.train_pairs.batch([0])
+    if reference is None:
+        u = probe_log_odds(data.state_differences(_placed(model, options, first)), prompts)
+        delta = np.full(len(u), np.nan)  # of both responses together nothing is known
+        note = f"A linear probe has read the states of {model}; nothing was trained but the probe."
+    else:
+        ours, base = (
+            data.log_probs(_placed(name, options, first), f"{title} log-probabilities")
+            for name, title in ((model, "Policy"), (reference, "Reference"))
+        )
+        beta = BETA if options.beta is None else options.beta
+        chosen, rejected = beta * (ours - base).astype(np.float64).T
+        u, delta = chosen - rejected, chosen + rejected
+        note = f"The policy {model} was trained elsewhere; its reference is {reference}."
+    known = np.array(data.train_pairs.flipped)
+    pairs = pd.DataFrame(
+        {
+            "id": tokens["id"][:],
+            "prompt": prompts,
+            "category": tokens["category"][:],
+            "observed": "chosen",
+            "weight": 1.0,
+            "u": u,
+            "delta": delta,
+            "a": np.nan,
+            "b": np.nan,
+            "cross_fit_u": np.nan,
+            "loss": -log_expit(u),
+            "flipped": pd.array(known == 1, dtype="boolean"),
+            "unpulled_u": u,
+            "probe_u": u if scorer == "probe" else np.nan,
+        }
+    )
+    pairs.loc[known == UNKNOWN, "flipped"] = pd.NA
+    if data.annotators is not None:
+        pairs["annotator"] = pairs["id"].map(data.annotators)
+    return ScoredPairs(pairs, scorer, data.rows, source, by_heart=scorer == "policy", notes=[note])
+
+
+def base_of(policy: str) -> str:
+    """The model that an adapter was trained on.
+
+    Raises:
+        UserError: the policy is not there or no adapter, or its base is not named.
+    """
+    if not is_adapter(policy):
+        raise UserError(
+            f"policy is {policy}, which is no adapter that names its base model; name another, or give the "
+            "model that its training began with, by --reference."
+        )
+    return adapter_base(policy)
+
+
+def _placed(name: str, options: AuditOptions, pair: Any) -> PolicyModel:
+    """A model as it is, where it is to run."""
+    model = PolicyModel(name, rank=1, dtype=options.dtype or "float32")
+    model.build(announce=False, pair=pair)  # it is neither trained nor, maybe, a reference
+    Fabric(accelerator="auto", devices=1).to_device(model)
+    return model
+
+
+def _check_pairs(options: AuditOptions, source: Any, ids: list[str], swapped: list[bool]) -> None:
+    """Refuse pairs that are fewer than the sample, that nobody decided on, or that cannot be written."""
+    if options.sample > len(ids):
+        raise UserError(f"sample is {options.sample}, but there are {len(ids)} training pairs; lower it.")
+    if options.decided is not None:
+        options.decided.check(ids, swapped)
+    if options.cleaned is not None:
+        source.check_output(options.cleaned)
+
+
+def _probe_or(own: Scorer, pairs: pd.DataFrame) -> tuple[Scorer, str]:
+    """The probe where it agrees with more unseen labels than the policy did, else the run's own; and why."""
+    probe, policy = (signed_rank_agreement(pairs[name].to_numpy()) for name in ("probe_u", "first_visit_u"))
+    judge: Scorer = "probe" if probe > policy + agreement_error(len(pairs)) else own
+    return judge, (
+        f"Judged by {NAMES[judge]}: of labels that they have not seen the probe agrees with {probe:.0%}, and "
+        f"the policy, before it learned from each pair, with {policy:.0%} (signed ranks; 50% by chance)."
+    )
+
+
+def _varies(module: PreferenceModule, pairs: pd.DataFrame) -> bool:
+    """Return whether the weights rank labels by something that the run has found out.
+
+    Those that a weighting is told beforehand do not; co-teaching's keep a pair or drop it.
+    """
+    none = (AuditedWeights, DropFlipped, OracleWeights)
+    return not isinstance(module.weighting, none) and bool(np.ptp(pairs["weight"]) > 1e-6)
+
+
+def _notes(noise: str, data: PreferenceData) -> list[str]:
+    notes = []
+    if noise:
+        notes.append(
+            f"The run flipped labels on purpose ({noise}). Labels are those it was trained on: where the "
+            "noise was at work, the suggestion to flip undoes it."
+        )
+    counts = data.counts["train"]
+    if out := counts["rows"] - len(data.train_pairs):
+        notes.append(
+            f"{out:,} of {counts['rows']:,} rows were not trained on (dropped, or held out) and not audited."
+        )
+    return notes
