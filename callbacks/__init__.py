@@ -1,6 +1,6 @@
 """Lightning callbacks: what a run shows and writes down."""
 
-from .checkpoint import RunCheckpoint
+from .checkpoint import RunCheckpoint, Snapshots
 from .generations import GenerationWriter
 from .gold_reward import GoldReward
 from .health import Health
@@ -8,7 +8,6 @@ from .log_progress import LogProgress
 from .noise_mask import NoiseMask
 from .samples import SampleResponses
 from .sequence_kl import SequenceKL
-from .snapshots import Snapshots
 from .summary import RunSummary
 from .throughput import Throughput, pairs_in, tokens_in
 from .vnet_surfaces import VNetSurfaces

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,12 @@ from lightning.pytorch import LightningModule, Trainer
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.generation import decode_response
 from pacmr_lightning.evaluation.reward import Reward
-from pacmr_lightning.files import replacing
+from pacmr_lightning.files import write_json_lines
 from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.runs.folder import SAMPLES
 
 from .sequence_kl import SequenceKL, Tokens, mean_and_error
+from .to_loggers import log_numbers
 
 
 class GoldReward(SequenceKL):
@@ -75,18 +75,16 @@ class GoldReward(SequenceKL):
         prompts = list(islice(cycle(texts), self.samples))
         answered = list(zip(prompts, responses, strict=True))
         scores = [float(data.gold_reward(*pair)) for pair in answered]
-        self._log(trainer, mean_and_error("gold_reward", torch.tensor(scores, dtype=torch.double)))
+        log_numbers(trainer, mean_and_error("gold_reward", torch.tensor(scores, dtype=torch.double)))
         if self.second_reward is not None:
             others = [self.second_reward(*pair) for pair in answered]
-            self._log(trainer, mean_and_error("second_reward", torch.tensor(others, dtype=torch.double)))
+            log_numbers(trainer, mean_and_error("second_reward", torch.tensor(others, dtype=torch.double)))
         if trainer.is_global_zero:
-            with (
-                replacing(Path(trainer.default_root_dir) / SAMPLES) as temporary,
-                temporary.open("w", encoding="utf-8") as file,
-            ):
-                for (prompt, response), score in zip(answered, scores, strict=True):
-                    row = {"prompt": prompt, "response": response, "gold_reward": score}
-                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            rows = [
+                {"prompt": prompt, "response": response, "gold_reward": score}
+                for (prompt, response), score in zip(answered, scores, strict=True)
+            ]
+            write_json_lines(Path(trainer.default_root_dir) / SAMPLES, rows)
 
     def _prompts(self, trainer: Trainer) -> tuple[list[str], list[Tokens]]:
         data = datamodule(trainer)

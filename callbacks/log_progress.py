@@ -1,4 +1,4 @@
-"""A line now and then on how far a training is, for output that goes to a file."""
+"""Progress of a training in lines, for output that goes to a file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pacmr_lightning.modules.schedule import planned_updates
 
 
 class LogProgress(Callback):
-    """Says every half minute how many updates are done, of how many, how long still, and the last loss.
+    """Prints every half minute how many updates are done, of how many, how long still, and the last loss.
 
-    At the end it says what a progress bar would show, with whole names. A bar draws nothing between two
+    At the end it prints what a progress bar would show, with whole names. A bar draws nothing between two
     epochs where there is no terminal, and most runs have one epoch.
 
     Args:
@@ -27,33 +27,21 @@ class LogProgress(Callback):
         self.seconds = seconds
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the clock."""
+        """Start the clock."""
         self._planned = planned_updates(trainer)
         self._first = trainer.global_step
-        self._began = self._said = time.monotonic()
+        self._began = self._printed = time.monotonic()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Says it, on rank 0, where it is time to."""
-        now = time.monotonic()
-        if (
-            not trainer.is_global_zero
-            or now - self._said < self.seconds
-            or trainer.global_step == self._first
-        ):
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Print on rank 0 where it is time."""
+        step, now = trainer.global_step, time.monotonic()
+        if not trainer.is_global_zero or now - self._printed < self.seconds or step == self._first:
             return
-        self._said = now
-        left = (
-            (self._planned - trainer.global_step) * (now - self._began) / (trainer.global_step - self._first)
-        )
+        self._printed = now
+        left = (self._planned - step) * (now - self._began) / (step - self._first)
         loss = trainer.callback_metrics.get("train/loss")
-        print(
-            f"Update {trainer.global_step:,} of {self._planned:,}, {timedelta(seconds=round(left))} left"
-            + ("" if loss is None else f", loss {loss:.4f}"),
-            file=sys.stderr,
-            flush=True,
-        )
+        text = f"Update {step:,} of {self._planned:,}, {timedelta(seconds=round(left))} left"
+        print(text if loss is None else f"{text}, loss {loss:.4f}", file=sys.stderr, flush=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note the update that the validation metrics are of."""

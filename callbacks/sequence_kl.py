@@ -1,4 +1,4 @@
-"""How far the policy has gone from the reference: the KL of whole responses that it samples."""
+"""KL of the policy to the reference, over whole responses that the policy samples."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.chat_template import end_tokens
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.evaluation.generation import check_room
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.evaluation.repetition import distinct_bigrams, repeated_bigrams
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.datamodule import datamodule
 
-from .first_prompts import first_prompts
+from .to_loggers import log_numbers
 
 Tokens = list[int]
 
@@ -64,14 +64,8 @@ class SequenceKL(Callback):
         every: int | None = None,
     ):
         super().__init__()
-        if samples < 2:
-            raise UserError(f"samples is {samples}, but a standard error needs at least 2.")
-        if max_new_tokens < 1 or batch_size < 1:
-            raise UserError(
-                f"max_new_tokens is {max_new_tokens} and batch_size {batch_size}, but both must be 1 or more."
-            )
-        if every is not None and every < 1:
-            raise UserError(f"every is {every}, but it must be 1 or more, or null for the end alone.")
+        check_at_least(2, samples=samples)
+        check_at_least(1, max_new_tokens=max_new_tokens, batch_size=batch_size, every=every)
         self.samples = samples
         self.max_new_tokens = max_new_tokens
         self.batch_size = batch_size
@@ -86,16 +80,14 @@ class SequenceKL(Callback):
         batch = PromptBatch.collate(names, texts, tokens, pad_id=datamodule(trainer).tokenizer.pad_token_id)
         check_room(pl_module.policy, batch, self.max_new_tokens)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Looks where it is time."""
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        """Look where it is due."""
         if self.every and trainer.global_step % self.every == 0 and trainer.global_step > self._looked:
             self._looked = trainer.global_step
             self._look(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Looks for the last time."""
+        """Look at the end."""
         if trainer.global_step != self._looked:
             self._look(trainer, pl_module)
 
@@ -143,36 +135,40 @@ class SequenceKL(Callback):
                 reference.append(judged.reference.chosen)
                 responses += answered
         tokens = sum(map(len, responses))
-        self._log(
-            trainer,
-            {
-                **mean_and_error("sequence_kl", torch.cat(kl)),
-                "response_tokens": torch.tensor(tokens / len(responses)),
-                "response_perplexity": torch.exp(-torch.cat(reference).cpu().double().sum() / tokens),
-                "response_distinct_2": torch.tensor(distinct_bigrams(responses)),
-                "response_repetition": torch.tensor(repeated_bigrams(responses)),
-            },
-        )
+        perplexity = torch.exp(-torch.cat(reference).cpu().double().sum() / tokens)
+        numbers = {
+            **mean_and_error("sequence_kl", torch.cat(kl)),
+            "val/response_tokens": tokens / len(responses),
+            "val/response_perplexity": float(perplexity),
+            "val/response_distinct_2": distinct_bigrams(responses),
+            "val/response_repetition": repeated_bigrams(responses),
+        }
+        log_numbers(trainer, numbers)
         return responses
 
-    @staticmethod
-    def _log(trainer: Trainer, values: dict[str, Tensor]) -> None:
-        """Logs 0-dim values as ``val/...``."""
-        metrics = {f"val/{name}": value for name, value in values.items()}
-        # Lightning has no self.log in this hook.
-        trainer.callback_metrics.update(metrics)
-        for logger in trainer.loggers:
-            # The row of the update that has just been done, as the module's own metrics.
-            logger.log_metrics(
-                {name: float(value) for name, value in metrics.items()}, step=trainer.global_step - 1
-            )
-            logger.save()
+
+def first_prompts(trainer: Trainer, count: int, asker: str) -> PromptBatch:
+    """Return the first prompts that ``predict`` would answer, at most ``count``, as one batch on the CPU.
+
+    Raises:
+        UserError: there is none; ``asker`` is the callback to take out then.
+    """
+    rows = [
+        (batch.ids[i], batch.prompts[i], batch.input_ids[i][batch.attention_mask[i] == 1].tolist())
+        for batch in islice(datamodule(trainer).predict_dataloader(), count)
+        for i in range(len(batch))
+    ]
+    if not rows:
+        raise UserError(f"{asker} needs prompts, but the data has none; take it out.")
+    columns = zip(*rows[:count], strict=True)
+    return PromptBatch.collate(*columns, pad_id=datamodule(trainer).tokenizer.pad_token_id)
 
 
-def mean_and_error(name: str, values: Tensor) -> dict[str, Tensor]:
-    """0-dim mean of (N,) values, and its standard error as ``{name}_stderr``."""
+def mean_and_error(name: str, values: Tensor) -> dict[str, float]:
+    """Return the mean of (N,) values as ``val/NAME``, and its standard error as ``val/NAME_stderr``."""
     values = values.cpu().double()
-    return {name: values.mean(), f"{name}_stderr": values.std() / len(values) ** 0.5}
+    error = values.std() / len(values) ** 0.5
+    return {f"val/{name}": float(values.mean()), f"val/{name}_stderr": float(error)}
 
 
 def _up_to_end(tokens: Tokens, ends: list[int]) -> Tokens:

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ThroughputMonitor
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 from pacmr_lightning.batch import PairBatch, PairedBatch
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.errors import check_at_least
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 
 
@@ -45,8 +45,7 @@ class Throughput(ThroughputMonitor):
     """
 
     def __init__(self, window_size: int = 20):
-        if window_size < 2:
-            raise UserError(f"window_size is {window_size}, but a rate needs at least 2 steps.")
+        check_at_least(2, window_size=window_size)
         super().__init__(batch_size_fn=pairs_in, length_fn=tokens_in, window_size=window_size)
         # Its FLOPs are an extra that preference runs do not ask for.
         warnings.filterwarnings("ignore", message=".*you need to define a `flops_per_batch`")

@@ -11,19 +11,13 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from pacmr_lightning.analysis.surface import (
-    Surface,
-    Visits,
-    density,
-    grid,
-    save,
-    slope_and_offset,
-)
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.analysis.surface import Surface, Visits, density, grid, save, slope_and_offset
+from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.weighting.features import PAPER, Feature
 
-from .visit_figures import VisitFigures, publish
+from .to_loggers import log_numbers, publish
+from .visits import VisitFigures
 
 
 class VNetSurfaces(VisitFigures):
@@ -66,25 +60,21 @@ class VNetSurfaces(VisitFigures):
         features: tuple[Feature, Feature] | None = None,
     ):
         super().__init__(steps, window)
-        if points < 2:
-            raise UserError(f"points is {points}, but a grid needs at least 2 along either axis.")
+        check_at_least(2, points=points)
         self.points = points
-        chosen = None if features is None else (features[0], features[1])
-        self.features = PAPER if chosen and set(chosen) == set(PAPER) else chosen
+        self.features = PAPER if features and set(features) == set(PAPER) else features
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Looks whether VNet has the features. See ``VisitFigures``."""
+        """Check that VNet has the features. See ``VisitFigures``."""
         super().setup(trainer, pl_module, stage)
         known = self._names or PAPER
-        if self.features is not None and not (
-            set(self.features) <= set(known) and self.features[0] != self.features[1]
-        ):
+        if self.features and not (set(self.features) <= set(known) and len(set(self.features)) == 2):
             raise UserError(
                 f"features is {' and '.join(self.features)}, but VNetSurfaces draws two different ones of "
                 f"those that VNet looks at ({', '.join(known)})."
             )
 
-    def look(self, trainer: Trainer, pl_module: Any, visits: Visits, a: Tensor, b: Tensor) -> None:
+    def draw(self, trainer: Trainer, pl_module: Any, visits: Visits, a: Tensor, b: Tensor) -> None:
         """See ``VisitFigures``."""
         vnet = getattr(pl_module, "vnet", None)
         known = self._names or PAPER
@@ -125,15 +115,10 @@ class VNetSurfaces(VisitFigures):
             held=", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in held.items()),
         )
         save(surface, trainer.default_root_dir)
-        shares = {
-            "weights/monotone_share": surface.monotone_share(),
-            "weights/monotone_share_data": surface.monotone_share(with_data=True),
-        }
-        for logger in trainer.loggers:
-            # The row of the update that has just been done, as the module's own metrics.
-            logger.log_metrics(shares, step=trainer.global_step - 1)
-            logger.save()
-        # Here, so that a command that draws nothing does not wait for matplotlib.
+        shares = {"monotone_share": surface.monotone_share()}
+        shares["monotone_share_data"] = surface.monotone_share(with_data=True)
+        log_numbers(trainer, {f"weights/{name}": share for name, share in shares.items()})
+        # Imported here, so that a command that draws nothing does not wait for matplotlib.
         from pacmr_lightning.analysis.surface_figure import draw_heat_maps, draw_surfaces
 
         publish(trainer, draw_surfaces(surface), self.files[0], "weights/surfaces")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from lightning.pytorch import LightningModule, Trainer
+from typing import Any
+
+from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from pacmr_lightning.analysis.surface import Visits
 
-from .to_loggers import log_histogram
-from .visit_figures import VisitFigures, publish
+from .to_loggers import log_histogram, publish
+from .visits import VisitFigures
 
 
 class WeightDistributions(VisitFigures):
@@ -33,18 +35,16 @@ class WeightDistributions(VisitFigures):
     def __init__(self, steps: list[int] | None = None, window: int = 2000):
         super().__init__(steps, window)
 
-    def look(
-        self, trainer: Trainer, pl_module: LightningModule, visits: Visits, a: Tensor, b: Tensor
-    ) -> None:
+    def draw(self, trainer: Trainer, pl_module: Any, visits: Visits, a: Tensor, b: Tensor) -> None:
         """See ``VisitFigures``."""
         if visits.weight.min() == visits.weight.max():
-            if visits.weight[0] != 1:  # of pairs that all count alike nobody expects a figure
+            if visits.weight[0] != 1:  # nobody expects a figure of pairs that all count alike
                 rank_zero_info(
                     f"WeightDistributions draws nothing at step {trainer.global_step}: all weights are "
                     f"{visits.weight[0]:g}."
                 )
             return
-        # Here, so that a command that draws nothing does not wait for matplotlib.
+        # Imported here, so that a command that draws nothing does not wait for matplotlib.
         from pacmr_lightning.analysis.distribution_figure import draw, split
 
         for name, values in split(visits.weight, visits.flipped).items():

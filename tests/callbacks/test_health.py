@@ -12,44 +12,38 @@ import yaml
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from pacmr_lightning import cli
-from pacmr_lightning.callbacks.health import SATURATED_U, Health
-from pacmr_lightning.callbacks.self_confirmation import SelfConfirmation, Thresholds
+from pacmr_lightning.callbacks.health import SATURATED_U, Health, SelfConfirmation
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.weighting import VNetWeighting
 
 
-def fired(signs, updates):
+def fired(health, updates):
     """Number of the first update with a cause, and the causes' names; None where all is well."""
     for number, update in enumerate(updates):
-        causes = signs.causes(signs.update(*update))
-        if causes:
+        if causes := health.causes(health.signs.update(*update)):
             return number, set(causes)
     return None
 
 
-def test_signs_of_a_sound_run_are_silent():
-    """d_meta triples over 100 updates and both signs are noisy, but nothing happens suddenly."""
+def test_alarms_of_the_signs():
+    """Sound: d_meta triples over 100 updates and both signs are noisy, but nothing happens suddenly."""
     rng = np.random.default_rng(0)
     norms = np.linspace(1, 3, 100) * rng.lognormal(0, 0.2, 100)
-    updates = [(norm, rng.binomial(40, 0.6), 40) for norm in norms]
-    assert fired(SelfConfirmation(20, Thresholds(norm=3.0)), updates) is None
-
-
-def test_a_jump_of_the_norm_and_a_fall_of_the_share_fire():
-    rng = np.random.default_rng(0)
+    noisy = [(norm, rng.binomial(40, 0.6), 40) for norm in norms]
+    assert fired(Health(max_norm_ratio=3.0), noisy) is None
     sound = [(rng.lognormal(0, 0.1), 40, 64) for _ in range(30)]
-    assert fired(SelfConfirmation(20, Thresholds(norm=3.0)), [*sound, (4.0, 40, 64)]) == (30, {"norm_ratio"})
-    assert fired(SelfConfirmation(20, Thresholds()), [*sound, (4.0, 40, 64)]) is None
+    assert fired(Health(max_norm_ratio=3.0), [*sound, (4.0, 40, 64)]) == (30, {"norm_ratio"})
+    assert fired(Health(), [*sound, (4.0, 40, 64)]) is None
     falling = [*sound, *((1.0, 20, 64) for _ in range(30))]
-    number, causes = fired(SelfConfirmation(20, Thresholds()), falling)
+    number, causes = fired(Health(), falling)
     assert causes == {"pseudo_label_drop"} and 30 < number < 50
-    assert fired(SelfConfirmation(20, Thresholds(share=None)), falling) is None
+    assert fired(Health(max_share_drop=None), falling) is None
 
 
 def test_the_numbers_of_the_signs():
-    signs = SelfConfirmation(10, Thresholds(norm=3.0))
+    signs = SelfConfirmation(10)
     for i in range(10):
         first = signs.update(float(i + 1), 6, 8)
     assert first == pytest.approx({"pseudo_label_agreement": 0.75, "pseudo_label_drop": 0.0})
@@ -67,11 +61,11 @@ def test_the_numbers_of_the_signs():
 def test_signs_go_on_from_their_state():
     rng = np.random.default_rng(1)
     updates = [(float(rng.lognormal()), int(rng.binomial(64, 0.6)), 64) for _ in range(40)]
-    whole, first = SelfConfirmation(10, Thresholds()), SelfConfirmation(10, Thresholds())
+    whole, first = SelfConfirmation(10), SelfConfirmation(10)
     expected = [whole.update(*update) for update in updates][25:]
     for update in updates[:25]:
         first.update(*update)
-    second = SelfConfirmation(10, Thresholds())
+    second = SelfConfirmation(10)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert [second.update(*update) for update in updates[25:]] == expected
 

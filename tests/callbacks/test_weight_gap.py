@@ -12,8 +12,7 @@ import yaml
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from pacmr_lightning import cli
-from pacmr_lightning.callbacks.probe_set import probe_indices
-from pacmr_lightning.callbacks.weight_gap import WeightGap, gap_rows
+from pacmr_lightning.callbacks.weight_gap import WeightGap, gap_rows, probe_indices
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.folder import read_weights

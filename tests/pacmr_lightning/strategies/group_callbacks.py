@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import Callback
 
 from pacmr_lightning.batch import LogProbs
-from pacmr_lightning.callbacks.health_values import dead_adapters
+from pacmr_lightning.callbacks.health import dead_adapters
 from pacmr_lightning.strategies.sharding import is_sharded
 
 

@@ -13,7 +13,7 @@ from pacmr_lightning.analysis.last_pass import last_pass
 from pacmr_lightning.analysis.surface import load
 from pacmr_lightning.analysis.theory_measures import other_features, weighs, weight_log_ratio
 from pacmr_lightning.callbacks import VNetSurfaces, WeightGap, WeightRecorder, vnet_surfaces
-from pacmr_lightning.callbacks.probe_set import probe
+from pacmr_lightning.callbacks.weight_gap import probe
 from pacmr_lightning.commands.surfaces import surfaces_page
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.embedded_world import World
