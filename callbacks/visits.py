@@ -168,8 +168,9 @@ class VisitFigures(VisitsCallback):
 
     def __init__(self, steps: Sequence[int] | None, window: int):
         super().__init__(window, columns=6)
+        if steps and min(steps) < 1:
+            raise UserError(f"steps is {list(steps)}, but policy updates count from 1.")
         self.steps = frozenset(steps or ())
-        check_at_least(1, steps=min(self.steps, default=None))
         self._names: tuple[str, ...] = ()
 
     @abstractmethod
