@@ -19,7 +19,7 @@ _REFUSED = {
 
 
 def check_repository(repository: str, option: str) -> None:
-    """Refuses what cannot be uploaded to, before anything is computed.
+    """Refuse what cannot be uploaded to, before anything is computed.
 
     Args:
         repository: OWNER/NAME.
@@ -48,7 +48,7 @@ def check_repository(repository: str, option: str) -> None:
 def push(
     files: dict[str, Path], repository: str, kind: Literal["model", "dataset"], private: bool, kept: str
 ) -> str:
-    """Uploads files in one commit to a repository, which is made where it does not exist.
+    """Upload files in one commit to a repository, which is made where it does not exist.
 
     The token is that of the environment (``HF_TOKEN``) or of the login.
 
@@ -81,7 +81,7 @@ def push(
 
 
 def _reason(error: BaseException) -> str:
-    """In our own words where the Hub has answered, since nobody knows what a server repeats of a request."""
+    """Return why, in our own words where the Hub has answered: a server may repeat what is secret."""
     while error.__cause__ is not None and not isinstance(error, HfHubHTTPError):
         error = error.__cause__
     if isinstance(error, HfHubHTTPError):
