@@ -8,7 +8,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pacmr_lightning.callbacks import RunSummary, WeightRecorder, summary
 from pacmr_lightning.commands.compare import compare
-from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.folder import read_weights
 
 PROMISED = [
@@ -142,21 +141,6 @@ def test_resume_goes_on_counting(fit, tmp_path, make_module):
     assert summary_of(folder)["pairs_per_second"] == pytest.approx(96 / summary_of(folder)["seconds"])
 
 
-def test_resume_from_a_checkpoint_of_an_earlier_version(fit, tmp_path):
-    """It kept doubles, and cut the window in mid-step."""
-    fit(tmp_path / "whole", [RunSummary(window=50)])
-    folder = tmp_path / "resumed"
-    fit(folder, [RunSummary(window=50), ModelCheckpoint(every_n_epochs=1)], max_epochs=2)
-    (path,) = folder.rglob("*.ckpt")
-    checkpoint = torch.load(path, weights_only=False)
-    rows = checkpoint["RunSummary"]["rows"]
-    assert len(rows) == 56
-    checkpoint["RunSummary"]["rows"] = rows[-50:].double()
-    torch.save(checkpoint, path)
-    fit(folder, [RunSummary(window=50)], resume=path)
-    assert without_time(summary_of(folder)) == without_time(summary_of(tmp_path / "whole"))
-
-
 def test_validation_is_not_training_time(fit, tmp_path, make_module, monkeypatch):
     """By a clock that training moves by seconds, and validation by hours."""
     now = 0.0
@@ -203,8 +187,3 @@ def test_two_processes_agree_with_one(two_processes, fit, tmp_path):
         assert whole[key] == alone[key]
     for key in ("weight_mean_unflipped", "weight_mean_flipped", "weight_gap"):
         assert whole[key] == pytest.approx(alone[key], abs=1e-6)
-
-
-def test_bad_window():
-    with pytest.raises(UserError, match="window is 0"):
-        RunSummary(window=0)

@@ -6,7 +6,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pacmr_lightning.batch import PairBatch, PairedBatch
 from pacmr_lightning.callbacks import Throughput, pairs_in, tokens_in
-from pacmr_lightning.errors import UserError
 
 
 def test_counts_of_a_batch():
@@ -35,8 +34,3 @@ def test_scalars_in_tensorboard(fit, tmp_path, validation):
         events.Scalars(f"train/device/{kind}_per_sec")[-1].value for kind in ("items", "samples")
     )
     assert tokens == pytest.approx(4.5 * pairs)
-
-
-def test_bad_window():
-    with pytest.raises(UserError, match="window_size is 1"):
-        Throughput(window_size=1)
