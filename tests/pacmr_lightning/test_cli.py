@@ -18,44 +18,18 @@ from pacmr_lightning.modules import PreferenceModule
 
 
 @pytest.fixture
-def base(tmp_path, save_model, tiny_tokenizer_folder, monkeypatch) -> list[str]:
+def base(
+    tmp_path, save_model, tiny_tokenizer_folder, monkeypatch, write_rows, preference_config
+) -> list[str]:
     """Arguments of a run that would succeed in two updates, in an empty working directory."""
     model = Path(save_model("llama", vocab_size=2048))
     for file in Path(tiny_tokenizer_folder).iterdir():
         (model / file.name).write_bytes(file.read_bytes())
-    rows = [json.dumps(row) + "\n" for row in World().preference_rows(24, 0)]
-    (tmp_path / "pairs.jsonl").write_text("".join(rows))
-    config = {
-        "model": {
-            "class_path": "PreferenceModule",
-            "init_args": {"policy": {"class_path": "PolicyModel", "init_args": {"model": str(model)}}},
-        },
-        "data": {
-            "class_path": "PreferenceDataModule",
-            "init_args": {
-                "source": {
-                    "class_path": "Files",
-                    "init_args": {
-                        "train": str(tmp_path / "pairs.jsonl"),
-                        "validation": str(tmp_path / "pairs.jsonl"),
-                        "validation_fraction": 0.05,
-                    },
-                },
-                "global_batch_size": 8,
-                "meta_batch_size": 4,
-            },
-        },
-        "trainer": {
-            "accelerator": "cpu",
-            "max_steps": 2,
-            "log_every_n_steps": 1,
-            "val_check_interval": 1,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "callbacks": [{"class_path": "WeightRecorder"}, {"class_path": "RunSummary"}],
-        },
-    }
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    pairs = write_rows(World().preference_rows(24, 0), "pairs.jsonl")
+    callbacks = [{"class_path": "WeightRecorder"}, {"class_path": "RunSummary"}]
+    content = preference_config(model, pairs, None, None, callbacks, max_steps=2, val_check_interval=1)
+    content["data"]["init_args"]["source"]["init_args"]["validation_fraction"] = 0.05
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -185,23 +159,23 @@ def test_bad_files(text, message, base, tmp_path, capsys):
     assert not list(Path().iterdir())
 
 
-def test_noise_that_needs_columns(base, tmp_path, capsys):
-    rows = [row | {"eta": None} for row in World().preference_rows(24, 0)]
-    (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = [*base, "--data.source.init_args.train", str(tmp_path / "some.jsonl")]
-    line = fails(capsys, ["fit", *options, *TIES, "--data.noise.share", "0.3"])
-    assert "NearTieNoise needs eta" in line and "24 of the 24 training pairs have none, 'world-0-0'" in line
-    assert not list(Path().iterdir())
-
-
-@pytest.mark.parametrize(("weighting", "column"), [("OracleWeights", "eta"), ("DropFlipped", "flipped")])
-def test_the_truth_is_not_in_the_rows(weighting, column, base, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("options", "column", "messages"),
+    [
+        (
+            [*TIES, "--data.noise.share", "0.3"],
+            "eta",
+            ("NearTieNoise needs eta", "24 of the 24 training pairs have none, 'world-0-0'"),
+        ),
+        (["--model.weighting", "OracleWeights"], "eta", ("add the column eta to the rows",)),
+        (["--model.weighting", "DropFlipped"], "flipped", ("add the column flipped to the rows",)),
+    ],
+)
+def test_rows_without_a_column_that_is_needed(options, column, messages, base, write_rows, capsys):
     """It is said before the pairs' reference is asked for and a folder is made."""
-    rows = [row | {column: None} for row in World().preference_rows(24, 0)]
-    (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = [*base, "--data.source.init_args.train", str(tmp_path / "some.jsonl")]
-    line = fails(capsys, ["fit", *options, "--model.weighting", weighting])
-    assert f"add the column {column} to the rows" in line
+    some = write_rows([row | {column: None} for row in World().preference_rows(24, 0)])
+    line = fails(capsys, ["fit", *base, "--data.source.init_args.train", some, *options])
+    assert all(message in line for message in messages)
     assert not list(Path().iterdir())
 
 
