@@ -1,11 +1,10 @@
-"""The pairs that training visited last: a window over all ranks, and bases of callbacks that look at it."""
+"""The pairs that training visited last: a window over all ranks, and a base of callbacks that look at it."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from pacmr_lightning.analysis.surface import Visits
 from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.ranks import on_all_ranks
 from pacmr_lightning.rewards import PairRecord
-from pacmr_lightning.runs.folder import ANALYSIS
-from pacmr_lightning.weighting.features import PAPER
 
 
 def record_of(outputs: Any) -> PairRecord:
@@ -150,75 +146,3 @@ class VisitsCallback(Callback):
     def _look(self, trainer: Trainer, pl_module: Any) -> None:
         self._looked_at = trainer.global_step
         self.look(trainer, pl_module, self._visits.of_all_ranks())
-
-
-class VisitFigures(VisitsCallback):
-    """Base of callbacks that draw the last visits.
-
-    Args:
-        steps: policy updates after which it draws, each at least 1, beside the end of the fit.
-        window: see ``VisitsCallback``.
-
-    Raises:
-        UserError: a step or ``window`` is under 1; or, at the first step, the module returns no record.
-    """
-
-    files: tuple[str, ...]
-    """Names of its files in RUN/analysis, without ``-step-NNNNN`` and ending."""
-
-    def __init__(self, steps: Sequence[int] | None, window: int):
-        super().__init__(window, columns=6)
-        if steps and min(steps) < 1:
-            raise UserError(f"steps is {list(steps)}, but policy updates count from 1.")
-        self.steps = frozenset(steps or ())
-        self._names: tuple[str, ...] = ()
-
-    @abstractmethod
-    def draw(self, trainer: Trainer, pl_module: Any, visits: Visits, a: Tensor, b: Tensor) -> None:
-        """Draw on rank 0.
-
-        Args:
-            trainer: at ``global_step`` policy updates.
-            pl_module: the module.
-            visits: N finite ones, oldest first.
-            a: (N,) their slopes on the CPU, NaN where the weighting has none.
-            b: (N,) their offsets.
-        """
-
-    def is_due(self, step: int) -> bool:
-        """Draw after the chosen steps."""
-        return step in self.steps
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """See ``VisitsCallback``."""
-        super().setup(trainer, pl_module, stage)
-        # With a VNet that looks at more than (Delta, u) the visits have the features too.
-        names = tuple(getattr(getattr(pl_module, "vnet", None), "features", PAPER))
-        self._names = () if names == PAPER else names
-        self._visits.columns = 6 + len(self._names)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the files of the steps that this fit is going to do."""
-        if not trainer.is_global_zero:
-            return
-        for name in self.files:
-            for path in (Path(trainer.default_root_dir) / ANALYSIS).glob(f"{name}-step-*.*"):
-                step = path.stem.removeprefix(f"{name}-step-")
-                if step.isdecimal() and int(step) > trainer.global_step:
-                    path.unlink()
-
-    def columns_of(self, record: PairRecord) -> Sequence[Tensor]:
-        """Return u, Delta, weight, flipped, a, b and the features."""
-        unknown = torch.full_like(record.u, torch.nan)
-        a, b = (unknown if column is None else column for column in (record.a, record.b))
-        features = () if record.features is None else record.features.unbind(1)
-        return record.u, record.delta, record.weight, record.flipped, a, b, *features
-
-    def look(self, trainer: Trainer, pl_module: Any, rows: Tensor) -> None:
-        """Draw the visits whose numbers are finite; a and b may be unknown."""
-        rows = rows[torch.cat([rows[:, 1:5], rows[:, 7:]], dim=1).isfinite().all(dim=1)]
-        if len(rows) and trainer.is_global_zero:
-            _, u, delta, weight, flipped, a, b, *features = rows.unbind(1)
-            visits = Visits(u.numpy(), delta.numpy(), weight.numpy(), flipped.numpy().astype(np.int8))
-            visits.features = {n: column.numpy() for n, column in zip(self._names, features, strict=True)}
-            self.draw(trainer, pl_module, visits, a, b)

@@ -1,12 +1,16 @@
-"""Draws the weights that VNet gives over a grid of implicit reward sums and differences, or two features."""
+"""Figures of the pairs visited last: VNet's surfaces, and the distributions of weights."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
@@ -14,10 +18,84 @@ from torch import Tensor
 from pacmr_lightning.analysis.surface import Surface, Visits, density, grid, save, slope_and_offset
 from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.modules.datamodule import datamodule
+from pacmr_lightning.rewards import PairRecord
+from pacmr_lightning.runs.folder import ANALYSIS
 from pacmr_lightning.weighting.features import PAPER, Feature
 
-from .to_loggers import log_numbers, publish
-from .visits import VisitFigures
+from .to_loggers import log_histogram, log_numbers, publish
+from .visits import VisitsCallback
+
+
+class VisitFigures(VisitsCallback):
+    """Base of callbacks that draw the last visits.
+
+    Args:
+        steps: policy updates after which it draws, each at least 1, beside the end of the fit.
+        window: see ``VisitsCallback``.
+
+    Raises:
+        UserError: a step or ``window`` is under 1; or, at the first step, the module returns no record.
+    """
+
+    files: tuple[str, ...]
+    """Names of its files in RUN/analysis, without ``-step-NNNNN`` and ending."""
+
+    def __init__(self, steps: Sequence[int] | None, window: int):
+        super().__init__(window, columns=6)
+        if steps and min(steps) < 1:
+            raise UserError(f"steps is {list(steps)}, but policy updates count from 1.")
+        self.steps = frozenset(steps or ())
+        self._names: tuple[str, ...] = ()
+
+    @abstractmethod
+    def draw(self, trainer: Trainer, pl_module: Any, visits: Visits, a: Tensor, b: Tensor) -> None:
+        """Draw on rank 0.
+
+        Args:
+            trainer: at ``global_step`` policy updates.
+            pl_module: the module.
+            visits: N finite ones, oldest first.
+            a: (N,) their slopes on the CPU, NaN where the weighting has none.
+            b: (N,) their offsets.
+        """
+
+    def is_due(self, step: int) -> bool:
+        """Draw after the chosen steps."""
+        return step in self.steps
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """See ``VisitsCallback``."""
+        super().setup(trainer, pl_module, stage)
+        # With a VNet that looks at more than (Delta, u) the visits have the features too.
+        names = tuple(getattr(getattr(pl_module, "vnet", None), "features", PAPER))
+        self._names = () if names == PAPER else names
+        self._visits.columns = 6 + len(self._names)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remove the files of the steps that this fit is going to do."""
+        if not trainer.is_global_zero:
+            return
+        for name in self.files:
+            for path in (Path(trainer.default_root_dir) / ANALYSIS).glob(f"{name}-step-*.*"):
+                step = path.stem.removeprefix(f"{name}-step-")
+                if step.isdecimal() and int(step) > trainer.global_step:
+                    path.unlink()
+
+    def columns_of(self, record: PairRecord) -> Sequence[Tensor]:
+        """Return u, Delta, weight, flipped, a, b and the features."""
+        unknown = torch.full_like(record.u, torch.nan)
+        a, b = (unknown if column is None else column for column in (record.a, record.b))
+        features = () if record.features is None else record.features.unbind(1)
+        return record.u, record.delta, record.weight, record.flipped, a, b, *features
+
+    def look(self, trainer: Trainer, pl_module: Any, rows: Tensor) -> None:
+        """Draw the visits whose numbers are finite; a and b may be unknown."""
+        rows = rows[torch.cat([rows[:, 1:5], rows[:, 7:]], dim=1).isfinite().all(dim=1)]
+        if len(rows) and trainer.is_global_zero:
+            _, u, delta, weight, flipped, a, b, *features = rows.unbind(1)
+            visits = Visits(u.numpy(), delta.numpy(), weight.numpy(), flipped.numpy().astype(np.int8))
+            visits.features = {n: column.numpy() for n, column in zip(self._names, features, strict=True)}
+            self.draw(trainer, pl_module, visits, a, b)
 
 
 class VNetSurfaces(VisitFigures):
@@ -123,3 +201,42 @@ class VNetSurfaces(VisitFigures):
 
         publish(trainer, draw_surfaces(surface), self.files[0], "weights/surfaces")
         publish(trainer, draw_heat_maps(surface), self.files[1], "weights/heat_maps")
+
+
+class WeightDistributions(VisitFigures):
+    """Draws the distributions of the last weights by label, after chosen updates and at the end of the fit.
+
+    They go to ``analysis/weight-distributions-step-NNNNN.png`` and .pdf in the run's folder, and to
+    the loggers as the figure ``weights/distributions`` and the histograms ``weights/unflipped``,
+    ``weights/flipped`` and, of pairs whose flip is unknown, ``weights/unknown`` (``weights/all`` where it is
+    unknown of all). Weights that are all the same, as those of plain DPO, are not drawn.
+
+    Args:
+        steps: policy updates after which it draws, beside the end.
+        window: visits of which it draws the weights, over all ranks, in whole steps; see ``LastVisits``.
+
+    Raises:
+        UserError: a step or ``window`` is under 1; or, at the first step, the module returns no record.
+    """
+
+    files = ("weight-distributions",)
+
+    def __init__(self, steps: list[int] | None = None, window: int = 2000):
+        super().__init__(steps, window)
+
+    def draw(self, trainer: Trainer, pl_module: Any, visits: Visits, a: Tensor, b: Tensor) -> None:
+        """See ``VisitFigures``."""
+        if visits.weight.min() == visits.weight.max():
+            if visits.weight[0] != 1:  # nobody expects a figure of pairs that all count alike
+                rank_zero_info(
+                    f"WeightDistributions draws nothing at step {trainer.global_step}: all weights are "
+                    f"{visits.weight[0]:g}."
+                )
+            return
+        # Imported here, so that a command that draws nothing does not wait for matplotlib.
+        from pacmr_lightning.analysis.distribution_figure import draw, split
+
+        for name, values in split(visits.weight, visits.flipped).items():
+            log_histogram(trainer, f"weights/{name}", values)
+        figure = draw(visits.weight, visits.flipped, trainer.global_step)
+        publish(trainer, figure, self.files[0], "weights/distributions")
