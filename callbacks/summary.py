@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Sequence
@@ -153,9 +152,10 @@ class RunSummary(VisitsCallback):
                 for library in (torch, lightning, transformers, peft)
             },
         }
-        text = json.dumps(_without_nan(summary), indent=2, allow_nan=False)
+        # JSON has neither NaN nor infinities.
+        finite = json.loads(json.dumps(summary), parse_constant=lambda constant: None)
         with replacing(path) as temporary:
-            temporary.write_text(text + "\n", encoding="utf-8")
+            temporary.write_text(json.dumps(finite, indent=2) + "\n", encoding="utf-8")
 
     def _val_metrics(self, trainer: Trainer) -> dict[str, float]:
         """Return the ``val/...`` metrics that were logged last, before a resume or since."""
@@ -187,12 +187,3 @@ def _validated(trainer: Trainer) -> int | None:
     if kept is None or (isinstance(limit, float) and limit == 1):  # an integer is a number of batches
         return kept
     return min(kept, sum(map(int, trainer.num_val_batches)) * int(data.validation_batch_size))
-
-
-def _without_nan(value: Any) -> Any:
-    """Return the same JSON value with null for NaN and infinities, which JSON does not have."""
-    if isinstance(value, dict):
-        return {str(key): _without_nan(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -17,7 +17,7 @@ from ..errors import UserError, check_at_least
 from ..policy.base_model import adapter_chain
 from ..policy.lora import lora_linears
 from ..policy.quantized import AskedQuantization
-from ..runs.memory_estimate import FP32, GIB, Held, activation_bytes, build, four_bit_base, held
+from ..runs.memory_estimate import FP32, GIB, DeviceMemory, activation_bytes, build, four_bit_base, held
 from ..runs.time_estimate import PairFlops, Plan, audit_flops, pair_flops, run_flops, update_flops
 from ..weighting.kept_gradients import affordable, kept_inputs
 
@@ -59,7 +59,7 @@ def memory(
     device_tflops: float | None = None,
     utilization: float | None = None,
     gpu_hour: float | None = None,
-) -> dict[str, dict[int, Held]]:
+) -> dict[str, dict[int, DeviceMemory]]:
     """Prints what each device holds at the peak of a step, in GiB, and how many operations a run takes.
 
     Counts of parameters, of AdamW's state and of gradients are exact. Activations are those of transformers'
@@ -242,7 +242,7 @@ def _costs(
     return table
 
 
-def _table(found: dict[str, dict[int, Held]]) -> Table:
+def _table(found: dict[str, dict[int, DeviceMemory]]) -> Table:
     table = Table(box=SIMPLE_HEAD, caption="GiB on each device; host: in the memory of one machine")
     columns = [name for name in vars(next(iter(found["ddp"].values()))) if name != "host"]
     for name in ("strategy", "devices", *columns, "total", "host"):

@@ -36,7 +36,7 @@ BUCKET = 50_000_000
 
 
 @dataclass
-class Held:
+class DeviceMemory:
     """Bytes of one process at the peak of a step, by what they are for."""
 
     base: float
@@ -109,7 +109,7 @@ def held(
     offload_parameters: bool = False,
     base: float | None = None,
     kept: int = 0,
-) -> Held:
+) -> DeviceMemory:
     """Return what each of ``devices`` processes holds.
 
     Args:
@@ -127,7 +127,7 @@ def held(
     base = float(sum(p.numel() * p.element_size() for p in frozen)) if base is None else float(base)
     adapter = float(FP32 * sum(p.numel() for p in policy.parameters() if p.requires_grad))
     part = 1 / devices
-    found = Held(
+    found = DeviceMemory(
         base=base,
         gathered=0,
         adapter=adapter,
