@@ -135,8 +135,11 @@ class Health(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add medians, shares and warnings, which are the same on all ranks, and what is not checked yet."""
+        signs = self.signs
         checkpoint[type(self).__name__] = {
-            "signs": self.signs.state_dict(),
+            "norms": list(signs.norms),
+            "agreeing": list(signs.agreeing),
+            "peak": signs.peak,
             "warned": self.warned,
             "idle": self._idle,
             "updates": [{name: value.cpu() for name, value in found.items()} for found in self._updates],
@@ -146,7 +149,9 @@ class Health(Callback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Go on from a checkpoint, with this number of ranks or another."""
         if state := checkpoint.get(type(self).__name__):
-            self.signs.load_state_dict(state["signs"])
+            self.signs.norms.extend(state["norms"])
+            self.signs.agreeing.extend(state["agreeing"])
+            self.signs.peak = state["peak"]
             self.warned, self._idle = dict(state["warned"]), state["idle"]
             self._updates = list(state["updates"])
             # What counts is the sum over the ranks, so rank 0 holds it.
@@ -347,13 +352,3 @@ class SelfConfirmation:
             found["pseudo_label_agreement"] = share
             found["pseudo_label_drop"] = (self.peak[0] - share) / (error + self.peak[1]) ** 0.5
         return found
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain numbers for a checkpoint."""
-        return {"norms": list(self.norms), "agreeing": list(self.agreeing), "peak": self.peak}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned."""
-        self.norms.extend(state["norms"])
-        self.agreeing.extend(state["agreeing"])
-        self.peak = state["peak"]
