@@ -91,7 +91,8 @@ class SampleResponses(Callback):
         responses = self._responses(trainer, pl_module)
         columns = ("id", "prompt", "reference", "response")
         answered = zip(self._batch.ids, self._batch.prompts, self._reference, responses, strict=True)
-        new = [{"step": trainer.global_step} | dict(zip(columns, row, strict=True)) for row in answered]
+        step: dict[str, Any] = {"step": trainer.global_step}
+        new = [step | dict(zip(columns, row, strict=True)) for row in answered]
         self._rows += new
         if trainer.is_global_zero:
             write_json_lines(Path(trainer.default_root_dir) / RESPONSES, self._rows)

@@ -9,11 +9,13 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from traceback import walk_tb
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
 from ..errors import UserError, is_out_of_memory
+
+T = TypeVar("T")
 
 _failed: deque[Exception] = deque(maxlen=8)
 """The last errors of constructors."""
@@ -25,14 +27,14 @@ def stop(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def construct(kind: Any, *args: Any, **kwargs: Any) -> Any:
+def construct(class_type: type[T], *args: Any, **kwargs: Any) -> T:
     """Make an object for jsonargparse, and remember why that failed.
 
     Where a type is a union, jsonargparse repeats the texts of such errors in one of its own and drops the
     errors.
     """
     try:
-        return kind(*args, **kwargs)
+        return class_type(*args, **kwargs)
     except Exception as error:
         _failed.append(error)
         raise

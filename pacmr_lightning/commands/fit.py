@@ -222,7 +222,7 @@ class _ParserOnly(PacmrCLI):
 
     config: Any = {"subcommand": None}  # noqa: RUF012
 
-    def _nothing(self, *_: Any) -> None: ...
+    def _nothing(self, *_: Any, **__: Any) -> None: ...
 
     parse_arguments = _set_seed = _add_instantiators = _nothing
     before_instantiate_classes = instantiate_classes = _nothing
