@@ -18,6 +18,15 @@ _REFUSED = {
 }
 
 
+def is_repository(name: str) -> bool:
+    """Return whether a name can be that of a model or dataset of the Hub."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
 def check_repository(repository: str, option: str) -> None:
     """Refuse what cannot be uploaded to, before anything is computed.
 
@@ -28,12 +37,7 @@ def check_repository(repository: str, option: str) -> None:
     Raises:
         UserError: that is no name of a repository, or there is no token for the Hub.
     """
-    try:
-        validate_repo_id(repository)
-        named = "/" in repository
-    except HFValidationError:
-        named = False
-    if not named:
+    if not (is_repository(repository) and "/" in repository):
         raise UserError(
             f"{option} is {repository!r}, but a repository of the Hub is named OWNER/NAME, of letters, "
             "digits, -, _ and dots."

@@ -9,13 +9,12 @@ from typing import Any, cast
 
 import yaml
 from huggingface_hub import ModelCardData
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 
 from ..modules import PreferenceModule
 from ..weighting import CleanPreference, VNet, VNetWeighting
 from ..weighting.features import PAPER
 from .finished_run import NO_NOISE, Run
+from .hub import is_repository
 
 _USE = """\
 ```python
@@ -80,11 +79,7 @@ def public(value: Any) -> Any:
 
 def on_hub(name: str) -> bool:
     """Return whether a model or dataset that a run has used is one of the Hub, not a local folder."""
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return not Path(name).exists()
+    return is_repository(name) and not Path(name).exists()
 
 
 def model_card(
