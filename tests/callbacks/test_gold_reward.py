@@ -10,7 +10,7 @@ import yaml
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from pacmr_lightning import cli
 from pacmr_lightning.callbacks import GoldReward, RunSummary, SequenceKL
@@ -30,21 +30,10 @@ def gold_reward(prompt, response):
 
 
 class Policy(PolicyModel):
-    """A tiny Llama with LoRA that has left its reference, and what it was asked to generate."""
+    """A tiny Llama with LoRA, and what it was asked to generate."""
 
-    def __init__(self, tokenizer, folder):
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-        LlamaForCausalLM(config).save_pretrained(folder)
-        super().__init__(str(folder), rank=2)
+    def __init__(self, folder):
+        super().__init__(folder, rank=2)
         self.build()
         self.calls = []
 
@@ -75,14 +64,16 @@ def tokenizer():
 
 
 @pytest.fixture
-def world(tokenizer, make_module, make_data, tmp_path):
+def world(tokenizer, make_module, make_data, tmp_path, tiny_llama):
     data = make_data()
     data.tokenizer = tokenizer
     data.prompt_ids = lambda prompts: tokenizer(prompts)["input_ids"]
     data.gold_reward = gold_reward
     data.source = SimpleNamespace(prompts=PROMPTS)
     module = make_module()
-    module.policy = Policy(tokenizer, tmp_path / "base")
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    keys = {"tokenizer": tokenizer, "vocab_size": len(tokenizer), **shape}
+    module.policy = Policy(tiny_llama(tmp_path / "base", **keys))
     module.policy.requires_grad_(False)
     return module, data
 
