@@ -1,12 +1,12 @@
 """Lightning callbacks: what a run shows and writes down."""
 
-from .checkpoint import RunCheckpoint, Snapshots
-from .figures import VNetSurfaces, WeightDistributions
-from .generations import GenerationWriter
+from .generation_writer import GenerationWriter
 from .health import Health
 from .progress import LogProgress, Throughput
+from .run_checkpoint import RunCheckpoint, Snapshots
+from .run_summary import RunSummary
 from .samples import GoldReward, SampleResponses, SequenceKL
-from .summary import RunSummary
+from .weight_figures import VNetSurfaces, WeightDistributions
 from .weight_gap import WeightGap
 from .weights import NoiseMask, WeightRecorder
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from pacmr_lightning.callbacks import RunSummary, WeightRecorder, summary
+from pacmr_lightning.callbacks import RunSummary, WeightRecorder, run_summary
 from pacmr_lightning.commands.compare import compare
 from pacmr_lightning.runs.folder import read_weights
 
@@ -162,7 +162,7 @@ def test_validation_is_not_training_time(fit, tmp_path, make_module, monkeypatch
 
     for name, seconds in (("training_step", 2), ("validation_step", 3600)):
         monkeypatch.setattr(make_module, name, taking(seconds, getattr(make_module, name)))
-    monkeypatch.setattr(summary, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(run_summary, "time", SimpleNamespace(perf_counter=lambda: now))
     fit(tmp_path, [RunSummary()])
     assert now > 3 * 3600 and summary_of(tmp_path)["seconds"] == 12 * 2
 

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pacmr_lightning.analysis.surface import load, steps_of
 from pacmr_lightning.callbacks import WeightRecorder
-from pacmr_lightning.callbacks.figures import VNetSurfaces, WeightDistributions
+from pacmr_lightning.callbacks.weight_figures import VNetSurfaces, WeightDistributions
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError

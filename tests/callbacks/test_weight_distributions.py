@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pacmr_lightning.analysis.distribution_figure import BINS, GROUPS, draw
 from pacmr_lightning.callbacks import WeightRecorder
-from pacmr_lightning.callbacks.figures import WeightDistributions
+from pacmr_lightning.callbacks.weight_figures import WeightDistributions
 from pacmr_lightning.runs.folder import read_weights
 
 
