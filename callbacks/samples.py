@@ -238,28 +238,20 @@ class GoldReward(SequenceKL):
     those of the datamodule's source, or where it has none of its own, as in ``SequenceKL``.
 
     Args:
-        samples: see ``SequenceKL``.
-        max_new_tokens: see ``SequenceKL``.
-        batch_size: see ``SequenceKL``.
-        seed: see ``SequenceKL``.
-        every: see ``SequenceKL``.
+        samples: responses to sample, at least 2.
+        batch_size: responses at a time.
         second_reward: another reward, which nothing was trained on; its mean is logged as
             ``val/second_reward``, with its standard error. A policy that games the first raises that alone.
+        options: ``max_new_tokens``, ``seed`` and ``every`` of ``SequenceKL``.
 
     Raises:
         UserError: an option is out of range; at setup, the data has no gold reward; see also ``SequenceKL``.
     """
 
     def __init__(
-        self,
-        samples: int = 512,
-        max_new_tokens: int = 64,
-        batch_size: int = 128,
-        seed: int = 0,
-        every: int | None = None,
-        second_reward: Reward | None = None,
+        self, samples: int = 512, batch_size: int = 128, second_reward: Reward | None = None, **options: Any
     ):
-        super().__init__(samples, max_new_tokens, batch_size, seed, every)
+        super().__init__(samples, batch_size=batch_size, **options)
         self.second_reward = second_reward
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -31,7 +31,7 @@ class VisitFigures(VisitsCallback):
 
     Args:
         steps: policy updates after which it draws, each at least 1, beside the end of the fit.
-        window: see ``VisitsCallback``.
+        window: visits that it looks back on, over all ranks, in whole steps; see ``LastVisits``.
 
     Raises:
         UserError: a step or ``window`` is under 1; or, at the first step, the module returns no record.
@@ -40,7 +40,7 @@ class VisitFigures(VisitsCallback):
     files: tuple[str, ...]
     """Names of its files in RUN/analysis, without ``-step-NNNNN`` and ending."""
 
-    def __init__(self, steps: Sequence[int] | None, window: int):
+    def __init__(self, steps: list[int] | None = None, window: int = 2000):
         super().__init__(window, columns=6)
         if steps and min(steps) < 1:
             raise UserError(f"steps is {list(steps)}, but policy updates count from 1.")
@@ -210,19 +210,9 @@ class WeightDistributions(VisitFigures):
     the loggers as the figure ``weights/distributions`` and the histograms ``weights/unflipped``,
     ``weights/flipped`` and, of pairs whose flip is unknown, ``weights/unknown`` (``weights/all`` where it is
     unknown of all). Weights that are all the same, as those of plain DPO, are not drawn.
-
-    Args:
-        steps: policy updates after which it draws, beside the end.
-        window: visits of which it draws the weights, over all ranks, in whole steps; see ``LastVisits``.
-
-    Raises:
-        UserError: a step or ``window`` is under 1; or, at the first step, the module returns no record.
     """
 
     files = ("weight-distributions",)
-
-    def __init__(self, steps: list[int] | None = None, window: int = 2000):
-        super().__init__(steps, window)
 
     def draw(self, trainer: Trainer, pl_module: Any, visits: Visits, a: Tensor, b: Tensor) -> None:
         """See ``VisitFigures``."""
