@@ -1,20 +1,14 @@
 """Lightning callbacks: what a run shows and writes down."""
 
-from .checkpoint import RunCheckpoint
-from .generations import GenerationWriter
-from .gold_reward import GoldReward
+from .generation_writer import GenerationWriter
 from .health import Health
-from .log_progress import LogProgress
-from .noise_mask import NoiseMask
-from .samples import SampleResponses
-from .sequence_kl import SequenceKL
-from .snapshots import Snapshots
-from .summary import RunSummary
-from .throughput import Throughput, pairs_in, tokens_in
-from .vnet_surfaces import VNetSurfaces
-from .weight_distributions import WeightDistributions
+from .progress import LogProgress, Throughput
+from .run_checkpoint import RunCheckpoint, Snapshots
+from .run_summary import RunSummary
+from .samples import GoldReward, SampleResponses, SequenceKL
+from .weight_figures import VNetSurfaces, WeightDistributions
 from .weight_gap import WeightGap
-from .weights import WeightRecorder
+from .weights import NoiseMask, WeightRecorder
 
 __all__ = [
     "GenerationWriter",
@@ -32,6 +26,4 @@ __all__ = [
     "WeightDistributions",
     "WeightGap",
     "WeightRecorder",
-    "pairs_in",
-    "tokens_in",
 ]

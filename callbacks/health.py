@@ -1,4 +1,4 @@
-"""Watches a run, and says in one sentence what goes wrong and what to try."""
+"""Warns of what goes wrong in a run, such as a VNet and a policy that confirm each other's mistakes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.numerics import wide
@@ -21,105 +21,21 @@ from pacmr_lightning.ranks import sum_over_ranks
 from pacmr_lightning.runs.folder import CHECKPOINTS
 from pacmr_lightning.strategies.sharding import whole
 
-from .records import record_of
+from .visits import record_of
 
+SATURATED_U = math.log(0.999 / 0.001)
+"""u from which sigmoid(u) > 0.999, and DPO's loss is under 1e-3."""
 LEAST = 10
 """VNet updates that a running median or a windowed share must look back on."""
 OUTER = ("meta/d_norm", "meta/coverage", "meta/pseudo_labels_as_observed")
 """Values of a VNet update that Health looks at."""
-SATURATED_U = math.log(0.999 / 0.001)
-"""u from which sigmoid(u) > 0.999, and DPO's loss is under 1e-3."""
-
-
-class SelfConfirmation:
-    """Follows the signs of a run, one VNet update after the other.
-
-    - **slope.** With g = sigmoid(a u + b), log g+/g- grows by a for each unit of u. Where it grows faster
-      than the log-odds that the label is right, confident mistakes get more weight than they deserve, which
-      makes them more confident. (Theorem 1's optimum under symmetric flips has a = 1 where u is those
-      log-odds.) A slope that rises through training is this feedback at work.
-    - **norm.** d_meta divided by the share of meta pairs that were retained, against the running median of
-      earlier updates: in a collapse reworded prompts change the verdict of pairs that the policy is sure of.
-    - **share.** Pseudo-labels that agree with the observed labels, over the window. With flip rate eps it
-      is 1/2 + (1 - 2 eps)(accuracy - 1/2), so it falls with the accuracy, but at 40% noise by a fifth of it.
-
-    Args:
-        window: VNet updates that medians and shares look back on.
-        slope: alarm above this mean slope a of VNet's weights over the one that the run started with; None
-            switches a sign off.
-        norm: alarm above this norm of d_meta a retained meta pair over its running median.
-        share: alarm above so many standard errors by which the share of pseudo-labels that agree with the
-            observed labels has fallen from its peak.
-    """
-
-    def __init__(
-        self, window: int, slope: float | None = 1.25, norm: float | None = None, share: float | None = 4.0
-    ):
-        self.window = window
-        self.slope, self.norm, self.share = slope, norm, share
-        self.norms: deque[float] = deque(maxlen=window)
-        self.agreeing: deque[tuple[float, float]] = deque(maxlen=window)
-        """Pseudo-labels that agree with the observed ones, and all of them, by VNet update."""
-        self.peak: tuple[float, float] | None = None
-        """Largest windowed share, and its squared standard error."""
-
-    def update(self, norm: float | None, agreeing: float, retained: float) -> dict[str, float]:
-        """Takes one VNet update.
-
-        Args:
-            norm: of d_meta a retained meta pair; None where VNet skipped the update.
-            agreeing: pseudo-labels that agree with the observed labels.
-            retained: pseudo-labels, over all ranks; 0 where there are none.
-
-        Returns:
-            Those of ``norm_ratio``, ``pseudo_label_agreement`` and ``pseudo_label_drop`` (in standard errors)
-            that are known yet.
-        """
-        found = {}
-        if norm is not None:
-            if len(self.norms) >= LEAST:
-                found["norm_ratio"] = norm / median(self.norms)
-            self.norms.append(norm)
-        if retained:
-            self.agreeing.append((agreeing, retained))
-        if len(self.agreeing) >= LEAST:
-            right, count = (sum(column) for column in zip(*self.agreeing, strict=True))
-            share = right / count
-            # Laplace's rule, so that a share of 1 has an error too.
-            smooth = (right + 1) / (count + 2)
-            error = smooth * (1 - smooth) / count
-            if self.peak is None or share > self.peak[0]:
-                self.peak = share, error
-            found["pseudo_label_agreement"] = share
-            found["pseudo_label_drop"] = (self.peak[0] - share) / (error + self.peak[1]) ** 0.5
-        return found
-
-    def causes(self, found: dict[str, float]) -> dict[str, str]:
-        """By sign, what is wrong in words, for those that are over their thresholds."""
-        said = {
-            "slope_ratio": (self.slope, "VNet's slope a has grown to {:.2f} times that of its start"),
-            "norm_ratio": (self.norm, "the norm of d_meta a retained pair is {:.1f} times its median"),
-            "pseudo_label_drop": (
-                self.share,
-                "the share of pseudo-labels that agree with the labels is {:.1f} standard errors under its "
-                "peak",
-            ),
-        }
-        return {
-            name: text.format(found[name])
-            for name, (limit, text) in said.items()
-            if limit is not None and found.get(name, limit) > limit
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: plain numbers."""
-        return {"norms": list(self.norms), "agreeing": list(self.agreeing), "peak": self.peak}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
-        self.peak = state["peak"]
-        self.norms = deque(state["norms"], maxlen=self.window)
-        self.agreeing = deque(state["agreeing"], maxlen=self.window)
+SIGNS = {
+    "slope_ratio": "VNet's slope a has grown to {:.2f} times that of its start",
+    "norm_ratio": "the norm of d_meta a retained pair is {:.1f} times its median",
+    "pseudo_label_drop": "the share of pseudo-labels that agree with the labels is {:.1f} standard errors "
+    "under its peak",
+}
+"""Signs of self-confirmation and how the alarm words them."""
 
 
 class Health(Callback):
@@ -127,7 +43,7 @@ class Health(Callback):
 
     Causes:
 
-    - VNet and policy confirm each other's mistakes, seen as told in ``SelfConfirmation``: the alarm that
+    - VNet and policy confirm each other's mistakes (``SelfConfirmation`` has the signs): the alarm that
       ``on_alarm`` is about;
     - the effective sample size of the weights, (sum g)^2 / (N sum g^2), is small: few pairs decide;
     - the B of a LoRA layer is 0 after ``lora_after`` policy updates: the layer does not learn;
@@ -172,16 +88,15 @@ class Health(Callback):
         lora_after: int = 20,
     ):
         super().__init__()
-        if window < LEAST:
-            raise UserError(f"window is {window}, but Health needs at least {LEAST}.")
-        for name, value in (("lora_after", lora_after), ("max_idle_updates", max_idle_updates)):
-            if value < 1:
-                raise UserError(f"{name} is {value}, but Health needs at least 1.")
-        for name, ratio in (("max_slope_ratio", max_slope_ratio), ("max_norm_ratio", max_norm_ratio)):
-            if ratio is not None and not ratio > 1:
-                raise UserError(f"{name} is {ratio}, but it must be above 1, or null for none.")
-        if max_share_drop is not None and not max_share_drop > 0:
-            raise UserError(f"max_share_drop is {max_share_drop}, but it must be above 0, or null for none.")
+        check_at_least(LEAST, window=window)
+        check_at_least(1, max_idle_updates=max_idle_updates, lora_after=lora_after)
+        for name, limit, least in (
+            ("max_slope_ratio", max_slope_ratio, 1),
+            ("max_norm_ratio", max_norm_ratio, 1),
+            ("max_share_drop", max_share_drop, 0),
+        ):
+            if limit is not None and not limit > least:
+                raise UserError(f"{name} is {limit}, but it must be above {least}, or null for none.")
         if not 0 <= min_effective_sample_size < 1:
             raise UserError(
                 f"min_effective_sample_size is {min_effective_sample_size}, but it is a share: give one of "
@@ -193,15 +108,20 @@ class Health(Callback):
                 "most 1."
             )
         self.on_alarm = on_alarm
+        self.window = window
+        self.limits = {
+            "slope_ratio": max_slope_ratio,
+            "norm_ratio": max_norm_ratio,
+            "pseudo_label_drop": max_share_drop,
+        }
         self.min_effective_sample_size = min_effective_sample_size
         self.max_saturated_share = max_saturated_share
         self.max_idle_updates = max_idle_updates
         self.lora_after = lora_after
-        self._signs = (window, max_slope_ratio, max_norm_ratio, max_share_drop)
         self._reset()
 
     def _reset(self) -> None:
-        self.signs = SelfConfirmation(*self._signs)
+        self.signs = SelfConfirmation(self.window)
         self.warned: dict[str, int] = {}
         """Step (policy updates done) at which each cause was warned of."""
         self._idle = 0
@@ -209,42 +129,37 @@ class Health(Callback):
         self._updates: list[dict[str, Tensor]] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Forgets an earlier run; a checkpoint is loaded after this."""
+        """Forget an earlier run; a checkpoint is loaded after this."""
         if stage == "fit":
             self._reset()
 
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Adds medians, shares and warnings, which are the same on all ranks, and what is not checked yet."""
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Add medians, shares and warnings, which are the same on all ranks, and what is not checked yet."""
+        signs = self.signs
         checkpoint[type(self).__name__] = {
-            "signs": self.signs.state_dict(),
+            "norms": list(signs.norms),
+            "agreeing": list(signs.agreeing),
+            "peak": signs.peak,
             "warned": self.warned,
             "idle": self._idle,
-            "updates": [{name: float(value) for name, value in found.items()} for found in self._updates],
-            "sums": self._total(trainer).tolist(),
+            "updates": [{name: value.cpu() for name, value in found.items()} for found in self._updates],
+            "sums": self._total(trainer).cpu(),
         }
 
-    def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Goes on from a checkpoint, with this number of ranks or another."""
-        state = checkpoint.get(type(self).__name__)
-        if state is None:
-            return
-        self.signs.load_state_dict(state["signs"])
-        self.warned, self._idle = dict(state["warned"]), state["idle"]
-        self._updates = [
-            {name: torch.tensor(value) for name, value in found.items()} for found in state["updates"]
-        ]
-        # What counts is the sum over the ranks, so rank 0 holds it.
-        if trainer.is_global_zero:
-            self._sums = torch.tensor(state["sums"], dtype=torch.double)
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Go on from a checkpoint, with this number of ranks or another."""
+        if state := checkpoint.get(type(self).__name__):
+            self.signs.norms.extend(state["norms"])
+            self.signs.agreeing.extend(state["agreeing"])
+            self.signs.peak = state["peak"]
+            self.warned, self._idle = dict(state["warned"]), state["idle"]
+            self._updates = list(state["updates"])
+            # What counts is the sum over the ranks, so rank 0 holds it.
+            if trainer.is_global_zero:
+                self._sums = state["sums"]
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Adds up the step's pairs on the device; checks where the step is logged."""
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
+        """Add up the step's pairs on the device; check where the step is logged."""
         record = record_of(outputs)
         g, u = wide(record.weight.detach()), record.u.detach()
         a = torch.zeros_like(g) if record.a is None else wide(record.a.detach())
@@ -261,33 +176,55 @@ class Health(Callback):
         if log_every and trainer.global_step % log_every == 0:
             self._check(trainer, pl_module)
         if trainer.global_step == self.lora_after:
-            self._look_at_lora(trainer, pl_module)
+            self._check_adapters(trainer, pl_module)
 
     def _check(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
-        """All ranks compute the same numbers, so they decide the same."""
+        """Check, log and warn; all ranks compute the same numbers, so they decide the same."""
+        step = trainer.global_step
         pairs, g, squares, a, saturated = self._total(trainer).tolist()
         self._sums.zero_()
         found = {
-            "effective_sample_size": g**2 / (pairs * squares) if squares else 0.0,
-            "saturated_share": saturated / pairs,
+            "effective_sample_size": (size := g**2 / (pairs * squares) if squares else 0.0),
+            "saturated_share": (share := saturated / pairs),
         }
         causes: dict[str, str] = {}
-        # Every update is held against the thresholds, not only the last one before the check.
+        # Every update is held against the limits, not only the last one before the check.
         for values in self._updates:
             signs = self._take(pl_module, {name: float(value) for name, value in values.items()})
             found |= signs
-            causes |= self.signs.causes(signs)
+            causes |= self.causes(signs)
         self._updates = []
         start_slope = getattr(pl_module.weighting, "start_slope", 0.0)
         if pl_module.vnet is not None and start_slope > 0:
             found["slope_ratio"] = a / pairs / start_slope
-            causes |= self.signs.causes({"slope_ratio": found["slope_ratio"]})
+            causes |= self.causes({"slope_ratio": found["slope_ratio"]})
         if pl_module.weighting.every:
             found["idle_vnet_updates"] = self._idle
-        if causes:
+        if causes and "self-confirmation" not in self.warned:
             self._alarm(trainer, " and ".join(causes.values()))
         found["alarm"] = float("self-confirmation" in self.warned)
-        self._look_at_limits(trainer, found)
+        if size < self.min_effective_sample_size:
+            self._warn(
+                step,
+                "effective_sample_size",
+                f"After {step} updates the weights count as {size:.0%} of the pairs (effective sample size), "
+                "so few pairs decide; try a lower learning_rate of VNet, or a smaller beta.",
+            )
+        if share > self.max_saturated_share:
+            self._warn(
+                step,
+                "saturated_share",
+                f"After {step} updates {share:.0%} of the pairs have sigmoid(u) above 0.999, from which the "
+                "policy learns nothing more; try fewer epochs, a lower learning_rate, or a smaller beta.",
+            )
+        if self._idle >= self.max_idle_updates:
+            self._warn(
+                step,
+                "idle_vnet_updates",
+                f"No meta pair was confident enough in {self._idle} VNet updates in a row, so VNet learned "
+                "nothing; try a lower tau, a larger beta, or SoftPromptConsistency, which needs no "
+                "confidence.",
+            )
         pl_module.log_dict(
             {f"health/{name}": torch.tensor(value, dtype=torch.float32) for name, value in found.items()}
         )
@@ -300,21 +237,30 @@ class Health(Callback):
         return total
 
     def _take(self, pl_module: PreferenceModule, values: dict[str, float]) -> dict[str, float]:
-        """Feeds the signs with one VNet update's values."""
+        """Add one VNet update's values to the signs, and return the signs."""
         coverage = values.get("meta/coverage", 1.0)
         self._idle = 0 if coverage else self._idle + 1
-        norm = values.get("meta/d_norm") if coverage else None
-        outer = getattr(pl_module.weighting, "outer", None)
-        if norm and getattr(outer, "normalize", None) == "meta":
+        if not coverage:
+            return self.signs.update(None, 0.0, 0.0)
+        norm = values.get("meta/d_norm")
+        if norm and getattr(getattr(pl_module.weighting, "outer", None), "normalize", None) == "meta":
             norm /= coverage
-        share = values.get("meta/pseudo_labels_as_observed") if coverage else None
+        share = values.get("meta/pseudo_labels_as_observed")
         retained = 0.0 if share is None else coverage * datamodule(pl_module.trainer).meta_batch_size
         return self.signs.update(norm or None, (share or 0.0) * retained, retained)
 
+    def causes(self, signs: dict[str, float]) -> dict[str, str]:
+        """Return, by sign, what is wrong in words, for those that are over their limits."""
+        return {
+            name: text.format(signs[name])
+            for name, text in SIGNS.items()
+            if name in signs and (limit := self.limits[name]) is not None and signs[name] > limit
+        }
+
     def _alarm(self, trainer: Trainer, what: str) -> None:
-        if "self-confirmation" in self.warned:
-            return
-        self.warned["self-confirmation"] = step = trainer.global_step
+        step = trainer.global_step
+        # Before the checkpoint, which keeps it.
+        self.warned["self-confirmation"] = step
         end = "."
         if self.on_alarm == "stop":
             path = Path(trainer.default_root_dir) / CHECKPOINTS / f"alarm-{step}.ckpt"
@@ -327,44 +273,16 @@ class Health(Callback):
             f"earlier checkpoint{end}"
         )
 
-    def _look_at_limits(self, trainer: Trainer, found: dict[str, float]) -> None:
-        """Warn where few pairs carry the weight, pairs are known already, or VNet stands still."""
-        size, share, step = found["effective_sample_size"], found["saturated_share"], trainer.global_step
-        idle = found.get("idle_vnet_updates", 0)
-        if size < self.min_effective_sample_size:
-            self._warn(
-                trainer,
-                "effective_sample_size",
-                f"After {step} updates the weights count as {size:.0%} of the pairs (effective "
-                "sample size), so few pairs decide; try a lower learning_rate of VNet, or a smaller beta.",
-            )
-        if share > self.max_saturated_share:
-            self._warn(
-                trainer,
-                "saturated_share",
-                f"After {step} updates {share:.0%} of the pairs have sigmoid(u) above 0.999, "
-                "from which the policy learns nothing more; try fewer epochs, a lower learning_rate, or a "
-                "smaller beta.",
-            )
-        if idle >= self.max_idle_updates:
-            self._warn(
-                trainer,
-                "idle_vnet_updates",
-                f"No meta pair was confident enough in {idle:.0f} VNet updates in a row, so VNet learned "
-                "nothing; try a lower tau, a larger beta, or SoftPromptConsistency, which needs no "
-                "confidence.",
-            )
-
-    def _warn(self, trainer: Trainer, cause: str, sentence: str) -> None:
+    def _warn(self, step: int, cause: str, sentence: str) -> None:
         if cause not in self.warned:
-            self.warned[cause] = trainer.global_step
+            self.warned[cause] = step
             rank_zero_warn(sentence)
 
-    def _look_at_lora(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
+    def _check_adapters(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
         dead, layers = dead_adapters(pl_module)
         if dead:
             self._warn(
-                trainer,
+                trainer.global_step,
                 "lora",
                 f"After {trainer.global_step} updates B is 0 in {len(dead)} of {layers} LoRA layers "
                 f"({dead[0]} for one), so they learn nothing; try a higher learning_rate, or leave them "
@@ -373,9 +291,64 @@ class Health(Callback):
 
 
 def dead_adapters(pl_module: PreferenceModule) -> tuple[list[str], int]:
-    """Names of the LoRA layers' B that are 0 everywhere, and how many B there are. All ranks must call it."""
+    """Return names of the LoRA layers' B that are 0 everywhere, and the number of B; all ranks call it."""
     adapter = pl_module.policy.adapter()
     names = [name for name in adapter if ".lora_B." in name]
     with whole(adapter[name] for name in names):
         alive = torch.stack([adapter[name].detach().ne(0).any() for name in names])
     return [name for name, moved in zip(names, alive.tolist(), strict=True) if not moved], len(names)
+
+
+class SelfConfirmation:
+    """Signs that VNet and policy confirm each other's mistakes, seen without clean labels.
+
+    - **slope.** With g = sigmoid(a u + b), log g+/g- grows by a for each unit of u. Where it grows faster
+      than the log-odds that the label is right, confident mistakes get more weight than they deserve, which
+      makes them more confident. (Theorem 1's optimum under symmetric flips has a = 1 where u is those
+      log-odds.) A slope that rises through training is this feedback at work. ``Health`` computes it.
+    - **norm.** d_meta divided by the share of meta pairs that were retained, against the running median of
+      earlier updates: in a collapse augmented prompts change the verdict of pairs that the policy is sure of.
+    - **share.** Pseudo-labels that agree with the observed labels, over the window. With flip rate eps it
+      is 1/2 + (1 - 2 eps)(accuracy - 1/2), so it falls with the accuracy, but at 40% noise by a fifth of it.
+
+    Args:
+        window: VNet updates that medians and shares look back on.
+    """
+
+    def __init__(self, window: int):
+        self.norms: deque[float] = deque(maxlen=window)
+        self.agreeing: deque[tuple[float, float]] = deque(maxlen=window)
+        """Pseudo-labels that agree with the observed ones, and all of them, by VNet update."""
+        self.peak: tuple[float, float] | None = None
+        """Largest windowed share, and its squared standard error."""
+
+    def update(self, norm: float | None, agreeing: float, retained: float) -> dict[str, float]:
+        """Add one VNet update.
+
+        Args:
+            norm: of d_meta a retained meta pair; None where VNet skipped the update.
+            agreeing: pseudo-labels that agree with the observed labels.
+            retained: pseudo-labels, over all ranks; 0 where there are none.
+
+        Returns:
+            Those of ``norm_ratio``, ``pseudo_label_agreement`` and ``pseudo_label_drop`` (in standard errors)
+            that are known yet.
+        """
+        found = {}
+        if norm is not None:
+            if len(self.norms) >= LEAST:
+                found["norm_ratio"] = norm / median(self.norms)
+            self.norms.append(norm)
+        if retained:
+            self.agreeing.append((agreeing, retained))
+        if len(self.agreeing) >= LEAST:
+            right, count = (sum(column) for column in zip(*self.agreeing, strict=True))
+            share = right / count
+            # Laplace's rule, so that a share of 1 has an error too.
+            smooth = (right + 1) / (count + 2)
+            error = smooth * (1 - smooth) / count
+            if self.peak is None or share > self.peak[0]:
+                self.peak = share, error
+            found["pseudo_label_agreement"] = share
+            found["pseudo_label_drop"] = (self.peak[0] - share) / (error + self.peak[1]) ** 0.5
+        return found

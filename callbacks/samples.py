@@ -1,24 +1,38 @@
-"""What the policy writes along the way, beside the reference, for a few fixed prompts."""
+"""Responses of the policy along a run: as texts, their KL to the reference, and their gold reward."""
 
 from __future__ import annotations
 
 import json
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, Trainer
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import move_data_to_device
+from torch import Tensor
 
-from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.generation import Decoding, respond
+from pacmr_lightning.batch import PairBatch
+from pacmr_lightning.chat_template import end_tokens
+from pacmr_lightning.errors import UserError, check_at_least
+from pacmr_lightning.evaluation.generation import (
+    Decoding,
+    check_room,
+    decode_response,
+    distinct_bigrams,
+    repeated_bigrams,
+    respond,
+)
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
-from pacmr_lightning.files import replacing
+from pacmr_lightning.evaluation.reward import Reward
+from pacmr_lightning.files import write_json_lines
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.datamodule import datamodule
-from pacmr_lightning.runs.folder import RESPONSES
+from pacmr_lightning.runs.folder import RESPONSES, SAMPLES
 
-from .first_prompts import first_prompts
-from .to_loggers import log_texts
+from .to_loggers import log_numbers, log_texts
+
+Tokens = list[int]
 
 
 class SampleResponses(Callback):
@@ -39,84 +53,278 @@ class SampleResponses(Callback):
     """
 
     _batch: PromptBatch
-    """The prompts, on the ranks that ask; there from the start of training on."""
+    """The prompts, on the ranks that generate; set when training starts."""
 
     def __init__(self, prompts: int = 4, every: int = 500, max_new_tokens: int | None = None):
         super().__init__()
-        for option, value in (("prompts", prompts), ("every", every), ("max_new_tokens", max_new_tokens)):
-            if value is not None and value < 1:
-                raise UserError(f"{option} is {value}, but it must be at least 1.")
+        check_at_least(1, prompts=prompts, every=every, max_new_tokens=max_new_tokens)
         self.prompts = prompts
         self.every = every
         self.max_new_tokens = max_new_tokens
-        self._asks = False
+        self._generates = False
         self._reference: list[str] = []
         self._rows: list[dict[str, Any]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Asks the reference, once, and the policy as it is."""
-        self._asks = trainer.is_global_zero or pl_module.policy.is_sharded
-        if not self._asks:
+        """Generate with the reference, once, and with the policy as it is."""
+        self._generates = trainer.is_global_zero or pl_module.policy.is_sharded
+        if not self._generates:
             return
         device = trainer.strategy.root_device
         self._batch = move_data_to_device(first_prompts(trainer, self.prompts, "SampleResponses"), device)
         with pl_module.policy.reference():
-            self._reference = self._answers(trainer, pl_module)
-        step = trainer.global_step
-        self._rows = [row for row in _read(self._path(trainer)) if row["step"] <= step] if step else []
+            self._reference = self._responses(trainer, pl_module)
+        step, path = trainer.global_step, Path(trainer.default_root_dir) / RESPONSES
+        self._rows = []
+        if step and path.exists():
+            # Not str.splitlines, which also cuts at separators that a response may hold.
+            with path.open(encoding="utf-8") as file:
+                self._rows = [row for line in file if (row := json.loads(line))["step"] <= step]
         if not self._rows:
             self._look(trainer, pl_module)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Asks the policy where it is time."""
-        if self._asks and trainer.global_step % self.every == 0:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        """Generate where it is due."""
+        if self._generates and trainer.global_step % self.every == 0:
             self._look(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Asks the policy for the last time."""
-        if self._asks and self._rows[-1]["step"] != trainer.global_step:
+        """Generate at the end."""
+        if self._generates and self._rows[-1]["step"] != trainer.global_step:
             self._look(trainer, pl_module)
 
     def _look(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
-        responses = self._answers(trainer, pl_module)
-        named = list(zip(self._batch.ids, self._batch.prompts, self._reference, responses, strict=True))
-        new = [
-            {
-                "step": trainer.global_step,
-                "id": name,
-                "prompt": prompt,
-                "reference": reference,
-                "response": text,
-            }
-            for name, prompt, reference, text in named
-        ]
+        responses = self._responses(trainer, pl_module)
+        columns = ("id", "prompt", "reference", "response")
+        answered = zip(self._batch.ids, self._batch.prompts, self._reference, responses, strict=True)
+        step: dict[str, Any] = {"step": trainer.global_step}
+        new = [step | dict(zip(columns, row, strict=True)) for row in answered]
         self._rows += new
-        if not trainer.is_global_zero:
-            return
-        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rows)
-        with replacing(self._path(trainer)) as temporary:
-            temporary.write_text(lines, encoding="utf-8")
-        shown = {
-            name: {"Prompt": prompt, "Reference": reference, "Policy": text}
-            for name, prompt, reference, text in named
-        }
-        log_texts(trainer, "responses", shown)
+        if trainer.is_global_zero:
+            write_json_lines(Path(trainer.default_root_dir) / RESPONSES, self._rows)
+            headings = {"Prompt": "prompt", "Reference": "reference", "Policy": "response"}
+            shown = {row["id"]: {heading: row[key] for heading, key in headings.items()} for row in new}
+            log_texts(trainer, "responses", shown)
 
-    def _answers(self, trainer: Trainer, pl_module: PreferenceModule) -> list[str]:
+    def _responses(self, trainer: Trainer, pl_module: PreferenceModule) -> list[str]:
         limit = self.max_new_tokens or pl_module.max_new_tokens
         tokenizer = datamodule(trainer).tokenizer
         return [r.text for r in respond(pl_module.policy, tokenizer, self._batch, limit, Decoding())]
 
-    @staticmethod
-    def _path(trainer: Trainer) -> Path:
-        return Path(trainer.default_root_dir) / RESPONSES
+
+class SequenceKL(Callback):
+    """KL(pi || pi_ref) of whole responses, in nats, from responses that the policy samples at temperature 1.
+
+    The mean over samples of sum_t KL(pi(. | x, y_<t) || pi_ref(. | x, y_<t)), over the whole vocabulary, has
+    the sequence KL as its expectation and less variance than the mean of log(pi / pi_ref). Rewards of two
+    runs say which is better only where their KLs are alike: a smaller beta, or more updates, buys reward with
+    KL. ``val/kl``, the mean a token on responses of the data, does not tell: the policy writes others.
+
+    At the end of training, and along the way where ``every`` says so, it logs ``val/sequence_kl``,
+    ``val/sequence_kl_stderr`` (of the mean) and ``val/response_tokens`` (mean length, the end included) to
+    all loggers and to ``trainer.callback_metrics``, from where ``RunSummary`` takes them; and, since a policy
+    that games what it is rewarded for loses its language first, ``val/response_perplexity`` (of the samples
+    under the reference), ``val/response_distinct_2`` and ``val/response_repetition`` (bigrams, see
+    ``evaluation.generation``). The prompts are the first that ``predict`` would answer, from the first again
+    when there are fewer of them than samples. The global random state is left as it was.
+
+    All ranks sample the same: sharded models need them to take the same number of forward passes, and so the
+    number does not depend on how many ranks there are.
+
+    Args:
+        samples: responses to sample, at least 2.
+        max_new_tokens: length at which a response is cut, in tokens.
+        batch_size: responses at a time.
+        seed: of the sampling.
+        every: policy updates between two looks along the way; None for the end alone.
+
+    Raises:
+        UserError: an option is out of range; or, when training starts, the datamodule has no prompt, or the
+            model too few positions for one.
+    """
+
+    def __init__(
+        self,
+        samples: int = 64,
+        max_new_tokens: int = 64,
+        batch_size: int = 32,
+        seed: int = 0,
+        every: int | None = None,
+    ):
+        super().__init__()
+        check_at_least(2, samples=samples)
+        check_at_least(1, max_new_tokens=max_new_tokens, batch_size=batch_size, every=every)
+        self.samples = samples
+        self.max_new_tokens = max_new_tokens
+        self.batch_size = batch_size
+        self.seed = seed
+        self.every = every
+        self._looked = 0
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Refuses what could not be sampled before any time is spent on the reference or on training."""
+        texts, tokens = self._prompts(trainer)
+        names = [f"sampled prompt {i}" for i in range(len(texts))]
+        batch = PromptBatch.collate(names, texts, tokens, pad_id=datamodule(trainer).tokenizer.pad_token_id)
+        check_room(pl_module.policy, batch, self.max_new_tokens)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        """Look where it is due."""
+        if self.every and trainer.global_step % self.every == 0 and trainer.global_step > self._looked:
+            self._looked = trainer.global_step
+            self._look(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Look at the end."""
+        if trainer.global_step != self._looked:
+            self._look(trainer, pl_module)
+
+    def _look(self, trainer: Trainer, pl_module: Any) -> None:
+        """Samples and logs."""
+        self._sample(trainer, pl_module, self._prompts(trainer)[1])
+
+    def _prompts(self, trainer: Trainer) -> tuple[list[str], list[Tokens]]:
+        """What is asked, in turn, as texts and as tokens; at least one prompt."""
+        found = first_prompts(trainer, self.samples, type(self).__name__)
+        rows = zip(found.input_ids, found.attention_mask, strict=True)
+        return found.prompts, [ids[mask == 1].tolist() for ids, mask in rows]
+
+    def _sample(self, trainer: Trainer, pl_module: PreferenceModule, prompts: list[Tokens]) -> list[Tokens]:
+        """Responses to the prompts in turn, whose KL is logged."""
+        asked = list(islice(cycle(prompts), self.samples))
+        tokenizer, policy = datamodule(trainer).tokenizer, pl_module.policy
+        device = trainer.strategy.root_device
+        ends, pad = end_tokens(tokenizer, policy.model.generation_config.eos_token_id), tokenizer.pad_token_id
+        responses: list[Tokens] = []
+        kl, reference = [], []
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(self.seed)
+            for start in range(0, len(asked), self.batch_size):
+                part = asked[start : start + self.batch_size]
+                inputs = tokenizer.pad({"input_ids": part}, padding_side="left", return_tensors="pt")
+                sequences = policy.generate(
+                    **{name: inputs[name].to(device) for name in ("input_ids", "attention_mask")},
+                    max_new_tokens=self.max_new_tokens,
+                    do_sample=True,
+                    temperature=1.0,
+                    top_p=1.0,
+                    top_k=0,  # transformers' own default keeps the 50 likeliest tokens only
+                    eos_token_id=ends,
+                    pad_token_id=pad,
+                )
+                new = sequences[:, inputs["input_ids"].shape[1] :].tolist()
+                answered = [_up_to_end(row, ends) for row in new]
+                # A pair has two responses: the second one is as short as can be, and not looked at.
+                second = [[tokenizer.eos_token_id]] * len(part)
+                names = [str(start + i) for i in range(len(part))]
+                pairs = PairBatch.collate(names, part, answered, second, pad_id=pad)
+                judged = policy.judged(move_data_to_device(pairs, device))
+                kl.append(judged.chosen_kl)
+                reference.append(judged.reference.chosen)
+                responses += answered
+        tokens = sum(map(len, responses))
+        perplexity = torch.exp(-torch.cat(reference).cpu().double().sum() / tokens)
+        numbers = {
+            **mean_and_error("sequence_kl", torch.cat(kl)),
+            "val/response_tokens": tokens / len(responses),
+            "val/response_perplexity": float(perplexity),
+            "val/response_distinct_2": distinct_bigrams(responses),
+            "val/response_repetition": repeated_bigrams(responses),
+        }
+        log_numbers(trainer, numbers)
+        return responses
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    # Not str.splitlines, which also cuts at separators that a response may hold.
-    with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+class GoldReward(SequenceKL):
+    """Mean gold reward of responses that the trained policy samples at temperature 1, and their KL.
+
+    At the end of training, and along the way where ``every`` says so, it logs ``val/gold_reward`` and
+    ``val/gold_reward_stderr`` (of the mean) and, of the same responses, what ``SequenceKL`` logs, and writes
+    the samples (prompt, response, gold_reward) to ``samples.jsonl`` in the run's folder. The prompts are
+    those of the datamodule's source, or where it has none of its own, as in ``SequenceKL``.
+
+    Args:
+        samples: responses to sample, at least 2.
+        batch_size: responses at a time.
+        second_reward: another reward, which nothing was trained on; its mean is logged as
+            ``val/second_reward``, with its standard error. A policy that games the first raises that alone.
+        options: ``max_new_tokens``, ``seed`` and ``every`` of ``SequenceKL``.
+
+    Raises:
+        UserError: an option is out of range; at setup, the data has no gold reward; see also ``SequenceKL``.
+    """
+
+    def __init__(
+        self, samples: int = 512, batch_size: int = 128, second_reward: Reward | None = None, **options: Any
+    ):
+        super().__init__(samples, batch_size=batch_size, **options)
+        self.second_reward = second_reward
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuses data that cannot be scored before any time is spent on training."""
+        if stage != "fit":
+            return
+        data = datamodule(trainer)
+        if data is None or data.gold_reward is None:
+            task = "of this run" if data is None else f"of task {data.task}"
+            raise UserError(
+                f"The data {task} has no gold reward; take GoldReward out of trainer.callbacks, or give one "
+                "with --data.source.reward, or train on the embedded world."
+            )
+
+    def _look(self, trainer: Trainer, pl_module: Any) -> None:
+        """Generates, scores, logs and writes."""
+        data = datamodule(trainer)
+        texts, asked = self._prompts(trainer)
+        tokens = self._sample(trainer, pl_module, asked)
+        pairs = zip(cycle(asked), tokens, strict=False)
+        responses = [decode_response(data.tokenizer, *pair) for pair in pairs]
+        prompts = list(islice(cycle(texts), self.samples))
+        answered = list(zip(prompts, responses, strict=True))
+        scores = [float(data.gold_reward(*pair)) for pair in answered]
+        log_numbers(trainer, mean_and_error("gold_reward", torch.tensor(scores, dtype=torch.double)))
+        if self.second_reward is not None:
+            others = [self.second_reward(*pair) for pair in answered]
+            log_numbers(trainer, mean_and_error("second_reward", torch.tensor(others, dtype=torch.double)))
+        if trainer.is_global_zero:
+            rows = [
+                {"prompt": prompt, "response": response, "gold_reward": score}
+                for (prompt, response), score in zip(answered, scores, strict=True)
+            ]
+            write_json_lines(Path(trainer.default_root_dir) / SAMPLES, rows)
+
+    def _prompts(self, trainer: Trainer) -> tuple[list[str], list[Tokens]]:
+        data = datamodule(trainer)
+        if not data.source.prompts:
+            return super()._prompts(trainer)
+        return data.source.prompts, data.prompt_ids(data.source.prompts)
+
+
+def first_prompts(trainer: Trainer, count: int, asker: str) -> PromptBatch:
+    """Return the first prompts that ``predict`` would answer, at most ``count``, as one batch on the CPU.
+
+    Raises:
+        UserError: there is none; ``asker`` is the callback to take out then.
+    """
+    rows = [
+        (batch.ids[i], batch.prompts[i], batch.input_ids[i][batch.attention_mask[i] == 1].tolist())
+        for batch in islice(datamodule(trainer).predict_dataloader(), count)
+        for i in range(len(batch))
+    ]
+    if not rows:
+        raise UserError(f"{asker} needs prompts, but the data has none; take it out.")
+    columns = zip(*rows[:count], strict=True)
+    return PromptBatch.collate(*columns, pad_id=datamodule(trainer).tokenizer.pad_token_id)
+
+
+def mean_and_error(name: str, values: Tensor) -> dict[str, float]:
+    """Return the mean of (N,) values as ``val/NAME``, and its standard error as ``val/NAME_stderr``."""
+    values = values.cpu().double()
+    error = values.std() / len(values) ** 0.5
+    return {f"val/{name}": float(values.mean()), f"val/{name}_stderr": float(error)}
+
+
+def _up_to_end(tokens: Tokens, ends: list[int]) -> Tokens:
+    """Generated tokens with the one that ended them; after that there is padding."""
+    end = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
+    return tokens[: end + 1]

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import move_data_to_device
+from torch import Tensor
 
-from pacmr_lightning.batch import UNKNOWN
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.batch import UNKNOWN, PairBatch
+from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.files import replacing
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.datamodule import datamodule
+from pacmr_lightning.ranks import on_all_ranks
+from pacmr_lightning.rewards import PairRecord, Rewards
 from pacmr_lightning.runs.folder import ANALYSIS
 from pacmr_lightning.weight_gap import NUMBERS, weight_gap
 
-from .last_visits import LastVisits
-from .probe_set import probe, probe_indices
-from .records import record_of
+from .to_loggers import log_numbers
+from .visits import VisitsCallback
 
 TABLE = "weight-gap.csv"
-"""File of the table inside that folder."""
+"""File of the table in the run's folder ``analysis``."""
 ALL = "all"
 """Category of the rows over all pairs."""
+COLUMNS = ("u", "delta", "a", "b", "weight", "swapped_weight", "flipped")
+"""Numbers of a probe pair."""
+MICRO_BATCH = 32
+"""Pairs in one forward pass where the module sets no ``micro_batch_size``."""
 
 
-class WeightGap(Callback):
+class WeightGap(VisitsCallback):
     """Mean weights of unflipped and flipped pairs, their gap, and how well a low weight tells flipped pairs.
 
     It works with any weighting, over two sets of pairs: the last ``window`` visits on all ranks, in whole
@@ -59,18 +69,14 @@ class WeightGap(Callback):
     """
 
     def __init__(self, window: int = 2000, probe_pairs: int = 2000, every: int | None = None):
-        super().__init__()
-        for name, value in (("probe_pairs", probe_pairs), ("every", every)):
-            if value is not None and value < 1:
-                raise UserError(f"{name} is {value}, but WeightGap needs at least 1.")
+        super().__init__(window, columns=3)
+        check_at_least(1, probe_pairs=probe_pairs, every=every)
         self.probe_pairs = probe_pairs
         self.every = every
-        # Of a visit: weight, flipped, and the number of its category, -1 where it has none.
-        self._visits = LastVisits(window, columns=3)
-        self._last_step: int | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Chooses the probe set; a checkpoint is loaded after this."""
+        """Choose the probe set. See ``VisitsCallback``."""
+        super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
         pairs = getattr(datamodule(trainer), "train_pairs", None)
@@ -86,29 +92,11 @@ class WeightGap(Callback):
         self._numbers = {
             pair: number.get(category, -1) for pair, category in zip(ids, categories, strict=True)
         }
-        if trainer.global_step == 0:
-            self._visits.clear()
-        self._last_step = None
-
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Adds the window of all ranks; ``state_dict`` would save that of rank 0 alone."""
-        rows = self._visits.of_all_ranks(trainer.strategy.root_device)
-        checkpoint[type(self).__name__] = {"visits": rows}
-
-    def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Goes on from a checkpoint, with this number of ranks or another."""
-        state = checkpoint.get(type(self).__name__)
-        if state is not None:
-            self._visits.load(state["visits"], trainer.is_global_zero)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Drops what an earlier run in this folder wrote at the steps that this fit is going to do."""
+        """Remove what an earlier run in this folder wrote at the steps that this fit is going to do."""
         folder = Path(trainer.default_root_dir) / ANALYSIS
-        if not trainer.is_global_zero or not folder.is_dir():
+        if not trainer.is_global_zero:
             return
         for file in folder.glob("probe-*.parquet"):
             if int(file.stem.split("-")[1]) > trainer.global_step:
@@ -117,65 +105,125 @@ class WeightGap(Callback):
             table = _read(folder / TABLE)
             _write(table[table["step"] <= trainer.global_step], folder / TABLE)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Takes the step's pairs, which stay where they are, and adds to the table where it is due."""
-        record = record_of(outputs)
+    def columns_of(self, record: PairRecord) -> Sequence[Tensor]:
+        """Return weight, flipped, and the number of the category, -1 where a pair has none."""
         category = torch.tensor([self._numbers.get(pair, -1) for pair in record.ids])
-        # global_step has counted this step's policy update already.
-        self._visits.add(trainer.global_step - 1, record.weight, record.flipped, category)
-        if self.every and trainer.global_step % self.every == 0:
-            self._measure(trainer, pl_module)
+        return record.weight, record.flipped, category
 
-    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """The last row of the table, while the ranks can still talk to each other."""
-        if self._last_step != trainer.global_step:
-            self._measure(trainer, pl_module)
+    def is_due(self, step: int) -> bool:
+        """Look every ``every`` updates."""
+        return self.every is not None and step % self.every == 0
 
-    def _measure(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
-        """Asks on all ranks; logs on all of them, since each has the numbers; writes on rank 0."""
-        step = self._last_step = trainer.global_step
-        visits = self._visits.of_all_ranks(trainer.strategy.root_device)
-        _, weight, flipped, category = visits.unbind(1)
+    def look(self, trainer: Trainer, pl_module: PreferenceModule, rows: Tensor) -> None:
+        """Compute and log on all ranks; write on rank 0."""
+        step = trainer.global_step
+        _, weight, flipped, category = rows.unbind(1)
         names = [None if number < 0 else self._names[number] for number in category.int().tolist()]
         window = pd.DataFrame({"category": pd.Series(names, dtype=object), "weight": weight.numpy()})
-        window["flipped"] = (flipped == 1).numpy()
-        window["flipped"] = window["flipped"].astype("boolean").mask((flipped == UNKNOWN).numpy())
+        window["flipped"] = _flags(flipped)
         pairs = probe(trainer, pl_module, self._probe)
-        rows = [
+        found = [
             {"step": step, "set": kind, **row}
             for kind, frame in (("window", window), ("probe", pairs))
             for row in gap_rows(frame)
         ]
-        _log(trainer, rows)
+        scalars = {
+            f"weights/{row['set']}_{name}": row[name]
+            for row in found
+            for name in ("mean", *NUMBERS, "mean_swapped", "rising")
+            if row["category"] == ALL and row[name] is not None
+        }
+        log_numbers(trainer, scalars)
         if not trainer.is_global_zero:
             return
         folder = Path(trainer.default_root_dir) / ANALYSIS
         with replacing(folder / f"probe-{step:05d}.parquet") as temporary:
             pairs.to_parquet(temporary, index=False)
-        table = pd.DataFrame(rows)
-        if (folder / TABLE).exists():
-            # Rows that are all empty in one of them must not decide on the columns' types.
-            table = pd.DataFrame([*_read(folder / TABLE).to_dict("records"), *rows])
-        _write(table, folder / TABLE)
+        # Rows that are all empty in one of two tables must not decide on the columns' types.
+        earlier = _read(folder / TABLE).to_dict("records") if (folder / TABLE).exists() else []
+        _write(pd.DataFrame([*earlier, *found]), folder / TABLE)
+
+
+def probe_indices(ids: Sequence[str], count: int) -> list[int]:
+    """Return indices of the ``count`` of N ids with the smallest hashes, by hash; all if there are fewer.
+
+    So the choice depends on the ids alone, not on their order.
+    """
+
+    def place(index: int) -> bytes:
+        # Its own prefix: label noise and splits draw with hashes of ids too.
+        return hashlib.blake2b(f"probe:{ids[index]}".encode(), digest_size=16).digest()
+
+    return sorted(range(len(ids)), key=place)[:count]
+
+
+@torch.no_grad()
+def probe(trainer: Trainer, pl_module: PreferenceModule, indices: Sequence[int]) -> pd.DataFrame:
+    """Run the policy and the weighting on the training pairs at ``indices``, which the ranks share.
+
+    All ranks take the same number of forward passes, as sharded models need: where the pairs cannot be shared
+    evenly, some are run twice and count once. The policy stays as it is, and so does the random state.
+
+    Returns:
+        The same on all ranks, one row a pair in the order of ``indices``: ``id``, ``category`` (None where
+        the rows have none), ``u`` and ``delta`` in nats times beta, ``a`` and ``b`` (NaN where the weighting
+        has none), ``weight`` (before any division by the mean), ``swapped_weight`` (the weight that VNet
+        would give to the pair with its two responses exchanged; NaN without VNet, and where it looks at
+        earlier visits, which were of this order), and ``flipped`` (pandas' ``boolean``, NA where unknown).
+    """
+    pairs, ranks = datamodule(trainer).train_pairs, trainer.world_size
+    share = -(-len(indices) // ranks)
+    mine = list(islice(cycle(indices), share * ranks))[trainer.global_rank :: ranks]
+    device = trainer.strategy.root_device
+    size = pl_module.micro_batch_size or MICRO_BATCH
+    parts = []
+    with (
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        # Hooks run outside the training step's autocast.
+        trainer.precision_plugin.val_step_context(),
+    ):
+        for start in range(0, share, size):
+            batch = move_data_to_device(pairs.batch(mine[start : start + size]), device)
+            parts.append(_numbers(pl_module, batch))
+    by_rank = on_all_ranks([torch.cat(parts).cpu()])
+    rows = torch.stack(by_rank, dim=1).flatten(0, 1)[: len(indices)]
+    frame = pd.DataFrame(rows.numpy(), columns=list(COLUMNS))
+    known = pairs.rows.select_columns(["id", "category"])[list(indices)]
+    frame.insert(0, "id", known["id"])
+    frame.insert(1, "category", pd.Series(known["category"], dtype=object))
+    frame["flipped"] = _flags(rows[:, -1])
+    return frame
+
+
+def _numbers(pl_module: PreferenceModule, batch: PairBatch) -> Tensor:
+    """(N, 7) float32 ``COLUMNS`` of N pairs."""
+    batch = batch.with_reference(pl_module.policy.reference_log_probs(batch))
+    weighting = pl_module.weighting
+    log_probs = pl_module.policy.log_probs(batch, entropies=weighting.needs_entropies)
+    rewards = Rewards.of(log_probs, batch, pl_module.objective.beta)
+    weights = weighting.weights(rewards, batch)
+    swapped = None
+    if pl_module.vnet is not None and not weighting.looks_back:
+        swapped = weighting.weights(rewards.exchanged(), batch).g
+    unknown = torch.full_like(rewards.u, torch.nan, dtype=torch.float)
+    columns = (rewards.u, rewards.delta, weights.a, weights.b, weights.g, swapped, batch.flipped)
+    return torch.stack([unknown if column is None else column.float() for column in columns], dim=1)
 
 
 def gap_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The table's numbers over all pairs and by category.
+    """Return the table's numbers over all pairs and by category.
 
     Args:
         frame: N pairs with ``category``, ``weight`` and ``flipped`` (NA where unknown), and, for the swap
             check, ``u`` and ``swapped_weight``.
     """
     groups = [(ALL, frame), *frame.groupby("category", sort=True)]
-    return [{"category": name, **_numbers(group)} for name, group in groups]
+    return [{"category": name, **_gap(group)} for name, group in groups]
 
 
-def _numbers(frame: pd.DataFrame) -> dict[str, float | int | None]:
+def _gap(frame: pd.DataFrame) -> dict[str, float | int | None]:
     weights = torch.tensor(frame["weight"].to_numpy())
-    flipped = torch.tensor(frame["flipped"].fillna(False).to_numpy(bool)).long()
-    flipped[torch.tensor(frame["flipped"].isna().to_numpy())] = UNKNOWN
+    flipped = torch.tensor(frame["flipped"].astype("Int8").fillna(UNKNOWN).to_numpy(int))
     found = {
         "pairs": len(frame),
         "mean": float(weights.double().mean()),
@@ -191,18 +239,9 @@ def _numbers(frame: pd.DataFrame) -> dict[str, float | int | None]:
     return found
 
 
-def _log(trainer: Trainer, rows: list[dict[str, Any]]) -> None:
-    names = ("mean", *NUMBERS, "mean_swapped", "rising")
-    scalars = {
-        f"weights/{row['set']}_{name}": row[name]
-        for row in rows
-        for name in names
-        if row["category"] == ALL and row[name] is not None
-    }
-    trainer.callback_metrics.update({name: torch.tensor(value) for name, value in scalars.items()})
-    for logger in trainer.loggers:
-        # The step of the training metrics, which count from 0: rows from there on are those of a resumed run.
-        logger.log_metrics(scalars, step=trainer.global_step - 1)
+def _flags(flipped: Tensor) -> pd.Series:
+    """Return pandas' ``boolean``, NA where unknown."""
+    return pd.Series((flipped == 1).numpy()).astype("boolean").mask((flipped == UNKNOWN).numpy())
 
 
 def _read(path: Path) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Writes every pair's weight at every visit to Parquet files."""
+"""Parquet files of a run's pairs: the weight at every visit, and the labels that noise flipped."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from pacmr_lightning.batch import UNKNOWN
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.errors import check_at_least
 from pacmr_lightning.files import replacing
-from pacmr_lightning.runs.folder import WEIGHTS, weight_parts
+from pacmr_lightning.modules.datamodule import datamodule
+from pacmr_lightning.runs.folder import NOISE_MASK, WEIGHTS, weight_parts
 
-from .records import record_of, to_host
+from .visits import record_of
 
 SCHEMA = pa.schema(
     [
@@ -36,7 +38,7 @@ SCHEMA = pa.schema(
 class WeightRecorder(Callback):
     """Keeps one row a pair and a visit in ``weights/part-RRR-NNNNN.parquet`` of the run's folder.
 
-    RRR is the rank that visited the pairs, NNNNN counts its parts; ``run_folder.read_weights`` reads them.
+    RRR is the rank that visited the pairs, NNNNN counts its parts; ``runs.folder.read_weights`` reads them.
     Rows are on disk before each checkpoint is written, and a fit that starts at step s first drops the rows
     of steps >= s that the folder holds. So a resumed run neither doubles nor loses a visit, whatever was
     written after its checkpoint, and a fit from step 0 replaces the rows of an earlier run in that folder.
@@ -50,8 +52,7 @@ class WeightRecorder(Callback):
 
     def __init__(self, rows_per_part: int = 4096):
         super().__init__()
-        if rows_per_part < 1:
-            raise UserError(f"rows_per_part is {rows_per_part}, but it must be at least 1.")
+        check_at_least(1, rows_per_part=rows_per_part)
         self.rows_per_part = rows_per_part
         self._pending: list[pa.Table] = []
         self._next_number = 0
@@ -68,18 +69,20 @@ class WeightRecorder(Callback):
             if rank == trainer.global_rank:
                 self._next_number = number + 1
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Takes the step's pairs, and writes a part when there are enough."""
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
+        """Add the step's pairs, and write a part when there are enough."""
         record = record_of(outputs)
-        columns = to_host(record)
-        nothing = pa.nulls(len(record.ids), pa.float32())
+        numbers = {name: getattr(record, name) for name in SCHEMA.names[2:]}
+        known = {name: column for name, column in numbers.items() if column is not None}
+        # One transfer, since each transfer from a GPU waits for the kernels before it.
+        rows = torch.stack([column.detach().float() for column in known.values()]).cpu().numpy()
+        columns = dict(zip(known, rows, strict=True))
         flipped = columns.pop("flipped")
+        count, nothing = len(record.ids), pa.nulls(len(record.ids), pa.float32())
         arrays = {
             "id": pa.array(record.ids, pa.string()),
             # global_step has counted this step's policy update already.
-            "step": pa.array(np.full(len(record.ids), trainer.global_step - 1), pa.int64()),
+            "step": pa.array(np.full(count, trainer.global_step - 1), pa.int64()),
             "a": nothing,
             "b": nothing,
             **{name: pa.array(values) for name, values in columns.items()},
@@ -89,18 +92,16 @@ class WeightRecorder(Callback):
         if sum(len(table) for table in self._pending) >= self.rows_per_part:
             self._flush(trainer)
 
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Puts the rows of all steps before the checkpoint on disk."""
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Put the rows of all steps before the checkpoint on disk."""
         self._flush(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes what is left."""
+        """Write what is left."""
         self._flush(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Writes what there is."""
+        """Write what there is."""
         self._flush(trainer)
 
     def _flush(self, trainer: Trainer) -> None:
@@ -113,8 +114,30 @@ class WeightRecorder(Callback):
         self._next_number += 1
 
 
+class NoiseMask(Callback):
+    """Writes ``noise_mask.parquet`` into the run's folder: ``id`` and ``flipped`` of every training row,
+    and its ``annotator`` where annotators are known.
+
+    Rows that are dropped are in it too, so the mask holds for any tokenizer and any other tool. There is no
+    file where no noise was injected. ``NoiseFromMask`` trains on the same labels again.
+    """
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the file on rank zero."""
+        data = datamodule(trainer)
+        flips, annotators = (getattr(data, name, None) for name in ("noise_flips", "annotators"))
+        if flips is None or not trainer.is_global_zero:
+            return
+        columns = {"id": pa.array(flips, pa.string()), "flipped": pa.array(flips.values(), pa.bool_())}
+        if annotators is not None:
+            columns["annotator"] = pa.array((annotators[pair] for pair in flips), pa.string())
+        table = pa.table(columns)
+        with replacing(Path(trainer.default_root_dir) / NOISE_MASK) as temporary:
+            pq.write_table(table, temporary)
+
+
 def _trim(part: Path, step: int) -> bool:
-    """Drops a part's rows of ``step`` and later; says whether the part is still there."""
+    """Drop a part's rows of ``step`` and later; return whether the part is still there."""
     table = pq.read_table(part)
     kept = table.filter(pc.less(table["step"], step))
     if len(kept) == 0:

@@ -17,17 +17,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
 
-from .command_line.exceptions import (
-    full_disk,
-    lost_process,
-    misconfigured,
-    no_compiler,
-    of_logger,
-    other_model,
-    out_of_memory,
-    stop,
-    user_error,
-)
+from .command_line.exceptions import sentence, stop
 
 RUNS = {
     "fit": "Trains: SFT, DPO, PACMR-DPO, as the configs say.",
@@ -88,7 +78,7 @@ LET_SPEAK = 5
 
 
 def _prepare_libraries() -> None:
-    """Less talk, and figures for files alone: before any of the libraries is imported."""
+    """Silence library output and use a non-interactive matplotlib backend; before any of them is imported."""
     # In a notebook it names the notebook's own, which another environment's Python does not have.
     os.environ["MPLBACKEND"] = "agg"
     for message in NOISE:
@@ -171,12 +161,8 @@ def main(arguments: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except Exception as error:
-        known = (
-            *(user_error, misconfigured, of_logger, full_disk),
-            *(out_of_memory, other_model, no_compiler, lost_process),
-        )
-        cause = next(filter(None, (look(error) for look in known)), None)
-        if cause is None:
+        text = sentence(error)
+        if text is None:
             raise
         _let_rank_0_speak()
-        stop(str(cause))
+        stop(text)

@@ -12,6 +12,13 @@ class UserError(Exception):
     """
 
 
+def check_at_least(least: float, **options: float | None) -> None:
+    """Raise a UserError for the first option that is below ``least``; None is allowed."""
+    for name, value in options.items():
+        if value is not None and value < least:
+            raise UserError(f"{name} is {value}, but it must be at least {least}.")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether a device, or the machine, has too little memory."""
     of_torch = isinstance(error, RuntimeError) and re.search(r"DefaultCPUAllocator|out of memory", str(error))

@@ -134,6 +134,28 @@ def write_rows(tmp_path):
     return write
 
 
+@pytest.fixture(scope="session")
+def preference_config():
+    """Makes the config of a small preference run on the CPU, which logs each update.
+
+    ``pairs`` is a file of rows, or the options of a source; ``module``, ``data`` and ``trainer`` are options.
+    """
+
+    def make(model, pairs, module=None, data=None, callbacks=(), **trainer):
+        policy = {"class_path": "PolicyModel", "init_args": {"model": str(model)}}
+        files = {"class_path": "Files", "init_args": dict.fromkeys(("train", "validation"), str(pairs))}
+        options = {"source": pairs if isinstance(pairs, dict) else files}
+        options |= {"global_batch_size": 8, "meta_batch_size": 4}
+        shown = {"log_every_n_steps": 1, "enable_progress_bar": False, "enable_model_summary": False}
+        return {
+            "model": {"class_path": "PreferenceModule", "init_args": {"policy": policy, **(module or {})}},
+            "data": {"class_path": "PreferenceDataModule", "init_args": options | (data or {})},
+            "trainer": {"accelerator": "cpu", **shown, "callbacks": list(callbacks), **trainer},
+        }
+
+    return make
+
+
 @pytest.fixture
 def tokenizer(tiny_tokenizer_folder):
     from pacmr_lightning.datamodules.tokenizer import load_tokenizer

@@ -10,7 +10,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from pacmr_lightning import cli
-from pacmr_lightning.callbacks import vnet_surfaces, weight_distributions
+from pacmr_lightning.callbacks import weight_figures
 from pacmr_lightning.commands import memory as memory_tool
 from pacmr_lightning.embedded_world import World
 
@@ -93,8 +93,7 @@ FEW_TOKENS = ["--model.max_new_tokens", "8"]
 
 def write_no_figures(monkeypatch):
     """Draws what a run draws, but does not write it, which takes most of the time."""
-    for callback in (vnet_surfaces, weight_distributions):
-        monkeypatch.setattr(callback, "publish", lambda *arguments: None)
+    monkeypatch.setattr(weight_figures, "publish", lambda *arguments: None)
 
 
 def composed(base: Path, method: Path):

@@ -39,7 +39,7 @@ for name, module in list(sys.modules.items()):
 """
 
 
-def test_all_packages_are_named():
+def test_all_packages_and_files_are_named():
     """A folder with Python code that pyproject.toml does not name would be missing from the wheel."""
     tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and later read TOML")
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
@@ -51,15 +51,10 @@ def test_all_packages_are_named():
             found.add(".".join((name, *below)))
             assert (file.parent / "__init__.py").exists(), f"{file.parent} is no package"
     assert sorted(settings["packages"]) == sorted([*found, *CONFIGS])
-
-
-def test_the_wheel_has_configs_and_says_that_it_is_typed():
-    """Type checkers read annotations of installed packages only where py.typed lies in them."""
-    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and later read TOML")
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     data = {"pacmr_lightning": ["py.typed"], "pacmr_lightning.configs": ["**/*.yaml"]}
     data["pacmr_lightning.audit"] = ["report.css", "report.js"]
     assert settings["package-data"] == data
+    # Type checkers read annotations of installed packages only where py.typed lies in them.
     assert (ROOT / "pacmr_lightning" / "py.typed").read_bytes() == b""
 
 

@@ -1,4 +1,4 @@
-"""What the commands share: parsers, and for the tools, a function's arguments as options."""
+"""Parsers of the commands, which report what is wrong in one sentence; a tool's options are a function's."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, get_args, get_origin
 
-from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace, auto_cli
+from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace, add_instantiator, auto_cli
 
-from .exceptions import stop
+from .exceptions import construct, stop
 from .sentences import read
 from .shipped_configs import with_files
 
+add_instantiator(construct, object)
+
 
 class OneSentence(ArgumentParser):
-    """What makes jsonargparse's parsers say in one sentence what is wrong; abbreviations are refused."""
+    """jsonargparse's parser that reports what is wrong in one sentence; abbreviations are refused."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **{"allow_abbrev": False} | kwargs)

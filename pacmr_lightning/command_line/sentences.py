@@ -1,4 +1,4 @@
-"""jsonargparse's error messages, which list every guess of a union, cut down to one sentence.
+"""jsonargparse's error messages, which list every guess of a union, cut down to one sentence with a proposal.
 
 They are nested: what is wrong with an option of a class is said inside of what is wrong with the class. Only
 their text holds all guesses of a union, so it is read here; what has another shape is passed on as it is.
@@ -6,18 +6,33 @@ their text holds all guesses of a union, so it is read here; what has another sh
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from textwrap import dedent
+from typing import Any, get_args
 
 from jsonargparse import ArgumentParser
 
-from .proposals import collapse, expected, listed, name_classes, near_option, shown, split
-
 BESIDE = "beside class_path a class has only init_args, which hold its options"
+LISTED = "--help lists those that there are."
+ALIKE = 0.75
+"""How alike names are, from 0 to 1, of which one is proposed for the other."""
+LONGEST = 80
+"""Characters of a value that are shown."""
 TYPE, CLASS, OWN, INSIDE = range(4)
 """How near a cause is to what was meant: no guess of the type, no such class, said by a class itself or of an
 item, or of an option of a class that was found."""
+
+LEAVES = {
+    r".*[oO]ption 'class_path'": f"{BESIDE}.",
+    r"(?:File|Path) does not exist: '(.*)'": r"there is no file \1.",
+    r"Path is not a file: '(.*)'": r"\1 is no file.",
+    r'expected "subcommand" to be one of': "no command is given; pacmr --help lists them.",
+}
+"""Messages without another one inside, and the sentences for them."""
 
 
 @dataclass(frozen=True)
@@ -26,33 +41,34 @@ class Cause:
 
     key: str
     text: str
-    rank: int
+    rank: int = OWN
+    classes: str | None = None
+    """Classes to propose at the text's end: those like this name, or with an option of this ``.NAME``."""
 
     def __str__(self) -> str:
         return f"{self.key}: {self.text}" if self.key else self.text
 
 
 def short_message(message: str) -> str:
-    """The message's first cause as one sentence that names the key, the value and what would be accepted."""
+    """Return the message's first cause as a sentence: the key, the value and what would be accepted."""
     return str(read(message, None))
 
 
 def read(message: str, parser: ArgumentParser | None) -> Cause:
-    """What the message says is wrong; the parser that it comes from knows which names would be right."""
+    """Return what is wrong by a message of a parser, which knows the names that would be right."""
     cause = _cause(message, parser)
-    cause = replace(cause, text=cause.text.replace("{value}", "the class"))
-    if "{classes" in cause.text:  # of no option that is known
-        return replace(cause, text=name_classes(cause.text, "", None))
-    return cause
+    return _with_classes(replace(cause, text=cause.text.replace("{value}", "the class")), None)
 
 
 def _cause(message: str, parser: ArgumentParser | None) -> Cause:
-    """Takes one wrapping off, and reads what is inside."""
+    """Unwrap one level of a nested message."""
     message = dedent(message).strip("\n")
     if found := re.match(r"\s*- Expected a path but .*? not accessible or invalid\n- (.*)", message, re.S):
         return _cause(found[1], parser)
     if found := re.match(r'Parser key "([^"]*)"(?: element \d+)?:\s*?(?:\n|[ ]+|$)(.*)', message, re.S):
-        return _of_key(found[1], found[2], parser)
+        key = _without_command(found[1], parser)
+        inner = _with_classes(_cause(found[2], None), parser, key)
+        return replace(inner, key=".".join(filter(None, (key, inner.key.lstrip("-")))))
     if found := re.match(r"Problem with given class_path '([^']*)':\n(.*)", message, re.S):
         return _of_class(found[1], found[2], parser)
     if found := re.match(
@@ -61,152 +77,218 @@ def _cause(message: str, parser: ArgumentParser | None) -> Cause:
         message,
         re.S,
     ):
-        return _of_union(split(found[1]), re.split(r"\n(?=- )", dedent(found[2])), found[3], parser)
-    return _leaf(message, parser)
-
-
-def _of_key(key: str, said: str, parser: ArgumentParser | None) -> Cause:
-    """What is said of an option; where no class is found, those are named that there are."""
-    inner = _cause(said, None)
-    key = _without_command(key, parser)
-    text = inner.text
-    if "{classes" in text:
-        text = name_classes(text, key, parser)
-    return replace(inner, key=".".join(filter(None, (key, inner.key.lstrip("-")))), text=text)
+        return _of_union(_split(found[1]), re.split(r"\n(?=- )", dedent(found[2])), found[3], parser)
+    return _leaf(_collapse(message), parser)
 
 
 def _of_class(path: str, said: str, parser: ArgumentParser | None) -> Cause:
-    """What is wrong with a class that was named, or with one of its options."""
-    if path.endswith((".yaml", ".yml")) or re.match(
-        r"module '.*' has no attribute|Expected a dot import path", said.strip()
-    ):
+    """Return what is wrong with a class that was named, or with one of its options."""
+    said = said.strip()
+    if path.endswith((".yaml", ".yml")) or said.startswith(("module '", "Expected a dot import path")):
         return _no_class(path)
-    if missing := re.match(r"No module named '[^']*'", said.strip()):
-        text = f"{path} cannot be imported ({missing[0]}); correct the path, or install what has it."
-        return Cause("", text, OWN)
+    if missing := re.match(r"No module named '[^']*'", said):
+        return Cause(
+            "", f"{path} cannot be imported ({missing[0]}); correct the path, or install what has it."
+        )
     inner = _cause(said, parser)
-    if not inner.key and inner.text == collapse(said):  # no message of a parser
-        return Cause("", f"{path} cannot be imported ({inner.text.rstrip('.')}).", OWN)
+    if not inner.key and inner.text == _collapse(said):  # no message of a parser
+        return Cause("", f"{path} cannot be imported ({inner.text.rstrip('.')}).")
     text = inner.text
     if "." not in inner.key:
         text = text.replace("there is no such option", f"{path.rpartition('.')[2]} has no such option")
-    return Cause(inner.key, text, INSIDE)
+    return replace(inner, text=text, rank=INSIDE)
 
 
 def _of_union(types: list[str], errors: list[str], value: str, parser: ArgumentParser | None) -> Cause:
-    """The guess that comes nearest, or all types that would do."""
+    """Return the guess that comes nearest, or all types that would do."""
     nested = re.fullmatch(r"NestedArg\(key='(.*)', val='?(.*?)'?\)", value, re.S)
     value = nested[2] if nested else value
     causes = []
-    for error in errors:
-        error = error.removeprefix("- ")
+    for error in (error.removeprefix("- ") for error in errors):
         if re.match(r"Expected an? (<class |typing\.)", error) and "Got value" not in error:
             causes.append(Cause("", "", TYPE))
         elif "is abstract" in error and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", value):
-            causes.append(_abstract(value))
+            text = f"{value} leaves an abstract method of its base class out; define it, or"
+            causes.append(Cause("", text, classes=""))
         elif "is abstract" in error or error.startswith("Not a valid subclass of"):
-            causes.append(_needs_class(value, nested and nested[1]))
+            causes.append(_needs_class(value, nested[1] if nested else None))
         else:
             causes.append(_cause(error, parser))
     best = max(causes, key=lambda cause: cause.rank)
-    best = replace(best, text=best.text.replace("{value}", shown(value)))
-    is_word = re.fullmatch(r"[A-Za-z_][\w.]*", value)
-    if best.rank > CLASS or (best.rank == CLASS and (is_word or nested or value.startswith(("{", "[")))):
-        if best.rank == OWN and (item := re.search(r", but got (.*?)([.;].*)$", best.text, re.S)):
-            whole = f" in {shown(value)}" if item[1] != shown(value) else ""
-            return replace(best, text=f"{best.text[: item.end(1)]}{whole}{item[2]}")
+    best = replace(best, text=best.text.replace("{value}", _shown(value)))
+    named = nested or value.startswith(("{", "[")) or re.fullmatch(r"[A-Za-z_][\w.]*", value)
+    if best.rank == OWN and (item := re.search(r", but got (.*?)([.;].*)$", best.text, re.S)):
+        whole = f" in {_shown(value)}" if item[1] != _shown(value) else ""
+        return replace(best, text=f"{best.text[: item.end(1)]}{whole}{item[2]}")
+    if best.rank > CLASS or (best.rank == CLASS and named):
         return best
-    return Cause(nested[1] if nested else "", expected(types, value), TYPE)
+    return Cause(nested[1] if nested else "", _expected(types, value), TYPE)
 
 
-def _leaf(message: str, parser: ArgumentParser | None) -> Cause:
-    """A message without another one inside."""
-    text = collapse(message)
+def _leaf(text: str, parser: ArgumentParser | None) -> Cause:
+    """Read a message without another one inside."""
+    for pattern, sentence in LEAVES.items():
+        if found := re.match(pattern, text):
+            return Cause("", found.expand(sentence))
     if found := re.search(r"(?:Expected a dot import path string|Unexpected import path format): (.*)", text):
-        option = text.partition(":")[0].strip("- ") if text.startswith("--") else ""
-        return _no_class(found[1], option)
+        return _no_class(found[1], text.partition(":")[0].strip("- ") if text.startswith("--") else "")
     if "is abstract" in text or text.startswith("Not a valid subclass of"):
         return _needs_class((re.findall(r"Got value: (.*?) Subclass types", text) or [""])[0], None)
     if found := re.match(r"Import path ?(\S*) does not correspond to a subclass of (\S+)", text):
-        return Cause("", f"{found[1] or '{value}'} is no {found[2]}; {{classes}}.", OWN)
+        return Cause("", f"{found[1] or '{value}'} is no {found[2]};", classes="")
     if found := re.match(r"Expected an? (.+?)\. Got value: ?(.*)", text):
-        return Cause("", expected([found[1]], found[2]), OWN)
+        return Cause("", _expected([found[1]], found[2]))
     if found := re.match(r"Value not boolean: (.*)\.", text):
-        return Cause("", expected(["<class 'bool'>"], found[1]), OWN)
-    if found := re.search(r"(?:Option|option) '([^']+)'(?: is not accepted)?", text):
-        if found[1] == "class_path":  # of a class that is named already
-            return Cause("", f"{BESIDE}.", OWN)
-        return Cause(found[1], f"there is no such option; {near_option(found[1], parser)}", OWN)
+        return Cause("", _expected(["<class 'bool'>"], found[1]))
+    if found := re.search(r"[oO]ption '([^']+)'", text):
+        return Cause(found[1], f"there is no such option; {_near_option(found[1], parser)}")
     if found := re.match(r"unrecognized arguments: (.*)", text):
-        return _unknown_word(found[1].split(" "), parser)
+        words = found[1].split(" ")
+        option = next((word for word in words if word.startswith("-")), "").partition("=")[0]
+        if not option:
+            return Cause("", f"nothing takes the word {words[0]}; options start with --, see --help.")
+        return Cause(option, f"there is no such option; {_near_option(option.lstrip('-'), parser, '--')}")
     if found := re.match(r"the following arguments are required: (.+)", text):
         names = [_without_command(name.strip(), parser) for name in found[1].split(",")]
         if len(names) == 1:
-            return Cause(names[0], "missing; give it on the command line or in a config.", OWN)
-        named = listed(names, "and")
-        return Cause("", f"{named} are missing; give them on the command line or in a config.", OWN)
+            return Cause(names[0], "missing; give it on the command line or in a config.")
+        named = _listed(names, "and")
+        return Cause("", f"{named} are missing; give them on the command line or in a config.")
     if found := re.match(r"argument (\S+): expected (one|at least one) argument", text):
-        option = _without_value(found[1].split("/")[-1], getattr(parser, "args", []))
-        return Cause(option, "its value is missing; give it after the option.", OWN)
+        option, words = found[1].split("/")[-1], getattr(parser, "args", [])
+        # The option that was typed last or before another one; argparse says ``--data`` of ``--data.task``.
+        pairs = zip(words, [*words[1:], "--"], strict=True)
+        typed = (w for w, following in pairs if w.startswith(option) and following.startswith("--"))
+        return Cause(next(typed, option), "its value is missing; give it after the option.")
     if found := re.match(r"argument (\S+): ignored explicit argument '(.*)'", text):
         name = found[1].split("/")[0].lstrip("-")
-        return Cause(name, f"it takes no value, but got {shown(found[2])}; give it alone.", OWN)
-    if found := re.match(r"(?:File|Path) does not exist: '(.*)'", text):
-        return Cause("", f"there is no file {found[1]}.", OWN)
-    if found := re.match(r"Path is not a file: '(.*)'", text):
-        return Cause("", f"{found[1]} is no file.", OWN)
+        return Cause(name, f"it takes no value, but got {_shown(found[2])}; give it alone.")
     if found := re.match(r"Problems parsing config: (.*)", text):
-        said = found[1].replace('in "<unicode string>", ', "at ").rstrip(".")
-        return Cause("", f"this is no YAML ({said}).", OWN)
+        where = found[1].replace('in "<unicode string>", ', "at ").rstrip(".")
+        return Cause("", f"this is no YAML ({where}).")
     if found := re.match(r"Unexpected config: ?(.*)|Unable to load config (\S+)", text):
         value = found[1] if found[2] is None else found[2].strip("\"'")
-        told = "expected options with their values, as in YAML"
-        return Cause("", f"{told}, but got {shown(value)}.", OWN)
-    if text.startswith('expected "subcommand" to be one of'):
-        return Cause("", "no command is given; pacmr --help lists them.", OWN)
-    return Cause("", text, OWN)
+        return Cause("", f"expected options with their values, as in YAML, but got {_shown(value)}.")
+    return Cause("", text)
 
 
 def _no_class(name: str, option: str = "") -> Cause:
     if name.endswith((".yaml", ".yml")):
-        return Cause(option, f"there is no file {name}.", OWN)
-    return Cause(option, f"there is no class {name}; {{classes:{name}}}.", CLASS)
-
-
-def _abstract(name: str) -> Cause:
-    return Cause(
-        "", f"{name} leaves an abstract method of its base class out; define it, or {{classes}}.", OWN
-    )
+        return Cause(option, f"there is no file {name}.")
+    return Cause(option, f"there is no class {name};", CLASS, name)
 
 
 def _needs_class(value: str, option: str | None) -> Cause:
-    """An option of a class that is not named, or something that names none."""
+    """Return what is wrong with an option whose class is not named, or with a value that names none."""
     if option:
-        told = f"got {shown(value)}, but its class is not named before it"
-        return Cause(option, f"{told}; {{classes:.{option}}}.", CLASS)
-    if "class_path" in value:
-        return Cause("", f"{BESIDE}, but got {shown(value)}.", CLASS)
-    return Cause(
-        "", f"expected a class (its name, or class_path and init_args), but got {shown(value)}.", CLASS
-    )
+        text = f"got {_shown(value)}, but its class is not named before it;"
+        return Cause(option, text, CLASS, f".{option}")
+    expected = BESIDE if "class_path" in value else "expected a class (its name, or class_path and init_args)"
+    return Cause("", f"{expected}, but got {_shown(value)}.", CLASS)
 
 
-def _unknown_word(words: list[str], parser: ArgumentParser | None) -> Cause:
-    option = next((word for word in words if word.startswith("-")), None)
-    if option is None:
-        return Cause("", f"nothing takes the word {words[0]}; options start with --, see --help.", OWN)
-    name = option.lstrip("-").partition("=")[0]
-    return Cause(option.partition("=")[0], f"there is no such option; {near_option(name, parser, '--')}", OWN)
+def _with_classes(cause: Cause, parser: ArgumentParser | None, key: str = "") -> Cause:
+    """Add the class that was probably meant, or this package's that the option can have."""
+    if cause.classes is None:
+        return cause
+    hints = [getattr(action, "_typehint", None) for action in _actions(parser) if action.dest == key]
+    queue = [base for hint in hints for base in _classes(hint)]
+    found: set[type] = set()
+    while queue:
+        one = queue.pop()
+        queue += one.__subclasses__()
+        if not inspect.isabstract(one) and not one.__name__.startswith(("_", "LazyInstance_")):
+            found.add(one)
+    own = sorted((c for c in found if c.__module__.startswith("pacmr_lightning")), key=lambda c: c.__name__)
+    if cause.classes.startswith("."):
+        option = cause.classes[1:].partition(".")[0]
+        having = [one.__name__ for one in own if option in inspect.signature(one).parameters]
+        proposal = f"it is an option of {_listed(having, 'or')}." if having else ""
+    else:
+        names = {one.__name__ for one in found}
+        near = get_close_matches(cause.classes.rpartition(".")[2], names, 1, ALIKE)
+        proposal = f"did you mean {near[0]}?" if near else ""
+    all_own = f"choose one of {', '.join(one.__name__ for one in own)}, or give an import path."
+    text = f"{cause.text} {proposal or (all_own if own else LISTED)}"
+    return replace(cause, text=text, classes=None)
 
 
-def _without_value(option: str, words: list[str]) -> str:
-    """The option that was typed last or before another one; argparse says ``--data`` of ``--data.task``."""
-    pairs = zip(words, [*words[1:], "--"], strict=True)
-    return next((w for w, following in pairs if w.startswith(option) and following.startswith("--")), option)
+def _classes(hint: Any) -> Iterator[type]:
+    """Yield the classes in a type hint whose subclasses can be named on the command line."""
+    for part in get_args(hint):
+        yield from _classes(part)
+    if inspect.isclass(hint) and not get_args(hint) and hint.__module__ != "builtins":
+        yield hint
+
+
+def _actions(parser: ArgumentParser | None) -> Iterator[Any]:
+    """Yield the options of a parser and of its commands."""
+    for action in parser._actions if parser is not None else ():
+        commands = getattr(action, "_name_parser_map", None)
+        if commands is None:
+            yield action
+        else:
+            for command in commands.values():
+                yield from _actions(command)
+
+
+def _near_option(name: str, parser: ArgumentParser | None, dashes: str = "") -> str:
+    """Propose the option that was probably meant: begun alike, spelled alike, or so up to its first dot."""
+    actions = [action for action in _actions(parser) if not action.dest.endswith(".help")]
+    if name in (action.dest for action in actions if not action.option_strings):
+        return f"give {name} without {dashes}{name} before it."
+    names = [action.dest for action in actions if action.option_strings]
+    if parser is not None and not parser.exit_on_error:  # of a class
+        names += ["class_path", "init_args"]
+    head, dot, rest = name.partition(".")
+    heads = {known.partition(".")[0] for known in names}
+    found = [known for known in names if known.startswith(name)][:3]
+    found = found or get_close_matches(name, names, 1, ALIKE)
+    if not found and head not in heads:
+        found = [near + dot + rest for near in get_close_matches(head, heads, 1, ALIKE)]
+    return f"did you mean {_listed([dashes + one for one in found], 'or')}?" if found else LISTED
 
 
 def _without_command(key: str, parser: ArgumentParser | None) -> str:
-    """Without the ``fit.`` that stands before the options of a parser of several commands."""
+    """Take off the ``fit.`` that stands before the options of a parser of several commands."""
     action = getattr(parser, "_subcommands_action", None)
     head, _, rest = key.partition(".")
     return rest if action is not None and head in action.choices and rest else key
+
+
+def _expected(types: list[str], value: str) -> str:
+    """``expected an int or null, but got abc.``, of types as Python writes them."""
+    literals = [one for kind in types if kind.startswith("typing.Literal") for one in _split(kind[15:-1])]
+    names = [f"one of {', '.join(literals)}" if len(literals) > 1 else literals[0]] if literals else []
+    for kind in types:
+        if kind == "<class 'bool'>":
+            names += ["true", "false"]
+        elif not kind.startswith("typing.Literal"):
+            name = re.sub(r"[\w.]+\.(\w+)", r"\1", re.sub(r"<class '([^']+)'>", r"\1", kind))
+            article = "an" if name[0] in "aeiouAEIOU" else "a"
+            names.append("null" if name == "NoneType" else f"{article} {name}")
+    # Python may return an equal union that was written first, so int and float come in either order.
+    names.sort(key=lambda name: (name == "null", name == "a float"))
+    near = get_close_matches(value, [one.strip("'") for one in literals], 1, ALIKE)
+    end = f"; did you mean {near[0]}?" if near else "."
+    return f"expected {_listed(names, 'or')}, but got {_shown(value)}{end}"
+
+
+def _listed(names: list[str], word: str) -> str:
+    """``a, b or c``."""
+    return f"{', '.join(names[:-1])} {word} {names[-1]}" if len(names) > 1 else names[0]
+
+
+def _shown(value: str) -> str:
+    """Return a value as a sentence quotes it."""
+    value = _collapse(value)
+    return "nothing" if not value else value if len(value) <= LONGEST else f"{value[:LONGEST]}..."
+
+
+def _collapse(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _split(text: str) -> list[str]:
+    """Split at commas outside of brackets."""
+    return [part.strip() for part in re.findall(r"(?:[^,\[\]]|\[(?:[^\[\]]|\[[^\[\]]*\])*\])+", text)]

@@ -7,12 +7,11 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-import yaml
 from rich.console import Console
 from transformers import AutoConfig, PreTrainedModel
 
@@ -20,13 +19,12 @@ from ..chat_template import stop_at_end_tokens
 from ..command_line.exceptions import full_disk
 from ..command_line.parser import run_tool
 from ..errors import UserError
-from ..modules import PreferenceModule
 from ..policy import PolicyModel
 from ..policy.base_model import adapter_chain
 from ..policy.lora import ADAPTER
 from ..policy.merged_adapters import untie_head
-from ..runs.finished_run import Run, find_run, load
-from ..runs.folder import CONFIG, SUMMARY
+from ..runs.finished_run import find_run, load
+from ..runs.folder import SUMMARY
 from ..runs.hub import check_repository
 from ..runs.hub import push as upload
 from ..runs.model_card import model_card, on_hub, weighting_settings
@@ -82,7 +80,6 @@ def export(
         check_repository(push, "push")
     elif private:
         raise UserError("private is given without push; name the repository with --push, or leave it out.")
-    _refuse_sft(run)
     found = find_run(run, checkpoint)
     bottom = adapter_chain(found.base)[-1]
     hub_base = base or (bottom if on_hub(bottom) else None)
@@ -91,21 +88,27 @@ def export(
             f"The base {found.base} is a folder, which nobody finds who loads the adapter from {push}; give "
             "the base's id at the Hub with --base, or export a whole model with --merged."
         )
-    console = Console()
-    say: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
+    say = partial(Console().print, highlight=False, markup=False, soft_wrap=True)
     with _new_folder(out) as folder:
-        console.print(f"Loading {found.base} and {found.checkpoint}", **say)
+        say(f"Loading {found.base} and {found.checkpoint}")
         quantization = found.model["init_args"]["policy"]["init_args"].get("quantization")
-        # A sum with 4-bit weights would be rounded to 4 bits again, so the base itself is taken for it.
-        module, data, step = load(_unquantized(found) if merged and quantization else found)
-        _check_finite(module, found)
+        stored = copy.deepcopy(found)
+        if merged:
+            # A sum with 4-bit weights would be rounded to 4 bits again, so the stored base is taken for it.
+            stored.model["init_args"]["policy"]["init_args"]["quantization"] = None
+        module, data, step = load(stored)
+        learned = [*module.policy.adapter().values(), *(module.vnet.parameters() if module.vnet else ())]
+        if not all(torch.isfinite(value).all() for value in learned):
+            raise UserError(
+                f"{found.checkpoint} holds weights that are no finite numbers, for the run diverged; name an "
+                "earlier one with --checkpoint."
+            )
         if merged and quantization:
-            console.print(
+            say(
                 f"The run trained its adapter on a base in {quantization}, but it is merged into the base as "
                 f"stored: the merged model differs from the trained one by what {quantization} rounds away.",
-                **say,
             )
-        console.print(f"Writing {'a merged model' if merged else 'an adapter'} after {step:,} updates", **say)
+        say(f"Writing {'a merged model' if merged else 'an adapter'} after {step:,} updates")
         stop_at_end_tokens(module.policy.model.generation_config, data.tokenizer)
         if base is not None and bottom == found.base:
             found.base = base
@@ -129,33 +132,16 @@ def export(
         # Last, for PEFT writes a card of its own.
         (folder / "README.md").write_text(card, encoding="utf-8")
     loader = "AutoModelForCausalLM" if merged else "AutoPeftModelForCausalLM"
-    console.print(f'{out} is complete; load it with {loader}.from_pretrained("{out}").', **say)
+    say(f'{out} is complete; load it with {loader}.from_pretrained("{out}").')
     if not merged and hub_base is None:
-        console.print(
+        say(
             f"The adapter finds its base, {found.base}, by base_model_name_or_path in adapter_config.json; "
             "--merged writes a model that needs no other.",
-            **say,
         )
     if push is not None:
         files = {path.name: path for path in sorted(Path(out).iterdir())}
         upload(files, push, "model", private, f"{Path(out)} is kept; hf upload sends it.")
-        console.print(f"Uploaded to {push}.", **say)
-
-
-def _unquantized(run: Run) -> Run:
-    """The same run with its base as it is stored."""
-    model = copy.deepcopy(run.model)
-    model["init_args"]["policy"]["init_args"]["quantization"] = None
-    return replace(run, model=model)
-
-
-def _check_finite(module: PreferenceModule, run: Run) -> None:
-    learned = [*module.policy.adapter().values(), *(module.vnet.parameters() if module.vnet else ())]
-    if not all(torch.isfinite(value).all() for value in learned):
-        raise UserError(
-            f"{run.checkpoint} holds weights that are no finite numbers, for the run diverged; name an "
-            "earlier one with --checkpoint."
-        )
+        say(f"Uploaded to {push}.")
 
 
 def merge(policy: PolicyModel, bottom: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -183,22 +169,6 @@ def merge(policy: PolicyModel, bottom: str, dtype: torch.dtype) -> PreTrainedMod
         if key in original and (key == "use_cache" or "dropout" in key or key.endswith("pdrop")):
             setattr(model.config, key, original[key])
     return model
-
-
-def _refuse_sft(run: str) -> None:
-    """Says where the model of an SFT run lies."""
-    path = Path(run) / CONFIG
-    try:
-        model = yaml.safe_load(path.read_text(encoding="utf-8"))["model"]
-        is_sft = model["class_path"].rpartition(".")[2] == "SFTModule"
-        folder = (model["init_args"]["save_to"] or path.parent / "model") if is_sft else None
-    except (OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
-        return  # find_run says what is wrong
-    if folder is not None:
-        raise UserError(
-            f"{run} is an SFT run, which writes a plain Hugging Face model itself when it ends; take the "
-            f"folder {folder}."
-        )
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import sys
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, NoReturn
+from typing import Any
 
 import lightning.pytorch.callbacks as lightning_callbacks
 from jsonargparse import Namespace
@@ -37,7 +37,7 @@ from ..strategies import check_strategy
 
 
 class Parser(OneSentence, LightningArgumentParser):
-    """LightningCLI's parser, which says what is wrong in one sentence."""
+    """LightningCLI's parser, which reports what is wrong in one sentence."""
 
 
 class PacmrCLI(LightningCLI):
@@ -66,19 +66,24 @@ class PacmrCLI(LightningCLI):
         )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # Lightning's is static
-        """The one that the command line begins with, since making the others' parsers too takes longer."""
+        """Return the one that the command line begins with, since making the others' parsers takes longer."""
         found = super().subcommands()
         return {name: skip for name, skip in found.items() if self._asked in (name, None)} or found
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds the checkpoint section and the links between module and datamodule."""
+        """Add the checkpoint section and the links between module and datamodule."""
         parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
-        parser.set_defaults({"checkpoint.save_last": True, "checkpoint.filename": "step-{step}"})
-        # Its table counts metrics and 0 FLOPs; the models say themselves how much of them is trained.
-        parser.set_defaults({"trainer.enable_model_summary": False})
-        parser.set_defaults({"checkpoint.auto_insert_metric_name": False})
-        # A run's folder has one run, so a file of the same name is to be replaced.
-        parser.set_defaults({"checkpoint.enable_version_counter": False})
+        parser.set_defaults(
+            {
+                "checkpoint.save_last": True,
+                "checkpoint.filename": "step-{step}",
+                "checkpoint.auto_insert_metric_name": False,
+                # A run's folder has one run, so a file of the same name is to be replaced.
+                "checkpoint.enable_version_counter": False,
+                # Its table counts metrics and 0 FLOPs; the models print how much of them is trained.
+                "trainer.enable_model_summary": False,
+            }
+        )
         parser.link_arguments("model.init_args.weighting", "data.init_args.meta_every", compute_fn=_every)
         parser.link_arguments("model.init_args.policy.init_args.model", "data.init_args.tokenizer")
 
@@ -95,24 +100,21 @@ class PacmrCLI(LightningCLI):
         return parser
 
     def after_fit(self) -> None:
-        """Says where the run is."""
+        """Print where the run is."""
         if not self.trainer.is_global_zero:
             return
         root = self.config.fit.trainer.default_root_dir
-        more = (
-            f"; which labels look wrong: pacmr audit {root}"
-            if isinstance(self.model, PreferenceModule)
-            else ""
-        )
         boards = [each for each in self.trainer.loggers if isinstance(each, TensorBoardLogger)]
         curves = f"tensorboard --logdir {boards[0].save_dir}" if boards else f"{root}/{METRICS}"
+        audit = f"; which labels look wrong: pacmr audit {root}"
+        more = audit if isinstance(self.model, PreferenceModule) else ""
         print(f"The run is in {root}; its curves: {curves}{more}", flush=True)
 
     def _parse_ckpt_path(self) -> None:
-        """Nothing: Lightning's own puts a checkpoint's options over those of the command line."""
+        """Do nothing: Lightning's own puts a checkpoint's options over those of the command line."""
 
     def before_instantiate_classes(self) -> None:
-        """Names the run's folder, refuses to overwrite another run, and finds the checkpoint to go on from.
+        """Name the run's folder, refuse to overwrite another run, and find the checkpoint to go on from.
 
         Raises:
             UserError: the folder holds a run already and nothing says that it goes on; or the checkpoint
@@ -163,29 +165,27 @@ class PacmrCLI(LightningCLI):
             refine_run(Path(self.trainer.default_root_dir))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Adds the loggers of a run's folder, the progress bar, and how checkpoints are written and read.
+        """Add the loggers of a run's folder, the progress bar, and how checkpoints are written and read.
 
         Raises:
             UserError: torchrun has started another number of processes, or they cannot share a batch evenly.
         """
-        settings = self.config_init[self.subcommand].trainer
-        plugins = _listed(settings.plugins)
+        settings, fits = self.config_init[self.subcommand].trainer, self.subcommand == "fit"
+        plugins, callbacks = _as_list(settings.plugins), _as_list(settings.callbacks)
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             plugins.append(CheckpointFiles())
-        kwargs["plugins"] = plugins
-        callbacks = _listed(settings.callbacks)
         own = (lightning_callbacks.ProgressBar, LogProgress)
         if settings.enable_progress_bar is not False and not any(isinstance(c, own) for c in callbacks):
-            if self.subcommand == "fit" and not sys.stdout.isatty():
+            if fits and not sys.stdout.isatty():
                 kwargs["enable_progress_bar"] = False
                 callbacks.append(LogProgress())
             else:
                 callbacks.append(lightning_callbacks.RichProgressBar(leave=True))
-        if self.subcommand == "fit":
-            callbacks.append(NoiseMask())
         default = settings.logger is None or settings.logger is True
-        if self.subcommand == "fit" and settings.logger is not False:
-            given = None if default else _listed(settings.logger)
+        if fits:
+            callbacks.append(NoiseMask())
+        if fits and settings.logger is not False:
+            given = None if default else _as_list(settings.logger)
             kwargs["logger"] = run_loggers(settings.default_root_dir, given, self._first_step)
             monitor = lightning_callbacks.LearningRateMonitor
             if not any(isinstance(callback, monitor) for callback in callbacks):
@@ -193,50 +193,48 @@ class PacmrCLI(LightningCLI):
         elif default:
             kwargs["logger"] = False
         started = int(os.environ["WORLD_SIZE"]) if TorchElasticEnvironment.detect() else None
-        if started is not None:
+        if started:
             # torchrun has started the processes; on a CPU Lightning would take each for a run of its own.
             local = int(os.environ["LOCAL_WORLD_SIZE"])
             if settings.devices == "auto":
                 kwargs["devices"] = local
             if settings.num_nodes == 1:
                 kwargs["num_nodes"] = started // local
-        trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
-        if started is not None and trainer.num_devices * trainer.num_nodes != started:
+        trainer = super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
+        processes = trainer.num_devices * trainer.num_nodes
+        if started and processes != started:
             raise UserError(
                 f"torchrun has started {started} processes, but trainer.devices is {trainer.num_devices} and "
                 f"trainer.num_nodes {trainer.num_nodes}; leave trainer.devices out, or start as many."
             )
         if isinstance(self.model, PreferenceModule):
             check_strategy(trainer.strategy, self.model.policy.quantization)
-        if self.subcommand == "fit" and isinstance(self.datamodule, PreferenceDataModule):
+        if fits and isinstance(self.datamodule, PreferenceDataModule):
             # The loader would say so, too, when all the processes have started.
-            processes, data = trainer.num_devices * trainer.num_nodes, self.datamodule
-            check_shares("global_batch_size", data.global_batch_size, processes)
-            if data.meta_every is not None:
-                check_shares("meta_batch_size", data.meta_batch_size, processes)
+            check_shares("global_batch_size", self.datamodule.global_batch_size, processes)
+            if self.datamodule.meta_every is not None:
+                check_shares("meta_batch_size", self.datamodule.meta_batch_size, processes)
         return trainer
+
+
+class _ParserOnly(PacmrCLI):
+    """LightningCLI that makes its parsers, and parses and runs nothing."""
+
+    config: Any = {"subcommand": None}  # noqa: RUF012
+
+    def _nothing(self, *_: Any, **__: Any) -> None: ...
+
+    parse_arguments = _set_seed = _add_instantiators = _nothing
+    before_instantiate_classes = instantiate_classes = _nothing
 
 
 @cache
 def parser_of(subcommand: str) -> Any:
-    """Of the words after ``pacmr fit`` and the like; made once, since that takes longer than using it.
+    """Return the parser of the words after ``pacmr fit`` and the like.
 
     LightningCLI's own goes through all options once more, to find out which subcommand they are of.
     """
-
-    class Made(Exception):
-        pass
-
-    class Parsing(PacmrCLI):
-        def _prepare_subcommand_parser(self, *args: Any, **kwargs: Any) -> NoReturn:
-            parsers.append(super()._prepare_subcommand_parser(*args, **kwargs))
-            raise Made
-
-    parsers: list[Any] = []
-    with contextlib.suppress(Made):
-        Parsing([subcommand])
-    (parser,) = parsers
-    return parser
+    return _ParserOnly([subcommand])._subcommand_parsers[subcommand]
 
 
 def refine_run(folder: Path) -> None:
@@ -248,8 +246,8 @@ def refine_run(folder: Path) -> None:
         sys.exit(status)
 
 
-def _listed(value: Any) -> list[Any]:
-    """One thing, several or none, as a list."""
+def _as_list(value: Any) -> list[Any]:
+    """Return one thing, several or none as a list."""
     return list(value or []) if isinstance(value, (list, tuple, type(None))) else [value]
 
 

@@ -1,4 +1,4 @@
-"""Estimates how much memory a run needs on each device, and how long it takes; no weights, no GPU."""
+"""Estimates the memory that a run needs on each device, and its operations and hours; no weights, no GPU."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from transformers import AutoConfig, LlamaConfig, PretrainedConfig
 
 from ..audit.own_pull import SAMPLE
 from ..command_line.parser import run_tool
-from ..errors import UserError
+from ..errors import UserError, check_at_least
 from ..meta_gradient.step_pairs import affordable, kept_inputs
 from ..policy.base_model import adapter_chain
 from ..policy.lora import lora_linears
 from ..policy.quantized import AskedQuantization
-from ..runs.memory_estimate import FP32, GIB, Held, activation_bytes, build, four_bit_base, held
-from ..runs.time_estimate import Plan, pair_flops
-from ..runs.training_cost import Speed, check, times
+from ..runs.memory_estimate import FP32, GIB, DeviceMemory, activation_bytes, build, four_bit_base, held
+from ..runs.time_estimate import PairFlops, Plan, audit_flops, pair_flops, run_flops, update_flops
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"stage": 0},
@@ -31,7 +30,9 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "zero3": {"stage": 3},
     "zero3_offload": {"stage": 3, "offload_optimizer": True, "offload_parameters": True},
 }
-"""Files of configs/strategies, and what they mean for ``memory.held``."""
+"""Files of configs/strategies, and what they mean for ``memory_estimate.held``."""
+EXAMPLES = (0.2, 0.5)
+"""Utilizations whose hours are shown where none is given."""
 
 
 def memory(
@@ -59,7 +60,7 @@ def memory(
     device_tflops: float | None = None,
     utilization: float | None = None,
     gpu_hour: float | None = None,
-) -> dict[str, dict[int, Held]]:
+) -> dict[str, dict[int, DeviceMemory]]:
     """Prints what each device holds at the peak of a step, in GiB, and how many operations a run takes.
 
     Counts of parameters, of AdamW's state and of gradients are exact. Activations are those of transformers'
@@ -106,50 +107,28 @@ def memory(
     """
     model = str(model)
     devices = devices or [1, 4, 8]
-    numbers = {
-        "rank": rank,
-        "micro_batch_size": micro_batch_size,
-        "prompt_tokens": prompt_tokens,
-        "response_tokens": response_tokens,
-        "logit_chunk": logit_chunk,
-        "devices": min(devices),
-        "global_batch_size": global_batch_size,
-        "every": every,
-        "meta_batch_size": meta_batch_size,
-    }
-    for name, value in numbers.items():
-        if value < 1:
-            raise UserError(f"{name} is {value}, but it must be at least 1.")
-    plan = Plan(
-        global_batch_size,
-        every,
-        meta_batch_size,
-        coverage,
-        reference == "cached",
-        pairs,
-        validation_pairs,
-        validations,
-        SAMPLE,
-    )
-    speed = Speed(device_tflops, utilization, gpu_hour)
-    check(plan, speed)
+    check_at_least(1, rank=rank, micro_batch_size=micro_batch_size, prompt_tokens=prompt_tokens)
+    check_at_least(1, response_tokens=response_tokens, logit_chunk=logit_chunk, devices=min(devices))
+    check_at_least(1, global_batch_size=global_batch_size, every=every, meta_batch_size=meta_batch_size)
+    check_at_least(0, validation_pairs=validation_pairs, validations=validations)
+    _check_speed(device_tflops, utilization, gpu_hour, pairs)
+    if pairs is not None and pairs < global_batch_size:
+        raise UserError(
+            f"pairs is {pairs}, fewer than one batch of {global_batch_size}; give more pairs or lower "
+            "global_batch_size."
+        )
+    if not 0 <= coverage <= 1:
+        raise UserError(f"coverage is {coverage}, but it is a share of the meta pairs, from 0 to 1.")
+    cached = reference == "cached"
+    batches = (global_batch_size, every, meta_batch_size)
+    plan = Plan(*batches, coverage, cached, pairs, validation_pairs, validations, SAMPLE)
     policy = build(_config(model), rank, target_modules, getattr(torch, dtype))
+    lengths: dict[str, Any] = {"prompt_tokens": prompt_tokens, "response_tokens": response_tokens}
+    computed = {"shared": layout == "shared", "gradient_checkpointing": gradient_checkpointing}
     # While the parameters are on the meta device: activation_bytes puts fake ones in their place.
-    flops = pair_flops(
-        policy,
-        prompt_tokens=prompt_tokens,
-        response_tokens=response_tokens,
-        shared=layout == "shared",
-        gradient_checkpointing=gradient_checkpointing,
-    )
+    flops = pair_flops(policy, **lengths, **computed)
     activations = activation_bytes(
-        policy,
-        pairs=micro_batch_size,
-        prompt_tokens=prompt_tokens,
-        response_tokens=response_tokens,
-        shared=layout == "shared",
-        gradient_checkpointing=gradient_checkpointing,
-        logit_chunk=logit_chunk,
+        policy, pairs=micro_batch_size, **lengths, **computed, logit_chunk=logit_chunk
     )
     base, strategies = None, STRATEGIES
     stored: str = dtype
@@ -185,11 +164,86 @@ def memory(
         f"One pair of {prompt_tokens} + 2 x {response_tokens} tokens: {per_pair[0]} TFLOP forward in the "
         f"reference, {per_pair[1]} in the policy, {per_pair[2]} with its gradient."
     )
-    console.print(times(flops, plan, speed, kept, vnet))
+    console.print(_costs(flops, plan, kept, vnet, device_tflops, utilization, gpu_hour))
     return found
 
 
-def _table(found: dict[str, dict[int, Held]]) -> Table:
+def _check_speed(
+    tflops: float | None, utilization: float | None, price: float | None, pairs: int | None
+) -> None:
+    for name, value in {"device_tflops": tflops, "gpu_hour": price}.items():
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"{name} is {value}, but it must be above 0.")
+    if utilization is not None and not 0 < utilization <= 1:
+        raise UserError(
+            f"utilization is {utilization}, but it is a share of device_tflops, above 0 and at most 1 (0.4 "
+            "is 40%)."
+        )
+    for name, value in {"utilization": utilization, "gpu_hour": price}.items():
+        if value is not None and tflops is None:
+            raise UserError(
+                f"{name} is {value}, but device_tflops is not given; add the peak of one device, 989 for an "
+                "H100 SXM in bfloat16."
+            )
+    if price is not None and pairs is None:
+        raise UserError(f"gpu_hour is {price}, but pairs is not given; add the number of pairs.")
+
+
+def _costs(
+    flops: PairFlops,
+    plan: Plan,
+    kept: dict[int, int],
+    vnet: bool,
+    tflops: float | None,
+    utilization: float | None,
+    price: float | None,
+) -> Table:
+    """Return operations by method and number of devices, and hours where the speed of a device is given.
+
+    ``kept`` is the number of pairs whose gradients an update of VNet keeps on each device, by devices.
+    """
+    shares = () if tflops is None else EXAMPLES if utilization is None else (utilization,)
+    caption = "PFLOP: 1e15 operations, over all devices."
+    if shares:
+        at = " and ".join(f"{100 * share:.3g}%" for share in shares)
+        whose = "which you gave" if utilization is not None else "examples, since no utilization is given"
+        caption += f" Time: calculated, not measured, at {at} of {tflops:g} TFLOP/s, {whose}."
+    table = Table(box=SIMPLE_HEAD, caption=caption)
+    whole = plan.pairs is not None
+    methods: dict[str, tuple[str | None, int]] = {"DPO": (None, 1)}
+    if whole:
+        methods["DPO, audit, second pass"] = (None, 2)
+    if vnet:
+        for estimator in ("GhostDotProduct", "CentralDifference"):
+            methods[f"PACMR-DPO, {estimator}"] = (estimator, 1)
+    for method, (learned, fits) in methods.items():
+        for n in kept:
+            update = update_flops(flops, plan, learned, bool(kept[n]))
+            total = run_flops(flops, plan, update, learned is not None, fits)
+            alone = audit_flops(flops, plan) if fits > 1 else 0
+            row = {"method": method, "devices": str(n), "PFLOP an update": f"{update / 1e15:.3g}"}
+            if whole:
+                row |= {
+                    "updates": f"{fits * plan.updates:,}",
+                    "PFLOP in all": f"{(total + alone) / 1e15:,.4g}",
+                }
+            for share in shares:
+                rate = (tflops or 0) * 1e12 * share
+                hours = (total / n + alone) / rate / 3600
+                at = f"{100 * share:.3g}%"
+                row[f"s an update, {at}"] = f"{update / n / rate:.3g}"
+                if whole:
+                    row[f"hours, {at}"] = f"{hours:.1f}"
+                if price is not None:
+                    row[f"price, {at}"] = f"{hours * n * price:,.2f}"
+            if not table.columns:
+                for name in row:
+                    table.add_column(name, justify="left" if name == "method" else "right")
+            table.add_row(*row.values())
+    return table
+
+
+def _table(found: dict[str, dict[int, DeviceMemory]]) -> Table:
     table = Table(box=SIMPLE_HEAD, caption="GiB on each device; host: in the memory of one machine")
     columns = [name for name in vars(next(iter(found["ddp"].values()))) if name != "host"]
     for name in ("strategy", "devices", *columns, "total", "host"):

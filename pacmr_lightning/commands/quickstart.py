@@ -1,4 +1,4 @@
-"""The whole road in two minutes, in a world that needs no download: DPO, PACMR-DPO and a second pass."""
+"""DPO, PACMR-DPO and a second pass in two minutes, on the synthetic benchmark, which needs no download."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 from ..command_line.parser import run_tool
 from ..errors import UserError
+
+PACMR = (sys.executable, "-m", "pacmr_lightning")
 
 
 def quickstart(
@@ -32,51 +34,46 @@ def quickstart(
     folder = Path(output)
     if folder.exists():
         raise UserError(f"{output} is there already; remove it, or name another folder with --output.")
-    dpo, pacmr, refined = (str(folder / name) for name in ("dpo", "pacmr", "dpo-refined"))
-    common = ["fit", "--config", "quickstart/preference", "--model.policy.model", str(folder / "sft/model")]
+    sft, dpo, pacmr, refined = (str(folder / name) for name in ("sft", "dpo", "pacmr", "dpo-refined"))
+    common = ["fit", "--config", "quickstart/preference", "--model.policy.model", f"{sft}/model"]
     common += ["--data.source.pairs", str(pairs), "--trainer.callbacks.samples", str(samples)]
-    _say(1, "an SFT model, from scratch, in a small world where the truth is known")
-    _run("fit", "--config", "quickstart/sft", "--data.source.rows", str(sft_rows), root=str(folder / "sft"))
+    common += ["--trainer.default_root_dir"]
+    _print_step(1, "An SFT model, trained from scratch on the synthetic benchmark")
+    words = ["fit", "--config", "quickstart/sft", "--data.source.rows", str(sft_rows)]
+    _run(*words, "--trainer.default_root_dir", sft)
     log = folder / "dpo.log"
-    _say(2, f"PACMR-DPO on {pairs:,} pairs, 30% of them with the wrong label; DPO beside it (log: {log})")
+    _print_step(
+        2, f"PACMR-DPO on {pairs:,} pairs, 30% of them with the wrong label; DPO beside it (log: {log})"
+    )
+    # Two runs side by side on two cores.
+    threads = {**os.environ, "OMP_NUM_THREADS": "1"}
     with open(log, "wb") as file:
-        words = _command(*common, "--config", "methods/dpo", "--model.objective.beta", "0.5", root=dpo)
-        beside = subprocess.Popen(words, stdout=file, stderr=file, env=_one_thread())
+        options = ["--config", "methods/dpo", "--model.objective.beta", "0.5"]
+        beside = subprocess.Popen([*PACMR, *common, dpo, *options], stdout=file, stderr=file, env=threads)
     try:
-        options = ["--model.objective.beta", "2", "--model.weighting.estimator", "GhostDotProduct"]
-        _run(*common, "--config", "methods/pacmr", *options, root=pacmr, one_thread=True)
+        options = ["--config", "methods/pacmr", "--model.objective.beta", "2"]
+        _run(*common, pacmr, *options, "--model.weighting.estimator", "GhostDotProduct", env=threads)
         if status := beside.wait():
             sys.stderr.write(log.read_text(encoding="utf-8", errors="replace"))
             sys.exit(status)
     finally:
         beside.terminate()
-    _say(3, "an audit of the DPO run's labels, and a second pass that learns from what it says")
+    _print_step(3, "An audit of the DPO run's labels, and a second pass that learns from its result")
     _run("refine", dpo, "--beta", "1")
-    _say(4, "all three side by side")
+    _print_step(4, "All three side by side")
     _run("compare", dpo, pacmr, refined, "--figure", str(folder / "comparison.png"))
     print(f"Which labels look wrong: {refined}/audit/report.html    Curves: tensorboard --logdir {folder}")
 
 
-def _say(step: int, what: str) -> None:
-    """In the order of what the parts print themselves."""
-    print(f"\n[{step} of 4] {what[0].upper()}{what[1:]}", flush=True)
+def _print_step(step: int, what: str) -> None:
+    """Print at once, before what the step itself prints."""
+    print(f"\n[{step} of 4] {what}", flush=True)
 
 
-def _command(*words: str, root: str | None = None) -> list[str]:
-    place = [] if root is None else ["--trainer.default_root_dir", root]
-    return [sys.executable, "-m", "pacmr_lightning", *words, *place]
-
-
-def _one_thread() -> dict[str, str]:
-    """Two runs side by side on two cores."""
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-def _run(*words: str, root: str | None = None, one_thread: bool = False) -> None:
-    """One command of ``pacmr``, whose failure ends this one."""
-    done = subprocess.run(_command(*words, root=root), env=_one_thread() if one_thread else None)
-    if done.returncode:
-        sys.exit(done.returncode)
+def _run(*words: str, env: dict[str, str] | None = None) -> None:
+    """Run a command of ``pacmr``, whose failure ends this one."""
+    if status := subprocess.run([*PACMR, *words], env=env).returncode:
+        sys.exit(status)
 
 
 def main(arguments: list[str]) -> None:

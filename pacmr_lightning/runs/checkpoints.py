@@ -33,7 +33,7 @@ class CheckpointFiles(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: None = None
     ) -> None:
-        """Writes the file under a temporary name beside it, waits for the disk, and renames it.
+        """Write the file under a temporary name beside it, wait for the disk, and rename it.
 
         What a killed run has left of such files is removed: a run's folder has one writer.
         """
@@ -54,12 +54,12 @@ class CheckpointFiles(TorchCheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """What the file holds: tensors and plain values. A pickle in it, which could run code, is refused."""
+        """Return the tensors and plain values of a file; a pickle in it, which could run code, is refused."""
         return super().load_checkpoint(path, map_location, weights_only=True)
 
 
 def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple[str | None, int]:
-    """The checkpoint that ``--ckpt_path`` means, and its step.
+    """Return the checkpoint that ``--ckpt_path`` means, and its step.
 
     Args:
         ckpt_path: a file, or "last" for ``last.ckpt`` in ``folder``, and where that is missing or damaged the
@@ -76,6 +76,7 @@ def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple
     """
     if ckpt_path is None:
         return None, 0
+    found = sorted(folder.glob("*.ckpt"))
     if ckpt_path != "last":
         path = Path(ckpt_path)
         if not path.is_file():
@@ -83,15 +84,14 @@ def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple
         try:
             step = _step(path, training)
             _check_sums(path)
-        except _Damaged as error:
+        except _DamagedError as error:
             raise UserError(
                 f"The checkpoint {path} cannot be used: {error}; name another, or last for the newest good "
                 "one of the run."
             ) from None
-        if training:
-            _warn_of_later(path, step, folder)
+        if training and path.resolve().parent == folder.resolve():
+            _warn_of_later(found, step)
         return str(path), step
-    found = sorted(folder.glob("*.ckpt"))
     newest, step = _newest(found, training)
     if newest is not None:
         return str(newest), step
@@ -106,45 +106,40 @@ def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple
     return None, 0
 
 
-def _warn_of_later(path: Path, step: int, folder: Path) -> None:
-    """Warn of a run's checkpoints that a fit which goes back to ``path`` has not made."""
+def _warn_of_later(paths: list[Path], step: int) -> None:
+    """Warn of a run's checkpoints that a fit which goes back to ``step`` has not made."""
     later = []
-    for other in sorted(folder.glob("*.ckpt")):
-        with suppress(_Damaged):
-            if _step(other, True) > step:
-                later.append(other.name)
-    if later and path.resolve().parent == folder.resolve():
+    for path in paths:
+        with suppress(_DamagedError):
+            if _step(path, True) > step:
+                later.append(path.name)
+    if later:
         rank_zero_warn(
-            f"{', '.join(later)} in {folder} are of more than {step} updates, from before this fit goes "
-            "back; they stay until it writes its own."
+            f"{', '.join(later)} in {paths[0].parent} are of more than {step} updates, from before this fit "
+            "goes back; they stay until it writes its own."
         )
 
 
-class _Damaged(Exception):
+class _DamagedError(Exception):
     """A file that is no checkpoint; the message says in what way."""
 
 
 def _newest(paths: list[Path], training: bool) -> tuple[Path | None, int]:
-    """last.ckpt or else the file with the most updates, and these; a warning names those that are damaged."""
+    """Return last.ckpt or else the file with the most updates, and these; warn of those that are damaged."""
     steps = {}
     for path in paths:
         try:
             steps[path] = _step(path, training)
-        except _Damaged as error:
-            _warn(path, error)
+        except _DamagedError as error:
+            rank_zero_warn(f"The checkpoint {path} is passed over: {error}.")
     # A run that went back to an earlier checkpoint has left files with more updates, which are not its own.
     for path in sorted(steps, key=lambda path: (path.name == LAST, steps[path]), reverse=True):
         try:
             _check_sums(path)
-        except _Damaged as error:
-            _warn(path, error)
-            continue
-        return path, steps[path]
+            return path, steps[path]
+        except _DamagedError as error:
+            rank_zero_warn(f"The checkpoint {path} is passed over: {error}.")
     return None, 0
-
-
-def _warn(path: Path, error: _Damaged) -> None:
-    rank_zero_warn(f"The checkpoint {path} is passed over: {error}.")
 
 
 def _step(path: Path, training: bool) -> int:
@@ -152,11 +147,11 @@ def _step(path: Path, training: bool) -> int:
     try:
         content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception:  # of many kinds, depending on where a file is damaged
-        raise _Damaged("it is empty" if path.stat().st_size == 0 else "it is damaged") from None
+        raise _DamagedError("it is empty" if path.stat().st_size == 0 else "it is damaged") from None
     if not isinstance(content, dict) or not content.keys() >= CONTENT:
-        raise _Damaged("it is no checkpoint of a run")
+        raise _DamagedError("it is no checkpoint of a run")
     if training and not content.keys() >= TRAINING:
-        raise _Damaged("it holds weights only, from which training cannot go on")
+        raise _DamagedError("it holds weights only, from which training cannot go on")
     return int(content["global_step"])
 
 
@@ -168,4 +163,4 @@ def _check_sums(path: Path) -> None:
     except Exception:
         bad = path.name
     if bad is not None:
-        raise _Damaged("it is damaged")
+        raise _DamagedError("it is damaged")

@@ -22,8 +22,8 @@ from ..policy import PolicyModel
 from .folder import CHECKPOINTS, CONFIG
 
 MOST_AT_ONCE = 32
-"""Pairs in one pass of a tool that nobody has told how many, at most."""
-NO_NOISE = {"noise_rate": 0.0, "noise_rates": None, "noise": None}
+"""Pairs in one pass of a tool where no number is given, at most."""
+NO_NOISE: dict[str, Any] = {"noise_rate": 0.0, "noise_rates": None, "noise": None}
 """Options of the datamodule under which labels stay as found in the data."""
 
 
@@ -44,7 +44,7 @@ class Run:
 
     @property
     def noise(self) -> str:
-        """The options that flipped labels in training; empty where none did."""
+        """Return the options that flipped labels in training; empty where none did."""
         options = self.data["init_args"]
         given = {name: options[name] for name in NO_NOISE if options.get(name)}
         if kind := given.pop("noise", None):
@@ -53,7 +53,7 @@ class Run:
 
 
 class PreferenceData(Protocol):
-    """What the tools ask of a run's datamodule, and the cross-fit sets."""
+    """What the tools use of a run's datamodule, and of the cross-fit sets."""
 
     source: Any
     task: str
@@ -68,42 +68,33 @@ class PreferenceData(Protocol):
     hold_out_clean_meta: bool
     trained_texts: str | None
     """Hash of the texts that the run was trained on, which ``setup`` compares."""
+    tokenizer: PreTrainedTokenizerBase
     clean_pairs: Any
     """After ``setup``, as the following."""
     train_pairs: Any
     validation_pairs: Any
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The run's."""
-
-    @property
-    def counts(self) -> dict[str, dict[str, int]]:
-        """Rows and pairs of each split."""
-
-    @property
-    def noise_flips(self) -> dict[str, bool] | None:
-        """Whether the run's noise flipped a label, by the pair's id; None without noise."""
-
-    @property
-    def annotators(self) -> dict[str, str | None] | None:
-        """Who gave each training pair's label, by its id; None where no row has an annotator."""
+    counts: dict[str, dict[str, int]]
+    """Rows and pairs of each split."""
+    noise_flips: dict[str, bool] | None
+    """Whether the run's noise flipped a label, by the pair's id; None without noise."""
+    annotators: dict[str, str | None] | None
+    """Who gave each training pair's label, by its id; None where no row has an annotator."""
 
     def setup(self, stage: str) -> None:
-        """Reads the pairs of a stage."""
+        """Read the pairs of a stage."""
 
     def fill_train_reference(self, policy: PolicyModel) -> None:
-        """Gives the training pairs the reference's log-probabilities, which stay on disk."""
+        """Give the training pairs the reference's log-probabilities, which stay on disk."""
 
     def train_state_differences(self, policy: PolicyModel) -> np.ndarray:
-        """(N, 2H) what the reference's layers hold of each training pair, chosen minus rejected."""
+        """(N, 2H) hidden states of the reference on each training pair, chosen minus rejected."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What decides the pairs and their order."""
+        """Return what decides the pairs and their order."""
 
 
 def find_run(folder: str, checkpoint: str) -> Run:
-    """Looks for a run's configuration and the named checkpoint in its folder.
+    """Look for a run's configuration and the named checkpoint in its folder.
 
     Raises:
         UserError: one of them is not there, or they are not those of a preference run.
@@ -114,12 +105,19 @@ def find_run(folder: str, checkpoint: str) -> Run:
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
         model, data, trainer = (config[section] for section in ("model", "data", "trainer"))
-        preference = "policy" in model["init_args"] and "source" in data["init_args"]
-        base = model["init_args"]["policy"]["init_args"]["model"] if preference else ""
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
+        options = model["init_args"]
+        preference = "policy" in options and "source" in data["init_args"]
+        base = options["policy"]["init_args"]["model"] if preference else ""
+        is_sft = model["class_path"].rpartition(".")[2] == "SFTModule"
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
         raise UserError(
             f"{path} is not the configuration of a run; name the folder of a run that pacmr fit has trained."
         ) from None
+    if is_sft:
+        raise UserError(
+            f"{folder} is an SFT run, which writes a plain Hugging Face model itself when it ends; name a "
+            f"preference run, or take the folder {options.get('save_to') or path.parent / 'model'}."
+        )
     if not preference:
         raise UserError(f"{folder} is no preference run by its {CONFIG}; name one, such as a DPO run.")
     checkpoints = path.parent / CHECKPOINTS
@@ -139,17 +137,17 @@ def find_run(folder: str, checkpoint: str) -> Run:
 def load(
     run: Run, augmentations: str | None = None, *, as_trained: bool = False
 ) -> tuple[PreferenceModule, PreferenceData, int]:
-    """The run's module with the checkpoint's adapter, its datamodule, and the policy's step.
+    """Return the run's module with the checkpoint's adapter, its datamodule, and the policy's step.
 
     Where training took a whole batch at once, the module takes as many pairs, ``MOST_AT_ONCE`` at most: they
     have fitted, and on CPUs more are slower.
 
     Args:
         run: what to load.
-        augmentations: file with second wordings of the training prompts; None for the run's own.
+        augmentations: file with augmented prompts of the training pairs; None for the run's own.
         as_trained: whether the training pairs are those of the run, with the labels that its noise left and
             without clean meta pairs that were held out. Otherwise all pairs are there, with labels as found
-            in the data, and with second wordings.
+            in the data, and with augmented prompts.
 
     Raises:
         UserError: the configuration cannot be used, the checkpoint is broken or does not fit it, or its base
@@ -167,8 +165,7 @@ def load(
         chosen = ("clean_meta", "hold_out_clean_meta", "curriculum", "curriculum_share")
         options = {name: value for name, value in options.items() if name not in chosen}
         options |= {name: value for name, value in NO_NOISE.items() if name in options}
-        # Meta batches of reworded training pairs are what makes the datamodule read second wordings,
-        # whatever the run's method.
+        # With meta batches of training pairs the datamodule reads augmented prompts, whatever the method.
         options["meta_every"] = 1
     if augmentations is not None:
         options["augmentations"] = augmentations

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: the folder's name, those of its files, and the weights of its pairs."""
+"""A run's folder: its name, the names of its files, and the weights of its pairs."""
 
 from __future__ import annotations
 
@@ -11,24 +11,16 @@ import pyarrow.parquet as pq
 
 from ..errors import UserError
 
-NOISE_MASK = "noise_mask.parquet"
-"""File that says which labels a run's noise flipped inside its folder."""
-WEIGHTS = "weights"
-"""Folder of the per-pair weights inside a run's folder."""
-ANALYSIS = "analysis"
-"""Folder of figures, and of what they show, inside a run's folder."""
-CHECKPOINTS = "checkpoints"
-"""Folder of the checkpoints inside a run's folder, where nobody asks for another."""
+# Names inside a run's folder.
 CONFIG = "config.yaml"
-"""File of a run's configuration inside its folder."""
-METRICS = "metrics.csv"
-"""File of a run's curves inside its folder."""
-SUMMARY = "summary.json"
-"""File of a run's numbers inside a run's folder."""
-RESPONSES = "responses.jsonl"
-"""File of the responses to a few fixed prompts along the way inside a run's folder."""
-SAMPLES = "samples.jsonl"
-"""File of the responses that were sampled from a run's policy inside a run's folder."""
+METRICS = "metrics.csv"  # curves
+SUMMARY = "summary.json"  # numbers at the end
+CHECKPOINTS = "checkpoints"  # where nobody asks for another folder
+ANALYSIS = "analysis"  # figures, and their values
+WEIGHTS = "weights"  # parts with one row per pair per visit
+NOISE_MASK = "noise_mask.parquet"  # labels that the run's noise flipped
+RESPONSES = "responses.jsonl"  # to a few fixed prompts along the way
+SAMPLES = "samples.jsonl"  # responses sampled from the policy
 
 
 def default_folder(model: Any, data: Any, seed: int) -> str:
@@ -57,7 +49,7 @@ def weight_parts(run_folder: str | Path) -> list[Path]:
 
 
 def read_weights(run_folder: str | Path, last: int | None = None) -> pd.DataFrame:
-    """What a run believed of every pair at every visit.
+    """Return what a run computed of every pair at every visit.
 
     Args:
         run_folder: a run's folder, with ``weights/part-*.parquet`` inside.

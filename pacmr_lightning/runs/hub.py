@@ -18,8 +18,17 @@ _REFUSED = {
 }
 
 
+def is_repository(name: str) -> bool:
+    """Return whether a name can be that of a model or dataset of the Hub."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
 def check_repository(repository: str, option: str) -> None:
-    """Refuses what cannot be uploaded to, before anything is computed.
+    """Refuse what cannot be uploaded to, before anything is computed.
 
     Args:
         repository: OWNER/NAME.
@@ -28,12 +37,7 @@ def check_repository(repository: str, option: str) -> None:
     Raises:
         UserError: that is no name of a repository, or there is no token for the Hub.
     """
-    try:
-        validate_repo_id(repository)
-        named = "/" in repository
-    except HFValidationError:
-        named = False
-    if not named:
+    if not (is_repository(repository) and "/" in repository):
         raise UserError(
             f"{option} is {repository!r}, but a repository of the Hub is named OWNER/NAME, of letters, "
             "digits, -, _ and dots."
@@ -48,7 +52,7 @@ def check_repository(repository: str, option: str) -> None:
 def push(
     files: dict[str, Path], repository: str, kind: Literal["model", "dataset"], private: bool, kept: str
 ) -> str:
-    """Uploads files in one commit to a repository, which is made where it does not exist.
+    """Upload files in one commit to a repository, which is made where it does not exist.
 
     The token is that of the environment (``HF_TOKEN``) or of the login.
 
@@ -81,7 +85,7 @@ def push(
 
 
 def _reason(error: BaseException) -> str:
-    """In our own words where the Hub has answered, since nobody knows what a server repeats of a request."""
+    """Return why, in our own words where the Hub has answered: a server may repeat what is secret."""
     while error.__cause__ is not None and not isinstance(error, HfHubHTTPError):
         error = error.__cause__
     if isinstance(error, HfHubHTTPError):

@@ -1,4 +1,4 @@
-"""Where a run logs to: a CSV file that is continued when it is resumed, and what the user asks for."""
+"""Loggers of a run: a CSV file that is continued when the run is resumed, and those that the user names."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ContinuedCSVLogger(CSVLogger):
 
 
 def run_loggers(folder: str, given: list[Logger] | None, first_step: int) -> list[Logger]:
-    """The loggers of a fit, with ``metrics.csv`` among them, which audits and comparisons read.
+    """Return the loggers of a fit, with ``metrics.csv`` among them, which audits and comparisons read.
 
     Args:
         folder: of the run.
@@ -75,20 +75,14 @@ def run_loggers(folder: str, given: list[Logger] | None, first_step: int) -> lis
         first_step: policy updates that a run which goes on has done; a killed one may have logged more.
     """
     if given is None:
-        given = [
-            TensorBoardLogger(
-                folder,
-                name="tensorboard",
-                version="",
-                default_hp_metric=False,
-                purge_step=first_step,  # hides what a killed run has logged after the checkpoint
-            )
-        ]
+        options: dict[str, Any] = {"name": "tensorboard", "version": "", "default_hp_metric": False}
+        # ``purge_step`` hides what a killed run has logged after the checkpoint.
+        given = [TensorBoardLogger(folder, **options, purge_step=first_step)]
     return [*given, ContinuedCSVLogger(folder, name="", version="")]
 
 
 def loggers_of_another(asked: Any, suffix: str) -> Any:
-    """What ``trainer.logger`` says for a second pass, so that W&B and MLflow take it for a run of its own.
+    """Return ``trainer.logger`` for a second pass, so that W&B and MLflow take it for a run of its own.
 
     W&B's id is made another one, with which the second pass can go on; MLflow makes ids itself.
 
@@ -112,7 +106,7 @@ def loggers_of_another(asked: Any, suffix: str) -> Any:
 
 @contextmanager
 def wandb_ends() -> Iterator[None]:
-    """Ends W&B's run with ours: a process has one, to which the next fit would go on writing.
+    """End W&B's run with ours: a process has one, to which the next fit would go on writing.
 
     W&B ends it itself when Python exits, which a sweep's forked process does in another way.
     """

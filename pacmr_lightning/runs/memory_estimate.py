@@ -1,4 +1,4 @@
-"""What a run holds on a device: counted from the architecture, without its weights.
+"""Memory that a run holds on a device: counted from the architecture, without its weights.
 
 The model is built without data (torch's meta device) with PEFT's own adapter, so that counts are exact. Its
 forward and backward pass run on fake tensors, which have shapes and no contents, while every storage that
@@ -7,13 +7,16 @@ they make is counted as long as it lives: transformers' own code says what is ke
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.base import get_keys_to_not_convert
@@ -22,19 +25,18 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from ..policy import PolicyModel
 from ..policy.base_model import adapter_chain, recompute_activations
 from ..policy.logprobs import token_values
-from .live_bytes import LiveBytes
-
-Stage = Literal[0, 1, 2, 3]
 
 GIB = 2**30
 FP32 = 4
 """Bytes of a number of the adapter, of its gradients and of AdamW's state."""
 LIVE = 10**9
 """Parameters that DeepSpeed keeps gathered at ZeRO-3 (stage3_max_live_parameters, its default)."""
+BUCKET = 50_000_000
+"""Numbers in a buffer for gradients: ``reduce_bucket_size`` of the strategies in configs/."""
 
 
 @dataclass
-class Held:
+class DeviceMemory:
     """Bytes of one process at the peak of a step, by what they are for."""
 
     base: float
@@ -98,18 +100,17 @@ def four_bit_base(config: PretrainedConfig, dtype: torch.dtype) -> tuple[int, in
 
 def held(
     policy: PeftModel,
-    stage: Stage,
+    stage: Literal[0, 1, 2, 3],
     devices: int,
     activations: float,
     *,
     vnet: bool = True,
     offload_optimizer: bool = False,
     offload_parameters: bool = False,
-    bucket: int = 50_000_000,
     base: float | None = None,
     kept: int = 0,
-) -> Held:
-    """What each of ``devices`` processes holds.
+) -> DeviceMemory:
+    """Return what each of ``devices`` processes holds.
 
     Args:
         policy: of ``build``.
@@ -119,7 +120,6 @@ def held(
         vnet: whether a step also holds what VNet's update needs.
         offload_optimizer: AdamW's state and ZeRO's copy of the adapter are in the host's memory.
         offload_parameters: so are the parts of the base; at stage 3.
-        bucket: the strategy's ``reduce_bucket_size``.
         base: bytes of the base, where they are not those of the policy's frozen parameters.
         kept: pairs whose gradients VNet's update keeps on each device, see ``meta_gradient.StepPairs``.
     """
@@ -127,32 +127,28 @@ def held(
     base = float(sum(p.numel() * p.element_size() for p in frozen)) if base is None else float(base)
     adapter = float(FP32 * sum(p.numel() for p in policy.parameters() if p.requires_grad))
     part = 1 / devices
-    # A micro-batch's gradient, the one before it, and their sum; beside them the virtual step's direction.
-    points = (4 + kept if vnet else 3) * adapter
-    if stage == 0:
-        return Held(
-            base=base,
-            gathered=0,
-            adapter=adapter,
-            optimizer=2 * adapter,
-            gradients=points,
-            buffers=adapter if devices > 1 else 0,
-            activations=activations,
-        )
-    found = Held(
-        base=base * part if stage == 3 else base,
+    found = DeviceMemory(
+        base=base,
         gathered=0,
-        # All of it is in use, and each process has an fp32 copy of its part, which AdamW steps.
-        adapter=adapter + part * adapter,
-        optimizer=2 * part * adapter,
-        gradients=points + (adapter if stage == 1 else part * adapter),
-        # Below stage 3 a second one is filled while the first is sent.
-        buffers=FP32 * bucket * (1 if stage == 3 else 2),
+        adapter=adapter,
+        optimizer=2 * adapter,
+        # A micro-batch's gradient, the one before it, and their sum; with VNet the virtual step's direction.
+        gradients=(4 + kept if vnet else 3) * adapter,
+        buffers=adapter if devices > 1 else 0,
         activations=activations,
     )
+    if stage == 0:
+        return found
+    # All of the adapter is in use, and each process has an fp32 copy of its part, which AdamW steps.
+    found.adapter += part * adapter
+    found.optimizer *= part
+    found.gradients += adapter if stage == 1 else part * adapter
+    # Below stage 3 a second buffer is filled while the first is sent.
+    found.buffers = FP32 * BUCKET * (1 if stage == 3 else 2)
     if stage == 3:
         elements, largest = sum(p.numel() for p in frozen), max(p.numel() for p in frozen)
         alive = min(elements, LIVE + largest) / elements
+        found.base *= part
         found.gathered = base * (alive if offload_parameters else max(0.0, alive - alive * part))
         found.adapter += part * adapter
     if offload_optimizer:
@@ -182,20 +178,16 @@ def step_bytes(
     config = AutoConfig.from_pretrained(adapter_chain(policy.name)[-1])
     model = build(config, policy.lora["r"], policy.lora["target_modules"], policy.dtype)
     base, unpacked = four_bit_base(config, policy.dtype) if policy.quantization else (None, 0)
-    counted = held(model, 0, devices, 0.0, base=base).device
-    return (
-        counted
-        + unpacked
-        + activation_bytes(
-            model,
-            pairs=pairs,
-            prompt_tokens=prompt_tokens,
-            response_tokens=response_tokens,
-            shared=policy.layout in ("auto", "shared"),
-            gradient_checkpointing=False,
-            logit_chunk=policy.logit_chunk,
-        )
+    activations = activation_bytes(
+        model,
+        pairs=pairs,
+        prompt_tokens=prompt_tokens,
+        response_tokens=response_tokens,
+        shared=policy.layout in ("auto", "shared"),
+        gradient_checkpointing=False,
+        logit_chunk=policy.logit_chunk,
     )
+    return held(model, 0, devices, activations + unpacked, base=base).device
 
 
 def activation_bytes(
@@ -224,28 +216,80 @@ def activation_bytes(
         logit_chunk: response tokens whose logits exist at a time.
     """
     model = cast(PreTrainedModel, policy.get_base_model())
-    rows, length = (pairs, prompt_tokens + 2 * response_tokens)
-    if not shared:
-        rows, length = 2 * pairs, prompt_tokens + response_tokens
     recompute_activations(model, gradient_checkpointing)
     policy.train()
     with FakeTensorMode():
         _replace_by_fake(policy)
-        tokens = torch.zeros(rows, length, dtype=torch.long)
-        predicted = torch.zeros(2 * pairs * response_tokens, dtype=torch.long)
         trained = [p for p in policy.parameters() if p.requires_grad]
+        pieces = -(-2 * pairs * response_tokens // logit_chunk)
         with LiveBytes(policy) as live:
-            mask = torch.ones_like(tokens)
-            if shared:
-                mask = torch.zeros((rows, 1, length, length), dtype=model.dtype)
-            inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": tokens}
-            states = model.base_model(**inputs, use_cache=False).last_hidden_state
-            states = states[predicted, predicted]
-            head = model.get_output_embeddings()
-            pieces = -(-len(predicted) // logit_chunk)
-            values = token_values(states, head, predicted, pieces, frozen=True).log_probs
+            values = response_values(model, pairs, prompt_tokens, response_tokens, shared, shared, pieces)
             torch.autograd.grad(values.sum(), trained)
     return live.peak
+
+
+def response_values(
+    model: PreTrainedModel,
+    pairs: int,
+    prompt_tokens: int,
+    response_tokens: int,
+    shared: bool,
+    full_mask: bool,
+    pieces: int = 1,
+) -> Tensor:
+    """Return log-probabilities of the response tokens of made-up pairs; arguments as of ``activation_bytes``.
+
+    ``full_mask`` makes attention's mask row by row; without it none is needed where all tokens count.
+    """
+    rows, length = pairs, prompt_tokens + 2 * response_tokens
+    if not shared:
+        rows, length = 2 * pairs, prompt_tokens + response_tokens
+    tokens = torch.zeros(rows, length, dtype=torch.long)
+    predicted = torch.zeros(2 * pairs * response_tokens, dtype=torch.long)
+    mask = torch.zeros(rows, 1, length, length, dtype=model.dtype) if full_mask else torch.ones_like(tokens)
+    inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": tokens}
+    states = model.base_model(**inputs, use_cache=False).last_hidden_state[predicted, predicted]
+    # Not called as a module: hooks of torch's flop counter on modules cannot bear a gradient taken inside.
+    head = model.get_output_embeddings().forward
+    return token_values(states, head, predicted, pieces, frozen=True).log_probs
+
+
+class LiveBytes(TorchDispatchMode):
+    """Inside, counts the bytes of all storages that operations make, until each is freed.
+
+    Attributes:
+        now: bytes alive.
+        peak: the most there have been.
+    """
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.now = self.peak = 0
+        kept = [*module.parameters(), *module.buffers()]
+        self._known: dict[int, Any] = {t.untyped_storage()._cdata: t for t in kept}
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation and count what it returns."""
+        found = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, Tensor):
+                self._add(tensor.untyped_storage())
+        return found
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+
+        def freed(_: Any) -> None:
+            self.now -= size
+            del self._known[key]
+
+        self._known[key] = weakref.ref(storage, freed)
+        self.now += size
+        self.peak = max(self.peak, self.now)
 
 
 def _replace_by_fake(module: nn.Module) -> None:

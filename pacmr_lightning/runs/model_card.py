@@ -1,4 +1,4 @@
-"""The model card of an exported policy: only what the run's own files say, and no path of this machine."""
+"""The model card of an exported policy, from the run's own files alone; it has no path of this machine."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any, cast
 
 import yaml
 from huggingface_hub import ModelCardData
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 
 from ..meta_gradient import CleanPreference
 from ..modules import PreferenceModule
 from ..weighting import VNet, VNetWeighting
 from ..weighting.features import PAPER
 from .finished_run import NO_NOISE, Run
+from .hub import is_repository
 
 _USE = """\
 ```python
@@ -63,9 +62,9 @@ _WEIGHTS = ("weight_mean_unflipped", "weight_mean_flipped", "weight_gap", "flip_
 
 
 def public(value: Any) -> Any:
-    """A configuration's value as a card may show it: absolute paths by their last part, classes by name.
+    """Return a value of a configuration as a card may show it.
 
-    Nulls are left out of dicts, which then say only what was set.
+    Absolute paths are cut to their last part, and classes to their name. Nulls are left out of dicts.
     """
     if isinstance(value, dict) and "class_path" in value:
         return {"class": value["class_path"].rpartition(".")[2], **public(value.get("init_args") or {})}
@@ -80,12 +79,8 @@ def public(value: Any) -> Any:
 
 
 def on_hub(name: str) -> bool:
-    """Whether a model or dataset that a run has used is one of the Hub, not a local folder."""
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return not Path(name).exists()
+    """Return whether a model or dataset that a run has used is one of the Hub, not a local folder."""
+    return is_repository(name) and not Path(name).exists()
 
 
 def model_card(
@@ -98,7 +93,7 @@ def model_card(
     hub_base: str | None,
     merged: bool,
 ) -> str:
-    """The text of ``README.md``, with the front matter that the Hub reads.
+    """Return the text of ``README.md``, with the front matter that the Hub reads.
 
     Args:
         run: the run's configuration.
@@ -111,20 +106,18 @@ def model_card(
     """
     name, base = public(name), public(run.base)
     quoted = json.dumps(name, ensure_ascii=False)
-    kind = f"`{base}` with a LoRA adapter merged into it" if merged else f"A LoRA adapter for `{base}`"
-    use = {"library": "transformers", "loader": "AutoModelForCausalLM", "options": "", "stop": ""}
     dtype = str(module.policy.dtype).removeprefix("torch.")
-    if not merged:
+    if merged:
+        kind = f"`{base}` with a LoRA adapter merged into it"
+        use = {"library": "transformers", "loader": "AutoModelForCausalLM", "options": "", "stop": ""}
+    else:
+        kind = f"A LoRA adapter for `{base}`"
+        use = {"library": "peft", "loader": "AutoPeftModelForCausalLM", "options": f', dtype="{dtype}"'}
         # The base's own generation config does not know where the policy learned to end a response.
-        stop = f", eos_token_id={module.policy.model.generation_config.eos_token_id}"
-        options = f', dtype="{dtype}"'
-        use = {
-            "library": "peft",
-            "loader": "AutoPeftModelForCausalLM",
-            "options": options,
-            "stop": stop,
-        }
-    quantized = run.model["init_args"]["policy"]["init_args"].get("quantization")
+        use["stop"] = f", eos_token_id={module.policy.model.generation_config.eos_token_id}"
+    notes = [_LOCAL.format(base=base)] if hub_base is None and not merged else []
+    if run.model["init_args"]["policy"]["init_args"].get("quantization"):
+        notes.append(_MERGED_4BIT if merged else _ADAPTER_4BIT.format(dtype=dtype))
     settings = yaml.safe_dump(
         _settings(run, module), sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
     )
@@ -135,8 +128,7 @@ def model_card(
         f"policy updates; the reference of the training was `{base}`.",
         "## How to use it",
         _USE.format(name=quoted, **use),
-        *([_LOCAL.format(base=base)] if hub_base is None and not merged else []),
-        *([_MERGED_4BIT if merged else _ADAPTER_4BIT.format(dtype=dtype)] if quantized else []),
+        *notes,
         "## What it was trained on",
         *_data(run, summary),
         "## How it was trained",
@@ -145,19 +137,15 @@ def model_card(
         _metrics(summary, step),
     ]
     if module.vnet is not None:
-        sections.append(_vnet(cast(VNet, module.vnet), quoted))
+        vnet = cast(VNet, module.vnet)  # a weighting's is one of the paper's kind
+        inputs = "Delta and u, the sum and the difference of a pair's implicit rewards,"
+        values = "delta=torch.tensor([-3.0]), u=torch.tensor([1.5])"
+        if vnet.features != PAPER:
+            inputs = f"features of a pair under the policy ({', '.join(vnet.features)})"
+            values = ", ".join(f"{feature}=torch.tensor([1.0])" for feature in vnet.features)
+        weight = "sigmoid(a u + b)" if vnet.has_slope else "sigmoid(b)"
+        sections.append(_VNET.format(name=quoted, inputs=inputs, weight=weight, values=values))
     return "\n\n".join([*sections, "## Versions", _versions(summary)]) + "\n"
-
-
-def _vnet(vnet: VNet, name: str) -> str:
-    """How to use the network; a weighting's is one of the paper's kind."""
-    inputs = "Delta and u, the sum and the difference of a pair's implicit rewards,"
-    values = "delta=torch.tensor([-3.0]), u=torch.tensor([1.5])"
-    if vnet.features != PAPER:
-        inputs = f"features of a pair under the policy ({', '.join(vnet.features)})"
-        values = ", ".join(f"{feature}=torch.tensor([1.0])" for feature in vnet.features)
-    weight = "sigmoid(a u + b)" if vnet.has_slope else "sigmoid(b)"
-    return _VNET.format(name=name, inputs=inputs, weight=weight, values=values)
 
 
 def _front_matter(run: Run, module: PreferenceModule, hub_base: str | None, merged: bool) -> str:
@@ -175,26 +163,26 @@ def _front_matter(run: Run, module: PreferenceModule, hub_base: str | None, merg
 
 
 def _data(run: Run, summary: dict[str, Any] | None) -> list[str]:
-    """Paragraphs on the pairs and their labels."""
+    """Return paragraphs on the pairs and their labels."""
+
+    def listed(values: dict[str, Any]) -> str:
+        return "\n".join(f"- {key}: `{value}`" for key, value in public(values).items())
+
     options = run.data["init_args"]
-    found = ["Preference pairs of the source\n\n" + _listed(public(options["source"]))]
+    found = ["Preference pairs of the source\n\n" + listed(options["source"])]
     for split, counts in ((summary or {}).get("counts") or {}).items():
         known = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
         found.append(f"Rows ({split}): {known}.")
     if noise := {key: options[key] for key in NO_NOISE if options.get(key)}:
         noise["noise_seed"] = options.get("noise_seed")
-        found.append("Labels of the training pairs were flipped on purpose:\n\n" + _listed(public(noise)))
+        found.append("Labels of the training pairs were flipped on purpose:\n\n" + listed(noise))
     else:
         found.append("No noise was injected: the labels are those found in the data.")
     return found
 
 
-def _listed(values: dict[str, Any]) -> str:
-    return "\n".join(f"- {key}: `{value}`" for key, value in values.items())
-
-
 def weighting_settings(run: Run, module: PreferenceModule) -> dict[str, Any]:
-    """The weighting in the configuration's own words, with the classes that are there by default."""
+    """Return the weighting's configuration, with the classes that are there by default."""
     parts = {name: getattr(module.weighting, name, None) for name in ("outer", "estimator")}
     classes = {name: {"class": type(part).__name__} for name, part in parts.items() if part is not None}
     given = public(run.model["init_args"].get("weighting") or {})
@@ -202,7 +190,7 @@ def weighting_settings(run: Run, module: PreferenceModule) -> dict[str, Any]:
 
 
 def _settings(run: Run, module: PreferenceModule) -> dict[str, Any]:
-    """What decides what a run learns."""
+    """Return the options that decide what a run learns."""
     left_out = ("policy", "max_new_tokens", "micro_batch_size", "objective", "weighting", "method")
     model = {key: value for key, value in run.model["init_args"].items() if key not in left_out}
     lora = ("rank", "alpha", "target_modules", "lora_options", "dtype", "quantization")
@@ -232,22 +220,18 @@ def _metrics(summary: dict[str, Any] | None, step: int) -> str:
         return "The run's summary holds none."
     val_step = summary.get("val_step")
     validated = "" if val_step in (None, step) else f" after update {val_step:,}"
+    told = f"Those that the run logged last: `val/` on its validation pairs{validated}, the others on the "
     return "\n".join(
-        [
-            f"Those that the run logged last: `val/` on its validation pairs{validated}, the others on the "
-            "weights of its last training pairs.\n",
-            "| metric | value |",
-            "| --- | --- |",
-            *rows,
-        ]
+        [f"{told}weights of its last training pairs.\n", "| metric | value |", "| --- | --- |", *rows]
     )
 
 
 def _versions(summary: dict[str, Any] | None) -> str:
-    lines = []
-    if summary is not None:
-        trained = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
-        lines.append(f"- Trained with {trained}")
     names = ("pacmr-lightning", "torch", "transformers", "peft")
-    exported = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
-    return "\n".join([*lines, f"- Exported with {exported}"])
+    versions = {"Exported": {name: importlib.metadata.version(name) for name in names}}
+    if summary is not None:
+        versions = {"Trained": summary["versions"]} | versions
+    return "\n".join(
+        f"- {done} with {', '.join(f'{name} {version}' for name, version in found.items())}"
+        for done, found in versions.items()
+    )

@@ -1,4 +1,4 @@
-"""How many floating point operations a run takes: counted on the model's own code, without its weights.
+"""Floating point operations of a run: counted on the model's own code, without its weights.
 
 A pass over one pair is run on torch's meta device, where tensors have shapes and no contents, and torch's own
 counter adds up its matrix products: two operations a multiplication. What a run is made of is then a sum of
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from peft import PeftModel
@@ -17,9 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from ..policy.base_model import recompute_activations
-from ..policy.logprobs import token_values
-
-Estimator = Literal["GhostDotProduct", "CentralDifference"]
+from .memory_estimate import response_values
 
 
 @dataclass(frozen=True)
@@ -88,9 +86,6 @@ def pair_flops(
         gradient_checkpointing: activations inside of a layer are computed again in backward.
     """
     model = cast(PreTrainedModel, policy.get_base_model())
-    rows, length = (1, prompt_tokens + 2 * response_tokens)
-    if not shared:
-        rows, length = 2, prompt_tokens + response_tokens
     recompute_activations(model, gradient_checkpointing)
     policy.train()
     trained = [p for p in policy.parameters() if p.requires_grad]
@@ -98,14 +93,7 @@ def pair_flops(
     def count(gradient: bool) -> int:
         counter = FlopCounterMode(display=False)
         with torch.device("meta"), counter, torch.set_grad_enabled(gradient):
-            tokens = torch.zeros(rows, length, dtype=torch.long)
-            mask = torch.zeros(rows, 1, length, length, dtype=model.dtype)
-            inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": tokens}
-            predicted = torch.zeros(2 * response_tokens, dtype=torch.long)
-            states = model.base_model(**inputs, use_cache=False).last_hidden_state[predicted, predicted]
-            # Not called as a module: the counter's hooks on modules cannot bear a gradient taken inside.
-            head = model.get_output_embeddings().forward
-            values = token_values(states, head, predicted, 1, frozen=True).log_probs
+            values = response_values(model, 1, prompt_tokens, response_tokens, shared, full_mask=True)
             if gradient:
                 torch.autograd.grad(values.sum(), trained)
         return counter.get_total_flops()
@@ -115,7 +103,7 @@ def pair_flops(
     return PairFlops(reference, count(False), count(True), gradient_checkpointing)
 
 
-def update_flops(flops: PairFlops, plan: Plan, estimator: Estimator | None, kept: bool = False) -> float:
+def update_flops(flops: PairFlops, plan: Plan, estimator: str | None, kept: bool = False) -> float:
     """Operations of an update of the policy, over all devices; on average, where VNet learns at some.
 
     Args:

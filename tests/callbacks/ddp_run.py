@@ -6,12 +6,13 @@ from pathlib import Path
 from conftest import Ordered, run
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from pacmr_lightning.callbacks import RunSummary, WeightRecorder
+from pacmr_lightning.callbacks import RunSummary, VNetSurfaces, WeightDistributions, WeightRecorder
 
 
 def callbacks():
+    drawing = [VNetSurfaces([7], points=11, window=20), WeightDistributions([7], window=20)]
     keep_all = ModelCheckpoint(every_n_epochs=1, save_top_k=-1, filename="{epoch}")
-    return [WeightRecorder(rows_per_part=6), RunSummary(window=50), keep_all]
+    return [WeightRecorder(rows_per_part=6), RunSummary(window=50), *drawing, keep_all]
 
 
 if __name__ == "__main__":

@@ -144,23 +144,11 @@ def test_bad_input_leaves_nothing(predict, tmp_path):
 
 
 @pytest.fixture
-def command(tmp_path, model):
+def command(tmp_path, model, preference_config):
     """``pacmr predict`` of the reference on the world's prompts, as a process's command line."""
-    config = {
-        "model": {
-            "class_path": "PreferenceModule",
-            "init_args": {
-                "policy": {"class_path": "PolicyModel", "init_args": {"model": model}},
-                "max_new_tokens": 48,
-            },
-        },
-        "data": {
-            "class_path": "PreferenceDataModule",
-            "init_args": {"source": {"class_path": "EmbeddedWorld"}, "validation_batch_size": 4},
-        },
-        "trainer": {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False},
-    }
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    world = {"class_path": "EmbeddedWorld"}
+    content = preference_config(model, world, {"max_new_tokens": 48}, {"validation_batch_size": 4}, devices=1)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
 
     def make(folder, *options):
         base = [sys.executable, "-m", "pacmr_lightning", "predict", "--config", str(tmp_path / "config.yaml")]

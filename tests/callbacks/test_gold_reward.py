@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch import Callback
+import yaml
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from pacmr_lightning import cli
 from pacmr_lightning.callbacks import GoldReward, RunSummary, SequenceKL
@@ -30,21 +30,10 @@ def gold_reward(prompt, response):
 
 
 class Policy(PolicyModel):
-    """A tiny Llama with LoRA that has left its reference, and what it was asked to generate."""
+    """A tiny Llama with LoRA, and what it was asked to generate."""
 
-    def __init__(self, tokenizer, folder):
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-        LlamaForCausalLM(config).save_pretrained(folder)
-        super().__init__(str(folder), rank=2)
+    def __init__(self, folder):
+        super().__init__(folder, rank=2)
         self.build()
         self.calls = []
 
@@ -75,14 +64,16 @@ def tokenizer():
 
 
 @pytest.fixture
-def world(tokenizer, make_module, make_data, tmp_path):
+def world(tokenizer, make_module, make_data, tmp_path, tiny_llama):
     data = make_data()
     data.tokenizer = tokenizer
     data.prompt_ids = lambda prompts: tokenizer(prompts)["input_ids"]
     data.gold_reward = gold_reward
     data.source = SimpleNamespace(prompts=PROMPTS)
     module = make_module()
-    module.policy = Policy(tokenizer, tmp_path / "base")
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    keys = {"tokenizer": tokenizer, "vocab_size": len(tokenizer), **shape}
+    module.policy = Policy(tiny_llama(tmp_path / "base", **keys))
     module.policy.requires_grad_(False)
     return module, data
 
@@ -124,30 +115,13 @@ def test_gold_reward_of_a_run(fit, tmp_path, world, summary_first):
         assert len(row["response"].split()) <= 6
 
 
-def test_prompts_go_where_the_strategy_computes(fit, tmp_path, world, monkeypatch):
-    """Under ZeRO-3 nobody moves the module, whose own device stays the one it was made on."""
-    module, data = world
-
-    class Unmoved(Callback):
-        def on_train_end(self, trainer, pl_module):
-            monkeypatch.setattr(type(pl_module), "device", torch.device("meta"))
-
-    fit(tmp_path, [Unmoved(), GoldReward(samples=4, max_new_tokens=2)], module, data, max_epochs=1)
-    assert {call["input_ids"].device.type for call in module.policy.calls} == {"cpu"}
-
-
 def test_sampling_is_plain_left_padded_and_seeded(fit, tmp_path, world):
     module, data = world
 
     def sample(folder, seed):
         module.policy.calls.clear()
-        fit(
-            tmp_path / folder,
-            [GoldReward(samples=32, max_new_tokens=6, seed=seed)],
-            module,
-            data,
-            max_epochs=1,
-        )
+        callback = GoldReward(samples=32, max_new_tokens=6, seed=seed)
+        fit(tmp_path / folder, [callback], module, data, max_epochs=1)
         return samples_of(tmp_path / folder)
 
     first = sample("first", 0)
@@ -160,17 +134,19 @@ def test_sampling_is_plain_left_padded_and_seeded(fit, tmp_path, world):
     assert sample("other", 1) != first
 
 
-def test_the_global_random_state_is_left_alone(fit, tmp_path, world):
+def test_the_global_state_is_left_alone(fit, tmp_path, world, monkeypatch):
+    """Prompts go where the strategy computes; under ZeRO-3 nobody moves the module to that device."""
+    module, data = world
+
     class Watch(GoldReward):
         def on_train_end(self, trainer, pl_module):
+            monkeypatch.setattr(type(pl_module), "device", torch.device("meta"))
             before = torch.get_rng_state()
             super().on_train_end(trainer, pl_module)
             assert torch.equal(before, torch.get_rng_state())
-            self.seen = True
 
-    watch = Watch(samples=8, max_new_tokens=3)
-    fit(tmp_path, [watch], *world, max_epochs=1)
-    assert watch.seen
+    fit(tmp_path, [Watch(samples=8, max_new_tokens=3)], module, data, max_epochs=1)
+    assert {call["input_ids"].device.type for call in module.policy.calls} == {"cpu"}
 
 
 def test_data_without_a_gold_reward_is_refused_before_training(fit, tmp_path, world):
@@ -179,8 +155,11 @@ def test_data_without_a_gold_reward_is_refused_before_training(fit, tmp_path, wo
     with pytest.raises(UserError, match=r"The data of task toy has no gold reward; take GoldReward out"):
         fit(tmp_path, [GoldReward()], module, data)
     data.gold_reward, data.source, data.predict_dataloader = gold_reward, SimpleNamespace(prompts=None), list
-    with pytest.raises(UserError, match="GoldReward needs prompts, but the data has none"):
-        fit(tmp_path, [GoldReward()], module, data, max_epochs=1)
+    for callback in (GoldReward, SequenceKL):
+        with pytest.raises(
+            UserError, match=f"{callback.__name__} needs prompts, but the data has none; take it"
+        ):
+            fit(tmp_path, [callback()], module, data, max_epochs=1)
 
 
 class Length(Reward):
@@ -204,27 +183,17 @@ def test_prompts_of_the_data_and_a_second_reward(fit, tmp_path, world):
     assert float(metrics["val/second_reward_stderr"]) == pytest.approx(float(lengths.std() / 5**0.5))
 
 
-@pytest.mark.parametrize("options", [{"samples": 1}, {"max_new_tokens": 0}, {"batch_size": 0}, {"every": 0}])
-def test_bad_options(options):
-    (name,) = options
-    with pytest.raises(UserError, match=name):
-        GoldReward(**options)
-
-
-def test_along_the_way(tmp_path, tiny_llama):
+def test_along_the_way(tmp_path, tiny_llama, preference_config):
     """Looks on the way stand in the metrics at their updates, and training is the same to the bit."""
-    tiny_llama(tmp_path / "model", initializer_range=0.2)
-    for name, every in (("end", "null"), ("along", "2")):
-        options = {
-            **{"model": "PreferenceModule", "model.policy": "PolicyModel"},
-            **{"model.policy.model": str(tmp_path / "model"), "model.learning_rate": "0.01"},
-            **{"data": "PreferenceDataModule", "data.source": "EmbeddedWorld", "data.source.pairs": "40"},
-            **{"data.source.validation_pairs": "8", "data.global_batch_size": "8"},
-            **{"trainer.max_epochs": "1", "trainer.accelerator": "cpu", "trainer.callbacks": "GoldReward"},
-            **{"trainer.callbacks.samples": "8", "trainer.callbacks.max_new_tokens": "4"},
-            **{"trainer.callbacks.every": every, "trainer.default_root_dir": str(tmp_path / name)},
-        }
-        cli.main(["fit", *(word for option, value in options.items() for word in (f"--{option}", value))])
+    model = tiny_llama(tmp_path / "model", initializer_range=0.2)
+    world = {"class_path": "EmbeddedWorld", "init_args": {"pairs": 40, "validation_pairs": 8}}
+    for name, every in (("end", None), ("along", 2)):
+        options = {"samples": 8, "max_new_tokens": 4, "every": every}
+        looking = [{"class_path": "GoldReward", "init_args": options}]
+        content = preference_config(model, world, {"learning_rate": 0.01}, None, looking, max_epochs=1)
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
+        words = ["--config", str(tmp_path / "config.yaml")]
+        cli.main(["fit", *words, "--trainer.default_root_dir", str(tmp_path / name)])
     end, along = (pd.read_csv(tmp_path / name / "metrics.csv") for name in ("end", "along"))
     looks = along.dropna(subset="val/gold_reward")
     kls = along.dropna(subset="val/sequence_kl")
@@ -281,13 +250,6 @@ def test_kl_of_sampled_responses(fit, tmp_path, world):
     # Some ended by themselves, with a token that counts, and others were cut.
     ended = [response[-1] == data.tokenizer.eos_token_id for _, response in seen]
     assert any(ended) and not all(ended)
-
-
-def test_kl_needs_prompts(fit, tmp_path, world):
-    module, data = world
-    data.predict_dataloader = list
-    with pytest.raises(UserError, match="SequenceKL needs prompts, but the data has none; take it out"):
-        fit(tmp_path, [SequenceKL()], module, data, max_epochs=1)
 
 
 def test_too_long_a_response_is_refused_before_training(fit, tmp_path, world):

@@ -6,9 +6,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from pacmr_lightning.callbacks import RunSummary, WeightRecorder, summary
+from pacmr_lightning.callbacks import RunSummary, WeightRecorder, run_summary
 from pacmr_lightning.commands.compare import compare
-from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.folder import read_weights
 
 PROMISED = [
@@ -63,31 +62,6 @@ def test_the_numbers_of_a_run(fit, tmp_path, monkeypatch):
     assert summary["pairs_per_second"] == pytest.approx(96 / summary["seconds"])
 
 
-def test_equal_weights_rank_nothing(fit, tmp_path, make_module):
-    fit(tmp_path, [RunSummary()], make_module("dpo"))
-    summary = summary_of(tmp_path)
-    assert summary["weight_mean_unflipped"] == summary["weight_mean_flipped"] == 1.0
-    assert summary["weight_gap"] == 0.0
-    assert summary["flip_auroc"] is None
-    assert summary["flip_auroc_u"] == 1.0
-
-
-def test_unknown_is_null(fit, tmp_path, make_module, make_data, monkeypatch):
-    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
-    data = make_data(flip=lambda i: None)
-    data.noise_rate = None
-    fit(tmp_path, [RunSummary()], make_module(), data, limit_val_batches=0)
-    summary = summary_of(tmp_path)
-    nulls = {key for key, value in summary.items() if value is None}
-    assert nulls == {
-        *("noise_rate", "seed", "val_accuracy", "val_margin", "flip_auroc", "flip_auroc_u"),
-        *("val_pairs", "val_step"),
-        *("weight_mean_unflipped", "weight_mean_flipped", "weight_gap"),
-    }
-    assert summary["window_pairs"] == 0
-    assert summary["metrics"] == {}
-
-
 def test_an_older_validation_says_its_step(fit, tmp_path, capsys):
     """Three epochs of four updates, of which the second alone is validated; resumed after the validation."""
     saving = ModelCheckpoint(tmp_path / "checkpoints", every_n_train_steps=10, save_top_k=-1)
@@ -102,25 +76,57 @@ def test_an_older_validation_says_its_step(fit, tmp_path, capsys):
     assert "accuracy is of update 8; the run ended after 12" in " ".join(said.split())
 
 
-def test_no_flip_among_the_known(fit, tmp_path, make_module, make_data):
-    data = make_data(flip=lambda i: False if i % 2 else None)
-    fit(tmp_path, [RunSummary()], make_module(val_margin=float("nan")), data)
+NO_VALIDATION = ("val_accuracy", "val_margin", "val_pairs", "val_step")
+NO_GAP = ("weight_mean_flipped", "weight_gap", "flip_auroc")
+
+
+@pytest.mark.parametrize(
+    ("flip", "kind", "options", "expected"),
+    [
+        # Equal weights rank nothing.
+        (
+            lambda i: i % 4 == 0,
+            "dpo",
+            {},
+            {"weight_mean_unflipped": 1.0, "weight_mean_flipped": 1.0, "weight_gap": 0.0, "flip_auroc": None}
+            | {"flip_auroc_u": 1.0},
+        ),
+        # Nothing is known.
+        (
+            lambda i: None,
+            "pacmr",
+            {"limit_val_batches": 0},
+            {**dict.fromkeys((*NO_VALIDATION, *NO_GAP, "flip_auroc_u", "weight_mean_unflipped"))}
+            | {"noise_rate": None, "seed": None, "window_pairs": 0, "metrics": {}},
+        ),
+        # No flip is among the known, and a metric is NaN.
+        (
+            lambda i: False if i % 2 else None,
+            "pacmr",
+            {"val_margin": float("nan")},
+            {"window_pairs": 48, "val_margin": None, **dict.fromkeys(NO_GAP)},
+        ),
+    ],
+)
+def test_null_where_nothing_is_known(
+    flip, kind, options, expected, fit, tmp_path, make_module, make_data, monkeypatch
+):
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    module = make_module(kind, val_margin=options.pop("val_margin", 1.5))
+    data = make_data(flip)
+    data.noise_rate = expected.get("noise_rate", 0.25)
+    fit(tmp_path, [RunSummary()], module, data, **options)
     summary = summary_of(tmp_path)
-    assert summary["window_pairs"] == 48
-    assert summary["weight_mean_unflipped"] > 0.5
-    assert summary["weight_mean_flipped"] is None
-    assert summary["weight_gap"] is None
-    assert summary["flip_auroc"] is None
-    assert summary["val_margin"] is None
-    assert summary["metrics"]["val/rewards/margins"] is None
+    assert expected == {key: summary[key] for key in expected}
+    allowed = {*(key for key, value in expected.items() if value is None), "seed", "val_pairs"}
+    assert {key for key, value in summary.items() if value is None} <= allowed | {"flip_auroc_u"}
+    margin = summary["metrics"].get("val/rewards/margins")
+    assert margin is None if kind == "pacmr" else margin == 1.5
 
 
-def test_unknown_flips_are_visits_too(fit, tmp_path, make_module, make_data):
-    fit(
-        tmp_path,
-        [RunSummary(window=20), WeightRecorder()],
-        data=make_data(lambda i: i < 16 if i % 2 else None),
-    )
+def test_unknown_flips_are_visits_too(fit, tmp_path, make_data):
+    data = make_data(lambda i: i < 16 if i % 2 else None)
+    fit(tmp_path, [RunSummary(window=20), WeightRecorder()], data=data)
     summary = summary_of(tmp_path)
     last = read_weights(tmp_path).iloc[-24:]
     assert summary["window_pairs"] == last["flipped"].notna().sum() == 12
@@ -142,21 +148,6 @@ def test_resume_goes_on_counting(fit, tmp_path, make_module):
     assert summary_of(folder)["pairs_per_second"] == pytest.approx(96 / summary_of(folder)["seconds"])
 
 
-def test_resume_from_a_checkpoint_of_an_earlier_version(fit, tmp_path):
-    """It kept doubles, and cut the window in mid-step."""
-    fit(tmp_path / "whole", [RunSummary(window=50)])
-    folder = tmp_path / "resumed"
-    fit(folder, [RunSummary(window=50), ModelCheckpoint(every_n_epochs=1)], max_epochs=2)
-    (path,) = folder.rglob("*.ckpt")
-    checkpoint = torch.load(path, weights_only=False)
-    rows = checkpoint["RunSummary"]["rows"]
-    assert len(rows) == 56
-    checkpoint["RunSummary"]["rows"] = rows[-50:].double()
-    torch.save(checkpoint, path)
-    fit(folder, [RunSummary(window=50)], resume=path)
-    assert without_time(summary_of(folder)) == without_time(summary_of(tmp_path / "whole"))
-
-
 def test_validation_is_not_training_time(fit, tmp_path, make_module, monkeypatch):
     """By a clock that training moves by seconds, and validation by hours."""
     now = 0.0
@@ -171,7 +162,7 @@ def test_validation_is_not_training_time(fit, tmp_path, make_module, monkeypatch
 
     for name, seconds in (("training_step", 2), ("validation_step", 3600)):
         monkeypatch.setattr(make_module, name, taking(seconds, getattr(make_module, name)))
-    monkeypatch.setattr(summary, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(run_summary, "time", SimpleNamespace(perf_counter=lambda: now))
     fit(tmp_path, [RunSummary()])
     assert now > 3 * 3600 and summary_of(tmp_path)["seconds"] == 12 * 2
 
@@ -203,8 +194,3 @@ def test_two_processes_agree_with_one(two_processes, fit, tmp_path):
         assert whole[key] == alone[key]
     for key in ("weight_mean_unflipped", "weight_mean_flipped", "weight_gap"):
         assert whole[key] == pytest.approx(alone[key], abs=1e-6)
-
-
-def test_bad_window():
-    with pytest.raises(UserError, match="window is 0"):
-        RunSummary(window=0)

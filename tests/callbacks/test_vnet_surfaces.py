@@ -2,10 +2,6 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import lightning.pytorch as pl
 import numpy as np
@@ -17,8 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pacmr_lightning.analysis.surface import load, steps_of
 from pacmr_lightning.callbacks import WeightRecorder
-from pacmr_lightning.callbacks.vnet_surfaces import VNetSurfaces
-from pacmr_lightning.callbacks.weight_distributions import WeightDistributions
+from pacmr_lightning.callbacks.weight_figures import VNetSurfaces, WeightDistributions
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
@@ -56,48 +51,26 @@ def model_folder(tmp_path_factory, tiny_llama):
     return folder
 
 
-def real_run(root, model_folder, weighting, callbacks, **options):
+def real_run(fit, root, model_folder, weighting, callbacks, **options):
     pl.seed_everything(0)
-    module = PreferenceModule(
-        PolicyModel(str(model_folder), rank=4),
-        DPO(beta=1.0),
-        weighting,
-        method="pacmr",
-        learning_rate=0.01,
-    )
+    policy = PolicyModel(str(model_folder), rank=4)
+    module = PreferenceModule(policy, DPO(beta=1.0), weighting, method="pacmr", learning_rate=0.01)
     source = Files(str(model_folder / "pairs.jsonl"), validation_fraction=0.1)
-    data = PreferenceDataModule(
-        source,
-        str(model_folder),
-        task="tiny",
-        global_batch_size=8,
-        meta_batch_size=8,
-        meta_every=weighting.every,
-        noise_rate=0.3,
-    )
-    trainer = pl.Trainer(
-        max_steps=4,
-        accelerator="cpu",
-        default_root_dir=root,
-        callbacks=callbacks,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        limit_val_batches=0,
-        **options,
-    )
-    trainer.fit(module, data)
+    sizes = {"global_batch_size": 8, "meta_batch_size": 8, "meta_every": weighting.every}
+    data = PreferenceDataModule(source, str(model_folder), task="tiny", **sizes, noise_rate=0.3)
+    options |= {"max_steps": 4, "max_epochs": None, "limit_val_batches": 0}
+    fit(root, callbacks, module, data, enable_checkpointing=False, **options)
     return module
 
 
 @pytest.mark.slow
-def test_values_of_a_real_run(model_folder, tmp_path):
+def test_values_of_a_real_run(fit, model_folder, tmp_path):
     loggers = [TensorBoardLogger(tmp_path, "tensorboard", ""), ContinuedCSVLogger(tmp_path, "", "")]
     # A threshold that all pairs pass and a fast VNet, so that its surface is not flat.
     weighting = VNetWeighting(every=1, learning_rate=0.05)
     weighting.outer.tau = 0.5
     callbacks = [WeightRecorder(), VNetSurfaces(steps=[2], points=9, window=16)]
-    module = real_run(tmp_path, model_folder, weighting, callbacks, logger=loggers)
+    module = real_run(fit, tmp_path, model_folder, weighting, callbacks, logger=loggers)
 
     assert steps_of(tmp_path) == [2, 4]
     last = load(tmp_path)
@@ -146,9 +119,9 @@ def test_values_of_a_real_run(model_folder, tmp_path):
     assert [event.step for event in events.Scalars(SHARES[0])] == [1, 3]
 
 
-def test_a_fixed_prior_is_flat(model_folder, tmp_path):
+def test_a_fixed_prior_is_flat(fit, model_folder, tmp_path):
     prior = SigmoidPrior(slope=1.0, offset="auto")
-    real_run(tmp_path, model_folder, prior, [VNetSurfaces(points=5)], logger=False)
+    real_run(fit, tmp_path, model_folder, prior, [VNetSurfaces(points=5)], logger=False)
     surface = load(tmp_path)
     assert (surface.a == 1).all()
     np.testing.assert_allclose(surface.b, np.log(0.7 / 0.3), rtol=1e-6)
@@ -158,33 +131,37 @@ def test_a_fixed_prior_is_flat(model_folder, tmp_path):
     assert surface.monotone_share() == 1.0
 
 
-def test_nothing_where_there_is_no_slope(fit, tmp_path, make_module):
-    fit(tmp_path, [VNetSurfaces(steps=[2])], make_module("dpo"))
+def test_nothing_where_there_is_no_slope_and_all_weights_are_alike(fit, tmp_path, make_module):
+    fit(tmp_path, [VNetSurfaces(steps=[2]), WeightDistributions(steps=[3])], make_module("dpo"))
     assert not (tmp_path / "analysis").exists()
 
 
-def test_visits_that_are_not_finite_are_left_out(fit, tmp_path, make_module):
-    class Diverging(make_module):
-        def training_step(self, batch, batch_idx):
-            outputs = super().training_step(batch, batch_idx)
-            outputs["record"].u[0] = torch.inf
-            return outputs
+@pytest.fixture
+def altered(make_module):
+    """A module whose record of each step is changed."""
 
-    fit(tmp_path, [VNetSurfaces()], Diverging())
+    def make(change):
+        class Altered(make_module):
+            def training_step(self, batch, batch_idx):
+                outputs = super().training_step(batch, batch_idx)
+                change(outputs["record"])
+                return outputs
+
+        return Altered()
+
+    return make
+
+
+def test_visits_that_are_not_finite_are_left_out(fit, tmp_path, altered):
+    fit(tmp_path, [VNetSurfaces()], altered(lambda record: record.u[:1].fill_(torch.inf)))
     surface = load(tmp_path)
     assert len(surface.visits.u) == 84  # 12 of 96 are infinite
     assert np.isfinite(surface.g).all()
 
 
-def test_slopes_that_differ_without_a_vnet_are_refused(fit, tmp_path, make_module):
-    class Odd(make_module):
-        def training_step(self, batch, batch_idx):
-            outputs = super().training_step(batch, batch_idx)
-            outputs["record"].a[0] += 1
-            return outputs
-
+def test_slopes_that_differ_without_a_vnet_are_refused(fit, tmp_path, altered):
     with pytest.raises(UserError, match="has no VNet to ask"):
-        fit(tmp_path, [VNetSurfaces(steps=[1])], Odd())
+        fit(tmp_path, [VNetSurfaces(steps=[1])], altered(lambda record: record.a[:1].add_(1)))
 
 
 def same(first, second):
@@ -224,34 +201,11 @@ def test_resume_gives_the_same_files_once(fit, tmp_path, make_module):
 
 
 @pytest.mark.slow
-def test_two_processes_see_what_one_sees(fit, tmp_path):
-    result = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("ddp_surfaces.py")), str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert result.returncode == 0, result.stderr
-    alone = tmp_path / "alone"
-    fit(alone, [VNetSurfaces([7], points=11, window=20), WeightDistributions([7], window=20)])
-    files = sorted(path.name for path in (alone / "analysis").iterdir())
+def test_two_processes_see_what_one_sees(two_processes, fit, tmp_path):
+    fit(tmp_path, [VNetSurfaces([7], points=11, window=20), WeightDistributions([7], window=20)])
+    files = sorted(path.name for path in (tmp_path / "analysis").iterdir())
     assert len(files) == 2 * 7
-    for name, steps in (("whole", [7, 12]), ("resumed", [12])):
-        found = sorted(path.name for path in (tmp_path / name / "analysis").iterdir())
-        assert found == [file for file in files if int(file[-9:-4]) in steps]
-        for step in steps:
-            same(load(tmp_path / name, step), load(alone, step))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"steps": [500, 0]}, r"steps is \[500, 0\]"),
-        ({"points": 1}, "points is 1"),
-        ({"window": 0}, "window is 0"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(UserError, match=message):
-        VNetSurfaces(**options)
+    for name in ("whole", "resumed"):
+        assert sorted(path.name for path in (two_processes / name / "analysis").iterdir()) == files
+        for step in (7, 12):
+            same(load(two_processes / name, step), load(tmp_path, step))

@@ -8,8 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pacmr_lightning.analysis.distribution_figure import BINS, GROUPS, draw
 from pacmr_lightning.callbacks import WeightRecorder
-from pacmr_lightning.callbacks.weight_distributions import WeightDistributions
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.callbacks.weight_figures import WeightDistributions
 from pacmr_lightning.runs.folder import read_weights
 
 
@@ -60,11 +59,6 @@ def test_no_label_is_invented(fit, tmp_path, make_module, make_data, flip, tags)
     assert sum(events[-1].histogram_value.num for events in found.values()) == 16
 
 
-def test_equal_weights_are_not_drawn(fit, tmp_path, make_module):
-    fit(tmp_path, [WeightDistributions(steps=[3])], make_module("dpo"))
-    assert not (tmp_path / "analysis").exists()
-
-
 def test_the_figure_has_the_densities_and_means():
     generator = np.random.default_rng(0)
     flipped = (np.arange(1000) % 5 == 0).astype(np.int8)
@@ -94,10 +88,3 @@ def test_one_distribution_has_no_gap():
     (axis,) = draw(weight, np.zeros(9), step=1).axes
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["unflipped (9), mean 0.50"]
     assert axis.get_legend().get_title().get_text() == "", "there is nothing to be apart from"
-
-
-def test_bad_options():
-    with pytest.raises(UserError, match="window is 0"):
-        WeightDistributions(window=0)
-    with pytest.raises(UserError, match=r"steps is \[-1\]"):
-        WeightDistributions(steps=[-1])

@@ -1,6 +1,5 @@
 """WeightGap in real runs from YAML: the table against other libraries, resumes, two processes."""
 
-import json
 import subprocess
 import sys
 
@@ -12,8 +11,7 @@ import yaml
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from pacmr_lightning import cli
-from pacmr_lightning.callbacks.probe_set import probe_indices
-from pacmr_lightning.callbacks.weight_gap import WeightGap, gap_rows
+from pacmr_lightning.callbacks.weight_gap import WeightGap, gap_rows, probe_indices
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.folder import read_weights
@@ -22,54 +20,23 @@ CATEGORIES = ("sea", "rain", None)
 
 
 @pytest.fixture
-def config(tmp_path, tiny_llama):
+def config(tmp_path, tiny_llama, write_rows, preference_config):
     """A config file of 6 updates of 8 pairs with VNet updates every 2 and 13 probe pairs."""
-    tiny_llama(tmp_path / "model", initializer_range=0.2)
     rows = [
         row | {"id": f"pair-{i}", "category": CATEGORIES[i % 3]}
         for i, row in enumerate(World().preference_rows(56, 0))
     ]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     vnet = {"class_path": "VNetWeighting", "init_args": {"every": 2, "learning_rate": 0.05}}
-    gap = {"window": 20, "probe_pairs": 13}
-    content = {
-        "model": {
-            "class_path": "PreferenceModule",
-            "init_args": {
-                "policy": {"class_path": "PolicyModel", "init_args": {"model": str(tmp_path / "model")}},
-                "weighting": vnet,
-                "learning_rate": 0.01,
-                "micro_batch_size": 4,
-            },
-        },
-        "data": {
-            "class_path": "PreferenceDataModule",
-            "init_args": {
-                "source": {
-                    "class_path": "Files",
-                    "init_args": {
-                        "train": str(tmp_path / "pairs.jsonl"),
-                        "validation": str(tmp_path / "pairs.jsonl"),
-                    },
-                },
-                "global_batch_size": 8,
-                "meta_batch_size": 4,
-                "noise_rate": 0.4,
-            },
-        },
-        "trainer": {
-            "accelerator": "cpu",
-            "max_steps": 6,
-            "log_every_n_steps": 1,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "callbacks": [
-                {"class_path": "WeightRecorder"},
-                {"class_path": "pacmr_lightning.callbacks.weight_gap.WeightGap", "init_args": gap},
-            ],
-        },
-        "checkpoint": {"every_n_train_steps": 2, "save_top_k": -1},
-    }
+    gap = {"class_path": "WeightGap", "init_args": {"window": 20, "probe_pairs": 13}}
+    content = preference_config(
+        tiny_llama(tmp_path / "model", initializer_range=0.2),
+        write_rows(rows),
+        {"weighting": vnet, "learning_rate": 0.01, "micro_batch_size": 4},
+        {"noise_rate": 0.4},
+        [{"class_path": "WeightRecorder"}, gap],
+        max_steps=6,
+    )
+    content["checkpoint"] = {"every_n_train_steps": 2, "save_top_k": -1}
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
@@ -130,31 +97,29 @@ def test_the_table(config, tmp_path):
     ]
 
 
-def test_the_policy_stays_as_it_was(config, tmp_path, monkeypatch):
+def test_rows_along_the_way_do_not_change_the_run(config, tmp_path, monkeypatch):
+    """Nor does a look at the policy change its mode, its parameters or the random state."""
     kept = []
-    measure = WeightGap._measure
+    look = WeightGap.look
 
-    def watched(self, trainer, pl_module):
-        for look in (lambda: measure(self, trainer, pl_module), lambda: None):
+    def watched(self, trainer, pl_module, rows):
+        for step in (lambda: look(self, trainer, pl_module, rows), lambda: None):
             modes = [module.training for module in pl_module.modules()]
             weights = [parameter.detach().clone() for parameter in pl_module.policy.parameters()]
             kept.append((modes, weights, torch.get_rng_state(), torch.is_grad_enabled()))
-            look()
+            step()
 
-    monkeypatch.setattr(WeightGap, "_measure", watched)
-    fit(config, tmp_path / "run")
-    before, after = kept
-    assert before[0] == after[0] and before[3] == after[3]
-    assert torch.equal(before[2], after[2])
-    assert all(torch.equal(a, b) for a, b in zip(before[1], after[1], strict=True))
-
-
-def test_rows_along_the_way_do_not_change_the_run(config, tmp_path):
     once = fit(config, tmp_path / "once")
+    monkeypatch.setattr(WeightGap, "look", watched)
     often = fit(config, tmp_path / "often", *EVERY)
     assert sorted(set(often["step"])) == [2, 4, 6]
     pd.testing.assert_frame_equal(often[often["step"] == 6].reset_index(drop=True), once)
     pd.testing.assert_frame_equal(read_weights(tmp_path / "often"), read_weights(tmp_path / "once"))
+    assert len(kept) == 6
+    for before, after in zip(kept[::2], kept[1::2], strict=True):
+        assert before[0] == after[0] and before[3] == after[3]
+        assert torch.equal(before[2], after[2])
+        assert all(torch.equal(a, b) for a, b in zip(before[1], after[1], strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:.*from before this fit goes back")
@@ -222,12 +187,6 @@ def test_two_processes(config, tmp_path):
     pd.testing.assert_frame_equal(two, alone, atol=1e-3)
     window = two[(two["set"] == "window") & (two["category"] == "all")]
     assert window["pairs"].tolist() == [16, 24, 24]
-
-
-@pytest.mark.parametrize("option", ["window", "probe_pairs", "every"])
-def test_bad_options(option):
-    with pytest.raises(UserError, match=f"{option} is 0"):
-        WeightGap(**{option: 0})
 
 
 def test_data_without_training_pairs_are_refused(tmp_path, request):

@@ -128,8 +128,6 @@ def test_two_processes_write_their_own_parts(two_processes, fit, tmp_path):
 
 
 def test_bad_input(tmp_path):
-    with pytest.raises(UserError, match="rows_per_part is 0"):
-        WeightRecorder(rows_per_part=0)
     with pytest.raises(UserError, match="There are no weights in"):
         read_weights(tmp_path)
     (tmp_path / "weights").mkdir()

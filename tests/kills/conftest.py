@@ -50,11 +50,11 @@ class Runs:
 
     updates, saved_every = UPDATES, SAVED_EVERY
 
-    def __init__(self, folder: Path, model: str, forked):
+    def __init__(self, folder: Path, content: dict, forked):
         self.folder = folder
         self._forked = forked
         self._straight: set[str] = set()
-        (folder / "config.yaml").write_text(yaml.safe_dump(config(model)))
+        (folder / "config.yaml").write_text(yaml.safe_dump(content))
 
     def start(self, run, strategy, *options, fsync=0.0, **variables):
         """Starts ``pacmr fit`` in a process group; ``fsync`` in seconds, other variables of slow_disk.py."""
@@ -98,39 +98,24 @@ class Runs:
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory, tiny_llama, forked):
+def runs(tmp_path_factory, tiny_llama, forked, preference_config):
     folder = tmp_path_factory.mktemp("kills")
-    return Runs(folder, tiny_llama(folder / "model"), forked)
+    return Runs(folder, config(tiny_llama(folder / "model"), preference_config), forked)
 
 
-def config(model: str) -> dict:
+def config(model: str, preference_config) -> dict:
     outer = {"class_path": "PromptAugmentationConsistency", "init_args": {"tau": 0.5}}
     weighting = {"class_path": "VNetWeighting", "init_args": {"every": 2, "outer": outer}}
-    policy = {"class_path": "PolicyModel", "init_args": {"model": model}}
     world = {"pairs": BATCH * UPDATES // 2, "validation_pairs": 24}
-    module = {"policy": policy, "weighting": weighting, "method": "pacmr", "learning_rate": 0.02}
-    data = {
-        "source": {"class_path": "EmbeddedWorld", "init_args": world},
-        "global_batch_size": BATCH,
-        "validation_batch_size": 8,
-        "meta_batch_size": 8,
-        "noise_rate": 0.3,
-    }
-    return {
-        "model": {"class_path": "PreferenceModule", "init_args": module},
-        "data": {"class_path": "PreferenceDataModule", "init_args": data},
-        "trainer": {
-            "max_epochs": 2,
-            "accelerator": "cpu",
-            "devices": 1,
-            "log_every_n_steps": 3,
-            "val_check_interval": 5,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "callbacks": [{"class_path": name, "init_args": args} for name, args in CALLBACKS.items()],
-        },
-        "checkpoint": {"every_n_train_steps": SAVED_EVERY},
-    }
+    content = preference_config(
+        model,
+        {"class_path": "EmbeddedWorld", "init_args": world},
+        {"weighting": weighting, "method": "pacmr", "learning_rate": 0.02},
+        {"validation_batch_size": 8, "global_batch_size": BATCH, "meta_batch_size": 8, "noise_rate": 0.3},
+        [{"class_path": name, "init_args": args} for name, args in CALLBACKS.items()],
+        **{"max_epochs": 2, "devices": 1, "log_every_n_steps": 3, "val_check_interval": 5},
+    )
+    return content | {"checkpoint": {"every_n_train_steps": SAVED_EVERY}}
 
 
 def assert_same(found, expected, atol):

@@ -25,11 +25,9 @@ DRAWN = {"weights/surfaces": [1, 2], "weights/heat_maps": [1, 2], "weights/distr
 
 
 @pytest.fixture
-def config(tmp_path, tiny_llama, monkeypatch) -> dict:
+def config(tmp_path, tiny_llama, monkeypatch, preference_config) -> dict:
     """A run of two updates that draws and writes after each, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    tiny_llama(tmp_path / "model")
-    policy = {"class_path": "PolicyModel", "init_args": {"model": "model", "rank": 2}}
     weighting = {"class_path": "VNetWeighting", "init_args": {"every": 1}}
     source = {"class_path": "EmbeddedWorld", "init_args": {"pairs": 40, "validation_pairs": 8}}
     drawing = [
@@ -38,25 +36,16 @@ def config(tmp_path, tiny_llama, monkeypatch) -> dict:
         {"class_path": "SampleResponses", "init_args": {"prompts": 2, "every": 1, "max_new_tokens": 3}},
         {"class_path": "RunSummary"},
     ]
-    return {
-        "model": {
-            "class_path": "PreferenceModule",
-            "init_args": {"policy": policy, "weighting": weighting, "method": "pacmr"},
-        },
-        "data": {
-            "class_path": "PreferenceDataModule",
-            "init_args": {"source": source, "global_batch_size": 8, "meta_batch_size": 4, "noise_rate": 0.3},
-        },
-        "trainer": {
-            "default_root_dir": "run",
-            "accelerator": "cpu",
-            "max_steps": 2,
-            "log_every_n_steps": 1,
-            "enable_progress_bar": False,
-            "limit_val_batches": 0,
-            "callbacks": drawing,
-        },
-    }
+    found = preference_config(
+        tiny_llama("model"),
+        source,
+        {"weighting": weighting, "method": "pacmr"},
+        {"noise_rate": 0.3},
+        drawing,
+        **{"default_root_dir": "run", "max_steps": 2, "limit_val_batches": 0},
+    )
+    found["model"]["init_args"]["policy"]["init_args"]["rank"] = 2
+    return found
 
 
 def fit(config, *options):

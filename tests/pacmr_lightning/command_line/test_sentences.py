@@ -1,12 +1,15 @@
 """Bad input of every shape, of the trainer's commands and of the tools: one sentence, status 2, no usage."""
 
 import json
+import re
 
 import pytest
 import yaml
 
 from pacmr_lightning import cli
 from pacmr_lightning.command_line.sentences import short_message
+
+from ..tables import cases
 
 POLICY = {"class_path": "PolicyModel", "init_args": {"model": "./nowhere"}}
 FILES = {"class_path": "Files", "init_args": {"train": "pairs.jsonl", "validation": "pairs.jsonl"}}
@@ -34,128 +37,161 @@ def said(capsys, arguments: list[str]) -> str:
     return captured.err.removeprefix("pacmr: error: ").rstrip("\n")
 
 
-VNET = ["--model.weighting", "VNetWeighting"]
-PAC = [*VNET, "--model.weighting.outer", "PromptAugmentationConsistency"]
-CENTRAL = [*VNET, "--model.weighting.estimator", "CentralDifference"]
+SHORT = {
+    "VNET": "--model.weighting VNetWeighting",
+    "PAC": "--model.weighting.outer PromptAugmentationConsistency",
+}
+TRAINER = """
+VNET --model.weighting.outer.tau 0.4
+    model.weighting.outer.tau: got 0.4, but its class is not named before it; it is an option of
+    PromptAugmentationConsistency.
+VNET PAC --model.weighting.outer.tau x
+    model.weighting.outer.tau: expected a float, but got x.
+VNET --model.weighting.estimator CentralDifference --model.weighting.estimator.epsilom 1
+    model.weighting.estimator.epsilom: CentralDifference has no such option; did you mean epsilon?
+--model.weighting.evry 1
+    model.weighting.evry: got 1, but its class is not named before it; choose one of AuditedWeights,
+    DropFlipped, OracleWeights, SigmoidPrior, Unweighted, VNetWeighting, or give
+    an import path.
+--model.weighting 3
+    model.weighting: expected a Weighting or null, but got 3.
+--model.weighting SigmoidPrior --model.weighting.offset aut
+    model.weighting.offset: expected 'auto' or a float, but got aut; did you mean auto?
+VNET --model.weighting.outer DPO
+    model.weighting.outer: there is no class DPO; choose one of CleanPreference,
+    PromptAugmentationConsistency, SoftPromptConsistency, or give an import path.
+--model.objective '{class_path: DPO, beta: 1}'
+    model.objective: beside class_path a class has only init_args, which hold its options, but got
+    {'class_path': 'DPO', 'beta': 1}.
+--model.objective '{class_path: DPO, init_args: {beta: x}}'
+    model.objective.beta: expected a float, but got x.
+--model.objective nowhere.yaml
+    model.objective: there is no file nowhere.yaml.
+--model.policy peft.LoraConfig
+    model.policy: peft.LoraConfig is no PolicyModel; choose one of PolicyModel, or give an import path.
+--model.policy pacmr_lightning.policy.Nothing
+    model.policy: there is no class pacmr_lightning.policy.Nothing; choose one of PolicyModel, or give
+    an import path.
+--model.policy.target_modules '[1, 2]'
+    model.policy.target_modules: expected a str, but got 1 in [1, 2].
+--model.policy.lora_options 3
+    model.policy.lora_options: expected a dict[str, Any] or null, but got 3.
+--model.learning_rat 3
+    model.learning_rat: PreferenceModule has no such option; did you mean learning_rate?
+--model PreferenceModul
+    model: there is no class PreferenceModul; did you mean PreferenceModule?
+--data.source Filez
+    data.source: there is no class Filez; did you mean Files?
+--data.source.train '[1]'
+    data.source.train: expected a str, but got [1].
+--data.noise_rates 0.3
+    data.noise_rates: expected a list[float] or null, but got 0.3.
+--data.noise_rates '[0.3, x]'
+    data.noise_rates: expected a float, but got x in [0.3, 'x'].
+--data.noise CategoryNoise --data.noise.rates '{a: x}'
+    data.noise.rates: expected a float, but got x in {'a': 'x'}.
+--data.global_batch_size ''
+    data.global_batch_size: expected an int, but got nothing.
+--data.global_batch_size
+    --data.global_batch_size: its value is missing; give it after the option.
+--trainer.max_epochs abc
+    trainer.max_epochs: expected an int or null, but got abc.
+--trainer.enable_progress_bar tru
+    trainer.enable_progress_bar: expected true, false or null, but got tru.
+--trainer.limit_val_batches x
+    trainer.limit_val_batches: expected an int, a float or null, but got x.
+--trainer.max 3
+    --trainer.max: there is no such option; did you mean --trainer.max_epochs, --trainer.max_steps or
+    --trainer.max_time?
+--trainer.callbacks '[{class_path: WeightRecordr}]'
+    trainer.callbacks: there is no class WeightRecordr; did you mean WeightRecorder?
+--trainer.callbacks '[RunSummary, {class_path: SampleResponses, init_args: {evry: 3}}]'
+    trainer.callbacks.evry: SampleResponses has no such option; did you mean every?
+--trainer.callbacks '{class_path: SampleResponses, init_args: {every: 0}}'
+    every is 0, but it must be at least 1.
+--trainer.logger CSVLoger
+    trainer.logger: there is no class CSVLoger; did you mean CSVLogger?
+--seed_everything x
+    seed_everything: expected true, false or an int, but got x.
+--modl PreferenceModule
+    --modl: there is no such option; did you mean --model?
+there
+    nothing takes the word there; options start with --, see --help.
+--trainer 3
+    trainer: expected options with their values, as in YAML, but got 3.
+"""
+TOOLS = """
+fit
+    data and model are missing; give them on the command line or in a config.
+fit --config nowhere.yaml
+    config: there is no file
+fit --model PreferenceModule
+    model.policy: missing; give it on the command line or in a config.
+validate --verbose x
+    verbose: expected true or false, but got x.
+validate --ckpt_pat x
+    --ckpt_pat: there is no such option; did you mean --ckpt_path?
+predict --generation.outpt x
+    --generation.outpt: there is no such option; did you mean
+memory --rank x
+    rank: expected an int, but got x.
+memory --layout sharde
+    layout: expected one of 'shared', 'separate', but got sharde; did you
+memory --devices '[1, x]'
+    devices: expected an int, but got x in [1, 'x'].
+memory --vnet yess
+    vnet: expected true or false, but got yess.
+inspect --source Files
+    source.train: missing;
+judge a
+    second: missing; give it on the command line or in a config.
+judge a b --judge EndpointJudg
+    judge: there is no class EndpointJudg; did you mean
+generate
+    source and output are missing;
+augment --rewriter Paraphras
+    rewriter: there is no class Paraphras; did you mean Paraphrase?
+clean-meta --judge x
+    --judge: there is no such option; did you mean --judges?
+compare
+    runs: missing;
+compare nowhere --figur x.png
+    --figur: there is no such option; did you mean --figure?
+compare nowhere
+    nowhere/summary.json does not exist;
+compare file
+    file/summary.json does not exist;
+export a b c
+    nothing takes the word c; options start with --, see --help.
+export a b --dtype int8
+    dtype: expected one of 'float32', 'bfloat16', 'float16' or null,
+export a b --merged=x
+    merged: it takes no value, but got x; give it alone.
+sweep a --jobs x
+    jobs: expected an int or null, but got x.
+sweep a --dry-run
+    --dry-run: there is no such option; did you mean --dry_run?
+surfaces a
+    output: missing; give it on the command line or in a config.
+surfaces a --output x.png --step x
+    step: expected 'last' or an int, but got x.
+analyze a --split trian
+    split: expected one of 'train', 'validation', but got trian; did you
+analyze a --taus
+    --taus: its value is missing; give it after the option.
+analyze a --taus 0.6 x
+    taus: expected a float, but got x.
+surfaces
+    runs and output are missing;
+audit a --action flop
+    action: expected one of 'drop', 'flip' or null, but got flop; did you
+audit a --share x
+    share: expected a float or null, but got x.
+"""
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (
-            [*VNET, "--model.weighting.outer.tau", "0.4"],
-            "model.weighting.outer.tau: got 0.4, but its class is not named before it; it is an option of "
-            "PromptAugmentationConsistency.",
-        ),
-        (
-            [*PAC, "--model.weighting.outer.tau", "x"],
-            "model.weighting.outer.tau: expected a float, but got x.",
-        ),
-        (
-            [*CENTRAL, "--model.weighting.estimator.epsilom", "1"],
-            "model.weighting.estimator.epsilom: CentralDifference has no such option; did you mean epsilon?",
-        ),
-        (
-            ["--model.weighting.evry", "1"],
-            "model.weighting.evry: got 1, but its class is not named before it; choose one of "
-            "AuditedWeights, DropFlipped, OracleWeights, SigmoidPrior, Unweighted, "
-            "VNetWeighting, or give an import path.",
-        ),
-        (["--model.weighting", "3"], "model.weighting: expected a Weighting or null, but got 3."),
-        (
-            ["--model.weighting", "SigmoidPrior", "--model.weighting.offset", "aut"],
-            "model.weighting.offset: expected 'auto' or a float, but got aut; did you mean auto?",
-        ),
-        (
-            [*VNET, "--model.weighting.outer", "DPO"],
-            "model.weighting.outer: there is no class DPO; choose one of CleanPreference, "
-            "PromptAugmentationConsistency, SoftPromptConsistency, or give an import path.",
-        ),
-        (
-            ["--model.objective", "{class_path: DPO, beta: 1}"],
-            "model.objective: beside class_path a class has only init_args, which hold its options, but got "
-            "{'class_path': 'DPO', 'beta': 1}.",
-        ),
-        (
-            ["--model.objective", "{class_path: DPO, init_args: {beta: x}}"],
-            "model.objective.beta: expected a float, but got x.",
-        ),
-        (["--model.objective", "nowhere.yaml"], "model.objective: there is no file nowhere.yaml."),
-        (
-            ["--model.policy", "peft.LoraConfig"],
-            "model.policy: peft.LoraConfig is no PolicyModel; choose one of PolicyModel, or give an import "
-            "path.",
-        ),
-        (
-            ["--model.policy", "pacmr_lightning.policy.Nothing"],
-            "model.policy: there is no class pacmr_lightning.policy.Nothing; choose one of PolicyModel, or "
-            "give an import path.",
-        ),
-        (
-            ["--model.policy.target_modules", "[1, 2]"],
-            "model.policy.target_modules: expected a str, but got 1 in [1, 2].",
-        ),
-        (
-            ["--model.policy.lora_options", "3"],
-            "model.policy.lora_options: expected a dict[str, Any] or null, but got 3.",
-        ),
-        (
-            ["--model.learning_rat", "3"],
-            "model.learning_rat: PreferenceModule has no such option; did you mean learning_rate?",
-        ),
-        (
-            ["--model", "PreferenceModul"],
-            "model: there is no class PreferenceModul; did you mean PreferenceModule?",
-        ),
-        (["--data.source", "Filez"], "data.source: there is no class Filez; did you mean Files?"),
-        (["--data.source.train", "[1]"], "data.source.train: expected a str, but got [1]."),
-        (["--data.noise_rates", "0.3"], "data.noise_rates: expected a list[float] or null, but got 0.3."),
-        (["--data.noise_rates", "[0.3, x]"], "data.noise_rates: expected a float, but got x in [0.3, 'x']."),
-        (
-            ["--data.noise", "CategoryNoise", "--data.noise.rates", "{a: x}"],
-            "data.noise.rates: expected a float, but got x in {'a': 'x'}.",
-        ),
-        (["--data.global_batch_size", ""], "data.global_batch_size: expected an int, but got nothing."),
-        (
-            ["--data.global_batch_size"],
-            "--data.global_batch_size: its value is missing; give it after the option.",
-        ),
-        (["--trainer.max_epochs", "abc"], "trainer.max_epochs: expected an int or null, but got abc."),
-        (
-            ["--trainer.enable_progress_bar", "tru"],
-            "trainer.enable_progress_bar: expected true, false or null, but got tru.",
-        ),
-        (
-            ["--trainer.limit_val_batches", "x"],
-            "trainer.limit_val_batches: expected an int, a float or null, but got x.",
-        ),
-        (
-            ["--trainer.max", "3"],
-            "--trainer.max: there is no such option; did you mean --trainer.max_epochs, --trainer.max_steps "
-            "or --trainer.max_time?",
-        ),
-        (
-            ["--trainer.callbacks", "[{class_path: WeightRecordr}]"],
-            "trainer.callbacks: there is no class WeightRecordr; did you mean WeightRecorder?",
-        ),
-        (
-            ["--trainer.callbacks", "[RunSummary, {class_path: SampleResponses, init_args: {evry: 3}}]"],
-            "trainer.callbacks.evry: SampleResponses has no such option; did you mean every?",
-        ),
-        # What a constructor says, where the union's first type is another one.
-        (
-            ["--trainer.callbacks", "{class_path: SampleResponses, init_args: {every: 0}}"],
-            "every is 0, but it must be at least 1.",
-        ),
-        (
-            ["--trainer.logger", "CSVLoger"],
-            "trainer.logger: there is no class CSVLoger; did you mean CSVLogger?",
-        ),
-        (["--seed_everything", "x"], "seed_everything: expected true, false or an int, but got x."),
-        (["--modl", "PreferenceModule"], "--modl: there is no such option; did you mean --model?"),
-        (["there"], "nothing takes the word there; options start with --, see --help."),
-        (["--trainer", "3"], "trainer: expected options with their values, as in YAML, but got 3."),
-    ],
+    ("arguments", "sentence"), cases(re.sub(r"\b(VNET|PAC)\b", lambda name: SHORT[name[0]], TRAINER))
 )
 def test_words_of_the_command_line(arguments, sentence, base, capsys, tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(base))
@@ -206,73 +242,7 @@ def test_words_of_a_config(text, sentence, base, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([], "no command is given; pacmr --help lists them."),
-        (["fit"], "data and model are missing; give them on the command line or in a config."),
-        (["fit", "--config", "nowhere.yaml"], "config: there is no file "),
-        (
-            ["fit", "--model", "PreferenceModule"],
-            "model.policy: missing; give it on the command line or in a config.",
-        ),
-        (["validate", "--verbose", "x"], "verbose: expected true or false, but got x."),
-        (["validate", "--ckpt_pat", "x"], "--ckpt_pat: there is no such option; did you mean --ckpt_path?"),
-        (
-            ["predict", "--generation.outpt", "x"],
-            "--generation.outpt: there is no such option; did you mean ",
-        ),
-        (["memory", "--rank", "x"], "rank: expected an int, but got x."),
-        (
-            ["memory", "--layout", "sharde"],
-            "layout: expected one of 'shared', 'separate', but got sharde; did you ",
-        ),
-        (["memory", "--devices", "[1, x]"], "devices: expected an int, but got x in [1, 'x']."),
-        (["memory", "--vnet", "yess"], "vnet: expected true or false, but got yess."),
-        (["inspect", "--source", "Files"], "source.train: missing; "),
-        (["judge", "a"], "second: missing; give it on the command line or in a config."),
-        (
-            ["judge", "a", "b", "--judge", "EndpointJudg"],
-            "judge: there is no class EndpointJudg; did you mean ",
-        ),
-        (["generate"], "source and output are missing; "),
-        (
-            ["augment", "--rewriter", "Paraphras"],
-            "rewriter: there is no class Paraphras; did you mean Paraphrase?",
-        ),
-        (["clean-meta", "--judge", "x"], "--judge: there is no such option; did you mean --judges?"),
-        (["compare"], "runs: missing; "),
-        (
-            ["compare", "nowhere", "--figur", "x.png"],
-            "--figur: there is no such option; did you mean --figure?",
-        ),
-        (["compare", "nowhere"], "nowhere/summary.json does not exist; "),
-        (["compare", "file"], "file/summary.json does not exist; "),
-        (["export", "a", "b", "c"], "nothing takes the word c; options start with --, see --help."),
-        (
-            ["export", "a", "b", "--dtype", "int8"],
-            "dtype: expected one of 'float32', 'bfloat16', 'float16' or null, ",
-        ),
-        (["export", "a", "b", "--merged=x"], "merged: it takes no value, but got x; give it alone."),
-        (["sweep", "a", "--jobs", "x"], "jobs: expected an int or null, but got x."),
-        (["sweep", "a", "--dry-run"], "--dry-run: there is no such option; did you mean --dry_run?"),
-        (["surfaces", "a"], "output: missing; give it on the command line or in a config."),
-        (
-            ["surfaces", "a", "--output", "x.png", "--step", "x"],
-            "step: expected 'last' or an int, but got x.",
-        ),
-        (
-            ["analyze", "a", "--split", "trian"],
-            "split: expected one of 'train', 'validation', but got trian; did you ",
-        ),
-        (["analyze", "a", "--taus"], "--taus: its value is missing; give it after the option."),
-        (["analyze", "a", "--taus", "0.6", "x"], "taus: expected a float, but got x."),
-        (["surfaces"], "runs and output are missing; "),
-        (
-            ["audit", "a", "--action", "flop"],
-            "action: expected one of 'drop', 'flip' or null, but got flop; did you ",
-        ),
-        (["audit", "a", "--share", "x"], "share: expected a float or null, but got x."),
-    ],
+    ("arguments", "sentence"), [([], "no command is given; pacmr --help lists them."), *cases(TOOLS)]
 )
 def test_words_of_all_commands(arguments, sentence, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

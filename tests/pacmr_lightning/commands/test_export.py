@@ -77,7 +77,7 @@ def make_base(folder, tokenizer, changes, adapter):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, tiny_tokenizer_folder):
+def trained(tmp_path_factory, tiny_tokenizer_folder, preference_config):
     """Folder of a run of two updates by the name of its kind, trained when first asked for."""
     folders = {}
 
@@ -91,25 +91,20 @@ def trained(tmp_path_factory, tiny_tokenizer_folder):
                 "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}<|end|>\n{% endfor %}"
             )
             make_base(folder, tokenizer, changes, kind == "adapter")
-            for name, seed in (("train", 0), ("validation", 1)):
+            files = {name: str(folder / f"{name}.jsonl") for name in ("train", "validation")}
+            for seed, path in enumerate(files.values()):
                 lines = [json.dumps(row) + "\n" for row in World().preference_rows(16, seed)]
-                (folder / f"{name}.jsonl").write_text("".join(lines))
-            cli.main(
-                [
-                    *("fit", "--model", "PreferenceModule", "--model.policy", "PolicyModel"),
-                    *("--model.policy.model", str(folder / "model"), "--model.policy.rank", "4"),
-                    *("--model.objective", "DPO", "--model.objective.beta", "0.7"),
-                    *("--model.learning_rate", "0.05", "--data", "PreferenceDataModule"),
-                    *("--data.source", "Files", "--data.source.train", str(folder / "train.jsonl")),
-                    *("--data.source.validation", str(folder / "validation.jsonl")),
-                    *("--data.global_batch_size", "8", "--data.meta_batch_size", "8", *options),
-                    *("--trainer.max_steps", "2", "--trainer.accelerator", "cpu"),
-                    *("--trainer.callbacks", "[RunSummary]", "--trainer.enable_progress_bar", "false"),
-                    *("--trainer.enable_model_summary", "false"),
-                    *("--checkpoint.every_n_train_steps", "1", "--checkpoint.save_top_k", "-1"),
-                    *("--trainer.default_root_dir", str(folder / "run")),
-                ]
-            )
+                Path(path).write_text("".join(lines))
+            content = preference_config(
+                folder / "model",
+                {"class_path": "Files", "init_args": files},
+                {"objective": {"class_path": "DPO", "init_args": {"beta": 0.7}}, "learning_rate": 0.05},
+                {"meta_batch_size": 8},
+                [{"class_path": "RunSummary"}],
+                **{"max_steps": 2, "default_root_dir": str(folder / "run")},
+            ) | {"checkpoint": {"every_n_train_steps": 1, "save_top_k": -1}}
+            (folder / "run.yaml").write_text(yaml.safe_dump(content))
+            cli.main(["fit", "--config", str(folder / "run.yaml"), "--model.policy.rank", "4", *options])
             folders[kind] = folder / "run"
         return folders[kind]
 
@@ -441,21 +436,19 @@ def test_bad_input(run, trained, tmp_path, capsys):
 
 
 def test_a_sft_run(tmp_path, capsys):
-    cli.main(
-        [
-            *(
-                "fit",
-                "--model",
-                "SFTModule",
-                "--model.from_scratch",
-                json.dumps(LLAMA | {"attention_dropout": 0.0}),
-            ),
-            *("--data", "SFTDataModule", "--data.source", "WorldCompletions", "--data.source.rows", "16"),
-            *("--data.source.validation_rows", "8", "--data.vocab_size", "300", "--trainer.max_steps", "1"),
-            *("--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"),
-            *("--trainer.enable_model_summary", "false", "--trainer.default_root_dir", str(tmp_path / "sft")),
-        ]
-    )
+    shape = json.dumps(LLAMA | {"attention_dropout": 0.0})
+    words = ["fit", "--model", "SFTModule", "--model.from_scratch", shape, "--data", "SFTDataModule"]
+    words += ["--data.source", "WorldCompletions", "--data.source.rows", "16", "--data.vocab_size", "300"]
+    words += [
+        "--data.source.validation_rows",
+        "8",
+        "--trainer.max_steps",
+        "1",
+        "--trainer.accelerator",
+        "cpu",
+    ]
+    words += ["--trainer.enable_progress_bar", "false", "--trainer.default_root_dir", str(tmp_path / "sft")]
+    cli.main(words)
     sentence = refused([tmp_path / "sft", tmp_path / "out"], capsys)
     assert "is an SFT run" in sentence and f"take the folder {tmp_path / 'sft' / 'model'}." in sentence
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "sft" / "model").config.hidden_size == 32

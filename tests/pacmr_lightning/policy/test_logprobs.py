@@ -14,7 +14,7 @@ from pacmr_lightning.policy.attention import AttentionPlan, shared_mask
 from pacmr_lightning.policy.logprobs import token_values
 from pacmr_lightning.policy.rows import packed_rows, padded, row_multiple, rows_of, separate_rows, shared_rows
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.runs.live_bytes import LiveBytes
+from pacmr_lightning.runs.memory_estimate import LiveBytes
 
 SMALL = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 LAYOUTS = ("shared", "separate", "packed", "plain")

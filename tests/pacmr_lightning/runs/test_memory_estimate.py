@@ -111,20 +111,3 @@ def test_the_command(folder, capsys):
     # PEFT's own count for Llama-2-7B, which many model cards have.
     cli.main(["memory", "--gradient_checkpointing", "false"])
     assert "6,738,415,616 parameters in bfloat16, adapter of 39,976,960" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--rank", "0"], "rank is 0"),
-        (["--devices", "[0]"], "devices is 0"),
-        (["--model", "./nowhere"], "./nowhere does not exist"),
-        (["--layout", "wide"], "layout"),
-    ],
-)
-def test_bad_options(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["memory", *arguments])
-    assert stop.value.code == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("pacmr: error: ") and message in line

@@ -257,6 +257,10 @@ def test_kept_gradients_and_example_hours(folder, capsys):
         (["--coverage", "1.1"], "coverage is 1.1"),
         (["--validations", "-1"], "validations is -1"),
         (["--every", "0"], "every is 0"),
+        (["--rank", "0"], "rank is 0"),
+        (["--devices", "[0]"], "devices is 0"),
+        (["--model", "./nowhere"], "./nowhere does not exist"),
+        (["--layout", "wide"], "layout"),
     ],
 )
 def test_bad_options(arguments, message, capsys):

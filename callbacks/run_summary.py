@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,22 @@ import lightning
 import peft
 import torch
 import transformers
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN
 from pacmr_lightning.files import replacing
 from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.objectives import Objective
+from pacmr_lightning.ranks import on_all_ranks
+from pacmr_lightning.rewards import PairRecord
 from pacmr_lightning.runs.folder import SUMMARY
 from pacmr_lightning.weight_gap import weight_gap
 
-from .last_visits import LastVisits
-from .records import gathered, record_of
+from .visits import VisitsCallback, record_of
 
 
-class RunSummary(Callback):
+class RunSummary(VisitsCallback):
     """Writes ``summary.json`` into the run's folder at the end of fit.
 
     Keys; null stands wherever a number is unknown or not finite:
@@ -53,58 +54,43 @@ class RunSummary(Callback):
     """
 
     def __init__(self, window: int = 2000):
-        super().__init__()
-        # Of a visit: weight, u, flipped.
-        self._visits = LastVisits(window, columns=3)
-        self._reset()
+        super().__init__(window, columns=3)
+        self._start(0.0, 0, {}, None)
 
-    def _reset(self) -> None:
-        self._seconds = 0.0
+    def _start(self, seconds: float, pairs: int, metrics: dict[str, float], val_step: int | None) -> None:
+        self._seconds, self._pairs = seconds, pairs
+        self._metrics, self._val_step = metrics, val_step
         self._mark = 0.0
-        self._pairs = 0
-        self._visits.clear()
-        self._metrics: dict[str, float] = {}
-        self._val_step: int | None = None
         self._statistics: dict[str, float | int | None] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Forgets an earlier run; a checkpoint is loaded after this."""
-        if stage != "fit":
-            return
-        self._statistics = None
-        if trainer.global_step == 0:
-            self._reset()
+        """Forget an earlier run; a checkpoint is loaded after this."""
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            self._statistics = None
+            if trainer.global_step == 0:
+                self._start(0.0, 0, {}, None)
 
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Adds the state of all ranks; ``state_dict`` would save that of rank 0 alone."""
-        checkpoint[type(self).__name__] = {
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Add the state of all ranks."""
+        super().on_save_checkpoint(trainer, pl_module, checkpoint)
+        checkpoint[type(self).__name__] |= {
             "seconds": self._seconds,
-            "pairs": self._all_pairs(trainer.strategy.root_device),
-            "rows": self._visits.of_all_ranks(trainer.strategy.root_device),
+            "pairs": sum(on_all_ranks([self._pairs])),
             "metrics": self._val_metrics(trainer),
             "val_step": self._val_step,
         }
 
-    def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Goes on from a checkpoint, with this number of ranks or another."""
-        state = checkpoint.get(type(self).__name__)
-        if state is None:
-            return
-        self._reset()
-        self._seconds = state["seconds"]
-        self._metrics = state["metrics"]
-        self._val_step = state.get("val_step")
-        self._visits.load(state["rows"], trainer.is_global_zero)
-        # What counts is the sum over the ranks, so rank 0 holds it.
-        if trainer.is_global_zero:
-            self._pairs = state["pairs"]
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Go on from a checkpoint, with this number of ranks or another."""
+        super().on_load_checkpoint(trainer, pl_module, checkpoint)
+        if state := checkpoint.get(type(self).__name__):
+            # What counts is the sum over the ranks, so rank 0 holds it.
+            pairs = state["pairs"] if trainer.is_global_zero else 0
+            self._start(state["seconds"], pairs, state["metrics"], state["val_step"])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the clock; the summary of what this fit goes on from is no longer one of the run."""
+        """Start the clock; the summary of what this fit goes on from is no longer one of the run."""
         if trainer.is_global_zero:
             (Path(trainer.default_root_dir) / SUMMARY).unlink(missing_ok=True)
         self._mark = time.perf_counter()
@@ -115,33 +101,31 @@ class RunSummary(Callback):
             self._val_step = trainer.global_step
         self._mark = time.perf_counter()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Takes the step's pairs and its time."""
-        record = record_of(outputs)
-        # global_step has counted this step's policy update already.
-        self._visits.add(trainer.global_step - 1, record.weight, record.u, record.flipped)
-        self._pairs += len(record.ids)
+    def columns_of(self, record: PairRecord) -> Sequence[Tensor]:
+        """Return weight, u and flipped."""
+        return record.weight, record.u, record.flipped
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
+        """Add the step's pairs and its time."""
+        super().on_train_batch_end(trainer, pl_module, outputs)
+        self._pairs += len(record_of(outputs).ids)
         now = time.perf_counter()
         self._seconds += now - self._mark
         self._mark = now
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Computes the statistics, while the ranks can still talk to each other."""
-        device = trainer.strategy.root_device
-        rows = self._visits.of_all_ranks(device)
-        self._statistics = self._totals(trainer.global_step, self._all_pairs(device), rows)
+    def look(self, trainer: Trainer, pl_module: LightningModule, rows: Tensor) -> None:
+        """Compute the statistics."""
+        self._statistics = self._totals(trainer.global_step, sum(on_all_ranks([self._pairs])), rows)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the file, after every callback's ``on_train_end`` has added its metrics."""
+        """Write the file, after every callback's ``on_train_end`` has added its metrics."""
         if not trainer.is_global_zero:
             return
         path = Path(trainer.default_root_dir) / SUMMARY
         if self._statistics is None:
             # A fit that had nothing left to do never started to train. It leaves the summary that is there,
             # and writes it where the run was killed between its last checkpoint and this file.
-            rows = self._visits.of_this_rank(torch.device("cpu"))
+            rows = self._visits.of_this_rank()
             if path.exists() or not len(rows):
                 return
             self._statistics = self._totals(trainer.global_step, self._pairs, rows)
@@ -168,59 +152,38 @@ class RunSummary(Callback):
                 for library in (torch, lightning, transformers, peft)
             },
         }
-        text = json.dumps(_without_nan(summary), indent=2, allow_nan=False)
+        # JSON has neither NaN nor infinities.
+        finite = json.loads(json.dumps(summary), parse_constant=lambda constant: None)
         with replacing(path) as temporary:
-            temporary.write_text(text + "\n", encoding="utf-8")
+            temporary.write_text(json.dumps(finite, indent=2) + "\n", encoding="utf-8")
 
     def _val_metrics(self, trainer: Trainer) -> dict[str, float]:
-        """The ``val/...`` metrics that were logged last, before a resume or since."""
+        """Return the ``val/...`` metrics that were logged last, before a resume or since."""
         found = {name: float(value) for name, value in trainer.callback_metrics.items()}
         known = self._metrics | {name: value for name, value in found.items() if name.startswith("val/")}
         return dict(sorted(known.items()))
 
     def _totals(self, steps: int, pairs: int, rows: Tensor) -> dict[str, float | int | None]:
+        _, weight, u, flipped = rows.unbind(1)
+        weights = weight_gap(weight, flipped)
         return {
             "steps": steps,
-            **_statistics(rows),
+            "weight_mean_unflipped": weights["mean_unflipped"],
+            "weight_mean_flipped": weights["mean_flipped"],
+            "weight_gap": weights["gap"],
+            "flip_auroc": weights["auroc"],
+            "flip_auroc_u": weight_gap(u, flipped)["auroc"],
+            "window_pairs": int((flipped != UNKNOWN).sum()),
             "seconds": self._seconds,
             "pairs_per_second": pairs / self._seconds if self._seconds else None,
         }
 
-    def _all_pairs(self, device: torch.device) -> int:
-        """Visits on all ranks since the first step."""
-        return int(sum(gathered(torch.tensor(self._pairs), device)))
-
 
 def _validated(trainer: Trainer) -> int | None:
-    """Pairs of a validation, as ``limit_val_batches`` leaves them; None where that is not known."""
+    """Return the pairs of a validation, as ``limit_val_batches`` leaves them; None where unknown."""
     data = datamodule(trainer)
     kept = ((getattr(data, "counts", None) or {}).get("validation") or {}).get("kept")
     limit = trainer.limit_val_batches
     if kept is None or (isinstance(limit, float) and limit == 1):  # an integer is a number of batches
         return kept
     return min(kept, sum(map(int, trainer.num_val_batches)) * int(data.validation_batch_size))
-
-
-def _statistics(rows: Tensor) -> dict[str, float | int | None]:
-    """What the weights and u of (K, 4) rows of the window say of the flips."""
-    _, weight, u, flipped = rows.unbind(1)
-    weights = weight_gap(weight, flipped)
-    return {
-        "weight_mean_unflipped": weights["mean_unflipped"],
-        "weight_mean_flipped": weights["mean_flipped"],
-        "weight_gap": weights["gap"],
-        "flip_auroc": weights["auroc"],
-        "flip_auroc_u": weight_gap(u, flipped)["auroc"],
-        "window_pairs": int((flipped != UNKNOWN).sum()),
-    }
-
-
-def _without_nan(value: Any) -> Any:
-    """The same JSON value with null for NaN and infinities, which JSON does not have."""
-    if isinstance(value, dict):
-        return {str(key): _without_nan(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -1,26 +1,30 @@
-"""Pairs and tokens a second, by Lightning's own monitor."""
+"""Progress of a training: lines for a log, and pairs and tokens a second by Lightning's own monitor."""
 
 from __future__ import annotations
 
+import sys
+import time
 import warnings
+from datetime import timedelta
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ThroughputMonitor
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 from pacmr_lightning.batch import PairBatch, PairedBatch
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.errors import check_at_least
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
+from pacmr_lightning.modules.schedule import planned_updates
 
 
 def pairs_in(batch: PairedBatch | PairBatch | PromptBatch) -> int:
-    """Pairs (or prompts) of the step; the pairs of a VNet update are not among them."""
+    """Return the pairs (or prompts) of the step, without those of a VNet update."""
     return len(batch.train if isinstance(batch, PairedBatch) else batch)
 
 
 def tokens_in(batch: PairedBatch | PairBatch | PromptBatch) -> int:
-    """Tokens of those pairs, padding left out; a prompt that two responses share counts once."""
+    """Return the tokens of those pairs without padding; a prompt that two responses share counts once."""
     if isinstance(batch, PromptBatch):
         return int(batch.attention_mask.sum())
     return (batch.train if isinstance(batch, PairedBatch) else batch).token_count
@@ -45,8 +49,7 @@ class Throughput(ThroughputMonitor):
     """
 
     def __init__(self, window_size: int = 20):
-        if window_size < 2:
-            raise UserError(f"window_size is {window_size}, but a rate needs at least 2 steps.")
+        check_at_least(2, window_size=window_size)
         super().__init__(batch_size_fn=pairs_in, length_fn=tokens_in, window_size=window_size)
         # Its FLOPs are an extra that preference runs do not ask for.
         warnings.filterwarnings("ignore", message=".*you need to define a `flops_per_batch`")
@@ -80,3 +83,47 @@ class Throughput(ThroughputMonitor):
     def _compute(self, trainer: Trainer, iter_num: int | None = None) -> None:
         # Lightning logs a fit's validation under the number of its batch, among the first training steps.
         super()._compute(trainer, None if trainer.state.fn == TrainerFn.FITTING else iter_num)
+
+
+class LogProgress(Callback):
+    """Prints every half minute how many updates are done, of how many, how long still, and the last loss.
+
+    At the end it prints what a progress bar would show, with whole names. A bar draws nothing between two
+    epochs where there is no terminal, and most runs have one epoch.
+
+    Args:
+        seconds: between two lines.
+    """
+
+    def __init__(self, seconds: float = 30.0):
+        super().__init__()
+        self.seconds = seconds
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        self._planned = planned_updates(trainer)
+        self._first = trainer.global_step
+        self._began = self._printed = time.monotonic()
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Print on rank 0 where it is time."""
+        step, now = trainer.global_step, time.monotonic()
+        if not trainer.is_global_zero or now - self._printed < self.seconds or step == self._first:
+            return
+        self._printed = now
+        left = (self._planned - step) * (now - self._began) / (step - self._first)
+        loss = trainer.callback_metrics.get("train/loss")
+        text = f"Update {step:,} of {self._planned:,}, {timedelta(seconds=round(left))} left"
+        print(text if loss is None else f"{text}, loss {loss:.4f}", file=sys.stderr, flush=True)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the update that the validation metrics are of."""
+        self._validated = trainer.global_step
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print the last metrics on rank 0, with the step of a validation before the last update."""
+        if trainer.is_global_zero:
+            found = ", ".join(f"{name} {value:.4g}" for name, value in trainer.progress_bar_metrics.items())
+            if "val/" in found and self._validated != trainer.global_step:
+                found += f" (val/... after update {self._validated:,})"
+            print(f"{trainer.global_step:,} updates done" + (f": {found}" if found else ""), file=sys.stderr)

@@ -1,17 +1,24 @@
-"""A run's checkpoints: every n updates, the end, and where the run is asked to stop."""
+"""A run's checkpoints: every n updates, chosen ones, the end, and where a signal stops the run."""
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import threading
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.fabric.plugins.environments import SLURMEnvironment
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from .stop_signals import StopSignals
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.ranks import max_over_ranks
+from pacmr_lightning.runs.folder import CHECKPOINTS
 
 
 class RunCheckpoint(ModelCheckpoint):
@@ -27,24 +34,39 @@ class RunCheckpoint(ModelCheckpoint):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Waits for signals from here on."""
+        """Wait for signals from here on."""
         super().on_train_start(trainer, pl_module)
         self._last_global_step_saved = trainer.global_step
-        self._signals = StopSignals(trainer)
+        self._received = 0
+        wanted = [signal.SIGTERM, signal.SIGINT]
+        environment = trainer._accelerator_connector.cluster_environment
+        if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
+            assert environment.requeue_signal is not None  # but on Windows, which SLURM does not run on
+            wanted.append(environment.requeue_signal)
+        if threading.current_thread() is threading.main_thread():
+            # In the place of Lightning's handlers, which talk to other ranks, or save, in the middle of
+            # whatever the process is doing, and which it puts back when it is done.
+            for number in wanted:
+                signal.signal(number, self._remember)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        """Keep a signal until the ranks ask; a second Ctrl-C interrupts at once, as ever."""
+        if number == signal.SIGINT and self._received == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._received = number
 
     def on_train_batch_end(self, *args: Any) -> None:
-        """Nothing yet."""
+        """Save nothing yet."""
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Saves what the last update has led to, where that is due or the run is asked to stop."""
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Save the state after the last update, where that is due or the run is asked to stop."""
         super().on_train_batch_end(trainer, pl_module, None, batch, batch_idx - 1)
         if batch_idx % trainer.accumulate_grad_batches:
             return  # no checkpoint holds the gradient of a part of an update
-        received = self._signals.agreed(trainer)
-        if received is None:
+        number = max_over_ranks(self._received, trainer.strategy.root_device)
+        if not number:
             return
+        received = signal.Signals(number)
         assert self.dirpath is not None  # since setup
         path = Path(self.dirpath) / f"{self.CHECKPOINT_NAME_LAST}{self.FILE_EXTENSION}"
         self._save_checkpoint(trainer, str(path))
@@ -52,24 +74,24 @@ class RunCheckpoint(ModelCheckpoint):
             f"Stopped by {received.name} after update {trainer.global_step}; go on with the same command and "
             "--ckpt_path last."
         )
-        if trainer.is_global_zero:
-            self._signals.requeue(received)
+        if trainer.is_global_zero and received not in (signal.SIGTERM, signal.SIGINT):
+            _requeue()
         # Lightning kills all processes where one that it has started ends with another status than 0.
         failed = received == signal.SIGINT and trainer.is_global_zero
         raise SIGTERMException(128 + signal.SIGINT if failed else 0)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Saves where it is due after a validation, but for the run's last."""
+        """Save where it is due after a validation, but for the run's last."""
         if not _ends(trainer):
             super().on_validation_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Saves where it is due after an epoch, but for the run's last."""
+        """Save where it is due after an epoch, but for the run's last."""
         if not _ends(trainer):
             super().on_train_epoch_end(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Saves the end."""
+        """Save the end."""
         if self._should_skip_saving_checkpoint(trainer):
             return
         metrics = self._monitor_candidates(trainer)
@@ -83,18 +105,52 @@ class RunCheckpoint(ModelCheckpoint):
         if due and (self.monitor is None or self.monitor in metrics):
             self._save_topk_checkpoint(trainer, metrics)
 
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Makes sure that all of the run before the checkpoint is on disk before it is, on all ranks."""
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Put all of the run before the checkpoint on disk before it is, on all ranks."""
         for logger in trainer.loggers:
             logger.save()
         trainer.strategy.barrier("RunCheckpoint")
         _between_updates(trainer, checkpoint["loops"]["fit_loop"])
 
 
+class Snapshots(Callback):
+    """Keeps the checkpoints ``checkpoints/snapshot-STEP.ckpt`` of chosen policy updates.
+
+    Lightning's ``ModelCheckpoint`` keeps every n-th step or the best ones; the paper looks at VNet after 500,
+    1000 and 2000 updates (appendix I) and at the end, which ``checkpoints/last.ckpt`` holds, and which is not
+    kept twice. They are saved when the next update begins: all has been done about the one that is saved.
+
+    Args:
+        steps: policy updates after which a checkpoint is kept, each at least 1.
+
+    Raises:
+        UserError: there is no step, or one is under 1.
+    """
+
+    def __init__(self, steps: list[int]):
+        super().__init__()
+        if not steps or min(steps) < 1:
+            raise UserError(f"steps is {steps}, but snapshots need steps of at least 1, such as [500, 1000].")
+        self.steps = set(steps)
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        """Save the state after the last update; all ranks take part."""
+        if trainer.global_step in self.steps:
+            folder = Path(trainer.default_root_dir) / CHECKPOINTS
+            trainer.save_checkpoint(folder / f"snapshot-{trainer.global_step}.ckpt", weights_only=False)
+
+
+def _requeue() -> None:
+    """Ask SLURM to start the job again."""
+    job, task = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_ARRAY_TASK_ID")
+    if task is not None:
+        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"
+    if subprocess.run(["scontrol", "requeue", job], check=False).returncode:
+        rank_zero_warn(f"SLURM did not take job {job} back; submit it again.")
+
+
 def _ends(trainer: Trainer) -> bool:
-    """Whether this was the last update of the run."""
+    """Return whether this was the last update of the run."""
     if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
         return True
     of_epoch = trainer.fit_loop.batch_idx + 1 == trainer.num_training_batches
@@ -104,7 +160,7 @@ def _ends(trainer: Trainer) -> bool:
 
 
 def _between_updates(trainer: Trainer, loops: dict[str, Any]) -> None:
-    """Rewrites the state of Lightning's loops to that between two updates.
+    """Rewrite the state of Lightning's loops to that between two updates.
 
     As saved, it depends on the hook that it was saved in, and with ``max_steps`` Lightning counts steps and
     epochs wrongly when it resumes from some of them. This is the state of its ``on_train_batch_end``, which

@@ -1,4 +1,4 @@
-"""Writes down what ``predict`` generates."""
+"""Writes the responses that ``predict`` generates."""
 
 from __future__ import annotations
 
@@ -74,15 +74,8 @@ class GenerationWriter(BasePredictionWriter):
                 "trained policy."
             )
 
-    def on_predict_batch_start(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        batch: PromptBatch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Gives the batch its answers where all of them are there."""
+    def on_predict_batch_start(self, trainer: Trainer, pl_module: Any, batch: PromptBatch, *_: Any) -> None:
+        """Give the batch its answers where all of them are there."""
         if self._store is None:
             return
         keys = self._keys(batch)
@@ -97,10 +90,9 @@ class GenerationWriter(BasePredictionWriter):
         prediction: list[Response],
         batch_indices: Sequence[int] | None,
         batch: PromptBatch,
-        batch_idx: int,
-        dataloader_idx: int,
+        *_: Any,
     ) -> None:
-        """Keeps the answers of a batch, all of them or none."""
+        """Keep the answers of a batch, all of them or none."""
         if batch.answers is None:
             if self._store is None:
                 self._store = AnswerStore(self._answers)
