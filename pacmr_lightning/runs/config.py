@@ -1,4 +1,4 @@
-"""A run's configuration: what "auto" means on its machine, and the file that it leaves in its folder."""
+"""A run's configuration: the values of "auto" on this machine, and ``config.yaml``."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .folder import CHECKPOINTS, CONFIG
 from .memory_estimate import GIB, step_bytes
 
 FREE = 0.9
-"""Share of a GPU's free memory that a step may be estimated to take; the rest is for what is not counted."""
+"""Share of a GPU's free memory that a step's estimate may take; the rest is for what is not counted."""
 
 
 class SaveRunConfig(SaveConfigCallback):
-    """Writes ``config.yaml`` into the run's folder once training starts, so bad input leaves nothing."""
+    """Write ``config.yaml`` into the run's folder when training starts, so bad input leaves nothing."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Decide ``gradient_checkpointing: auto`` by memory, on a GPU, now that lengths are known."""
+        """Resolve ``gradient_checkpointing: auto`` by memory on a GPU, now that lengths are known."""
         device = trainer.strategy.root_device
         if stage != "fit" or not isinstance(pl_module, PreferenceModule) or device.type != "cuda":
             return
@@ -34,7 +34,7 @@ class SaveRunConfig(SaveConfigCallback):
         if options.get("gradient_checkpointing") != "auto":
             return
         policy, data = pl_module.policy, datamodule(trainer)
-        # The parts that a model is cut into, and attention's scores where no kernel avoids them.
+        # Not estimated: DeepSpeed's shards, and attention that keeps its scores.
         others = {"DeepSpeed": isinstance(trainer.strategy, DeepSpeedStrategy)}
         others["eager attention"] = policy.attn_implementation == "eager"
         if uncounted := [name for name, there in others.items() if there]:
@@ -54,14 +54,14 @@ class SaveRunConfig(SaveConfigCallback):
         )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the file on rank zero."""
+        """Write the file on rank 0."""
         if trainer.is_global_zero:
             config = self.config.clone()
             root = Path(config.trainer.default_root_dir)
-            # What is done when it ends is no part of the run, and the second pass has this file, too.
+            # Not part of the run, whose second pass has this file too.
             config.pop("refine", None)
-            config.ckpt_path = None  # where this fit goes on from is not the run's configuration
-            if config.checkpoint.dirpath == str(root / CHECKPOINTS):  # a run of it elsewhere has its own
+            config.ckpt_path = None
+            if config.checkpoint.dirpath == str(root / CHECKPOINTS):  # a run elsewhere has its own
                 config.checkpoint.dirpath = None
             text = self.parser.dump(config, skip_none=False)
             with replacing(root / CONFIG) as temporary:
@@ -69,7 +69,7 @@ class SaveRunConfig(SaveConfigCallback):
 
 
 def resolve_auto(config: Namespace) -> None:
-    """Writes what "auto" means here into the configuration, since other machines will read the run."""
+    """Replace "auto" in the configuration, since other machines will read the run."""
     model = config.model.get("init_args") or Namespace()
     policy = model.get("policy")
     options = _policy_options(config) if policy else model
@@ -88,5 +88,4 @@ def resolve_auto(config: Namespace) -> None:
 
 
 def _policy_options(config: Namespace) -> Namespace:
-    """The policy's options, in which changes count."""
     return config.model.init_args.policy.init_args
