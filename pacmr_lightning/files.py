@@ -1,4 +1,4 @@
-"""Files that are on disk whole or not at all, and digests of their content."""
+"""Atomic writes, and digests of content."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
 
 def obstacle(folder: Path) -> tuple[Path, OSError] | None:
-    """Where and why nothing could be written to a folder, which need not be there yet; None where it could.
+    """Return why a folder, which need not exist, cannot be written to, or None.
 
-    Returns:
-        The nearest folder that is there (or a file in its place), and the system's error.
+    That is the nearest existing folder (or a file in its place), and the system's error.
     """
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
@@ -31,16 +30,7 @@ def obstacle(folder: Path) -> tuple[Path, OSError] | None:
 
 
 def check_writable(option: str, given: str, folder: Path) -> None:
-    """Looks, before any work is done, whether a folder is there to be written to, or could be made.
-
-    Args:
-        option: by which it was asked for.
-        given: what was asked for.
-        folder: the folder, or that of the file.
-
-    Raises:
-        UserError: it is below a file, or may not be written to.
-    """
+    """Raise a UserError, before any work, if the folder of an option's value cannot be written to."""
     if found := obstacle(folder):
         why = "may not be written to" if found[0].is_dir() else "is a file and no folder"
         raise UserError(f"{option} is {given}, but {found[0]} {why}; name another place.")
@@ -48,14 +38,10 @@ def check_writable(option: str, given: str, folder: Path) -> None:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yields a temporary path beside ``path`` that takes its place when the block ends.
+    """Yield a temporary path beside ``path`` that replaces it when the block ends.
 
-    Readers see the old file or the new one, never a part of it; an exception leaves the old one in place.
-    The folder is made where it does not exist. Two processes may write the same file at once: the later
-    one's stays.
-
-    Raises:
-        UserError: the folder cannot be made.
+    Readers see the old file or the new one; an exception keeps the old one. The folder is made if missing. If
+    two processes write the same file, the later one wins.
     """
     path = Path(path)
     try:
@@ -73,15 +59,15 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def write_json_lines(path: str | Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write a JSON object a line, whole or not at all."""
+    """Write one JSON object per line, atomically."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def content_digest(path: str | Path) -> str:
-    """Return a hash (XXH3, 128 bits) of a file, or of the names and content of a folder's files.
+    """Return a hash (XXH3, 128 bits) of a file, or of the names and content of a folder's visible files.
 
-    Hidden files of a folder are left out. A bar is shown where reading takes longer than two seconds.
+    A progress bar appears if reading takes longer than two seconds.
     """
     import xxhash
     from tqdm import tqdm
@@ -103,10 +89,7 @@ def content_digest(path: str | Path) -> str:
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Writes a figure as PATH.png and PATH.pdf; ``path`` has no ending.
-
-    The figure is laid out once: both files, and loggers that draw it after that, show the same layout.
-    """
+    """Write a figure as PATH.png and PATH.pdf, with the same layout as in loggers after that."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     for ending in ("png", "pdf"):
