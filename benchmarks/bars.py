@@ -18,14 +18,9 @@ def bars(
     start: float = 0,
     text: str | None = None,
 ) -> None:
-    """A row for each name, the first on top: a bar from ``start`` to the median, and a line over the range.
+    """Draw a row per name, the first on top: a bar from ``start`` to the median, and a line over the range.
 
-    Args:
-        axis: to draw on.
-        values: one or more by name.
-        colors: of the bars.
-        start: where bars begin.
-        text: format of the median, which is written beside the row; None for nothing.
+    ``text`` is the format of the median beside the row, if any.
     """
     for row, (found, color) in enumerate(zip(values.values(), colors, strict=True)):
         median = statistics.median(found)

@@ -1,10 +1,9 @@
-"""What the callbacks cost: their share of the time of one training run, hook by hook.
+"""Cost of the callbacks: their share of the time of one PACMR-DPO run, hook by hook.
 
     python benchmarks/callbacks.py --model runs/quickstart/sft/model --updates 200
 
-trains PACMR-DPO in the embedded world with all callbacks at their defaults under Lightning's profiler, and
-prints for each callback the time in hooks of every update, that at the start and the end of training (one
-look), and how long a run has to be for both to come to less than 3%.
+Prints for each callback the time of every update, of start and end (one look), and the run length from which
+both are below 3%.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ STEP_HOOKS = ("on_train_batch_start", "on_train_batch_end", "on_before_optimizer
 
 
 def main() -> None:
-    """Runs and prints the table."""
+    """Train under Lightning's profiler and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="runs/quickstart/sft/model", help="the quickstart's SFT model")
     parser.add_argument("--updates", type=int, default=200, help="policy updates of 32 pairs")
@@ -96,7 +95,7 @@ def main() -> None:
     for kind in CALLBACKS:
         name = kind.__name__
         each = steps[name] / options.updates
-        # Updates over which one look at the end, and what each update costs, come to 3%.
+        # Updates over which one look and the cost per update come to 3%.
         enough = looks[name] / (LIMIT * update - each) if each < LIMIT * update else math.inf
         table.add_row(
             name,

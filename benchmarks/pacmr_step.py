@@ -2,14 +2,12 @@
 
     python benchmarks/pacmr_step.py [--repetitions 3] [--figure docs/pacmr-step.png] [--device cuda]
 
-trains PreferenceModule on random tokens, 32 pairs an update and 64 meta pairs a VNet update, every 10th; the
-reference is cached, as the configs recommend. How many meta pairs are confident decides what a VNet update
-costs, so it is pinned: none of them (VNet is not updated then), 70%, all. Each repetition trains every
-contestant for 11 updates, in turns; the first is not counted, so a period holds nine plain updates and one
-with VNet's.
+trains on random tokens, 32 pairs an update and 64 meta pairs per VNet update, every 10th, with a cached
+reference. The share of confident meta pairs, which decides the cost, is pinned: none (VNet is not updated
+then), 70%, all. Each repetition trains every contestant for 11 updates, the first not counted.
 
-Memory is measured in a process of its own for each contestant: the most that two updates hold, of which the
-first has VNet's, over what is held when training starts (model, data). ``PeakMemory`` says how.
+Memory is the peak of two updates, one with VNet's, over that at the start of training, in a process of its
+own (see ``PeakMemory``).
 """
 
 from __future__ import annotations
@@ -70,15 +68,15 @@ CONTESTANTS: list[Contestant] = [
 
 
 class PinnedCoverage(PromptAugmentationConsistency):
-    """The paper's outer objective with evenly spaced pairs of the meta batch as its confident ones."""
+    """Qu et al.'s outer objective with evenly spaced pairs of the meta-batch as its confident ones."""
 
     def __init__(self, share: float):
         super().__init__()
         self.share = share
 
     def targets(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """A fixed share of the pairs, and which side u takes."""
-        # Not the first ones: the meta batch comes by falling length.
+        """Return a fixed share of the pairs, and the sign of their u as labels."""
+        # Not the first ones: the meta-batch is sorted by falling length.
         count = round(self.share * len(u))
         kept = torch.arange(count, device=u.device) * len(u) // max(count, 1)
         return kept, (u[kept] >= 0).to(u.dtype)
@@ -92,7 +90,7 @@ def periods(
     device: str,
     callbacks: Sequence[Callback] = (),
 ) -> list[float]:
-    """Trains a new adapter and a new VNet; returns the seconds of each update."""
+    """Train a new adapter and a new VNet; return seconds of each update."""
     weighting = None
     if contestant is not None:
         name, share = contestant
@@ -103,7 +101,7 @@ def periods(
 
 
 def peak_of(contestant: Contestant, folder: Path, shape: Shape, device: str) -> float:
-    """MiB of an update with VNet's and of a plain one."""
+    """Return the memory of an update with VNet's and a plain one, MiB."""
     quiet()
     memory = Memory(device)
     periods(contestant, folder, shape, 2, device, [memory])
@@ -111,7 +109,7 @@ def peak_of(contestant: Contestant, folder: Path, shape: Shape, device: str) -> 
 
 
 def main() -> None:
-    """Runs the turns, measures memory and prints the table."""
+    """Run the turns, measure memory and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=3, help="periods of each contestant")
     parser.add_argument("--figure", type=Path, help="where the figure goes; none without it")
@@ -134,7 +132,7 @@ def main() -> None:
             for contestant in tqdm(CONTESTANTS, desc="memory")
         }
     table = Table("", "coverage", "s a plain update", "s with VNet's", "time over DPO's", "MiB", "over DPO's")
-    # Repetition by repetition, so that what else the machine does falls out.
+    # Repetition by repetition, which cancels other load.
     over = {
         contestant: [sum(a) / sum(b) for a, b in zip(found, seconds[None], strict=True)]
         for contestant, found in seconds.items()
@@ -156,7 +154,7 @@ def main() -> None:
 
 
 def draw(file: Path, over: dict[Contestant, list[float]], peaks: dict[Contestant, float]) -> None:
-    """Time and peak memory over DPO's, a row for each contestant."""
+    """Draw time and peak memory over DPO's, a row per contestant."""
     figure, axes = plt.subplots(1, 2, figsize=(8.4, 2.6), sharey=True, layout="constrained")
     names = {c: f"{c[0]}, {c[1]:.0%}" for c in over if c is not None}
     colors = ["C7" if c[0] == "graph retained" else "C0" for c in names]

@@ -1,8 +1,8 @@
-"""Seconds until the command answers, beside what the libraries under it take to import.
+"""Seconds until the command answers, beside the import times of its libraries.
 
     python benchmarks/start_up.py [--repetitions 7]
 
-Each is a fresh process; they run in turns, after one that is not counted (it fills the system's file cache).
+Each is a fresh process; they run in turns, the first of which fills the file cache and is not counted.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ COMMANDS = {
 
 
 def seconds(arguments: list[str]) -> float:
-    """Of one process."""
+    """Return seconds of one process."""
     start = time.perf_counter()
     subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
     return time.perf_counter() - start
 
 
 def main() -> None:
-    """Measures and prints the table."""
+    """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=7)
     options = parser.parse_args()

@@ -53,6 +53,7 @@ def short_message(message: str) -> str:
 
 
 def read(message: str, parser: ArgumentParser | None) -> Cause:
+    """Return the cause in a message of a parser, which has the names to propose."""
     cause = _cause(message, parser)
     return _with_classes(replace(cause, text=cause.text.replace("{value}", "the class")), None)
 
