@@ -18,10 +18,7 @@ def bars(
     start: float = 0,
     text: str | None = None,
 ) -> None:
-    """Draw a row per name, the first on top: a bar from ``start`` to the median, and a line over the range.
-
-    ``text`` is the format of the median beside the row, if any.
-    """
+    """Draw a row per name: a bar from ``start`` to the median, and a line over the range."""
     for row, (found, color) in enumerate(zip(values.values(), colors, strict=True)):
         median = statistics.median(found)
         axis.barh(row, median - start, left=start, height=0.6, color=color)

@@ -2,9 +2,9 @@
 
     python benchmarks/changes.py [--figure docs/changes.png] [--repetitions 3] [--device cuda]
 
-Each saving is switched off alone. Predicted is the ratio of the matrix products' arithmetic, measured that of
-times, turn by turn. A turn is three updates on random tokens, the first not counted: DPO's, or PACMR-DPO's
-with a VNet update in each (twice as many meta pairs, 70% of them confident).
+Predicted is the ratio of the matrix products' arithmetic, measured that of times. A turn is three updates of
+DPO, or of PACMR-DPO with a VNet update each (twice as many meta pairs, 70% confident); the first is a
+warm-up.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ from pacmr_lightning.policy.rows import rows_of
 from pacmr_lightning.weighting import VNetWeighting
 
 COUNTED = 2
-"""Updates of a turn after the uncounted one."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,6 @@ class Saving:
     off: Callable[[], AbstractContextManager]
     """Context in which steps do without the saving."""
     vnet: bool = False
-    """Measured on VNet's updates, else on DPO's."""
     coverage: float = 0.7
     """Of the meta pairs, while it is off."""
 
@@ -117,10 +115,7 @@ ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_
 
 
 class Arithmetic(TorchDispatchMode):
-    """Mode that counts floating-point operations by torch's formulas.
-
-    ``FlopCounterMode`` has module hooks that allow no ``autograd.grad``, and lacks the CPU's attention.
-    """
+    """Counts operations like ``FlopCounterMode``, without module hooks and with the CPU's attention."""
 
     def __init__(self) -> None:
         super().__init__()

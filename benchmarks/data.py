@@ -2,11 +2,9 @@
 
     python benchmarks/data.py [--rows 10000 30000 90000]
 
-Rows are generated in TL;DR's layout: prompts of 200 to 400 tokens, responses of 25 to 50, five pairs per
-prompt; the tokenizer (32,000 tokens at most) is trained on some. Each run is a fresh process on two cores:
-prepare_data, setup("fit") and one batch, imports not counted. The cold run starts with an empty cache of
-datasets, the warm one with that cache. Resident memory includes cache files' pages, which the system can
-reclaim; private memory does not.
+Rows are generated, as long as TL;DR's. Each run is a fresh process on two cores, imports not counted. The
+cold run starts with an empty cache of datasets. Private memory excludes files' pages, which the system can
+reclaim.
 """
 
 from __future__ import annotations

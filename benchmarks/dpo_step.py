@@ -2,15 +2,11 @@
 
     python benchmarks/dpo_step.py [--repetitions 5] [--figure docs/dpo-step.png] [--device cuda]
 
-(with the extra ``bench``) trains TRL, ours with one sequence per row, and ours with shared prompts on one
-batch of random tokens, in turns of three updates, the first not counted. An update is forward and backward
-pass, clipping and AdamW. All have cached reference log-probabilities, the same adapter (B not 0) and the same
-optimizer, and stay equal; a trial gives each its fastest micro-batch. The rate on unique tokens is the needed
-arithmetic (``flops.needed``) over the time, beside that of the model's fastest matrix product.
-
-TRL at its best: no gradient checkpointing, no logging. (Padding-free batches are switched off in TRL 1.16;
-the Hub's kernels are for GPUs.) On a CPU its head computes logits of all positions, on a GPU those of the
-responses only. Nothing is compiled.
+Needs the extra ``bench``. Turns of three updates on random tokens, the first a warm-up. All have cached
+reference log-probabilities, the same adapter (B not 0) and optimizer, and their fastest micro-batch. Rates
+are ``flops.needed`` over time. TRL runs at its best: no gradient checkpointing, no logging; version 1.16 has
+padding-free batches switched off, and computes all logits on a CPU, those of responses on a GPU. Nothing is
+compiled.
 """
 
 from __future__ import annotations
@@ -54,7 +50,6 @@ from pacmr_lightning.policy.rows import Layout
 TOLERANCE = 1e-4
 """Nats between log-probabilities of a response of up to 50 tokens."""
 COUNTED = 2
-"""Updates of a turn after the uncounted one."""
 TRL, SEPARATE, SHARED = "TRL DPOTrainer", "ours, one a row", "ours, shared"
 LAYOUTS: dict[str, Layout] = {SEPARATE: "separate", SHARED: "shared"}
 

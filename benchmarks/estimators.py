@@ -2,10 +2,8 @@
 
     python benchmarks/estimators.py [--figure docs/estimators.png] [--device cuda]
 
-Truth is a float64 copy of the same model (a random Llama, 6 layers, width 256, LoRA with B not 0),
-differentiated pair by pair. The direction is the gradient of other pairs' loss, scaled to each norm. Times
-are medians, in units of one forward and backward pass of the same pairs. Memory is a call's peak over its
-start, each in its own process (see ``PeakMemory``).
+Truth is a float64 copy of the model (a random Llama with LoRA, B not 0), differentiated pair by pair. Times
+are in units of a forward and backward pass, memory is that of a call (see ``PeakMemory``).
 """
 
 from __future__ import annotations

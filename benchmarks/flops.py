@@ -16,8 +16,7 @@ from pacmr_lightning.policy import PolicyModel
 def needed(policy: PolicyModel, batch: PairBatch) -> float:
     """Return floating-point operations of the matrix products of one step, forward and backward.
 
-    A prompt counts once for both responses, attention without masked parts, logits for response tokens.
-    Frozen matrices need their inputs' gradients only, adapters also their weights'; the embeddings need none.
+    A prompt counts once, attention without masked parts, logits for response tokens, gradients where needed.
     """
     segments = batch.segment_ids
     tokens = batch.token_count

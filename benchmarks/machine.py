@@ -19,7 +19,6 @@ MIB = 2**20
 BLOCK = 2**16
 """Bytes from which a block has pages of its own while memory is measured."""
 MMAP_THRESHOLD = -3
-"""glibc's number of that option of mallopt."""
 
 
 def describe() -> str:
@@ -74,8 +73,7 @@ def in_fresh_process(function: Callable, *arguments: Any) -> Any:
 class PeakMemory:
     """Peak memory from its creation on, over that in use then, MiB.
 
-    On a GPU by torch's allocator. On the CPU it is Linux's peak of resident memory; so that freed blocks do
-    not count, glibc gives larger blocks pages of their own from here on (slower: measure times before).
+    On the CPU it is resident memory, and from here on glibc returns freed blocks at once (slower).
     """
 
     def __init__(self, device: str):

@@ -2,12 +2,8 @@
 
     python benchmarks/pacmr_step.py [--repetitions 3] [--figure docs/pacmr-step.png] [--device cuda]
 
-trains on random tokens, 32 pairs an update and 64 meta pairs per VNet update, every 10th, with a cached
-reference. The share of confident meta pairs, which decides the cost, is pinned: none (VNet is not updated
-then), 70%, all. Each repetition trains every contestant for 11 updates, the first not counted.
-
-Memory is the peak of two updates, one with VNet's, over that at the start of training, in a process of its
-own (see ``PeakMemory``).
+Each turn is 11 updates on random tokens, the first a warm-up: 32 pairs each, 64 meta pairs every 10th, a
+cached reference. Memory is that of two updates, one with VNet's, in its own process (see ``PeakMemory``).
 """
 
 from __future__ import annotations

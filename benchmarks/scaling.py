@@ -1,10 +1,6 @@
 """Growth of a DPO step's time and memory with the sizes of its pairs and its model, one at a time.
 
-    python benchmarks/scaling.py [--figure docs/scaling-step.png] [--device cuda]
-
-trains on random tokens, each setting in two processes: one for the median time of an update, one for its peak
-memory over that at the start of training (``PeakMemory``). The number of rows matters only before the first
-step, see ``benchmarks/data.py``.
+python benchmarks/scaling.py [--figure docs/scaling-step.png] [--device cuda]
 """
 
 from __future__ import annotations

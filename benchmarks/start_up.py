@@ -1,8 +1,6 @@
-"""Seconds until the command answers, beside the import times of its libraries.
+"""Seconds until the command answers, beside the import times of its libraries, in fresh processes by turns.
 
-    python benchmarks/start_up.py [--repetitions 7]
-
-Each is a fresh process; they run in turns, the first of which fills the file cache and is not counted.
+python benchmarks/start_up.py [--repetitions 7]
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ COMMANDS = {
     "pacmr memory --help": ["-m", "pacmr_lightning", "memory", "--help"],
     "pacmr fit --help": ["-m", "pacmr_lightning", "fit", "--help"],
 }
-"""Arguments of Python."""
 
 
 def seconds(arguments: list[str]) -> float:

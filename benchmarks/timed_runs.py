@@ -36,14 +36,12 @@ MAX_GRAD_NORM = 1.0
 
 @dataclass
 class Shape:
-    """Sizes of a model and of its pairs; by default TL;DR's pairs and a small Llama."""
+    """Sizes of a model and of its pairs, by default TL;DR's and a small Llama; lengths are from and to."""
 
     pairs: int = 32
-    """Of an optimizer step."""
     prompt: tuple[int, int] = (200, 400)
-    """Tokens, from and to."""
     response: tuple[int, int] = (25, 50)
-    """Tokens with EOS, from and to."""
+    """With EOS."""
     width: int = 256
     layers: int = 6
     vocabulary: int = 32_000
@@ -111,11 +109,7 @@ def write_tokenizer(folder: Path, vocabulary: int) -> None:
 def random_rows(
     count: int, shape: Shape, seed: int = 0, lengths: Sequence[Sequence[int]] | None = None
 ) -> list[dict[str, str]]:
-    """Return pairs of random tokens, each with an augmented prompt, as text.
-
-    ``lengths`` has tokens of prompt, chosen and rejected with EOS for each pair; else those of ``shape`` are
-    drawn.
-    """
+    """Return pairs of random tokens with augmented prompts; ``lengths`` (with EOS) replace random ones."""
     generator = torch.Generator().manual_seed(seed)
 
     def text(low: int, high: int) -> str:

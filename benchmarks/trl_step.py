@@ -51,10 +51,7 @@ def make_trl(
     model: PreTrainedModel | None = None,
     **options: Any,
 ) -> DPOTrainer:
-    """Return TRL's trainer at its best (see ``dpo_step``), with our settings and adapter.
-
-    ``model`` replaces the base in the folder; ``options`` are more of DPOConfig's.
-    """
+    """Return TRL's trainer with our settings and adapter; ``model`` replaces the one in the folder."""
     args = DPOConfig(
         output_dir=str(folder / "trl"),
         precompute_ref_log_probs=True,

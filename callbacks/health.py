@@ -24,11 +24,10 @@ from pacmr_lightning.strategies.sharding import whole
 from .visits import record_of
 
 SATURATED_U = math.log(0.999 / 0.001)
-"""u above which sigmoid(u) > 0.999 and DPO's loss is under 1e-3."""
+"""sigmoid(u) = 0.999, where DPO's loss is 1e-3."""
 LEAST = 10
 """Fewest VNet updates in a running median or a share."""
 OUTER = ("meta/d_norm", "meta/coverage", "meta/pseudo_labels_as_observed")
-"""Values of a VNet update that Health reads."""
 SIGNS = {
     "slope_ratio": "VNet's slope a has grown to {:.2f} times that of its start",
     "norm_ratio": "the norm of d_meta a retained pair is {:.1f} times its median",
@@ -40,18 +39,14 @@ SIGNS = {
 class Health(Callback):
     """Warn once per cause if a run goes wrong, and optionally stop it; needs no clean label.
 
-    Causes:
-
-    - VNet and policy confirm each other's mistakes (see ``SelfConfirmation``): the alarm of ``on_alarm``;
-    - a small effective sample size of the weights, (sum g)^2 / (N sum g^2);
-    - B of a LoRA layer is still 0 after ``lora_after`` policy updates;
-    - most pairs of a check have sigmoid(u) > 0.999, so their DPO loss teaches nothing more;
-    - no meta pair passes the confidence threshold in many VNet updates.
+    Causes are self-confirmation of VNet and policy (the alarm of ``on_alarm``, see ``SelfConfirmation``), a
+    small effective sample size of the weights, (sum g)^2 / (N sum g^2), a B of LoRA that stays 0, most pairs
+    at sigmoid(u) > 0.999, which teach nothing more, and VNet updates without a confident meta pair.
 
     Every ``log_every_n_steps`` policy updates it checks all pairs since the last check and logs as
     ``health/...``: ``slope_ratio``, ``norm_ratio``, ``pseudo_label_agreement``, ``pseudo_label_drop``,
     ``effective_sample_size``, ``saturated_share``, ``idle_vnet_updates`` and ``alarm`` (1 from the alarm on).
-    Between checks nothing leaves the device. A resumed run keeps its state and repeats no warning.
+    A resumed run repeats no warning.
 
     Args:
         on_alarm: at the self-confirmation alarm "warn", or "stop": keep ``checkpoints/alarm-STEP.ckpt`` and
@@ -68,7 +63,7 @@ class Health(Callback):
         lora_after: policy updates after which B is checked.
 
     Raises:
-        UserError: an option is out of its range; at the first step, the module returns no record.
+        UserError: an option is out of its range, or the module returns no record.
     """
 
     def __init__(
@@ -233,7 +228,6 @@ class Health(Callback):
         return total
 
     def _take(self, pl_module: PreferenceModule, values: dict[str, float]) -> dict[str, float]:
-        """Add one VNet update's values to the signs, and return the signs."""
         coverage = values.get("meta/coverage", 1.0)
         self._idle = 0 if coverage else self._idle + 1
         if not coverage:
@@ -298,15 +292,12 @@ def dead_adapters(pl_module: PreferenceModule) -> tuple[list[str], int]:
 class SelfConfirmation:
     """Signs, seen without clean labels, that VNet and policy confirm each other's mistakes.
 
-    - **slope** (computed by ``Health``): with g = sigmoid(a u + b), log g+/g- grows by a for each unit of u.
-      If it grows faster than the log-odds that the label is right, confident mistakes get too much weight.
-      (Theorem 1's optimum under symmetric flips has a = 1 if u is those log-odds.)
-    - **norm**: d_meta divided by the share of retained meta pairs, over the running median of earlier
-      updates. In a collapse, augmented prompts change the verdict of pairs that the policy is sure of.
-    - **share** of pseudo-labels that agree with the observed labels, over the window. With flip rate eps it
-      is 1/2 + (1 - 2 eps)(accuracy - 1/2), so it falls with the accuracy, at 40% noise by a fifth of it.
-
-    ``window`` is the number of VNet updates that medians and shares look back on.
+    - **slope** (computed by ``Health``): g = sigmoid(a u + b), and log g+/g- grows by a per unit of u. Above
+      the log-odds that the label is right, confident mistakes get too much weight (Theorem 1's optimum has a
+      = 1).
+    - **norm** of d_meta per retained meta pair, over its running median: it rises in a collapse.
+    - **share** of pseudo-labels that agree with the observed labels, 1/2 + (1 - 2 eps)(accuracy - 1/2) at
+      flip rate eps, so it falls with the accuracy.
     """
 
     def __init__(self, window: int):
@@ -319,8 +310,8 @@ class SelfConfirmation:
     def update(self, norm: float | None, agreeing: float, retained: float) -> dict[str, float]:
         """Add one VNet update, and return the signs that are known.
 
-        ``norm`` is that of d_meta per retained meta pair, None if VNet skipped the update; the others are
-        pseudo-labels over all ranks, ``agreeing`` those that equal the observed label.
+        ``norm`` is per retained meta pair, None if VNet skipped the update; ``agreeing`` of all ``retained``
+        pseudo-labels, over all ranks, equal the observed label.
         """
         found = {}
         if norm is not None:

@@ -33,11 +33,10 @@ def tokens_in(batch: PairedBatch | PairBatch | PromptBatch) -> int:
 class Throughput(ThroughputMonitor):
     """Lightning's ``ThroughputMonitor`` for batches of pairs.
 
-    Logs every ``log_every_n_steps`` steps: ``items_per_sec`` (tokens), ``samples_per_sec`` (pairs) and
-    ``batches_per_sec`` (steps) of one device as ``train/device/...``, and with several ranks of all as
-    ``train/...``; and the totals of rank 0, ``train/time``, ``train/lengths`` (tokens), ``train/samples``
-    (pairs) and ``train/batches``. ``validate/...`` likewise. Training time excludes validation and includes
-    VNet updates, whose meta pairs do not count. Totals continue after a resume.
+    Logs ``items_per_sec`` (tokens), ``samples_per_sec`` (pairs) and ``batches_per_sec`` (steps) of one device
+    as ``train/device/...`` and of all as ``train/...``; and rank 0's totals ``train/time``, ``train/lengths``
+    (tokens), ``train/samples`` (pairs) and ``train/batches``. Time excludes validation and includes VNet
+    updates, whose meta pairs do not count. Totals continue after a resume.
 
     Args:
         window_size: steps to average over; the rates appear once that many have been done.

@@ -24,10 +24,8 @@ from pacmr_lightning.runs.folder import CHECKPOINTS
 class RunCheckpoint(ModelCheckpoint):
     """Lightning's ``ModelCheckpoint`` for runs that resume after any kill as if uninterrupted.
 
-    - It saves before the next update: at the end of one, metrics are not logged yet, and a validation may be
-      due, which a resumed run would skip.
-    - ``last.ckpt`` is the run's last update, saved after all other callbacks' ``on_train_end``, so a run that
-      is killed there repeats them.
+    - It saves before the next update, when metrics are logged and no validation is due.
+    - ``last.ckpt`` is saved after all other callbacks' ``on_train_end``; a run killed there repeats them.
     - At SIGTERM, Ctrl-C or SLURM's requeue signal the run finishes its update, saves ``last.ckpt``, prints
       how to continue and exits, with status 0 (130 for Ctrl-C).
     """
@@ -145,7 +143,6 @@ def _requeue() -> None:
 
 
 def _ends(trainer: Trainer) -> bool:
-    """True at the run's last update."""
     if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
         return True
     of_epoch = trainer.fit_loop.batch_idx + 1 == trainer.num_training_batches
@@ -155,11 +152,7 @@ def _ends(trainer: Trainer) -> bool:
 
 
 def _between_updates(trainer: Trainer, loops: dict[str, Any]) -> None:
-    """Rewrite the state of Lightning's loops to that between two updates.
-
-    As saved it depends on the hook, and with ``max_steps`` Lightning miscounts steps and epochs when it
-    resumes from some of them. It resumes correctly from this state, that of its ``on_train_batch_end``.
-    """
+    """Rewrite the loops' state to that of ``on_train_batch_end``, from which Lightning resumes correctly."""
     if trainer.num_training_batches == float("inf"):
         return
     progress = loops["epoch_loop.batch_progress"]

@@ -34,20 +34,19 @@ class RunSummary(VisitsCallback):
     Keys; null if unknown or not finite:
 
     - ``method, task, noise_rate, seed, steps`` (policy updates), ``counts`` (the datamodule's), ``versions``;
-    - ``val_accuracy, val_margin`` of ``val_pairs`` pairs after ``val_step`` policy updates, and ``metrics``,
-      the last value of every ``val/...`` metric;
-    - of the last ``window`` visits with a known flip (``window_pairs``, see ``LastVisits``):
-      ``weight_mean_unflipped, weight_mean_flipped``, their difference ``weight_gap``, and how well a low
-      weight (``flip_auroc``) or a low u (``flip_auroc_u``) detects flipped pairs, null if all are the same;
+    - ``val_accuracy, val_margin`` of ``val_pairs`` pairs after ``val_step`` updates, and all last
+      ``metrics``;
+    - of the last ``window`` visits with a known flip (``window_pairs``): ``weight_mean_unflipped,
+      weight_mean_flipped, weight_gap``, and how well a low weight (``flip_auroc``) or a low u
+      (``flip_auroc_u``) detects flipped pairs, null if all are the same;
     - ``learned``: numbers that the objective has learned, by name, if any;
-    - ``seconds`` of training, with data loading, without start-up and validation, and ``pairs_per_second``
-      over all ranks; both continue after a resume.
+    - ``seconds`` of training, without start-up and validation, and ``pairs_per_second`` over all ranks.
 
     Args:
         window: visits that the statistics look back on.
 
     Raises:
-        UserError: ``window`` is under 1; or, at the first step, the module returns no record.
+        UserError: ``window`` is under 1, or the module returns no record.
     """
 
     def __init__(self, window: int = 2000):
@@ -177,7 +176,6 @@ class RunSummary(VisitsCallback):
 
 
 def _validated(trainer: Trainer) -> int | None:
-    """Return the pairs of a validation under ``limit_val_batches``; None if unknown."""
     data = datamodule(trainer)
     kept = ((getattr(data, "counts", None) or {}).get("validation") or {}).get("kept")
     limit = trainer.limit_val_batches

@@ -39,8 +39,7 @@ class SampleResponses(Callback):
     """Greedy responses of reference and policy to a few fixed prompts, as text for the loggers and as a file.
 
     ``responses.jsonl`` in the run's folder has one row per prompt per step: ``step`` (policy updates),
-    ``id``, ``prompt``, ``reference`` and ``response``. The prompts are the first of ``predict``. A resumed
-    fit first drops the rows of later steps. Only rank 0 generates, except under ZeRO-3.
+    ``id``, ``prompt``, ``reference`` and ``response``. The prompts are the first of ``predict``.
 
     Args:
         prompts: how many prompts.
@@ -48,11 +47,11 @@ class SampleResponses(Callback):
         max_new_tokens: of a response; None for the module's own.
 
     Raises:
-        UserError: a number is below 1; or, when training starts, the datamodule has no prompt.
+        UserError: a number is below 1, or the datamodule has no prompt.
     """
 
     _batch: PromptBatch
-    """The prompts, on the ranks that generate; set when training starts."""
+    """On the ranks that generate, rank 0 or all ranks under ZeRO-3."""
 
     def __init__(self, prompts: int = 4, every: int = 500, max_new_tokens: int | None = None):
         super().__init__()
@@ -115,15 +114,13 @@ class SequenceKL(Callback):
     """KL(pi || pi_ref) of whole responses, in nats, from responses that the policy samples at temperature 1.
 
     The mean over samples of sum_t KL(pi(. | x, y_<t) || pi_ref(. | x, y_<t)), over the whole vocabulary, has
-    the sequence KL as its expectation and less variance than the mean of log(pi / pi_ref). Compare rewards of
-    two runs at similar KL only. ``val/kl``, the mean per token on responses of the data, does not measure it.
+    less variance than that of log(pi / pi_ref). Compare rewards of two runs at similar KL only; ``val/kl``,
+    on responses of the data, does not measure it.
 
-    At the end of training, and every ``every`` updates, it logs to the loggers and to
-    ``trainer.callback_metrics`` ``val/sequence_kl``, ``val/sequence_kl_stderr`` (of the mean),
-    ``val/response_tokens`` (mean length with EOS) and signs of degeneration: ``val/response_perplexity``
-    (under the reference), ``val/response_distinct_2`` and ``val/response_repetition`` (see
-    ``evaluation.generation``). Prompts are the first of ``predict``, repeated if there are too few. All ranks
-    sample the same; the global random state is restored.
+    It logs ``val/sequence_kl``, ``val/sequence_kl_stderr`` (of the mean), ``val/response_tokens`` (mean
+    length with EOS) and signs of degeneration: ``val/response_perplexity`` (under the reference),
+    ``val/response_distinct_2`` and ``val/response_repetition``. Prompts are the first of ``predict``,
+    repeated if too few. All ranks sample the same; the global random state is restored.
 
     Args:
         samples: responses to sample, at least 2.
@@ -133,8 +130,7 @@ class SequenceKL(Callback):
         every: policy updates between two looks along the way; None for the end alone.
 
     Raises:
-        UserError: an option is out of range; or, when training starts, the datamodule has no prompt, or the
-            model too few positions for one.
+        UserError: an option is out of range, the data has no prompt, or the model too few positions for one.
     """
 
     def __init__(
@@ -231,20 +227,19 @@ class SequenceKL(Callback):
 class GoldReward(SequenceKL):
     """Mean gold reward of responses that the trained policy samples at temperature 1, and their KL.
 
-    At the end of training, and every ``every`` updates, it logs ``val/gold_reward``,
-    ``val/gold_reward_stderr`` (of the mean) and what ``SequenceKL`` logs, and writes the samples (prompt,
-    response, gold_reward) to ``samples.jsonl`` in the run's folder. Prompts are those of the datamodule's
-    source, else as in ``SequenceKL``.
+    It logs ``val/gold_reward``, ``val/gold_reward_stderr`` (of the mean) and what ``SequenceKL`` logs, and
+    writes ``samples.jsonl`` (prompt, response, gold_reward). Prompts are the source's own, else as in
+    ``SequenceKL``.
 
     Args:
         samples: responses to sample, at least 2.
         batch_size: responses at a time.
-        second_reward: another reward, which nothing was trained on; its mean is logged as
-            ``val/second_reward``, with its standard error. A policy that games the first raises that alone.
+        second_reward: another reward, which nothing was trained on, logged as ``val/second_reward`` with its
+            standard error. A policy that games the first raises that alone.
         options: ``max_new_tokens``, ``seed`` and ``every`` of ``SequenceKL``.
 
     Raises:
-        UserError: an option is out of range; at setup, the data has no gold reward; see also ``SequenceKL``.
+        UserError: as ``SequenceKL``; or the data has no gold reward.
     """
 
     def __init__(

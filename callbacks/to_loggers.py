@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # drawing is imported when there is something to draw
     from matplotlib.figure import Figure
 
 BINS = 30
-"""Bins of a histogram; TensorBoard chooses its own."""
 
 
 def log_numbers(trainer: Trainer, values: dict[str, float]) -> None:
@@ -30,10 +29,7 @@ def log_numbers(trainer: Trainer, values: dict[str, float]) -> None:
 
 
 def publish(trainer: Trainer, figure: Figure, file: str, name: str) -> None:
-    """Write ``analysis/FILE-step-NNNNN.png`` and .pdf, and show the figure in TensorBoard, W&B and MLflow.
-
-    ``file`` has no step and ending; ``name`` is that of the loggers, with slashes for groups.
-    """
+    """Write ``analysis/FILE-step-NNNNN.png`` and .pdf, and show the figure as ``name`` in the loggers."""
     save_figure(figure, Path(trainer.default_root_dir) / ANALYSIS / _file(trainer, file))
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
@@ -61,10 +57,7 @@ def log_histogram(trainer: Trainer, name: str, values: np.ndarray) -> None:
 
 
 def log_texts(trainer: Trainer, name: str, texts: dict[str, dict[str, str]]) -> None:
-    """Show texts: in TensorBoard each under its own name, in W&B one table, in MLflow one Markdown file.
-
-    ``texts`` has by id the parts by their headings, which are the same for all ids.
-    """
+    """Show texts (id to heading to part): as texts in TensorBoard, a table in W&B, Markdown in MLflow."""
     pages = {
         key: "\n\n".join(
             # Code blocks, which loggers show unchanged.

@@ -30,9 +30,9 @@ def record_of(outputs: Any) -> PairRecord:
 class LastVisits:
     """A window over the last visits of pairs, the same for any number of ranks.
 
-    It holds the fewest last steps that have at least ``window`` visits over all ranks, with all their visits.
-    Rows stay on their device until they are read. A row is the step (policy updates before it) and
-    ``columns`` numbers of a visit, in float32.
+    It holds all visits of the fewest last steps that have at least ``window`` visits over all ranks. Rows
+    stay on their device until they are read: the step (updates before it) and ``columns`` numbers, in
+    float32.
     """
 
     def __init__(self, window: int, columns: int):
@@ -63,10 +63,7 @@ class LastVisits:
         return torch.cat([torch.empty(0, 1 + self.columns), *(rows.cpu() for rows in self._rows)])
 
     def of_all_ranks(self) -> Tensor:
-        """(K, 1 + columns) rows of the window on the CPU, oldest first; all ranks must call it.
-
-        Rows of a step are sorted by their numbers, since the order of visits depends on the number of ranks.
-        """
+        """(K, 1 + columns) rows of the window on the CPU, sorted by step and numbers; all ranks call it."""
         rows = torch.cat(on_all_ranks([self.of_this_rank()]))
         rows = rows[np.lexsort(rows.T.flip(0).numpy())]  # lexsort's last key comes first
         return rows[rows[:, 0] >= rows[-self.window :, 0].min()] if len(rows) else rows
@@ -75,14 +72,12 @@ class LastVisits:
 class VisitsCallback(Callback):
     """Base of callbacks that look back on the last visits after chosen updates and at the end of the fit.
 
-    Ranks exchange visits only when it looks. Visits are kept over a resume.
-
     Args:
         window: visits to look back on, over all ranks, in whole steps; see ``LastVisits``.
         columns: numbers of a visit.
 
     Raises:
-        UserError: ``window`` is under 1; or, at the first step, the module returns no record.
+        UserError: ``window`` is under 1, or the module returns no record.
     """
 
     def __init__(self, window: int, columns: int):

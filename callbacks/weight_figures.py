@@ -34,7 +34,7 @@ class VisitFigures(VisitsCallback):
         window: visits that it looks back on, over all ranks, in whole steps; see ``LastVisits``.
 
     Raises:
-        UserError: a step or ``window`` is under 1; or, at the first step, the module returns no record.
+        UserError: a step or ``window`` is under 1, or the module returns no record.
     """
 
     files: tuple[str, ...]
@@ -93,21 +93,18 @@ class VisitFigures(VisitsCallback):
 class VNetSurfaces(VisitFigures):
     """Draw a(z), b(z) and g(z) over the (Delta, u) of the last pairs, after chosen updates and at the end.
 
-    It writes ``analysis/surfaces-step-NNNNN.png`` and .pdf (in three dimensions, as Qu et al.),
-    ``analysis/heat-maps-step-NNNNN.png`` and .pdf (with contours around half and nine tenths of the pairs),
-    and the values as .npz for ``pacmr surfaces``. The loggers get both figures, ``weights/monotone_share``,
-    the share of the grid on which g rises with u, and ``weights/monotone_share_data``, that of the cells that
-    hold a pair.
-
-    Fixed weights with a slope and an offset are drawn too; weightings without are not. For a VNet of other
-    features only g is drawn, over two of them, the others held at their medians over the last pairs.
+    It writes ``surfaces-step-NNNNN`` (.png, .pdf and the values as .npz for ``pacmr surfaces``) and
+    ``heat-maps-step-NNNNN`` (contours around half and nine tenths of the pairs) into ``analysis``, and logs
+    both figures, ``weights/monotone_share``, the share of the grid on which g rises with u, and
+    ``weights/monotone_share_data``, that of the cells that hold a pair. Weightings without slope and offset
+    are not drawn; of a VNet of other features only g is, over two of them, the others at their medians.
 
     Args:
         steps: policy updates after which it draws, beside the end.
         points: of the grid along either axis, at least 2.
         window: visits that the grid has to cover, over all ranks, in whole steps; see ``LastVisits``.
-        features: of VNet's features the two that the axes show, except that Delta always comes before u; None
-            means these where it has both, else its first two.
+        features: the two of VNet's features on the axes, Delta always before u; None for these two or the
+            first.
 
     Raises:
         UserError: an option is out of range, VNet has no such features, the module returns no record, or
@@ -192,10 +189,8 @@ class VNetSurfaces(VisitFigures):
 class WeightDistributions(VisitFigures):
     """Draw the distributions of the last weights by label, after chosen updates and at the end of the fit.
 
-    They go to ``analysis/weight-distributions-step-NNNNN.png`` and .pdf in the run's folder, and to the
-    loggers as the figure ``weights/distributions`` and the histograms ``weights/unflipped``,
-    ``weights/flipped`` and ``weights/unknown`` (``weights/all`` if no flip is known). Constant weights, as in
-    plain DPO, are not drawn.
+    They go to ``analysis/weight-distributions-step-NNNNN.png`` and .pdf, and to the loggers as
+    ``weights/distributions`` and histograms. Constant weights, as in plain DPO, are not drawn.
     """
 
     files = ("weight-distributions",)

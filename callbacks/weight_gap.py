@@ -28,11 +28,9 @@ from .to_loggers import log_numbers
 from .visits import VisitsCallback
 
 TABLE = "weight-gap.csv"
-"""In the run's folder ``analysis``."""
 ALL = "all"
 """Category of the rows over all pairs."""
 COLUMNS = ("u", "delta", "a", "b", "weight", "swapped_weight", "flipped")
-"""Numbers of a probe pair."""
 MICRO_BATCH = 32
 """Pairs in one forward pass if the module sets no ``micro_batch_size``."""
 
@@ -41,31 +39,26 @@ class WeightGap(VisitsCallback):
     """Mean weights of unflipped and flipped pairs, their gap, and how well a low weight detects flipped
     pairs.
 
-    It works with any weighting, over two sets of pairs: the last ``window`` visits, each with its weight at
-    the visit, and a probe set of ``probe_pairs`` training pairs, the same for all methods, orders and
-    resumes, with current weights. Files in the run's folder, written at the end of fit and every ``every``
-    policy updates:
+    Two sets of pairs: the last ``window`` visits, each with its weight at the visit, and a probe set of
+    training pairs, the same for all runs, with current weights. Files in the run's folder, at the end and
+    every ``every`` policy updates:
 
     - ``analysis/weight-gap.csv``, one row per step (policy updates done), set (``window`` or ``probe``) and
-      category (``all``, and each one of the rows): ``pairs``, ``mean`` (weight), ``mean_unflipped``,
-      ``mean_flipped``, ``gap``, ``auroc`` and ``average_precision`` of "low weight = flipped", empty if flips
-      are unknown. For probe pairs under VNet also ``mean_swapped``, the mean weight with the responses
-      swapped (the same Delta, and -u), and ``rising``, the share of pairs with g(Delta, abs(u)) > g(Delta,
-      -abs(u)).
+      category (``all``, and those of the rows): ``pairs``, ``mean`` (weight), ``mean_unflipped``,
+      ``mean_flipped``, ``gap``, ``auroc`` and ``average_precision`` of "low weight = flipped". For probe
+      pairs under VNet also ``mean_swapped``, the mean weight with the responses swapped (the same Delta, and
+      -u), and ``rising``, the share of pairs with g(Delta, abs(u)) > g(Delta, -abs(u)).
     - ``analysis/probe-NNNNN.parquet`` for step NNNNN: u, Delta, a, b and weights of every probe pair.
 
-    The loggers get the numbers over all pairs as ``weights/probe_gap``, ``weights/window_auroc`` and so on. A
-    probe pair costs two forward passes without gradient.
+    The loggers get ``weights/probe_gap``, ``weights/window_auroc`` and so on, over all pairs.
 
     Args:
-        window: visits that the first set looks back on; all visits of the earliest step count, see
-            ``LastVisits``.
+        window: visits of the first set, in whole steps; see ``LastVisits``.
         probe_pairs: training pairs of the second set; all of them where there are fewer.
         every: policy updates between two rows of the table; None for the end of fit only.
 
     Raises:
-        UserError: an option is under 1; at setup, the datamodule has no ``train_pairs``; at the first step,
-            the module returns no record.
+        UserError: an option is under 1, the data has no ``train_pairs``, or the module returns no record.
     """
 
     def __init__(self, window: int = 2000, probe_pairs: int = 2000, every: int | None = None):
@@ -158,11 +151,10 @@ def probe_indices(ids: Sequence[str], count: int) -> list[int]:
 def probe(trainer: Trainer, pl_module: PreferenceModule, indices: Sequence[int]) -> pd.DataFrame:
     """Run the policy and the weighting on the training pairs at ``indices``, shared among the ranks.
 
-    All ranks take the same number of forward passes, as sharded models need. The random state is restored.
-    Returns on all ranks one row per pair in the order of ``indices``: ``id``, ``category`` (None if the rows
-    have none), ``u`` and ``delta`` in nats times beta, ``a`` and ``b`` (NaN if undefined), ``weight`` (before
-    any division by the mean), ``swapped_weight`` (VNet's with the responses swapped; NaN without VNet, or if
-    it uses earlier visits) and ``flipped`` (pandas' ``boolean``, NA if unknown).
+    Return on all ranks one row per pair: ``id``, ``category`` (None if the rows have none), ``u`` and
+    ``delta`` in nats times beta, ``a`` and ``b`` (NaN if undefined), ``weight`` (before any division by the
+    mean), ``swapped_weight`` (with the responses swapped; NaN without VNet, or if it uses earlier visits) and
+    ``flipped`` (NA if unknown). All ranks take the same number of forward passes, as sharded models need.
     """
     pairs, ranks = datamodule(trainer).train_pairs, trainer.world_size
     share = -(-len(indices) // ranks)

@@ -36,17 +36,17 @@ SCHEMA = pa.schema(
 
 
 class WeightRecorder(Callback):
-    """Write one row per pair per visit to ``weights/part-RRR-NNNNN.parquet`` in the run's folder.
+    """Write one row per pair per visit to ``weights/part-RRR-NNNNN.parquet``; ``runs.folder.read_weights``
+    reads it.
 
-    RRR is the rank, NNNNN counts its parts; ``runs.folder.read_weights`` reads them. Rows are on disk before
-    each checkpoint, and a fit that starts at step s first drops the rows of steps >= s, so that a resumed run
-    neither doubles nor loses a visit.
+    RRR is the rank, NNNNN counts its parts. A fit that starts at step s first drops the rows of steps >= s,
+    so a resumed run neither doubles nor loses a visit.
 
     Args:
         rows_per_part: visits to gather before a part is written.
 
     Raises:
-        UserError: ``rows_per_part`` is under 1; or, at the first step, the module returns no record.
+        UserError: ``rows_per_part`` is under 1, or the module returns no record.
     """
 
     def __init__(self, rows_per_part: int = 4096):
@@ -116,8 +116,8 @@ class WeightRecorder(Callback):
 class NoiseMask(Callback):
     """Write ``noise_mask.parquet``: ``id``, ``flipped`` and, if known, ``annotator`` of every training row.
 
-    Dropped rows are included, so the mask holds for any tokenizer and tool. There is no file without injected
-    label noise. ``NoiseFromMask`` trains on the same labels again.
+    It includes dropped rows, and needs injected label noise. ``NoiseFromMask`` trains on the same labels
+    again.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -135,7 +135,6 @@ class NoiseMask(Callback):
 
 
 def _trim(part: Path, step: int) -> bool:
-    """Drop a part's rows of ``step`` and later; return whether the part is left."""
     table = pq.read_table(part)
     kept = table.filter(pc.less(table["step"], step))
     if len(kept) == 0:

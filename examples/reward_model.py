@@ -5,9 +5,7 @@
       --output runs/examples/judge
     pacmr judge A.jsonl B.jsonl --judge RewardModelJudge --judge.model runs/examples/judge
 
-Bradley-Terry with a reward that is linear in the state of a text's last token; minutes on a CPU. Take pairs
-that no policy is trained on: here those that configs/hh/small_preference.yaml drops as too long.
-docs/real_text.md has its accuracy.
+Take pairs that no policy is trained on: here those that configs/hh/small_preference.yaml drops as too long.
 """
 
 from __future__ import annotations
@@ -99,11 +97,10 @@ def reward_model(
 
 
 def fit_head(differences: np.ndarray, prompts: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return the linear reward, (D,) per unit of state, of greatest likelihood, and its cross-validated
-    accuracy.
+    """Return the linear Bradley-Terry reward, (D,) per unit of state, and its cross-validated accuracy.
 
-    ``differences`` are (N, D) states, chosen minus rejected; ``prompts`` (N,) numbers by which parts are
-    split.
+    ``differences`` are (N, D) states, chosen minus rejected; ``prompts`` (N,) numbers that parts do not
+    share.
     """
     scale, mirror = feature_scale(differences), mirror_signs(len(differences))
     search = GridSearchCV(
@@ -119,14 +116,13 @@ def fit_head(differences: np.ndarray, prompts: np.ndarray) -> tuple[np.ndarray, 
 
 
 def _likelihood(model: LogisticRegression, differences: np.ndarray, labels: np.ndarray) -> float:
-    """Return the likelihood; a small part may have one kind of label only."""
     return -log_loss(labels, model.predict_proba(differences), labels=[-1, 1])
 
 
 def _texts(
     rows: Dataset, wanted: set[str], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[str], list[list[int]]]:
-    """Return N prompts, and token ids of 2 N texts, chosen and rejected in turn, as the judge reads them."""
+    """Return N prompts, and token ids of 2 N texts, chosen and rejected in turn."""
     prompts, texts = [], []
     for row in rows:
         if row["id"] in wanted:

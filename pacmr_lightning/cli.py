@@ -58,8 +58,6 @@ NOISE = (
     # Called by DeepSpeed.
     "`torch.distributed..*` is deprecated",
 )
-"""Warnings that a user cannot act on."""
-
 
 TALK = ("💡 Tip:", "TPU available", "GPU available", "`Trainer(val_check_interval=", "`Trainer.fit` stopped")
 """Beginnings of Lightning's log lines to hide."""
@@ -99,7 +97,6 @@ def _let_rank_0_speak() -> None:
 
 
 def _help() -> str:
-    """Return the text of ``pacmr --help``."""
     commands = {**RUNS, **TOOLS}
     lines = [f"  {name:<12}{text}" for name, text in commands.items()]
     return "\n".join(

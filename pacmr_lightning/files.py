@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 def obstacle(folder: Path) -> tuple[Path, OSError] | None:
-    """Return why a folder, which need not exist, cannot be written to, or None.
-
-    That is the nearest existing folder (or a file in its place), and the system's error.
-    """
+    """Return the nearest existing path and the error if a folder cannot be written to, else None."""
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=nearest):
@@ -38,10 +35,10 @@ def check_writable(option: str, given: str, folder: Path) -> None:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path`` that replaces it when the block ends.
+    """Yield a temporary path beside ``path`` that replaces it when the block ends; an exception keeps the old
+    file.
 
-    Readers see the old file or the new one; an exception keeps the old one. The folder is made if missing. If
-    two processes write the same file, the later one wins.
+    The folder is made if missing. If two processes write the same file, the later one wins.
     """
     path = Path(path)
     try:
@@ -65,10 +62,7 @@ def write_json_lines(path: str | Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def content_digest(path: str | Path) -> str:
-    """Return a hash (XXH3, 128 bits) of a file, or of the names and content of a folder's visible files.
-
-    A progress bar appears if reading takes longer than two seconds.
-    """
+    """Return a hash (XXH3, 128 bits) of a file, or of the names and content of a folder's visible files."""
     import xxhash
     from tqdm import tqdm
 

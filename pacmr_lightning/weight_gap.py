@@ -5,16 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 NUMBERS = ("mean_unflipped", "mean_flipped", "gap", "auroc", "average_precision")
-"""Keys of ``weight_gap``'s result."""
 
 
 def weight_gap(weights: Tensor, flipped: Tensor) -> dict[str, float | None]:
     """Return the mean weights of unflipped and flipped pairs, and how well low weights rank the flipped ones.
 
-    ``weights`` are (N,) weights or other scores that are low for wrong labels; ``flipped`` (N,) 1 for a wrong
-    label, 0 for a right one, -1 for unknown, which is left out. ``auroc`` and ``average_precision`` are those
-    of "the lower the weight, the likelier flipped". None if undefined: no known flips, only one kind, or a
-    NaN weight; the last two also if all weights are the same.
+    ``weights`` are (N,), or other scores that are low for wrong labels; ``flipped`` (N,) 1 for a wrong label,
+    0 for a right one, -1 for unknown, left out. None if undefined: no known flips, only one kind, a NaN
+    weight, or for ``auroc`` and ``average_precision`` equal weights.
     """
     from sklearn.metrics import average_precision_score, roc_auc_score
 

@@ -18,7 +18,6 @@ from ..errors import UserError, is_out_of_memory
 T = TypeVar("T")
 
 _failed: deque[Exception] = deque(maxlen=8)
-"""The last errors of constructors."""
 
 
 def stop(message: str) -> NoReturn:

@@ -74,11 +74,9 @@ class ToolParser(OneSentence):
 def run_tool(
     name: str, function: Callable[..., Any], arguments: list[str], *, positional: bool = False
 ) -> Any:
-    """Call ``function`` with the arguments of ``pacmr NAME``, from its type hints and docstring.
+    """Call ``function`` with the arguments of ``pacmr NAME``, by its type hints and docstring.
 
-    Objects are given as in LightningCLI's YAML (``--source Files --source.train pairs.jsonl``); ``--config
-    FILE`` reads options from a file. With ``positional``, parameters without a default are plain words,
-    unless they are keyword-only.
+    With ``positional``, parameters without a default are plain words, unless they are keyword-only.
     """
     told = (inspect.getdoc(function) or "").partition("\n\nArgs:")[0].replace("``", "")
     return auto_cli(

@@ -20,7 +20,6 @@ LISTED = "--help lists those that there are."
 ALIKE = 0.75
 """Least similarity, from 0 to 1, of a proposed name."""
 LONGEST = 80
-"""Most characters shown of a value."""
 TYPE, CLASS, OWN, INSIDE = range(4)
 """Ranks of a cause: wrong type, no such class, a class's own or an item's, a known class's option."""
 
@@ -30,7 +29,6 @@ LEAVES = {
     r"Path is not a file: '(.*)'": r"\1 is no file.",
     r'expected "subcommand" to be one of': "no command is given; pacmr --help lists them.",
 }
-"""Messages that contain no other, and their sentences."""
 
 
 @dataclass(frozen=True)
@@ -281,5 +279,4 @@ def _collapse(text: str) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """Split at commas outside of brackets."""
     return [part.strip() for part in re.findall(r"(?:[^,\[\]]|\[(?:[^\[\]]|\[[^\[\]]*\])*\])+", text)]

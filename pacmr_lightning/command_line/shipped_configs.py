@@ -12,7 +12,6 @@ from .exceptions import stop
 
 _PACKAGE = Path(__file__).parents[1]
 FOLDER = (_PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent) / "configs"
-"""Inside an installed package, beside it in a checkout."""
 
 
 @cache

@@ -16,8 +16,7 @@ from ..files import replacing
 def configs() -> None:
     """Lists the configs that come with the package, with what each is for.
 
-    --config takes each of these names, in any folder: pacmr fit --config tldr/preference --config
-    methods/pacmr. To start one of your own: pacmr configs copy NAME FILE.
+    --config takes each name, in any folder. To start one of your own: pacmr configs copy NAME FILE.
     """
     console = Console(soft_wrap=True, highlight=False, markup=False)
     if console.is_terminal:
@@ -38,6 +37,9 @@ def copy(name: str, file: str) -> None:
     Args:
         name: as pacmr configs lists it, such as tldr/preference.
         file: to write, ending in .yaml.
+
+    Raises:
+        UserError: there is no such config, or the file exists or has another ending.
     """
     if (shipped := shipped_name(name)) is None:
         raise UserError(

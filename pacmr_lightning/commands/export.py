@@ -56,15 +56,14 @@ def export(
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
         dtype: of the merged weights, added up in float32; default: the base's in the run. Adapters are
             float32.
-        base: id of the base at the Hub, for a run that has read it from a folder; the adapter and the card
-            name it.
-        push: repository at the Hub, OWNER/NAME, to upload the folder to; made where it does not exist. The
-            token is that of HF_TOKEN, or of hf auth login.
+        base: id of the base at the Hub, for a run that has read it from a folder.
+        push: repository at the Hub, OWNER/NAME, to upload to; made if missing. Token: HF_TOKEN, or hf auth
+            login.
         private: make a private repository.
 
     Raises:
-        UserError: ``out`` is taken, the run's files are missing or do not fit, the policy is not finite, the
-            adapter has no base that others find, or the Hub refuses the upload.
+        UserError: ``out`` is taken, the run's files do not fit, the policy is not finite, or the upload
+            fails.
     """
     run, out = str(run), str(out)
     if dtype is not None and not merged:

@@ -43,8 +43,8 @@ class Parser(OneSentence, LightningArgumentParser):
 class PacmrCLI(LightningCLI):
     """LightningCLI whose runs live in ``runs/<name>/`` with their config, metrics and checkpoints.
 
-    It adds the ``checkpoint`` section (``RunCheckpoint``), links options of module and datamodule, and logs
-    to ``metrics.csv`` and to TensorBoard or the loggers of ``trainer.logger``; to nothing if that is false.
+    It adds the section ``checkpoint``, links module and datamodule, and logs to ``metrics.csv`` and
+    TensorBoard.
     """
 
     def __init__(self, args: list[str] | None = None):
@@ -88,7 +88,6 @@ class PacmrCLI(LightningCLI):
     def _prepare_subcommand_parser(
         self, klass: type, subcommand: str, **kwargs: Any
     ) -> LightningArgumentParser:
-        """Add ``refine`` to ``fit``, and ``generation`` (``GenerationWriter``) to ``predict``."""
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "fit":
             help = "Go on with pacmr refine when the run has ended."
@@ -134,10 +133,7 @@ class PacmrCLI(LightningCLI):
             _remove_partial_files(root)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run it, and refine the run if requested, in a process without this one's ranks.
-
-        A run that fails before its first step leaves no folder, though loggers made one.
-        """
+        """Run it, then ``refine`` if requested; a run that fails before its first step leaves no folder."""
         try:
             with wandb_ends():
                 super()._run_subcommand(subcommand)
@@ -207,8 +203,6 @@ class PacmrCLI(LightningCLI):
 
 
 class _ParserOnly(PacmrCLI):
-    """LightningCLI that only makes its parsers."""
-
     config: Any = {"subcommand": None}  # noqa: RUF012
 
     def _nothing(self, *_: Any, **__: Any) -> None: ...
@@ -238,7 +232,6 @@ def _as_list(value: Any) -> list[Any]:
 
 @rank_zero_only
 def _remove_partial_files(root: Path) -> None:
-    """Remove partial files of a killed run, while nobody writes."""
     for left in root.rglob(".*.partial"):
         shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 

@@ -32,7 +32,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 """Files of configs/strategies as arguments of ``memory_estimate.held``."""
 EXAMPLES = (0.2, 0.5)
-"""Utilizations whose hours are shown by default."""
 
 
 def memory(
@@ -63,12 +62,10 @@ def memory(
 ) -> dict[str, dict[int, DeviceMemory]]:
     """Prints what each device holds at the peak of a step, in GiB, and how many operations a run takes.
 
-    Counts of parameters, of AdamW's state and of gradients are exact. Activations are those of transformers'
-    own code, attention as a kernel that keeps no scores. Not counted: the CUDA context (about 0.5 GiB),
-    NCCL's buffers and the allocator's waste; leave a tenth free.
-
-    Operations are all matrix products of the same code, recomputation and masked attention included. Not
-    counted: generated responses and padding. Lengths for memory are the longest, for hours the mean.
+    Parameters, AdamW's state and gradients are exact, activations those of transformers' own code, with
+    attention that keeps no scores; leave a tenth free for the CUDA context (about 0.5 GiB), NCCL and the
+    allocator. Operations are all matrix products of the same code, without generated responses and padding.
+    Lengths for memory are the longest, for hours the mean.
 
     Args:
         model: folder or Hub id of a model, of which only the configuration is read; or llama-2-7b.
@@ -96,9 +93,6 @@ def memory(
         utilization: share of that peak that you expect, above 0 and at most 1; without it hours for 20% and
             50%.
         gpu_hour: price of an hour of one device, in any currency.
-
-    Returns:
-        Memory by strategy and number of processes.
 
     Raises:
         UserError: an option is out of its range, or the model is not known.
@@ -196,10 +190,6 @@ def _costs(
     utilization: float | None,
     price: float | None,
 ) -> Table:
-    """Return operations by method and number of devices, and hours if a device's speed is given.
-
-    ``kept`` is the number of pairs whose gradients VNet's update keeps on each device, by devices.
-    """
     shares = () if tflops is None else EXAMPLES if utilization is None else (utilization,)
     caption = "PFLOP: 1e15 operations, over all devices."
     if shares:

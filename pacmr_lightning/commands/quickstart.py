@@ -18,14 +18,17 @@ def quickstart(
 ) -> None:
     """Trains a small model on pairs of which 30% have wrong labels: DPO, PACMR-DPO and a refined policy.
 
-    First an SFT model is trained from scratch. DPO and PACMR-DPO then learn from the same pairs side by side,
-    each with a beta that suits it at 30% flips. No download, no GPU, about two minutes on two cores.
+    First an SFT model is trained from scratch. Each method has a beta that suits it at 30% flips. No
+    download, no GPU, about two minutes on two cores.
 
     Args:
         output: folder of the runs, which must not be there.
         pairs: training pairs.
         sft_rows: rows that the SFT model learns from.
         samples: responses whose reward is measured.
+
+    Raises:
+        UserError: the folder exists.
     """
     folder = Path(output)
     if folder.exists():

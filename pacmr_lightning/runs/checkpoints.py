@@ -28,10 +28,7 @@ class CheckpointFiles(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: None = None
     ) -> None:
-        """Write the file under a temporary name beside it, sync it to disk, and rename it.
-
-        Partial files of a killed run are removed: a run's folder has one writer.
-        """
+        """Write the file atomically and sync it; remove partial files of a killed run."""
         path = Path(path)
         for left in path.parent.glob(".*.ckpt.*.partial"):
             left.unlink(missing_ok=True)
@@ -56,9 +53,8 @@ class CheckpointFiles(TorchCheckpointIO):
 def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple[str | None, int]:
     """Return the checkpoint that ``--ckpt_path`` means, and its policy updates; None and 0 for none.
 
-    ``ckpt_path`` is a file, or "last" for ``last.ckpt`` in ``folder``, or if that is missing or damaged for
-    the good one there with the most updates. Not for ``training``, weights alone are enough, and "last" must
-    exist.
+    "last" means ``last.ckpt`` in ``folder``, or if that is damaged the good file with the most updates. For a
+    use other than ``training``, weights alone are enough, and "last" must exist.
     """
     if ckpt_path is None:
         return None, 0
@@ -107,7 +103,7 @@ def _warn_of_later(paths: list[Path], step: int) -> None:
 
 
 class _DamagedError(Exception):
-    """A file that is no checkpoint; the message says in what way."""
+    """The message names the damage."""
 
 
 def _newest(paths: list[Path], training: bool) -> tuple[Path | None, int]:
@@ -129,7 +125,6 @@ def _newest(paths: list[Path], training: bool) -> tuple[Path | None, int]:
 
 
 def _step(path: Path, training: bool) -> int:
-    """Return the policy updates of a checkpoint, without reading its tensors."""
     try:
         content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception:  # the kind depends on where the file is damaged

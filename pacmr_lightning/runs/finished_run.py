@@ -22,7 +22,6 @@ from ..policy import PolicyModel
 from .folder import CHECKPOINTS, CONFIG
 
 MOST_AT_ONCE = 32
-"""Most pairs in one pass by default."""
 NO_NOISE: dict[str, Any] = {"noise_rate": 0.0, "noise_rates": None, "noise": None}
 """Options of the datamodule that leave labels as found in the data."""
 
@@ -71,7 +70,6 @@ class PreferenceData(Protocol):
     train_pairs: Any
     validation_pairs: Any
     counts: dict[str, dict[str, int]]
-    """Rows and pairs of each split."""
     noise_flips: dict[str, bool] | None
     """Whether the run's noise flipped a label, by pair id; None without noise."""
     annotators: dict[str, str | None] | None
@@ -133,12 +131,8 @@ def load(
     """Return the run's module with the checkpoint's adapter, its datamodule, and the policy's step.
 
     Without a ``micro_batch_size`` the module takes a whole batch at once, ``MOST_AT_ONCE`` pairs at most.
-
-    Args:
-        run: to load.
-        augmentations: file with augmented prompts of the training pairs; None for the run's own.
-        as_trained: use the run's training pairs, with its label noise and without held-out clean meta pairs.
-            Otherwise all pairs, with labels as found in the data, and with augmented prompts.
+    ``as_trained`` gives the run's training pairs, with its label noise and without held-out clean meta pairs;
+    else all pairs, with original labels and with ``augmentations`` (a file; None for the run's own).
     """
     parser = ToolParser(exit_on_error=False)
     for kind, section in ((LightningModule, "model"), (LightningDataModule, "data")):

@@ -24,10 +24,7 @@ SAMPLES = "samples.jsonl"  # responses sampled from the policy
 
 
 def default_folder(model: Any, data: Any, seed: int) -> str:
-    """Return ``runs/<task>-<method>-noise<percent>-seed<seed>``; ``runs/<task>-sft`` for SFT.
-
-    Noise of two rates is named by both, other noise by its class and its share of labels.
-    """
+    """Return ``runs/<task>-<method>-noise<percent>-seed<seed>``; ``runs/<task>-sft`` for SFT."""
     if "method" not in model:
         return str(Path("runs", f"{data.task}-sft"))
     rates = data.get("noise_rates") or [data.noise_rate]

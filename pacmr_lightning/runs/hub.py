@@ -44,17 +44,10 @@ def check_repository(repository: str, option: str) -> None:
 def push(
     files: dict[str, Path], repository: str, kind: Literal["model", "dataset"], private: bool, kept: str
 ) -> str:
-    """Upload files in one commit to a repository, created if missing, and return its address.
+    """Upload files (by path inside the repository) in one commit, and return the repository's address.
 
-    The token is that of the environment (``HF_TOKEN``) or of the login. A UserError means that nothing
-    changed.
-
-    Args:
-        files: by path inside the repository.
-        repository: OWNER/NAME.
-        kind: of the repository.
-        private: create a private one; an existing one must be private.
-        kept: sentence for the error on what is left on this machine.
+    The repository is created if missing; an existing one must be private if ``private``. A UserError means
+    that nothing changed; ``kept`` is its sentence on what is left on this machine.
     """
     api = HfApi()
     try:

@@ -67,10 +67,7 @@ class ContinuedCSVLogger(CSVLogger):
 
 
 def run_loggers(folder: str, given: list[Logger] | None, first_step: int) -> list[Logger]:
-    """Return the loggers of a fit: the ``given`` ones (TensorBoard for None) and ``metrics.csv``.
-
-    ``first_step`` is the number of policy updates done; a killed run may have logged more.
-    """
+    """Return the loggers of a fit: the ``given`` ones (TensorBoard for None) and ``metrics.csv``."""
     if given is None:
         options: dict[str, Any] = {"name": "tensorboard", "version": "", "default_hp_metric": False}
         # ``purge_step`` hides later values of a killed run.
@@ -79,10 +76,7 @@ def run_loggers(folder: str, given: list[Logger] | None, first_step: int) -> lis
 
 
 def loggers_of_another(asked: Any, suffix: str) -> Any:
-    """Return the configuration ``trainer.logger`` for a second pass, so that W&B and MLflow see a new run.
-
-    W&B's id gets the suffix; MLflow makes ids itself.
-    """
+    """Return the configuration ``trainer.logger`` of a second pass, as a new run of W&B and MLflow."""
     if isinstance(asked, list):
         return [loggers_of_another(one, suffix) for one in asked]
     if not isinstance(asked, dict):

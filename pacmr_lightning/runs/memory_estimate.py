@@ -1,8 +1,4 @@
-"""Estimate of a run's memory on a device, from the architecture alone.
-
-The model is built on torch's meta device with PEFT's own adapter, so counts are exact. Its forward and
-backward pass run on fake tensors, and every storage they make is counted as long as it lives.
-"""
+"""Estimate of a run's memory: storages are counted on fake tensors, under transformers' own code."""
 
 from __future__ import annotations
 
@@ -44,11 +40,9 @@ class DeviceMemory:
     adapter: float
     """Whole, with ZeRO's own copy of a part of it."""
     optimizer: float
-    """AdamW's two moments."""
     gradients: float
     """Of the adapter's size: gradients, the virtual step's and VNet's directions."""
     buffers: float
-    """For the exchange of gradients."""
     activations: float
     """With the logits and what backward needs."""
     host: float = 0.0
@@ -56,7 +50,7 @@ class DeviceMemory:
 
     @property
     def device(self) -> float:
-        """All on the device."""
+        """Total on the device."""
         return sum(value for name, value in vars(self).items() if name != "host")
 
 
@@ -109,13 +103,11 @@ def held(
     base: float | None = None,
     kept: int = 0,
 ) -> DeviceMemory:
-    """Return the memory of each of ``devices`` processes.
+    """Return the memory of each of ``devices`` processes, at ZeRO's ``stage`` (0 for DDP).
 
-    ``stage`` is ZeRO's, 0 for DDP or a single process; ``activations`` are bytes of a micro-batch's passes,
-    see ``activation_bytes``. With ``offload_optimizer`` AdamW's state and ZeRO's copy of the adapter are in
-    the host's memory, with ``offload_parameters`` also the parts of the base (stage 3). ``base`` is its
-    bytes, if not those of the frozen parameters; ``kept`` the pairs whose gradients VNet's update keeps on
-    each device, see ``meta_gradient.StepPairs``.
+    ``activations`` are those of a micro-batch, ``base`` bytes that replace the frozen parameters' and
+    ``kept`` the pairs whose gradients VNet's update keeps. ``offload_optimizer`` moves AdamW's state and
+    ZeRO's copy of the adapter to the host, ``offload_parameters`` also the parts of the base (stage 3).
     """
     frozen = [p for p in policy.parameters() if not p.requires_grad]
     base = float(sum(p.numel() * p.element_size() for p in frozen)) if base is None else float(base)
@@ -160,10 +152,7 @@ def held(
 def step_bytes(
     policy: PolicyModel, pairs: int, prompt_tokens: int, response_tokens: int, devices: int
 ) -> float:
-    """Return bytes of a step of an unbuilt policy on each device, under DDP, without recomputed activations.
-
-    ``pairs`` is that of a micro-batch, ``response_tokens`` that of each response of the longest pair.
-    """
+    """Return bytes of an unbuilt policy's step on each device, under DDP, without recomputed activations."""
     config = AutoConfig.from_pretrained(adapter_chain(policy.name)[-1])
     model = build(config, policy.lora["r"], policy.lora["target_modules"], policy.dtype)
     base, unpacked = four_bit_base(config, policy.dtype) if policy.quantization else (None, 0)
@@ -191,10 +180,9 @@ def activation_bytes(
 ) -> int:
     """Return the peak of one micro-batch's forward and backward pass, its gradient included.
 
-    Storages count until they are freed; allocators round up and keep some more. Attention counts as a kernel
-    that keeps inputs, output and mask (FlashAttention and others), not the scores. Lengths are per prompt and
-    per response; ``shared`` is one row per pair, else two rows, each with the prompt; ``logit_chunk`` is the
-    number of response tokens whose logits exist at a time.
+    Allocators round up and keep some more. Attention counts as a kernel that keeps inputs, output and mask
+    (FlashAttention and others), not the scores. ``shared`` is one row per pair, else two, each with the
+    prompt.
     """
     model = cast(PreTrainedModel, policy.get_base_model())
     recompute_activations(model, gradient_checkpointing)
@@ -218,10 +206,7 @@ def response_values(
     full_mask: bool,
     pieces: int = 1,
 ) -> Tensor:
-    """Return log-probabilities of the response tokens of dummy pairs; arguments as in ``activation_bytes``.
-
-    ``full_mask`` makes attention's mask row by row; otherwise none is needed if all tokens count.
-    """
+    """Return log-probabilities of the response tokens of dummy pairs; ``full_mask`` is row by row."""
     rows, length = pairs, prompt_tokens + 2 * response_tokens
     if not shared:
         rows, length = 2 * pairs, prompt_tokens + response_tokens

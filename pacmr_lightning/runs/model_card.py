@@ -91,9 +91,8 @@ def model_card(
 ) -> str:
     """Return the text of ``README.md``, with the front matter that the Hub reads.
 
-    ``step`` counts policy updates, ``name`` is the card's folder as the user wrote it, ``hub_base`` the Hub
-    id of the plain model at the bottom, None for a local folder, and ``merged`` says that the folder has a
-    whole model.
+    ``name`` is the card's folder, ``hub_base`` the Hub id of the plain model at the bottom, None for a local
+    folder.
     """
     name, base = public(name), public(run.base)
     quoted = json.dumps(name, ensure_ascii=False)

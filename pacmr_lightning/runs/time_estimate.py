@@ -1,8 +1,4 @@
-"""Estimate of a run's floating point operations, from the architecture alone.
-
-Passes over one pair run on torch's meta device, where torch's counter adds up matrix products, two operations
-per multiplication. Attention counts as plain products over whole rows, masked parts included.
-"""
+"""Estimate of a run's floating point operations: matrix products counted on torch's meta device."""
 
 from __future__ import annotations
 
@@ -52,14 +48,12 @@ class Plan:
 
     global_batch_size: int = 32
     every: int = 10
-    """Policy updates per VNet update."""
     meta_batch_size: int = 64
     coverage: float = 1.0
     """Share of the meta pairs above the threshold: only these need a gradient."""
     cached: bool = True
-    """Compute the reference once, before training."""
     pairs: int | None = None
-    """Training pairs, of one epoch."""
+    """Of one epoch."""
     validation_pairs: int = 0
     validations: int = 4
     audit_sample: int = 0
@@ -94,11 +88,7 @@ def pair_flops(
 
 
 def update_flops(flops: PairFlops, plan: Plan, estimator: str | None, kept: bool = False) -> float:
-    """Return mean operations of a policy update, over all devices, VNet's updates included.
-
-    ``estimator`` is that of PACMR-DPO's coefficients, None without a VNet; ``kept`` says that an update of
-    VNet keeps each pair's gradient, see ``meta_gradient.StepPairs``.
-    """
+    """Return mean operations of a policy update; without an ``estimator`` there is no VNet."""
     live = 0 if plan.cached else flops.reference
     update = plan.global_batch_size * (flops.gradient + live)
     if estimator is None:
@@ -116,11 +106,7 @@ def update_flops(flops: PairFlops, plan: Plan, estimator: str | None, kept: bool
 
 
 def run_flops(flops: PairFlops, plan: Plan, update: float, vnet: bool = False, fits: int = 1) -> float:
-    """Return operations of a run over all devices: updates, validations and the reference's cache.
-
-    ``update`` is that of an update, ``vnet`` says that meta pairs are augmented (the cache has those that are
-    drawn), ``fits`` is 2 with a second pass, which reads the cache.
-    """
+    """Return operations of a run over all devices: updates, validations and the reference's cache."""
     judged = plan.validations * plan.validation_pairs * (flops.forward + flops.reference)
     total = fits * (plan.updates * update + judged)
     if plan.cached:
