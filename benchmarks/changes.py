@@ -1,10 +1,9 @@
-"""Value of each saving in a step: the same updates with and without it, in turns.
+"""Value of each saving in a step: the same updates with and without it, in turns of three, the first a
+warm-up.
 
     python benchmarks/changes.py [--figure docs/changes.png] [--repetitions 3] [--device cuda]
 
-Predicted is the ratio of the matrix products' arithmetic, measured that of times. A turn is three updates of
-DPO, or of PACMR-DPO with a VNet update each (twice as many meta pairs, 70% confident); the first is a
-warm-up.
+Predicted is the ratio of the matrix products' arithmetic, measured that of times.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
     python benchmarks/data.py [--rows 10000 30000 90000]
 
-Rows are generated, as long as TL;DR's. Each run is a fresh process on two cores, imports not counted. The
-cold run starts with an empty cache of datasets. Private memory excludes files' pages, which the system can
-reclaim.
+Rows are generated, as long as TL;DR's. Each run is a fresh process on two cores, imports not counted; cold
+means an empty cache of datasets. Private memory excludes files' pages, which the system can reclaim.
 """
 
 from __future__ import annotations

@@ -2,11 +2,9 @@
 
     python benchmarks/dpo_step.py [--repetitions 5] [--figure docs/dpo-step.png] [--device cuda]
 
-Needs the extra ``bench``. Turns of three updates on random tokens, the first a warm-up. All have cached
-reference log-probabilities, the same adapter (B not 0) and optimizer, and their fastest micro-batch. Rates
-are ``flops.needed`` over time. TRL runs at its best: no gradient checkpointing, no logging; version 1.16 has
-padding-free batches switched off, and computes all logits on a CPU, those of responses on a GPU. Nothing is
-compiled.
+Needs the extra ``bench``. Turns are three updates, the first a warm-up. All have cached reference
+log-probabilities, the same adapter (B not 0) and optimizer, and their fastest micro-batch. Rates are
+``flops.needed`` over time. TRL runs without gradient checkpointing and logging. Nothing is compiled.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
     python benchmarks/estimators.py [--figure docs/estimators.png] [--device cuda]
 
-Truth is a float64 copy of the model (a random Llama with LoRA, B not 0), differentiated pair by pair. Times
-are in units of a forward and backward pass, memory is that of a call (see ``PeakMemory``).
+Truth is a float64 copy of the random model, differentiated pair by pair.
 """
 
 from __future__ import annotations

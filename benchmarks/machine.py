@@ -17,7 +17,6 @@ from pacmr_lightning.freed_memory import return_freed_memory
 
 MIB = 2**20
 BLOCK = 2**16
-"""Bytes from which a block has pages of its own while memory is measured."""
 MMAP_THRESHOLD = -3
 
 

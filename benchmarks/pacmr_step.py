@@ -2,8 +2,8 @@
 
     python benchmarks/pacmr_step.py [--repetitions 3] [--figure docs/pacmr-step.png] [--device cuda]
 
-Each turn is 11 updates on random tokens, the first a warm-up: 32 pairs each, 64 meta pairs every 10th, a
-cached reference. Memory is that of two updates, one with VNet's, in its own process (see ``PeakMemory``).
+Updates have 32 random pairs and 64 meta pairs every 10th, with a cached reference; the first is a warm-up.
+Memory is that of two updates, one with VNet's, in its own process (see ``PeakMemory``).
 """
 
 from __future__ import annotations

@@ -47,7 +47,6 @@ class Shape:
     vocabulary: int = 32_000
     rank: int = 16
     micro_batch: int | None = None
-    """Pairs of a forward pass; None for all."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the frozen base."""
 

@@ -26,7 +26,6 @@ from .visits import record_of
 SATURATED_U = math.log(0.999 / 0.001)
 """sigmoid(u) = 0.999, where DPO's loss is 1e-3."""
 LEAST = 10
-"""Fewest VNet updates in a running median or a share."""
 OUTER = ("meta/d_norm", "meta/coverage", "meta/pseudo_labels_as_observed")
 SIGNS = {
     "slope_ratio": "VNet's slope a has grown to {:.2f} times that of its start",
@@ -46,11 +45,9 @@ class Health(Callback):
     Every ``log_every_n_steps`` policy updates it checks all pairs since the last check and logs as
     ``health/...``: ``slope_ratio``, ``norm_ratio``, ``pseudo_label_agreement``, ``pseudo_label_drop``,
     ``effective_sample_size``, ``saturated_share``, ``idle_vnet_updates`` and ``alarm`` (1 from the alarm on).
-    A resumed run repeats no warning.
 
     Args:
-        on_alarm: at the self-confirmation alarm "warn", or "stop": keep ``checkpoints/alarm-STEP.ckpt`` and
-            end training. A run that is resumed after that goes on.
+        on_alarm: "warn", or "stop": keep ``checkpoints/alarm-STEP.ckpt`` and end training; it can be resumed.
         window: VNet updates that running medians and shares look back on.
         max_slope_ratio: alarm where the mean slope a has grown to more than this multiple of its start.
         max_norm_ratio: alarm where d_meta is longer than this multiple of its running median. Off unless
@@ -221,7 +218,6 @@ class Health(Callback):
         )
 
     def _total(self, trainer: Trainer) -> Tensor:
-        """(5,) sums over the ranks since the last check."""
         # On the CPU before the first step, where NCCL cannot reduce.
         total = self._sums.to(trainer.strategy.root_device, copy=True)
         sum_over_ranks([total])
@@ -292,27 +288,20 @@ def dead_adapters(pl_module: PreferenceModule) -> tuple[list[str], int]:
 class SelfConfirmation:
     """Signs, seen without clean labels, that VNet and policy confirm each other's mistakes.
 
-    - **slope** (computed by ``Health``): g = sigmoid(a u + b), and log g+/g- grows by a per unit of u. Above
-      the log-odds that the label is right, confident mistakes get too much weight (Theorem 1's optimum has a
-      = 1).
+    - **slope** a of log g+/g- in u: above the log-odds that the label is right, mistakes get too much weight
+      (Theorem 1's optimum under symmetric flips has a = 1 if u is those log-odds); ``Health`` computes it.
     - **norm** of d_meta per retained meta pair, over its running median: it rises in a collapse.
-    - **share** of pseudo-labels that agree with the observed labels, 1/2 + (1 - 2 eps)(accuracy - 1/2) at
-      flip rate eps, so it falls with the accuracy.
+    - **share** of pseudo-labels equal to the label: 1/2 + (1 - 2 eps)(accuracy - 1/2) at flip rate eps.
     """
 
     def __init__(self, window: int):
         self.norms: deque[float] = deque(maxlen=window)
         self.agreeing: deque[tuple[float, float]] = deque(maxlen=window)
-        """Agreeing and all pseudo-labels by VNet update."""
         self.peak: tuple[float, float] | None = None
         """Largest windowed share, and its squared standard error."""
 
     def update(self, norm: float | None, agreeing: float, retained: float) -> dict[str, float]:
-        """Add one VNet update, and return the signs that are known.
-
-        ``norm`` is per retained meta pair, None if VNet skipped the update; ``agreeing`` of all ``retained``
-        pseudo-labels, over all ranks, equal the observed label.
-        """
+        """Add a VNet update (``norm`` of d_meta per retained pair, None if skipped); return known signs."""
         found = {}
         if norm is not None:
             if len(self.norms) >= LEAST:

@@ -34,9 +34,8 @@ class Throughput(ThroughputMonitor):
     """Lightning's ``ThroughputMonitor`` for batches of pairs.
 
     Logs ``items_per_sec`` (tokens), ``samples_per_sec`` (pairs) and ``batches_per_sec`` (steps) of one device
-    as ``train/device/...`` and of all as ``train/...``; and rank 0's totals ``train/time``, ``train/lengths``
-    (tokens), ``train/samples`` (pairs) and ``train/batches``. Time excludes validation and includes VNet
-    updates, whose meta pairs do not count. Totals continue after a resume.
+    as ``train/device/...``, of all as ``train/...``; and rank 0's totals ``train/time`` (no validation),
+    ``lengths`` (tokens), ``samples`` (pairs) and ``batches``. Meta pairs do not count.
 
     Args:
         window_size: steps to average over; the rates appear once that many have been done.
@@ -83,8 +82,7 @@ class Throughput(ThroughputMonitor):
 
 
 class LogProgress(Callback):
-    """Print updates, time left and loss at intervals, and the metrics at the end, for output without a
-    terminal.
+    """Print updates, time left and loss at intervals, and the metrics at the end, if there is no terminal.
 
     Args:
         seconds: between two lines.

@@ -24,10 +24,9 @@ from pacmr_lightning.runs.folder import CHECKPOINTS
 class RunCheckpoint(ModelCheckpoint):
     """Lightning's ``ModelCheckpoint`` for runs that resume after any kill as if uninterrupted.
 
-    - It saves before the next update, when metrics are logged and no validation is due.
-    - ``last.ckpt`` is saved after all other callbacks' ``on_train_end``; a run killed there repeats them.
-    - At SIGTERM, Ctrl-C or SLURM's requeue signal the run finishes its update, saves ``last.ckpt``, prints
-      how to continue and exits, with status 0 (130 for Ctrl-C).
+    It saves before the next update, when metrics are logged and no validation is due, and ``last.ckpt`` after
+    all other callbacks' ``on_train_end``. At SIGTERM, Ctrl-C or SLURM's requeue signal it finishes the
+    update, saves ``last.ckpt``, prints how to continue and exits with status 0 (130 for Ctrl-C).
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -111,8 +110,7 @@ class RunCheckpoint(ModelCheckpoint):
 
 
 class Snapshots(Callback):
-    """Keep the checkpoints ``checkpoints/snapshot-STEP.ckpt`` of chosen policy updates (Qu et al., appendix
-    I).
+    """Keep the checkpoints ``checkpoints/snapshot-STEP.ckpt`` of chosen policy updates, as Qu et al. do.
 
     Args:
         steps: policy updates after which a checkpoint is kept, each at least 1.

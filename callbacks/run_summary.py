@@ -34,13 +34,12 @@ class RunSummary(VisitsCallback):
     Keys; null if unknown or not finite:
 
     - ``method, task, noise_rate, seed, steps`` (policy updates), ``counts`` (the datamodule's), ``versions``;
-    - ``val_accuracy, val_margin`` of ``val_pairs`` pairs after ``val_step`` updates, and all last
-      ``metrics``;
-    - of the last ``window`` visits with a known flip (``window_pairs``): ``weight_mean_unflipped,
-      weight_mean_flipped, weight_gap``, and how well a low weight (``flip_auroc``) or a low u
-      (``flip_auroc_u``) detects flipped pairs, null if all are the same;
-    - ``learned``: numbers that the objective has learned, by name, if any;
-    - ``seconds`` of training, without start-up and validation, and ``pairs_per_second`` over all ranks.
+    - ``val_accuracy, val_margin`` of ``val_pairs`` pairs after ``val_step`` updates; ``metrics``
+      (``val/...``);
+    - of the last ``window`` visits with a known flip (``window_pairs``): ``weight_mean_unflipped``,
+      ``weight_mean_flipped``, ``weight_gap``, and AUROCs of low weights (``flip_auroc``) and u
+      (``flip_auroc_u``);
+    - ``learned``, numbers of the objective, ``seconds`` of training, and ``pairs_per_second`` over all ranks.
 
     Args:
         window: visits that the statistics look back on.

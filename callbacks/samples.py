@@ -36,13 +36,12 @@ Tokens = list[int]
 
 
 class SampleResponses(Callback):
-    """Greedy responses of reference and policy to a few fixed prompts, as text for the loggers and as a file.
+    """Greedy responses of reference and policy to a few fixed prompts, as text for the loggers and a file.
 
-    ``responses.jsonl`` in the run's folder has one row per prompt per step: ``step`` (policy updates),
-    ``id``, ``prompt``, ``reference`` and ``response``. The prompts are the first of ``predict``.
+    ``responses.jsonl`` has per prompt and step: ``step``, ``id``, ``prompt``, ``reference``, ``response``.
 
     Args:
-        prompts: how many prompts.
+        prompts: how many prompts, the first of ``predict``.
         every: policy updates between two looks; there is one at the start and one at the end, too.
         max_new_tokens: of a response; None for the module's own.
 
@@ -114,13 +113,12 @@ class SequenceKL(Callback):
     """KL(pi || pi_ref) of whole responses, in nats, from responses that the policy samples at temperature 1.
 
     The mean over samples of sum_t KL(pi(. | x, y_<t) || pi_ref(. | x, y_<t)), over the whole vocabulary, has
-    less variance than that of log(pi / pi_ref). Compare rewards of two runs at similar KL only; ``val/kl``,
-    on responses of the data, does not measure it.
+    less variance than that of log(pi / pi_ref). Compare rewards of two runs at similar KL only.
 
     It logs ``val/sequence_kl``, ``val/sequence_kl_stderr`` (of the mean), ``val/response_tokens`` (mean
     length with EOS) and signs of degeneration: ``val/response_perplexity`` (under the reference),
     ``val/response_distinct_2`` and ``val/response_repetition``. Prompts are the first of ``predict``,
-    repeated if too few. All ranks sample the same; the global random state is restored.
+    repeated if too few. All ranks sample the same, as sharded models need.
 
     Args:
         samples: responses to sample, at least 2.
@@ -173,13 +171,11 @@ class SequenceKL(Callback):
         self._sample(trainer, pl_module, self._prompts(trainer)[1])
 
     def _prompts(self, trainer: Trainer) -> tuple[list[str], list[Tokens]]:
-        """Return at least one prompt, as texts and as tokens."""
         found = first_prompts(trainer, self.samples, type(self).__name__)
         rows = zip(found.input_ids, found.attention_mask, strict=True)
         return found.prompts, [ids[mask == 1].tolist() for ids, mask in rows]
 
     def _sample(self, trainer: Trainer, pl_module: PreferenceModule, prompts: list[Tokens]) -> list[Tokens]:
-        """Return responses to the prompts in turn, and log their KL."""
         asked = list(islice(cycle(prompts), self.samples))
         tokenizer, policy = datamodule(trainer).tokenizer, pl_module.policy
         device = trainer.strategy.root_device
@@ -228,8 +224,7 @@ class GoldReward(SequenceKL):
     """Mean gold reward of responses that the trained policy samples at temperature 1, and their KL.
 
     It logs ``val/gold_reward``, ``val/gold_reward_stderr`` (of the mean) and what ``SequenceKL`` logs, and
-    writes ``samples.jsonl`` (prompt, response, gold_reward). Prompts are the source's own, else as in
-    ``SequenceKL``.
+    writes ``samples.jsonl`` (prompt, response, gold_reward). Prompts are the source's own, if it has any.
 
     Args:
         samples: responses to sample, at least 2.

@@ -31,8 +31,7 @@ class LastVisits:
     """A window over the last visits of pairs, the same for any number of ranks.
 
     It holds all visits of the fewest last steps that have at least ``window`` visits over all ranks. Rows
-    stay on their device until they are read: the step (updates before it) and ``columns`` numbers, in
-    float32.
+    stay on their device until read: the step (updates before it) and ``columns`` numbers, in float32.
     """
 
     def __init__(self, window: int, columns: int):

@@ -93,22 +93,20 @@ class VisitFigures(VisitsCallback):
 class VNetSurfaces(VisitFigures):
     """Draw a(z), b(z) and g(z) over the (Delta, u) of the last pairs, after chosen updates and at the end.
 
-    It writes ``surfaces-step-NNNNN`` (.png, .pdf and the values as .npz for ``pacmr surfaces``) and
-    ``heat-maps-step-NNNNN`` (contours around half and nine tenths of the pairs) into ``analysis``, and logs
-    both figures, ``weights/monotone_share``, the share of the grid on which g rises with u, and
-    ``weights/monotone_share_data``, that of the cells that hold a pair. Weightings without slope and offset
-    are not drawn; of a VNet of other features only g is, over two of them, the others at their medians.
+    It writes ``analysis/surfaces-step-NNNNN`` (.png, .pdf, and .npz for ``pacmr surfaces``) and
+    ``heat-maps-...``, and logs both, ``weights/monotone_share``, the share of the grid on which g rises with
+    u, and ``weights/monotone_share_data``, that of the cells that hold a pair. Weightings without slope and
+    offset are not drawn; of a VNet of other features only g is, over two, the others at their medians.
 
     Args:
         steps: policy updates after which it draws, beside the end.
         points: of the grid along either axis, at least 2.
         window: visits that the grid has to cover, over all ranks, in whole steps; see ``LastVisits``.
-        features: the two of VNet's features on the axes, Delta always before u; None for these two or the
-            first.
+        features: of VNet's features the two that the axes show, except that Delta always comes before u; None
+            means these where it has both, else its first two.
 
     Raises:
-        UserError: an option is out of range, VNet has no such features, the module returns no record, or
-            slopes or offsets differ between pairs without a VNet.
+        UserError: an option is out of range, the module returns no record, or the weighting cannot be drawn.
     """
 
     files = ("surfaces", "heat-maps")
@@ -189,8 +187,7 @@ class VNetSurfaces(VisitFigures):
 class WeightDistributions(VisitFigures):
     """Draw the distributions of the last weights by label, after chosen updates and at the end of the fit.
 
-    They go to ``analysis/weight-distributions-step-NNNNN.png`` and .pdf, and to the loggers as
-    ``weights/distributions`` and histograms. Constant weights, as in plain DPO, are not drawn.
+    Files are ``analysis/weight-distributions-step-NNNNN.png`` and .pdf. Constant weights are not drawn.
     """
 
     files = ("weight-distributions",)

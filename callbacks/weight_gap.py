@@ -29,28 +29,23 @@ from .visits import VisitsCallback
 
 TABLE = "weight-gap.csv"
 ALL = "all"
-"""Category of the rows over all pairs."""
 COLUMNS = ("u", "delta", "a", "b", "weight", "swapped_weight", "flipped")
 MICRO_BATCH = 32
 """Pairs in one forward pass if the module sets no ``micro_batch_size``."""
 
 
 class WeightGap(VisitsCallback):
-    """Mean weights of unflipped and flipped pairs, their gap, and how well a low weight detects flipped
-    pairs.
+    """Mean weights of unflipped and flipped pairs, their gap, and how well low weights detect flipped pairs.
 
     Two sets of pairs: the last ``window`` visits, each with its weight at the visit, and a probe set of
-    training pairs, the same for all runs, with current weights. Files in the run's folder, at the end and
-    every ``every`` policy updates:
+    training pairs, the same for all runs, with current weights. Files in the run's folder:
 
     - ``analysis/weight-gap.csv``, one row per step (policy updates done), set (``window`` or ``probe``) and
       category (``all``, and those of the rows): ``pairs``, ``mean`` (weight), ``mean_unflipped``,
       ``mean_flipped``, ``gap``, ``auroc`` and ``average_precision`` of "low weight = flipped". For probe
-      pairs under VNet also ``mean_swapped``, the mean weight with the responses swapped (the same Delta, and
-      -u), and ``rising``, the share of pairs with g(Delta, abs(u)) > g(Delta, -abs(u)).
+      pairs under VNet also ``mean_swapped``, the mean weight with the responses swapped (-u), and ``rising``,
+      the share of pairs with g(Delta, abs(u)) > g(Delta, -abs(u)).
     - ``analysis/probe-NNNNN.parquet`` for step NNNNN: u, Delta, a, b and weights of every probe pair.
-
-    The loggers get ``weights/probe_gap``, ``weights/window_auroc`` and so on, over all pairs.
 
     Args:
         window: visits of the first set, in whole steps; see ``LastVisits``.
@@ -151,10 +146,9 @@ def probe_indices(ids: Sequence[str], count: int) -> list[int]:
 def probe(trainer: Trainer, pl_module: PreferenceModule, indices: Sequence[int]) -> pd.DataFrame:
     """Run the policy and the weighting on the training pairs at ``indices``, shared among the ranks.
 
-    Return on all ranks one row per pair: ``id``, ``category`` (None if the rows have none), ``u`` and
-    ``delta`` in nats times beta, ``a`` and ``b`` (NaN if undefined), ``weight`` (before any division by the
-    mean), ``swapped_weight`` (with the responses swapped; NaN without VNet, or if it uses earlier visits) and
-    ``flipped`` (NA if unknown). All ranks take the same number of forward passes, as sharded models need.
+    Return on all ranks one row per pair: ``id``, ``category``, ``u`` and ``delta`` in nats times beta, ``a``
+    and ``b``, ``weight`` (before any division by the mean), ``swapped_weight`` (with the responses swapped;
+    NaN without VNet, or if it uses earlier visits) and ``flipped``.
     """
     pairs, ranks = datamodule(trainer).train_pairs, trainer.world_size
     share = -(-len(indices) // ranks)

@@ -36,11 +36,9 @@ SCHEMA = pa.schema(
 
 
 class WeightRecorder(Callback):
-    """Write one row per pair per visit to ``weights/part-RRR-NNNNN.parquet``; ``runs.folder.read_weights``
-    reads it.
+    """Write one row per pair per visit to ``weights/part-RANK-NNNNN.parquet``, for ``folder.read_weights``.
 
-    RRR is the rank, NNNNN counts its parts. A fit that starts at step s first drops the rows of steps >= s,
-    so a resumed run neither doubles nor loses a visit.
+    A fit from step s first drops rows of steps >= s, so a resumed run neither doubles nor loses a visit.
 
     Args:
         rows_per_part: visits to gather before a part is written.
@@ -114,11 +112,7 @@ class WeightRecorder(Callback):
 
 
 class NoiseMask(Callback):
-    """Write ``noise_mask.parquet``: ``id``, ``flipped`` and, if known, ``annotator`` of every training row.
-
-    It includes dropped rows, and needs injected label noise. ``NoiseFromMask`` trains on the same labels
-    again.
-    """
+    """Write ``noise_mask.parquet``: ``id``, ``flipped`` and any ``annotator`` of each training row."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file on rank 0."""

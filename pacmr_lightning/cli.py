@@ -41,7 +41,6 @@ TOOLS = {
     "memory": "Estimates how much memory a run needs on each device, by strategy; no weights, no GPU.",
     "sweep": "Runs methods x noise rates x options x seeds as a file says; makes their tables and figures.",
 }
-"""Commands other than trainer runs; ``commands/<name>.py`` has each one's ``main``."""
 
 
 NOISE = (
@@ -87,7 +86,6 @@ def _prepare_libraries() -> None:
 
 
 def _let_rank_0_speak() -> None:
-    """Wait on other ranks: rank 0 reports an error that all of them found."""
     if "lightning.pytorch" not in sys.modules:  # no run has begun, and importing it takes seconds
         return
     from lightning.pytorch.utilities import rank_zero_only

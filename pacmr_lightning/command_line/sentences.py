@@ -1,7 +1,4 @@
-"""Shortens jsonargparse's error messages to one sentence with a proposal.
-
-Messages are nested, and only their text has all guesses of a union, so it is parsed. Unknown ones pass on.
-"""
+"""Shortens jsonargparse's nested error messages, with all guesses of a union, to one sentence."""
 
 from __future__ import annotations
 
@@ -95,7 +92,6 @@ def _of_class(path: str, said: str, parser: ArgumentParser | None) -> Cause:
 
 
 def _of_union(types: list[str], errors: list[str], value: str, parser: ArgumentParser | None) -> Cause:
-    """Return the most likely guess, or all allowed types."""
     nested = re.fullmatch(r"NestedArg\(key='(.*)', val='?(.*?)'?\)", value, re.S)
     value = nested[2] if nested else value
     causes = []
@@ -241,7 +237,6 @@ def _near_option(name: str, parser: ArgumentParser | None, dashes: str = "") -> 
 
 
 def _without_command(key: str, parser: ArgumentParser | None) -> str:
-    """Remove the ``fit.`` before the options of a parser of several commands."""
     action = getattr(parser, "_subcommands_action", None)
     head, _, rest = key.partition(".")
     return rest if action is not None and head in action.choices and rest else key

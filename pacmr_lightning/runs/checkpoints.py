@@ -17,9 +17,8 @@ from ..files import replacing
 
 LAST = "last.ckpt"
 CONTENT = {"global_step", "state_dict", "loops"}
-"""Keys of any checkpoint."""
 TRAINING = {"optimizer_states", "lr_schedulers", "callbacks"}
-"""Keys of one from which training can go on."""
+"""Keys of a checkpoint from which training can go on."""
 
 
 class CheckpointFiles(TorchCheckpointIO):
@@ -107,7 +106,6 @@ class _DamagedError(Exception):
 
 
 def _newest(paths: list[Path], training: bool) -> tuple[Path | None, int]:
-    """Return last.ckpt, else the file with the most updates, and these; warn of damaged ones."""
     steps = {}
     for path in paths:
         try:

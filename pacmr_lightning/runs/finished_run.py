@@ -32,7 +32,6 @@ class Run:
 
     folder: str
     model: dict[str, Any]
-    """The sections of its ``config.yaml``."""
     data: dict[str, Any]
     trainer: dict[str, Any]
     base: str
@@ -164,7 +163,6 @@ def load(
 
 
 def _restore(module: PreferenceModule, path: Path) -> dict[str, Any]:
-    """Load the checkpoint's adapter into the module; return the checkpoint."""
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:

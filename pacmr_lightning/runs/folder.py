@@ -41,16 +41,11 @@ def weight_parts(run_folder: str | Path) -> list[Path]:
 
 
 def read_weights(run_folder: str | Path, last: int | None = None) -> pd.DataFrame:
-    """Return the recorded values of every pair at every visit.
+    """Return the recorded values of every pair at every visit, or of the ``last`` visits, in whole steps.
 
-    Args:
-        run_folder: a run's folder, with ``weights/part-*.parquet`` inside.
-        last: number of visits at the end, with all others of the earliest one's step; None for all.
-
-    Returns:
-        One row per pair per visit, by step: ``id``, ``step`` (policy updates before the visit), ``u`` and
-        ``delta`` (implicit reward margin and sum before the update), ``a`` and ``b`` (NaN if undefined),
-        ``weight``, and ``flipped`` (pandas' ``boolean``, NA if unknown).
+    One row per pair per visit, by step: ``id``, ``step`` (policy updates before the visit), ``u`` and
+    ``delta`` (implicit reward margin and sum before the update), ``a`` and ``b`` (NaN if undefined),
+    ``weight``, and ``flipped`` (pandas' ``boolean``, NA if unknown).
 
     Raises:
         UserError: the folder holds no weights, or a part of them cannot be read.

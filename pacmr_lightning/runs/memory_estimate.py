@@ -23,7 +23,6 @@ from ..policy.logprobs import token_values
 
 GIB = 2**30
 FP32 = 4
-"""Bytes of a number of the adapter, of its gradients and of AdamW's state."""
 LIVE = 10**9
 """Parameters that DeepSpeed keeps gathered at ZeRO-3 (default of stage3_max_live_parameters)."""
 BUCKET = 50_000_000

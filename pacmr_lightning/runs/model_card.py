@@ -89,11 +89,7 @@ def model_card(
     hub_base: str | None,
     merged: bool,
 ) -> str:
-    """Return the text of ``README.md``, with the front matter that the Hub reads.
-
-    ``name`` is the card's folder, ``hub_base`` the Hub id of the plain model at the bottom, None for a local
-    folder.
-    """
+    """Return ``README.md`` with the Hub's front matter; ``hub_base`` is the bottom model's id, if any."""
     name, base = public(name), public(run.base)
     quoted = json.dumps(name, ensure_ascii=False)
     dtype = str(module.policy.dtype).removeprefix("torch.")
