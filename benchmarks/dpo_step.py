@@ -4,7 +4,8 @@
 
 Needs the extra ``bench``. Turns are three updates, the first a warm-up. All have cached reference
 log-probabilities, the same adapter (B not 0) and optimizer, and their fastest micro-batch. Rates are
-``flops.needed`` over time. TRL runs without gradient checkpointing and logging. Nothing is compiled.
+``flops.needed`` over time. TRL runs without gradient checkpointing and logging; on a CPU its head computes
+logits of all positions. Nothing is compiled.
 """
 
 from __future__ import annotations

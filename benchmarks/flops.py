@@ -14,7 +14,11 @@ from pacmr_lightning.policy import PolicyModel
 
 
 def needed(policy: PolicyModel, batch: PairBatch) -> float:
-    """Return operations of one step's matrix products, prompts counted once, without avoidable work."""
+    """Return floating-point operations of the matrix products of one step, forward and backward.
+
+    A prompt counts once, attention without masked parts, logits for response tokens. Frozen matrices need
+    their inputs' gradients only, adapters also their weights'; the embeddings need none.
+    """
     segments = batch.segment_ids
     tokens = batch.token_count
     prompt, chosen, rejected = ((segments == s).sum(1).double() for s in list(Segment)[1:])

@@ -34,11 +34,10 @@ class RunSummary(VisitsCallback):
     Keys; null if unknown or not finite:
 
     - ``method, task, noise_rate, seed, steps`` (policy updates), ``counts`` (the datamodule's), ``versions``;
-    - ``val_accuracy, val_margin`` of ``val_pairs`` pairs after ``val_step`` updates; ``metrics``
-      (``val/...``);
+    - ``metrics`` (``val/...``), ``val_accuracy, val_margin``, of ``val_pairs`` pairs after ``val_step``
+      updates;
     - of the last ``window`` visits with a known flip (``window_pairs``): ``weight_mean_unflipped``,
-      ``weight_mean_flipped``, ``weight_gap``, and AUROCs of low weights (``flip_auroc``) and u
-      (``flip_auroc_u``);
+      ``weight_mean_flipped``, ``weight_gap``, AUROCs of low weight (``flip_auroc``) and u (``flip_auroc_u``);
     - ``learned``, numbers of the objective, ``seconds`` of training, and ``pairs_per_second`` over all ranks.
 
     Args:

@@ -42,10 +42,12 @@ class WeightGap(VisitsCallback):
 
     - ``analysis/weight-gap.csv``, one row per step (policy updates done), set (``window`` or ``probe``) and
       category (``all``, and those of the rows): ``pairs``, ``mean`` (weight), ``mean_unflipped``,
-      ``mean_flipped``, ``gap``, ``auroc`` and ``average_precision`` of "low weight = flipped". For probe
-      pairs under VNet also ``mean_swapped``, the mean weight with the responses swapped (-u), and ``rising``,
-      the share of pairs with g(Delta, abs(u)) > g(Delta, -abs(u)).
+      ``mean_flipped``, ``gap``, ``auroc`` and ``average_precision`` of "low weight = flipped", empty if flips
+      are unknown. For probe pairs under VNet also ``mean_swapped``, the mean weight with the responses
+      swapped (-u), and ``rising``, the share of pairs with g(Delta, abs(u)) > g(Delta, -abs(u)).
     - ``analysis/probe-NNNNN.parquet`` for step NNNNN: u, Delta, a, b and weights of every probe pair.
+
+    The loggers get ``weights/probe_gap``, ``weights/window_auroc`` and so on, over all pairs.
 
     Args:
         window: visits of the first set, in whole steps; see ``LastVisits``.
@@ -136,7 +138,7 @@ def probe_indices(ids: Sequence[str], count: int) -> list[int]:
     """Return indices of the ``count`` of N ids with the smallest hashes, whatever their order."""
 
     def place(index: int) -> bytes:
-        # An own prefix, since label noise and splits hash ids too.
+        # Its own prefix, since label noise and splits hash ids too.
         return hashlib.blake2b(f"probe:{ids[index]}".encode(), digest_size=16).digest()
 
     return sorted(range(len(ids)), key=place)[:count]

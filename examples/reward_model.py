@@ -99,8 +99,7 @@ def reward_model(
 def fit_head(differences: np.ndarray, prompts: np.ndarray) -> tuple[np.ndarray, float]:
     """Return the linear Bradley-Terry reward, (D,) per unit of state, and its cross-validated accuracy.
 
-    ``differences`` are (N, D) states, chosen minus rejected; ``prompts`` (N,) numbers that parts do not
-    share.
+    ``differences`` are (N, D) states, chosen minus rejected; ``prompts`` are (N,) groups of the folds.
     """
     scale, mirror = feature_scale(differences), mirror_signs(len(differences))
     search = GridSearchCV(

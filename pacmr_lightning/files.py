@@ -35,8 +35,7 @@ def check_writable(option: str, given: str, folder: Path) -> None:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path`` that replaces it when the block ends; an exception keeps the old
-    file.
+    """Yield a temporary path beside ``path`` that replaces it if the block ends without an exception.
 
     The folder is made if missing. If two processes write the same file, the later one wins.
     """

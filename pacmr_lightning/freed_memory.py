@@ -9,7 +9,7 @@ import sys
 def return_freed_memory() -> None:
     """Return freed memory to the system, with glibc only.
 
-    Blocks that training on a CPU leaves in glibc fit no other work, and long runs were killed for memory.
+    Blocks that training on a CPU leaves in glibc rarely fit other work, so memory can run out later.
     """
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.malloc_trim(0)

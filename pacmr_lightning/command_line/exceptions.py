@@ -74,7 +74,7 @@ def _misconfigured(error: BaseException) -> str | None:
 
 
 def _of_logger(error: BaseException) -> str | None:
-    """W&B's or MLflow's text, or Lightning's that it is not installed."""
+    """Return W&B's or MLflow's text, or Lightning's that it is not installed."""
     for one in _chain(error):
         if isinstance(one, ModuleNotFoundError) and _place(one).startswith("lightning.pytorch.loggers"):
             text = " ".join(str(one).split()).rstrip(".")

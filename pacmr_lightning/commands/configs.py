@@ -16,7 +16,8 @@ from ..files import replacing
 def configs() -> None:
     """Lists the configs that come with the package, with what each is for.
 
-    --config takes each name, in any folder. To start one of your own: pacmr configs copy NAME FILE.
+    A name of the list is what --config takes, in any folder: pacmr fit --config tldr/preference --config
+    methods/pacmr. To start one of your own: pacmr configs copy NAME FILE.
     """
     console = Console(soft_wrap=True, highlight=False, markup=False)
     if console.is_terminal:

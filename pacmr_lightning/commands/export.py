@@ -46,24 +46,22 @@ def export(
 ) -> None:
     """Writes the policy of a finished preference run, its tokenizer and a model card into a new folder.
 
-    With a VNet, that is written too (``vnet_folder.load_vnet`` reads it). If an upload fails, the folder
-    stays.
+    With a VNet, that is written too (``vnet_folder.load_vnet`` reads it). If an upload fails, it stays.
 
     Args:
         run: folder of a preference run.
         out: folder to write, which must not exist or be empty. It appears when it is complete.
         merged: write a whole model with the adapter merged into the base as it is stored, not a PEFT adapter.
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
-        dtype: of the merged weights, added up in float32; default: the base's in the run. Adapters are
-            float32.
+        dtype: of the merged weights; default: the base's in the run. Adapters are float32 always.
         base: id of the base at the Hub, for a run that has read it from a folder.
-        push: repository at the Hub, OWNER/NAME, to upload to; made if missing. Token: HF_TOKEN, or hf auth
-            login.
+        push: repository at the Hub, OWNER/NAME, to upload the folder to; made where it does not exist. The
+            token is that of HF_TOKEN, or of hf auth login.
         private: make a private repository.
 
     Raises:
-        UserError: ``out`` is taken, the run's files do not fit, the policy is not finite, or the upload
-            fails.
+        UserError: ``out`` is taken, the run's files do not fit, the policy is not finite, the adapter's base
+            cannot be found by others, or the Hub refuses the upload.
     """
     run, out = str(run), str(out)
     if dtype is not None and not merged:

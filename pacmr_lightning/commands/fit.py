@@ -43,8 +43,8 @@ class Parser(OneSentence, LightningArgumentParser):
 class PacmrCLI(LightningCLI):
     """LightningCLI whose runs live in ``runs/<name>/`` with their config, metrics and checkpoints.
 
-    It adds the section ``checkpoint``, links module and datamodule, and logs to ``metrics.csv`` and
-    TensorBoard.
+    It adds the section ``checkpoint``, links options of module and datamodule, and logs to ``metrics.csv``
+    and to TensorBoard or the loggers of ``trainer.logger``; to nothing if that is false.
     """
 
     def __init__(self, args: list[str] | None = None):

@@ -90,8 +90,7 @@ def memory(
         validation_pairs: of one validation.
         validations: in the run; four with the shipped configs.
         device_tflops: peak of one device in TFLOP/s at the dtype, as its data sheet says (dense).
-        utilization: share of that peak that you expect, above 0 and at most 1; without it hours for 20% and
-            50%.
+        utilization: share of that peak that you expect, above 0 and at most 1; default: shows 20% and 50%.
         gpu_hour: price of an hour of one device, in any currency.
 
     Raises:

@@ -52,8 +52,8 @@ class CheckpointFiles(TorchCheckpointIO):
 def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple[str | None, int]:
     """Return the checkpoint that ``--ckpt_path`` means, and its policy updates; None and 0 for none.
 
-    "last" means ``last.ckpt`` in ``folder``, or if that is damaged the good file with the most updates. For a
-    use other than ``training``, weights alone are enough, and "last" must exist.
+    "last" means ``last.ckpt`` in ``folder``, or if that is missing or damaged the good file with the most
+    updates. If not for ``training``, weights alone are enough, and "last" must exist.
     """
     if ckpt_path is None:
         return None, 0
@@ -102,7 +102,7 @@ def _warn_of_later(paths: list[Path], step: int) -> None:
 
 
 class _DamagedError(Exception):
-    """The message names the damage."""
+    """A file that is no usable checkpoint; the message says why."""
 
 
 def _newest(paths: list[Path], training: bool) -> tuple[Path | None, int]:

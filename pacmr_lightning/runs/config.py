@@ -60,7 +60,7 @@ class SaveRunConfig(SaveConfigCallback):
             root = Path(config.trainer.default_root_dir)
             # Not part of the run, whose second pass has this file too.
             config.pop("refine", None)
-            config.ckpt_path = None
+            config.ckpt_path = None  # not part of the run
             if config.checkpoint.dirpath == str(root / CHECKPOINTS):  # a run elsewhere has its own
                 config.checkpoint.dirpath = None
             text = self.parser.dump(config, skip_none=False)

@@ -15,7 +15,7 @@ from ..errors import UserError
 CONFIG = "config.yaml"
 METRICS = "metrics.csv"  # curves
 SUMMARY = "summary.json"  # numbers at the end
-CHECKPOINTS = "checkpoints"  # by default
+CHECKPOINTS = "checkpoints"  # default folder
 ANALYSIS = "analysis"  # figures, and their values
 WEIGHTS = "weights"  # parts with one row per pair per visit
 NOISE_MASK = "noise_mask.parquet"  # labels that the run's noise flipped

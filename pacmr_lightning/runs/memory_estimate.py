@@ -180,8 +180,7 @@ def activation_bytes(
     """Return the peak of one micro-batch's forward and backward pass, its gradient included.
 
     Allocators round up and keep some more. Attention counts as a kernel that keeps inputs, output and mask
-    (FlashAttention and others), not the scores. ``shared`` is one row per pair, else two, each with the
-    prompt.
+    (FlashAttention and others), not the scores. ``shared`` is one row per pair, else two.
     """
     model = cast(PreTrainedModel, policy.get_base_model())
     recompute_activations(model, gradient_checkpointing)

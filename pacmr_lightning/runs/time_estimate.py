@@ -88,7 +88,10 @@ def pair_flops(
 
 
 def update_flops(flops: PairFlops, plan: Plan, estimator: str | None, kept: bool = False) -> float:
-    """Return mean operations of a policy update; without an ``estimator`` there is no VNet."""
+    """Return mean operations of a policy update over all devices, VNet's share included.
+
+    ``estimator`` is None without a VNet; ``kept`` means that VNet's update keeps each pair's gradient.
+    """
     live = 0 if plan.cached else flops.reference
     update = plan.global_batch_size * (flops.gradient + live)
     if estimator is None:
@@ -106,7 +109,10 @@ def update_flops(flops: PairFlops, plan: Plan, estimator: str | None, kept: bool
 
 
 def run_flops(flops: PairFlops, plan: Plan, update: float, vnet: bool = False, fits: int = 1) -> float:
-    """Return operations of a run over all devices: updates, validations and the reference's cache."""
+    """Return operations of a run over all devices: updates, validations and the reference's cache.
+
+    ``vnet`` adds augmented meta pairs to the cache; ``fits`` is 2 with a second pass, which reads the cache.
+    """
     judged = plan.validations * plan.validation_pairs * (flops.forward + flops.reference)
     total = fits * (plan.updates * update + judged)
     if plan.cached:
