@@ -1,6 +1,8 @@
-"""Cost of the callbacks, hook by hook, in one PACMR-DPO run, and the run length from which it is under 3%.
+"""Cost of the callbacks, hook by hook, in one PACMR-DPO run.
 
-python benchmarks/callbacks.py --model runs/quickstart/sft/model --updates 200
+    python benchmarks/callbacks.py --model runs/quickstart/sft/model --updates 200
+
+It prints each one's time per update and per look, and the run length from which it is under 3%.
 """
 
 from __future__ import annotations

@@ -64,7 +64,6 @@ class Saving:
     """Context in which steps do without the saving."""
     vnet: bool = False
     coverage: float = 0.7
-    """Of the meta pairs, while it is off."""
 
 
 def separate(policy: PolicyModel, batch: PairBatch, *_: Any, **__: Any) -> LogProbs:

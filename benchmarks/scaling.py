@@ -1,6 +1,8 @@
 """Growth of a DPO step's time and memory with the sizes of its pairs and its model, one at a time.
 
-python benchmarks/scaling.py [--figure docs/scaling-step.png] [--device cuda]
+    python benchmarks/scaling.py [--figure docs/scaling-step.png] [--device cuda]
+
+Time and memory are measured in a process each; memory is over that at the start of training.
 """
 
 from __future__ import annotations
@@ -43,7 +45,6 @@ VARIED: dict[str, tuple[str, list[int]]] = {
     "vocabulary": ("vocabulary", [4_000, 8_000, 16_000, 32_000, 128_000]),
     "rank": ("LoRA rank", [4, 8, 16, 32, 64]),
 }
-"""Name in the table and values of each size."""
 
 
 def run(shape: Shape, steps: int, device: str, callbacks: Sequence[Callback] = ()) -> list[float]:

@@ -1,6 +1,8 @@
-"""Seconds until the command answers, beside the import times of its libraries, in fresh processes by turns.
+"""Seconds until the command answers, beside the import times of its libraries.
 
-python benchmarks/start_up.py [--repetitions 7]
+    python benchmarks/start_up.py [--repetitions 7]
+
+Each is a fresh process; they run in turns, the first of which fills the file cache and is not counted.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from pacmr_lightning.strategies.sharding import whole
 from .visits import record_of
 
 SATURATED_U = math.log(0.999 / 0.001)
-"""sigmoid(u) = 0.999, where DPO's loss is 1e-3."""
 LEAST = 10
 OUTER = ("meta/d_norm", "meta/coverage", "meta/pseudo_labels_as_observed")
 SIGNS = {

@@ -80,7 +80,6 @@ def log_texts(trainer: Trainer, name: str, texts: dict[str, dict[str, str]]) -> 
 
 
 def _step(trainer: Trainer) -> int:
-    """Return the step of the last update's metrics, 0 before the first update."""
     return max(trainer.global_step - 1, 0)
 
 
