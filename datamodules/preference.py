@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.batch import PairBatch, PairedBatch
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.evaluation.answer_store import content_key
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.policy import PolicyModel
@@ -27,7 +27,7 @@ from .pairs import Pairs
 from .prompt_loader import draw_prompts, prompt_loader
 from .reference_cache import cached_log_probs, cached_state_differences
 from .rows import prompts_of
-from .sources import Source, check_at_least
+from .sources import Source
 from .stream import EvaluationStream, RankSteps, StepLoader, TrainingStream, check_resumed, check_shares
 from .token_columns import tokens_digest
 from .tokenization import summary_line, token_warnings, tokenize_pairs

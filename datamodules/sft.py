@@ -17,10 +17,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.modules.sft import IGNORED
 
-from .sources import Completions, check_at_least
+from .sources import Completions
 from .stream import RemainingRows, StepLoader, check_resumed
 from .token_columns import check_readable, tokens_digest
 from .tokenization import summary_line, token_warnings, tokenize_completions

@@ -10,7 +10,7 @@ from pathlib import Path
 from datasets import Dataset
 
 from pacmr_lightning.embedded_world import World
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.evaluation.reward import Reward
 
 from .chat import messages_of
@@ -252,10 +252,3 @@ class WorldCompletions(Completions):
         rows = partial(self.world.sft_rows, size, seed, self.best_of)
         key = f"{self.world.key}:{size}:{seed}:{self.best_of}"
         return made_once(rows, SFT, f"{self.name} ({split})", key)
-
-
-def check_at_least(least: int, **options: int | None) -> None:
-    """Raise a UserError if an option is too small; None passes."""
-    for option, value in options.items():
-        if value is not None and value < least:
-            raise UserError(f"{option} is {value}, but it must be at least {least}.")

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ..analysis.consistency import check_taus, judged_pairs, measure
 from ..command_line.parser import run_tool
-from ..errors import UserError
+from ..errors import UserError, check_at_least
 from ..files import check_writable, replacing
 from ..runs.finished_run import Run, find_run, load
 from ..runs.folder import ANALYSIS
@@ -81,8 +81,7 @@ def analyze(
         raise UserError("runs is empty, but at least one folder of a preference run is needed.")
     if seed < 0:
         raise UserError(f"seed is {seed}, but it must be 0 or more.")
-    if micro_batch_size is not None and micro_batch_size < 1:
-        raise UserError(f"micro_batch_size is {micro_batch_size}, but it must be at least 1.")
+    check_at_least(1, micro_batch_size=micro_batch_size)
     if augmentations is not None and split != "train":
         raise UserError(
             f"augmentations is {augmentations}, but the datamodule reads it for training pairs only; give "

@@ -23,8 +23,9 @@ from ..errors import UserError
 from ..evaluation.answer_store import AnswerStore
 from ..evaluation.conversation import TEMPLATE_COLUMNS
 from ..evaluation.judging import Comparison, EndpointJudge, PairJudge, Preference, Verdict
-from ..evaluation.response_files import answers_path, write_json_lines
+from ..evaluation.response_files import answers_path
 from ..evaluation.reward_model import RewardModelJudge
+from ..files import write_json_lines
 
 # The judges are imported for their short names on the command line.
 __all__ = ["EndpointJudge", "RewardModelJudge", "clean_meta", "main"]

@@ -15,7 +15,8 @@ from ..evaluation.answer_store import AnswerStore
 from ..evaluation.conversation import as_messages
 from ..evaluation.endpoint import Endpoint
 from ..evaluation.prompt_batch import Response
-from ..evaluation.response_files import answers_path, output_path, write_json_lines
+from ..evaluation.response_files import answers_path, output_path
+from ..files import write_json_lines
 
 _ENDPOINT = lazy_instance(Endpoint, max_tokens=128)
 

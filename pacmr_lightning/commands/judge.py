@@ -16,10 +16,10 @@ from ..command_line.tables import plain_table
 from ..errors import UserError
 from ..evaluation.answer_store import AnswerStore, content_key
 from ..evaluation.judging import EndpointJudge, GoldJudge, Opinion, PairJudge, Preference
-from ..evaluation.response_files import pair_rows, read_responses, write_json_lines
+from ..evaluation.response_files import pair_rows, read_responses
 from ..evaluation.reward_model import RewardModelJudge
 from ..evaluation.win_rate import JudgedPair, WinRate, draw_win_rate, judge_responses, summarize
-from ..files import replacing, save_figure
+from ..files import replacing, save_figure, write_json_lines
 
 # The judges are imported for their short names on the command line.
 __all__ = ["EndpointJudge", "GoldJudge", "RewardModelJudge", "judge_files", "main"]

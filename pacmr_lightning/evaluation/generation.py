@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..chat_template import end_tokens
-from ..errors import UserError
+from ..errors import UserError, check_at_least
 from ..numerics import numerics
 from ..policy import PolicyModel
 from ..policy.limits import positions
@@ -112,8 +112,7 @@ def check_room(policy: PolicyModel, batch: PromptBatch, max_new_tokens: int) -> 
     Raises:
         UserError: ``max_new_tokens`` is below 1, or the model has too few positions for prompt and response.
     """
-    if max_new_tokens < 1:
-        raise UserError(f"max_new_tokens is {max_new_tokens}, but it must be at least 1.")
+    check_at_least(1, max_new_tokens=max_new_tokens)
     limit = positions(policy.model.config)
     longest = batch.input_ids.shape[1]
     if limit is not None and longest + max_new_tokens > limit:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import obstacle, replacing
+from ..files import obstacle
 from .answer_store import content_key
 from .conversation import TEMPLATE_COLUMNS
 from .judging import Comparison
@@ -51,12 +51,6 @@ def output_path(output: str | Path) -> Path:
 def answers_path(path: Path) -> Path:
     """Return the file of the answers so far, with which a run that was ended goes on."""
     return path.with_name(f"{path.name}.answers.sqlite")
-
-
-def write_json_lines(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write JSON Lines, whole or not at all."""
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def read_responses(path: str | Path) -> list[dict[str, Any]]:

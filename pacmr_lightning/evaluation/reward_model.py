@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from ..chat_template import render_messages
-from ..errors import UserError
+from ..errors import UserError, check_at_least
 from ..model_folder import first_line, model_place, model_state
 from ..numerics import numerics
 from ..policy.limits import positions
@@ -51,9 +51,7 @@ class RewardModelJudge(PairJudge):
         max_length: int = 2048,
         device: str | None = None,
     ):
-        for option, value in (("batch_size", batch_size), ("max_length", max_length)):
-            if value < 1:
-                raise UserError(f"{option} is {value}, but it must be at least 1.")
+        check_at_least(1, batch_size=batch_size, max_length=max_length)
         self.name = str(model)
         self.dtype = dtype
         self.batch_size = batch_size

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..batch import LogProbs, PairBatch
-from ..errors import UserError
+from ..errors import UserError, check_at_least
 from ..freed_memory import return_freed_memory
 from ..numerics import AskedDtype, base_dtype, numerics, recomputes
 from ..ranks import max_over_ranks
@@ -115,8 +115,7 @@ class PolicyModel(nn.Module):
             raise UserError(f"LoRA rank is {rank}, but it must be at least 1 (the paper uses 16).")
         if not alpha > 0:
             raise UserError(f"LoRA alpha is {alpha}, but it must be above 0 (the paper uses 32).")
-        if logit_chunk < 1:
-            raise UserError(f"logit_chunk is {logit_chunk}, but it must be at least 1.")
+        check_at_least(1, logit_chunk=logit_chunk)
         self.dtype = base_dtype(dtype)
         check_attention(attn_implementation, layout, self.dtype)
         check_quantization(quantization)
