@@ -1,4 +1,4 @@
-"""Looks at preference data: what is kept, lengths, repeats, contradictions, rows as the model sees them."""
+"""Command ``pacmr inspect``: statistics of preference data, and rows as the model sees them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from ..errors import UserError
 from ..files import replacing
 
 _CATEGORIES = 10
-"""Categories that are printed; the file has all of them."""
 
 
 def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str | None = None) -> None:
@@ -44,7 +43,7 @@ def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str |
         )
     loaded = load_tokenizer(tokenizer)
     report, kept = inspect_pairs(source, loaded, max_length)
-    # Of a generated world the prompts are few and known; that both splits have them is no mistake.
+    # Synthetic data has few prompts, so shared ones are expected.
     sentences = advice(report, max_length, overlap=source.gold_reward is None)
     console = Console(highlight=False, markup=False)
     console.print(f"{source.name}, tokenizer {tokenizer}, max_length {max_length}", style="bold")
@@ -72,7 +71,7 @@ def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str |
 
 
 def tables(report: DataStatistics) -> Iterator[Table]:
-    """Yield everything but the rows, to print."""
+    """Yield the statistics as tables."""
     splits = report.splits
     table = plain_table("", *splits)
     for sections in zip(*(_pair_numbers(split, report) for split in splits), strict=True):
@@ -107,7 +106,6 @@ def tables(report: DataStatistics) -> Iterator[Table]:
 
 
 def _pair_numbers(split: Split, report: DataStatistics) -> list[dict[str, str]]:
-    """Return the numbers of a split by their labels, in sections."""
     numbers = report.splits[split]
     counts, repeats, bias = numbers.counts, numbers.repeats, numbers.bias
     rows, kept = counts["rows"], counts["kept"]

@@ -1,4 +1,4 @@
-"""One page of what the VNets of several runs believe, and how far apart they are."""
+"""Command ``pacmr surfaces``: VNet weight functions of several runs on one page, and their distances."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOTES = (
 
 
 def surfaces(runs: list[str], *, output: str, step: int | Literal["last"] = "last") -> pd.DataFrame | None:
-    """Lays the VNets of several runs side by side, and prints how far apart their weight functions are.
+    """Draws the VNets of several runs side by side, and prints the distances of their weight functions.
 
     Args:
         runs: folders of runs with the callback VNetSurfaces.
@@ -39,7 +39,7 @@ def surfaces(runs: list[str], *, output: str, step: int | Literal["last"] = "las
     if path.suffix not in (".png", ".pdf"):
         raise UserError(f"output is {output}, but the figure's name must end in .png or .pdf.")
     found = [(load(run, None if step == "last" else step), run) for run in dict.fromkeys(runs)]
-    # Unknown noise last.
+    # Unknown noise rates last.
     found.sort(key=lambda pair: (np.isnan(pair[0].noise_rate), pair[0].noise_rate))
     laid_out, folders = zip(*found, strict=True)
     for surface, folder in found:
