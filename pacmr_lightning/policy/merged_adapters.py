@@ -26,7 +26,7 @@ CHECKED = 256
 
 
 def merge_adapter(model: PreTrainedModel, name: str, base: str, pair: PairBatch | None) -> PreTrainedModel:
-    """Merge the adapter ``name``; raises UserError if the result differs from PEFT's. Messages show ``base``."""
+    """Merge the adapter ``name`` into its base (``base`` in messages); raises UserError if PEFT's differs."""
     config: Any = PeftConfig.from_pretrained(name)
     rank_zero_info(f"Merging the adapter {name} into its base {base}.")
     if getattr(model, "is_loaded_in_4bit", False):

@@ -285,7 +285,7 @@ class PolicyModel(nn.Module):
 
     @torch.no_grad()
     def judged(self, batch: PairBatch) -> PolicyAndReference:
-        """Return log-probabilities of N pairs under policy and reference, and their KL, from one pass of each."""
+        """Return log-probabilities of N pairs under policy and reference, and their KL."""
         rows = self.rows(batch)
         states, head = self._predictions(rows)
         with self.reference():
