@@ -1,4 +1,4 @@
-"""What speaks against a second pass, told without clean labels."""
+"""Warnings about a second pass, without clean labels."""
 
 from __future__ import annotations
 
@@ -6,22 +6,13 @@ import math
 from typing import Any
 
 FURTHEST = 10.0
-"""Nats from the reference to whole responses. The best of 60,000 samples of the reference is as far."""
+"""KL to the reference of whole responses, in nats; that of the best of 60,000 reference samples."""
 
 
 def doubts(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """Reasons not to use a second pass before somebody has read what it writes.
+    """Return warnings about a second pass, from the summaries of both runs.
 
-    It is worse than the first pass where it has gone too far, which its KL says (``val/sequence_kl``;
-    docs/results.md has how well), or where it agrees with clearly fewer labels of the validation pairs. That
-    is seldom by chance, and seldom seen: flipped validation labels hide most of it.
-
-    Args:
-        first: summary of the first run.
-        second: summary of the second pass, on the same data.
-
-    Returns:
-        Sentences; none where nothing speaks against it, or neither number is known.
+    It is worse if its KL is too high, or if it agrees with clearly fewer (possibly noisy) validation labels.
     """
     found = []
     kls = [summary["metrics"].get("val/sequence_kl") for summary in (first, second)]
