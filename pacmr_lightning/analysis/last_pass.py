@@ -18,7 +18,6 @@ from ..weighting import Weights
 from .pair_log_probs import pair_log_probs, policy_and_reference, with_entropies
 
 _PART = 1000
-"""Pairs read at a time."""
 
 
 def last_pass(

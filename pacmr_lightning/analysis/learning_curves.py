@@ -22,7 +22,6 @@ CURVES = (
     ("val/rewards/accuracies", "Accuracy on validation pairs"),
     ("val/rewards/margins", "Reward margin $u$ on validation pairs"),
 )
-"""Columns of a run's metrics, and axis labels."""
 LAST = 2000
 """Final visits whose weights are drawn, in whole steps."""
 

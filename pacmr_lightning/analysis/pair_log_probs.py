@@ -53,17 +53,10 @@ def pair_log_probs(
     micro_batch_size: int | None = None,
     ask: Callable[[PolicyModel, PairBatch], Tensor] = policy_and_reference,
 ) -> Tensor:
-    """Compute (N, V, K) values of pairs as labelled, with a cache file ``answers``.
+    """Compute (N, V, K) values of N pairs as labelled, by ``ask`` in batches of n: (n, K).
 
-    Args:
-        module: on the CPU or the policy's device.
-        pairs: a datamodule's ``train_pairs`` or ``validation_pairs``.
-        indices: of the N pairs.
-        answers: cache file, written once a second.
-        name: of the progress bar.
-        augmented: V = 2, also under each pair's augmented prompt; else V = 1.
-        micro_batch_size: pairs in one forward pass; None is the module's, or 32 where that has none.
-        ask: returns (n, K) values of n pairs.
+    V is 2 if ``augmented`` (also under augmented prompts), else 1. ``answers`` is a cache file, written once
+    a second.
     """
     size = micro_batch_size or module.micro_batch_size or MOST_AT_ONCE
     Fabric(accelerator="auto", devices=1).to_device(module.policy)

@@ -46,10 +46,8 @@ class Surface:
     """
 
     step: int
-    """Policy update."""
     method: str
     task: str
-    """Label of the data; empty if unknown."""
     noise_rate: float
     """Noise rate; NaN if unknown."""
     delta: np.ndarray

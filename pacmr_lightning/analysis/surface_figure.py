@@ -19,10 +19,8 @@ from .surface import Surface
 
 NAMES = {"a": "Slope $a(z)$", "b": "Offset $b(z)$", "g": "Weight $g(z)$"}
 AXES = {"delta": ("Reward sum $\\Delta(z)$", "$\\Delta$"), "u": ("Reward difference $u(z)$", "$u$")}
-"""Long and short axis names; other features have their own."""
 COLORS = "viridis"
 WIDTHS = {1: 4.6, 3: 10.2}
-"""Figure width in inches by number of panels."""
 SHARES: dict[float, Literal["--", "-"]] = {0.9: "--", 0.5: "-"}
 """Shares of the pairs in the contours, and line styles."""
 SMOOTHING = 0.05

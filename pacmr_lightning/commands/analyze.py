@@ -22,7 +22,6 @@ from ..runs.folder import ANALYSIS
 TAUS = (0.55, 0.6, 0.7)
 """The paper's thresholds."""
 CURVE = tuple(np.round(np.arange(0.5, 0.951, 0.01), 2).tolist())
-"""Thresholds of the figure's curves."""
 
 COLUMNS: dict[str, Callable[[pd.Series], str]] = {
     "Task": lambda row: row["task"],
@@ -121,7 +120,6 @@ def _labels(probes: Sequence[Run]) -> list[str]:
 
 
 def _note(label: str, run: Run, step: int, split: str, pairs: pd.DataFrame) -> str:
-    """Notes on the probe and the pairs of a run."""
     everything = measure(pairs, [0.5]).iloc[0]
     accuracy = f"{_percent(everything['clean_accuracy'])} ± {_percent(everything['clean_accuracy_stderr'])}%"
     given = int(pairs["given_view"].sum())

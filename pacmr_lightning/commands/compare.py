@@ -48,7 +48,6 @@ def table(runs: list[str]) -> Table:
 
 
 def _cell(form: str, summary: dict[str, Any]) -> str:
-    """The formatted values; empty if one is missing."""
     known = {key: value for key, value in {**summary["metrics"], **summary}.items() if value is not None}
     try:
         return form.format_map(known)

@@ -77,10 +77,7 @@ def _arguments(kind: type) -> list[str]:
 
 
 def check_options(saved: dict[str, Any], now: dict[str, Any], done: int) -> None:
-    """Compare a resumed fit's options with those of a checkpoint after ``done`` updates, and print changes.
-
-    Raises UserError if an option differs that may not change.
-    """
+    """Raise UserError if a resumed fit's option differs that may not change; print those that may."""
     changed = [name for name in now | saved if now.get(name) != saved.get(name)]
     told = {name: f"{name} {now.get(name)} instead of {saved.get(name)}" for name in changed}
     # Options of another class are not compared.
@@ -101,10 +98,7 @@ def check_options(saved: dict[str, Any], now: dict[str, Any], done: int) -> None
 def use_options(
     module: LightningModule, learning_rate: float, betas: tuple[float, float], weight_decay: float
 ) -> None:
-    """Set this fit's optimizer options after a checkpoint restored its own; none change from step 0.
-
-    The learning rate becomes the schedule's at the next update.
-    """
+    """Set this fit's optimizer options (the schedule's next learning rate) after a checkpoint's restore."""
     schedule = module.lr_schedulers()
     if not isinstance(schedule, LambdaLR):  # a subclass has another one
         return

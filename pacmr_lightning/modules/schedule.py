@@ -36,8 +36,7 @@ def warmup_cosine(
 def planned_updates(trainer: Trainer) -> int:
     """Return the optimizer steps of a whole fit; raises UserError if it is unbounded.
 
-    Unlike ``trainer.estimated_stepping_batches``, it does not start the loader's iterator before a checkpoint
-    has restored the loader's first step.
+    Unlike ``trainer.estimated_stepping_batches``, it leaves the loader alone until a checkpoint is restored.
     """
     updates = updates_within(
         len(datamodule(trainer).train_dataloader()),

@@ -282,7 +282,6 @@ class SFTModule(TrainedOnly):
 def _new_llama(
     options: dict[str, Any], tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype
 ) -> PreTrainedModel:
-    """A randomly initialized Llama model with the tokenizer's vocabulary and special tokens."""
     try:
         config = LlamaConfig(
             **options,
@@ -300,7 +299,6 @@ def _new_llama(
 
 
 def _load_pretrained(name: str, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype) -> PreTrainedModel:
-    """A pretrained causal language model, checked to know all tokens of the tokenizer."""
     if not tokenizer.name_or_path:
         raise UserError(
             f"The model {name} is pretrained, but the tokenizer is a new one, whose tokens it does not know; "

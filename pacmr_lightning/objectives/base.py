@@ -56,14 +56,10 @@ class Objective(ABC):
         """
 
     def group_weights(self, losses: Tensor, micro_batch_size: int | None = None) -> Tensor | None:
-        """Return (N,) weights that sum to 1 over all ranks; None for the plain mean.
+        """Return (N,) weights of this rank's detached losses that sum to 1 over all ranks; None for the mean.
 
-        The weighted sum of losses has the gradient of the step's loss. Called on every rank, with all of its
-        pairs.
-
-        Args:
-            losses: (N,) losses of this rank, detached.
-            micro_batch_size: how the module cuts them into micro-batches; None for one.
+        The weighted sum of losses has the gradient of the step's loss. Every rank calls it with all of its
+        pairs; ``micro_batch_size`` is how the module cuts them, None for one micro-batch.
         """
         return None
 

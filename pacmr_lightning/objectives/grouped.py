@@ -23,7 +23,8 @@ class DrDPO(DPO):
         beta: see ``Objective``.
         beta_prime: beta', above 0; the larger, the closer to DPO. The paper has 1.0.
         group: "batch" is the optimizer-step batch over all ranks. "micro_batch" has a softmax in each
-            micro-batch, which counts by its share of the pairs, as published code does.
+            micro-batch, which counts by its share of the pairs, as published code does; with micro-batches of
+            one pair that is DPO.
     """
 
     grouped = True
@@ -65,7 +66,6 @@ class DrDPO(DPO):
         return -self.beta_prime * log_means / total
 
     def _micro_batches(self, losses: Tensor, size: int | None) -> list[Tensor]:
-        """As ``PairBatch.micro_batches``; none without pairs."""
         return [p for p in losses.split(size or max(len(losses), 1)) if len(p)]
 
     def _count(self, losses: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ class R3M(Objective):
     Args:
         beta: see ``Objective``.
         lam: lambda, in (0, 1); near 1 it is DPO. The paper searches {0.65, 0.75, 0.85} on TL;DR and
-            {0.75, 0.8, 0.85} on HH.
+            {0.75, 0.8, 0.85} on HH; 0.75 is in both, and calls a pair an outlier from u < -1.1 on.
     """
 
     def __init__(self, beta: float = 0.1, lam: float = 0.75):

@@ -20,8 +20,8 @@ RECOMPILATIONS = 64
 def compile_layers(model: PreTrainedModel) -> None:
     """Compile each of the model's layers; layers share compiled code.
 
-    Compiled modules skip hooks that are added later, which VNet's update needs
-    (``torch._dynamo.config.skip_nnmodule_hook_guards``). So layers with hooks run uncompiled; so does
+    Compiled modules skip hooks added later, which VNet's update needs
+    (``torch._dynamo.config.skip_nnmodule_hook_guards``); so layers with hooks run uncompiled, as does
     generation.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -1,7 +1,4 @@
-"""Log-probabilities of response tokens, with logits computed in pieces.
-
-A chunked linear cross-entropy: whole logits would be the largest tensors of a step.
-"""
+"""Log-probabilities of response tokens, in pieces since whole logits would be a step's largest tensors."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ OVERRULED = {
         "it has no effect on the layers of these models; leave it out",
     ),
 }
-"""Ineffective keys of ``peft.LoraConfig``, and what to do instead."""
+"""Ineffective keys of ``peft.LoraConfig``, with the remedy."""
 _FROM_DATA = ("corda", "eva", "lora_ga")
 """Initializations that need data or gradients."""
 
@@ -53,10 +53,7 @@ def check_keys(option: str, given: Mapping[str, Any] | None, config: type, taken
 
 
 def add_lora(model: PreTrainedModel, options: Mapping[str, Any], option: str) -> PeftModel:
-    """Return the model, frozen, with a new trainable LoRA adapter in fp32.
-
-    ``options`` are keys of ``peft.LoraConfig``; ``option`` is their name in messages.
-    """
+    """Freeze the model and add a LoRA adapter in fp32; ``option`` names its ``options`` in messages."""
     initial = options.get("init_lora_weights", True)
     if initial in _FROM_DATA:
         raise UserError(
@@ -72,7 +69,6 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any], option: str) ->
                     raise UserError(f"{key} names {target}, {_which_there_are(model)}")
     try:
         with warnings.catch_warnings():
-            # PEFT only warns of an option without effect.
             for key in options.keys() - {"r", "target_modules"}:
                 warnings.filterwarnings("error", rf"(?s).*\b{key}\b")
             adapted = get_peft_model(model, LoraConfig(**options))

@@ -153,8 +153,8 @@ def compared_tokens(
 ) -> Tensor:
     """Return (L,) token ids on the CPU for comparing two forms of a model.
 
-    They are the first prompt and chosen response of ``pair``, or ids from the whole vocabulary; some of
-    ``own``, ids that an adapter changes directly, come first.
+    They are from ``pair`` or the whole vocabulary, after some of ``own``, ids that an adapter changes
+    directly.
     """
     size = _embeddings(model).num_embeddings
     own = [i for ids in own.values() for i in ids] if isinstance(own, dict) else own or []

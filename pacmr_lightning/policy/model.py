@@ -142,15 +142,13 @@ class PolicyModel(nn.Module):
         self.left_free: int | None = None
         """GPU bytes that such a step left free, where VNet's updates need it."""
         self.keeps_gradients: bool | None = None
-        """Last printed decision on keeping each pair's gradient."""
         self._digest: str | None = None
         self._plan: AttentionPlan | None = None
 
     def build(self, announce: bool = True, pair: PairBatch | None = None) -> None:
         """Load the base and add the adapter, once; ``announce`` prints a summary.
 
-        ``pair``: its first pair is used to compare the reference with the model as named; without it only
-        merged adapters are compared.
+        The reference is compared with the model as named on ``pair``; without it, only merged adapters are.
         """
         if hasattr(self, "peft"):
             return

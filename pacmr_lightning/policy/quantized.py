@@ -39,8 +39,7 @@ def quantization_options(dtype: torch.dtype) -> dict[str, Any]:
 def prepare_quantized(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Make the 4-bit layers compute in ``dtype``, forward and backward.
 
-    PEFT's ``prepare_model_for_kbit_training`` is unnecessary with an fp32 adapter and non-reentrant
-    checkpoints.
+    With an fp32 adapter and non-reentrant checkpoints, PEFT's own preparation is unnecessary.
     """
     from bitsandbytes.nn import Linear4bit, Params4bit
 

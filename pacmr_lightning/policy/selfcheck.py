@@ -50,10 +50,9 @@ Score = Callable[[Layout, PairBatch], LogProbs]
 def choose_plan(
     model: PreTrainedModel, asked: str, layout: AskedLayout, batch: PairBatch, score: Score, compiled: bool
 ) -> AttentionPlan:
-    """Return and activate the first plan that matches the model's own forward on plain sequences.
+    """Return and activate the first plan that matches the model's own forward on the batch's longest pair.
 
     Values and gradients are compared with SDPA's plain kernel, since a kernel may be wrong in backward only.
-    ``batch`` provides the pair (its longest); ``score`` computes the policy's log-probabilities in a layout.
     """
     own, name = attention_of(model), type(model).__name__
     trusted = own if own in PLAIN else plain_attention(model)
@@ -168,7 +167,7 @@ class _PairCheck:
         try:
             use_attention(self.model, plan.attention)
             values, gradient = self._computed(plan.layout)
-        except Exception as failure:  # kernels and compilers have their own
+        except Exception as failure:  # any error of kernels and compilers
             lines = str(failure).strip().splitlines() or [""]
             return f"it fails with {type(failure).__name__}: {lines[0]}"
         tokens = [int((self.pair.segment_ids == s).sum()) for s in (Segment.CHOSEN, Segment.REJECTED)]

@@ -25,7 +25,6 @@ class Measure:
 
     heading: str
     digits: int
-    """Decimals."""
     of: Callable[[dict[str, Any]], float | None] | None = None
     """Getter from the summary; None for comparisons with the anchor's samples."""
 
@@ -49,7 +48,6 @@ WEIGHTS = {
 """Measures without a direction, with ``KL``."""
 NUMBERS = MEASURES | KL | WEIGHTS
 GREEK = {"tau": "τ", "beta": "β", "epsilon": "ε"}
-"""Symbols of options."""
 TAKEN = ("row", "method", "noise", "seed", "task", "bound", "value", *NUMBERS)
 """Columns that are no option's; "value" is reserved by pandas' ``melt``."""
 

@@ -60,7 +60,6 @@ def run(sweep: Sweep, left: Sequence[Cell], done: int) -> None:
 
 
 def _gpus() -> list[str]:
-    """GPUs available to this process, as in ``CUDA_VISIBLE_DEVICES``."""
     import torch
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,7 +1,4 @@
-"""Tables of a sweep in the paper's layouts, as Markdown, LaTeX and CSV.
-
-pandas' ``to_latex`` draws no rules under groups of columns; its ``to_markdown`` needs another package.
-"""
+"""Tables of a sweep in the paper's layouts, as Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -47,7 +44,6 @@ class Value:
 
 
 Entry = Value | str
-"""A table cell; empty if unknown."""
 
 
 @dataclass

@@ -1,7 +1,4 @@
-"""Worker process of a sweep, forked from a server that has imported everything.
-
-The server runs no tensor operation, so neither threads nor GPU state are forked.
-"""
+"""Worker process of a sweep, forked from a server with all imports but no tensor operation."""
 
 from __future__ import annotations
 
@@ -23,7 +20,6 @@ IMPORTED = [
     "transformers.models.llama.modeling_llama",
     "peft.utils.transformers_weight_conversion",
 ]
-"""Modules that the server imports."""
 
 
 def start(commands: list[list[str]], log: Path, devices: str | None) -> BaseProcess:
