@@ -84,7 +84,7 @@ class Surface:
 
 
 def grid(visits: Visits, points: int, axes: Sequence[str] = PAPER) -> tuple[np.ndarray, np.ndarray]:
-    """Return (points,) Delta and u over the visits' ``TAILS``; u is symmetric, empty ranges become ±1."""
+    """Return (points,) Delta and u over the visits' ``TAILS``; u is symmetric, empty ranges get ±1."""
     found = []
     for name, values in zip(axes, (visits.delta, visits.u), strict=True):
         low, high = np.quantile(values.astype(np.float64), TAILS)

@@ -114,7 +114,6 @@ def analyze(
 
 
 def _labels(probes: Sequence[Run]) -> list[str]:
-    """Names of the runs: their tasks, or their folders where two have one task."""
     tasks = [run.data["init_args"].get("task", "preferences") for run in probes]
     return tasks if len(set(tasks)) == len(tasks) else [run.folder for run in probes]
 

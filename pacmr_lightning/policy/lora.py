@@ -69,6 +69,7 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any], option: str) ->
                     raise UserError(f"{key} names {target}, {_which_there_are(model)}")
     try:
         with warnings.catch_warnings():
+            # PEFT only warns of an option without effect.
             for key in options.keys() - {"r", "target_modules"}:
                 warnings.filterwarnings("error", rf"(?s).*\b{key}\b")
             adapted = get_peft_model(model, LoraConfig(**options))

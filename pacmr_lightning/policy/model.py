@@ -255,7 +255,7 @@ class PolicyModel(nn.Module):
         return rows_of(self._plan_for(batch).layout, batch)
 
     def log_probs(self, batch: PairBatch, rows: Rows | None = None, entropies: bool = False) -> LogProbs:
-        """Return (N,) summed response log-probabilities; ``entropies`` adds those of the next tokens."""
+        """Return (N,) summed response log-probabilities, in nats; ``entropies`` adds the next tokens'."""
         return self.score(self.rows(batch) if rows is None else rows, entropies)
 
     def log_probs_in(self, layout: Layout, batch: PairBatch) -> LogProbs:
