@@ -1,4 +1,4 @@
-"""How the weights of unflipped and of flipped pairs are distributed, in one figure."""
+"""Figure of weight distributions of unflipped and flipped pairs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,11 @@ from ..weight_gap import weight_gap
 
 BINS = np.linspace(0, 1, 31).tolist()
 GROUPS = {"unflipped": (0, "#0072B2"), "flipped": (1, "#D55E00"), "unknown": (UNKNOWN, "0.5")}
-"""Name, value of ``flipped`` and colour of each distribution; colours of Okabe and Ito."""
+"""Value of ``flipped`` and colour of each distribution (Okabe and Ito)."""
 
 
 def split(weight: np.ndarray, flipped: np.ndarray) -> dict[str, np.ndarray]:
-    """Weights by what is known of the label, without groups that have none.
-
-    Args:
-        weight: (N,) weights.
-        flipped: (N,) 1 flipped, 0 not flipped, -1 unknown.
-
-    Returns:
-        ``unflipped``, ``flipped`` and ``unknown``, or ``all`` where nothing is known of any pair.
-    """
+    """Split (N,) weights by ``flipped`` (1, 0, or -1 for unknown); "all" if all are unknown."""
     if (flipped == UNKNOWN).all():
         return {"all": weight}
     groups = {name: weight[flipped == value] for name, (value, _) in GROUPS.items()}
@@ -32,7 +24,7 @@ def split(weight: np.ndarray, flipped: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def draw_on(axis: Axes, weight: np.ndarray, flipped: np.ndarray) -> None:
-    """Draws the densities of (N,) weights by label, with a dashed line at each mean, into an axis."""
+    """Draw densities of (N,) weights by label, with a dashed line at each mean."""
     groups = split(weight, flipped)
     means = []
     for name, values in groups.items():
@@ -52,7 +44,7 @@ def draw_on(axis: Axes, weight: np.ndarray, flipped: np.ndarray) -> None:
 
 
 def draw(weight: np.ndarray, flipped: np.ndarray, step: int) -> Figure:
-    """The figure of (N,) weights of pairs that were visited up to policy update ``step``."""
+    """Draw the figure of (N,) weights of pairs visited up to policy update ``step``."""
     figure = Figure(figsize=(4.8, 3.4), layout="constrained")
     axis = figure.add_subplot()
     draw_on(axis, weight, flipped)

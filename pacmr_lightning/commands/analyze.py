@@ -1,4 +1,4 @@
-"""Compares what a policy prefers under each prompt and under its rewording, and counts confident mistakes."""
+"""Compares preferences under original and augmented prompts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from ..runs.finished_run import Run, find_run, load
 from ..runs.folder import ANALYSIS
 
 TAUS = (0.55, 0.6, 0.7)
-"""The thresholds of the paper's table."""
+"""The paper's thresholds."""
 CURVE = tuple(np.round(np.arange(0.5, 0.951, 0.01), 2).tolist())
-"""Thresholds of the figure's curves."""
 
 COLUMNS: dict[str, Callable[[pd.Series], str]] = {
     "Task": lambda row: row["task"],
@@ -33,9 +32,9 @@ COLUMNS: dict[str, Callable[[pd.Series], str]] = {
     "Clean accuracy (%)": lambda row: _percent(row["clean_accuracy"]),
     "Direction agreement (%)": lambda row: _percent(row["direction_agreement"]),
 }
-"""Heading and cell of each column of the paper's table, over the rows of ``measure``."""
+"""Columns of the paper's table, over the rows of ``measure``."""
 BY_RUN = ("Task", "N", "Binary l1")
-"""Columns that say the same at every threshold."""
+"""Columns that do not depend on the threshold."""
 
 
 def analyze(
@@ -51,10 +50,9 @@ def analyze(
 ) -> pd.DataFrame:
     """Repeats the paper's analysis of prompt-augmentation consistency with the policies of finished runs.
 
-    Each run's policy is the probe and its base the reference. The labels are those found in its data; the
-    noise that the run was trained with is switched off. Writes ``consistency-SPLIT.csv`` (with standard
-    errors), ``.md``, ``.png`` and ``.pdf``, and ``pairs-SPLIT.parquet`` with the values of every pair. What
-    was computed stays in ``answers.sqlite``, so that a second call goes on where the first was killed.
+    Each run's policy is the probe and its base the reference; labels are the data's, without the run's noise.
+    Writes ``consistency-SPLIT.csv`` (with standard errors), ``.md``, ``.png`` and ``.pdf``, and
+    ``pairs-SPLIT.parquet`` with the values of every pair. ``answers.sqlite`` lets a second call resume.
 
     Args:
         runs: folders of preference runs.
@@ -69,12 +67,10 @@ def analyze(
             what each run's configuration names, or else the rows' own, or those of rules.
 
     Returns:
-        The rows of ``measure`` with the run's ``task``, its folder ``run``, ``step`` (policy updates behind
-        the checkpoint) and ``split``.
+        The rows of ``measure`` with ``task``, folder ``run``, ``step`` (policy updates) and ``split``.
 
     Raises:
-        UserError: an option is out of range, a run's files are missing or do not fit, or none of its pairs
-            has a second view.
+        UserError: an option is out of range, or a run's files or pairs do not fit.
     """
     check_taus(taus)
     if not runs:
@@ -87,7 +83,7 @@ def analyze(
             f"augmentations is {augmentations}, but the datamodule reads it for training pairs only; give "
             "the validation rows an augmented_prompt, or leave it out."
         )
-    # All of them before the first is computed, which may take hours.
+    # First, since computing may take hours.
     probes = [find_run(run, checkpoint) for run in dict.fromkeys(runs)]
     folder = Path(output) if output else Path(probes[0].folder) / ANALYSIS
     check_writable("output", str(folder), folder)
@@ -117,13 +113,11 @@ def analyze(
 
 
 def _labels(probes: Sequence[Run]) -> list[str]:
-    """Names of the runs in table and figure: their tasks, or their folders where two have one task."""
     tasks = [run.data["init_args"].get("task", "preferences") for run in probes]
     return tasks if len(set(tasks)) == len(tasks) else [run.folder for run in probes]
 
 
 def _note(label: str, run: Run, step: int, split: str, pairs: pd.DataFrame) -> str:
-    """What a reader has to know of the probe and the pairs to judge a run's numbers."""
     everything = measure(pairs, [0.5]).iloc[0]
     accuracy = f"{_percent(everything['clean_accuracy'])} ± {_percent(everything['clean_accuracy_stderr'])}%"
     given = int(pairs["given_view"].sum())
@@ -145,7 +139,7 @@ def _percent(share: float) -> str:
 
 
 def cells(table: pd.DataFrame) -> list[list[str]]:
-    """The rows of the paper's table; what belongs to a whole run stands in the run's first row only."""
+    """Return the cells of the paper's table; a run's common values are only in its first row."""
     new_run = table["run"].ne(table["run"].shift())
     return [
         ["" if name in BY_RUN and not first else cell(row) for name, cell in COLUMNS.items()]

@@ -1,4 +1,4 @@
-"""Runs methods x noise rates x options x seeds as a sweep file says, and makes their tables and figures."""
+"""Runs a sweep and makes its tables and figures (``pacmr sweep``)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def run_sweep(
 ) -> None:
     """Runs methods x noise rates x options x seeds as a sweep file says; makes their tables and figures.
 
-    Each cell is one run of pacmr fit in its own folder. Cells that are finished are skipped, and those that
-    were interrupted go on from their last checkpoint: the same command continues a sweep.
+    Each cell is one run of pacmr fit in its own folder. Finished cells are skipped and interrupted ones go on
+    from their last checkpoint, so the same command continues a sweep.
 
     Args:
         file: sweep file, such as configs/sweeps/world.yaml.
@@ -57,7 +57,7 @@ def run_sweep(
 
 
 def show(sweep: Sweep, found: list[Cell], note: str = "") -> None:
-    """Check the cells' options, and print their commands and how many there are, with a note after it."""
+    """Check the cells' options, and print commands and number of cells, with a note."""
     states = [state(cell) for cell in found]
     check_options(found)
     for preparation in sweep.preparations():
@@ -87,7 +87,7 @@ def run_cells(sweep: Sweep, found: list[Cell], retry_failed: bool) -> None:
 
 
 def finish(found: list[Cell], report: Callable[[list[Cell]], Path]) -> None:
-    """Write the report of the cells that are done; name those that have failed, with exit status 1."""
+    """Write the report of finished cells; name failed ones and exit with status 1."""
     states = {cell.name: state(cell) for cell in found}
     done, failed = ([cell for cell in found if states[cell.name] == its] for its in ("done", "failed"))
     if done:
@@ -100,13 +100,7 @@ def finish(found: list[Cell], report: Callable[[list[Cell]], Path]) -> None:
 
 
 def check_options(found: list[Cell]) -> None:
-    """Parses the cells' arguments as ``pacmr fit`` would, and makes the objects that they name.
-
-    Cells that differ in noise rate and seed only are tried once.
-
-    Raises:
-        UserError: an option does not exist, or its value is wrong.
-    """
+    """Parse the cells' arguments as ``pacmr fit`` would, once per method and variation."""
     from .fit import parser_of
 
     parser = parser_of("fit")
