@@ -32,6 +32,8 @@ from pacmr_lightning.runs.finished_run import find_run, load
 from pacmr_lightning.runs.model_card import model_card, on_hub, public
 from pacmr_lightning.weighting.vnet import load_vnet
 
+from ...conftest import fails
+
 LAST = "checkpoints/last.ckpt"
 PADDING = 5  # rows of the embeddings that no token has
 LLAMA = {
@@ -139,14 +141,7 @@ def run_code(folder):
 
 
 def refused(arguments, capsys):
-    """The one sentence with which the command refuses, with status 2."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["export", *map(str, arguments)])
-    assert stop.value.code == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
-    assert len(lines) == 1
-    return lines[0]
+    return fails(capsys, ["export", *map(str, arguments)])
 
 
 @pytest.mark.parametrize("kind", ["pacmr", "tied", "tied head", "gpt2", "adapter"])

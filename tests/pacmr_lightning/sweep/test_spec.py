@@ -10,6 +10,7 @@ from pacmr_lightning.sweep.cells import cells
 from pacmr_lightning.sweep.spec import read_sweep
 from pacmr_lightning.sweep.state import prepare, state
 
+from ...conftest import fails as run_fails
 from .conftest import OPTIONS, check_dry_run, check_measures
 
 ROOT = Path(__file__).parents[3]
@@ -21,13 +22,7 @@ SIZES = {
 
 
 def fails(capsys, arguments: list[str]) -> str:
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["sweep", *arguments])
-    assert stop.value.code == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("pacmr: error: ")
-    return lines[0]
+    return run_fails(capsys, ["sweep", *arguments])
 
 
 def test_cells(write_sweep, world):
