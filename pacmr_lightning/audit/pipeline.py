@@ -49,7 +49,11 @@ class AuditResult:
         return f"Expected share of wrong labels: {rate_in_words(self.findings.rate)}."
 
     def push(self, repository: str, private: bool = False) -> None:
-        """Upload the cleaned file to the Hugging Face Hub (OWNER/NAME) as a dataset with a card."""
+        """Upload the cleaned file to the Hugging Face Hub (OWNER/NAME) as a dataset with a card.
+
+        Raises:
+            UserError: no cleaned file was written, or the upload fails; the file is kept.
+        """
         if self.cleaned is None:
             raise UserError("No cleaned pairs were written; give the audit the option cleaned.")
         upload(self.cleaned, self.findings, self.command, repository, private)
