@@ -1,4 +1,4 @@
-"""The gradient of the weighted training loss, for the virtual step and for the real one."""
+"""The gradient of the weighted training loss, for the virtual and the real step."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .base import Weighting, Weights
 
 @dataclass
 class WeightedGradient:
-    """The gradient of 1/N sum_i g_i l_i over the global batch, and the weights in it.
+    """Gradient of 1/N sum_i g_i l_i over the global batch, with its weights.
 
-    Under soft labels it is that of 1/N sum_i [g_i l_i + (1 - g_i) l'_i], l' the loss under the other label.
+    With soft labels: of 1/N sum_i [g_i l_i + (1 - g_i) l'_i], where l' is the loss under the other label.
     """
 
     gradient: Direction
@@ -30,15 +30,10 @@ class WeightedGradient:
 
 
 def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradient:
-    """The step's gradient under the current weights, which carry no gradient themselves.
+    """Return the step's gradient under the current weights, which are constants in it.
 
-    Weights with mean one are g_i over the mean of all g: one factor for the whole gradient, which is applied
-    when the last micro-batch is done. An objective that weighs the batch's pairs against each other (Dr.DPO)
-    needs all losses first: with several micro-batches they are computed once more, without gradient.
-
-    Args:
-        pairs: this rank's, at omega.
-        weighting: gives the weights.
+    A grouped objective (Dr.DPO) needs all losses first, so with several micro-batches they are computed once
+    more, without gradient. ``mean_one`` divides the finished gradient by the mean of g.
     """
     objective = pairs.objective
     total = torch.tensor(float(len(pairs.batch)), device=pairs.batch.input_ids.device)
