@@ -35,11 +35,7 @@ _SIDED = re.compile(
 
 
 def check_output(name: str, output: str, files: Iterable[str | None] = ()) -> Path:
-    """Return the path to write the pairs of source ``name`` to; a wrong ending raises a UserError.
-
-    ``files`` are those that the source reads, the training file first: they are not overwritten, and their
-    format is kept.
-    """
+    """Return the path to write source ``name`` to: none of its ``files``, and in the format of the first."""
     path = Path(output).expanduser()
     own = [Path(file).expanduser() for file in files if file]
     if path.resolve() in [file.resolve() for file in own]:
@@ -63,9 +59,9 @@ def clean_rows(rows: Dataset, name: str, path: Path, drop: set[str], flip: set[s
 
 
 def clean_file(train: str, path: Path, drop: set[str], flip: set[str]) -> int:
-    """Write the rows of a file in its own columns, order and format; see ``Source.write_cleaned``.
+    """Write the rows of a file in its own columns and format.
 
-    Prints which columns of a side (``Sides``) are swapped with the label, and which may describe a side.
+    Prints the columns that are swapped with a label, and those that may describe a side.
     """
     sides = Sides()
     numbered = sides.seen(numbered_rows(train))
@@ -97,17 +93,16 @@ def exchanged(row: dict[str, Any]) -> dict[str, Any]:
 class Sides:
     """Columns of rows that describe the chosen or the rejected response.
 
-    Columns that differ in that word alone, such as ``score_chosen`` and ``score_rejected`` or ``chosenModel``
-    and ``rejectedModel``, are a pair, also within objects. Numbers in columns such as ``margin`` and
-    ``score_diff`` are differences.
+    Names that differ in that word alone, such as ``score_chosen`` and ``score_rejected``, are a pair, also
+    within objects. Numbers in columns such as ``margin`` are differences.
     """
 
     def __init__(self, names: Iterable[str] = ()):
         self.names = dict.fromkeys(names)
         self.inside: dict[str, Sides] = {}
-        """Fields of columns of objects."""
+        """Fields of objects."""
         self.texts: set[str] = set()
-        """Columns with other values than numbers."""
+        """Not only numbers."""
 
     def seen(self, rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the rows, and add their columns."""
@@ -268,10 +263,7 @@ def _as(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _exchanged_column(batch: pa.RecordBatch, field: pa.Field, flips: np.ndarray, sides: Sides) -> pa.Array:
-    """Return a column with the values of its pair, or their opposites, where labels are swapped.
-
-    Other values are copied, since not all Arrow types survive as Python objects.
-    """
+    """Return a column, swapped with its pair or negated where labels are; other values stay Arrow's."""
     column, name = batch.column(field.name), field.name
     if not flips.any():
         return _as(column, field.type)

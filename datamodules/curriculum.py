@@ -9,11 +9,7 @@ from .pairs import Pairs
 
 
 def easiest_first(audit: str, pairs: Pairs) -> list[int]:
-    """Return indices of N training pairs by rising DPO loss of policies that have not seen them.
-
-    ``audit`` is ``pairs.parquet`` of an audit with ``--scorer dpo`` of a run on these pairs with these
-    labels.
-    """
+    """Return indices of N training pairs by rising DPO loss of policies that have not seen them."""
     table = AuditTable(audit, "cross_fit_u")
     table.check(pairs)
     found = table.rows.set_index("id")["cross_fit_u"]

@@ -23,10 +23,7 @@ from .tokenized_source import TokenizedSource
 
 
 class Source(ABC):
-    """Base class of preference pairs for training and validation.
-
-    The options must determine the rows: every rank, and every start of a resumed run, loads them for itself.
-    """
+    """Base class of preference pairs; the options determine the rows, which every rank loads for itself."""
 
     name: str
     """Name in messages."""
@@ -58,11 +55,7 @@ class Source(ABC):
         """Write the rows of ``load_all``, some dropped and some with the label swapped; return their number.
 
         A swap exchanges ``chosen`` and ``rejected``, and ``flipped`` and ``eta`` become their opposites.
-
-        Args:
-            output: file to write.
-            drop: ids of rows to leave out.
-            flip: ids of rows whose label is swapped.
+        ``drop`` and ``flip`` are ids.
 
         Raises:
             UserError: the output does not fit the source, or an id is missing.

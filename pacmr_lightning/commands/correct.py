@@ -35,7 +35,6 @@ from .second_pass import (
 )
 
 RECORD = "correct.json"
-"""Options of the second pass, inside its folder."""
 ROUNDS = "rounds"
 """Folder of the rounds' runs; one is complete once it has ``scores.parquet``."""
 PAIRS = "pairs.parquet"

@@ -29,7 +29,6 @@ from .second_pass import (
 Labels = Literal["soft", "weights", "drop", "flip", "easiest"]
 
 RECORD = "refine.json"
-"""Options of the second pass, inside its folder."""
 USES: dict[Labels, dict[str, bool]] = {
     "soft": {"soft_labels": True, "hard": False},
     "weights": {"soft_labels": False, "hard": False},

@@ -26,7 +26,6 @@ from .audit import show
 from .compare import compare
 
 AUDIT = "audit"
-"""Folder of the first run's audit inside the second pass's folder."""
 SAFE_SHARE = 0.45
 """Largest share of wrong labels assumed if the audit cannot estimate it."""
 FURTHEST = 10.0
@@ -82,10 +81,7 @@ def audit_first(
     options: AuditOptions,
     needs_rate: bool = False,
 ) -> None:
-    """Audit the first run, unless that is done, and write its options ``asked`` to the file ``record``.
-
-    With ``needs_rate`` an audit without a noise rate raises a UserError.
-    """
+    """Audit the first run, unless that is done, and write its options ``asked`` to the file ``record``."""
     read_summary(run)  # needed by the comparison at the end
     _check_folder(folder, asked, record)
     if (folder / record).exists():
@@ -107,7 +103,7 @@ def train_again(
 ) -> None:
     """Run ``pacmr fit`` with the first run's configuration and other options; it resumes.
 
-    ``ending`` is that of the method's name, ``own`` what else belongs to the second pass in its folder.
+    ``ending`` is added to the method's name; files ``own`` stay in the folder.
     """
     model = first.model["init_args"]
     named = {"model.method": f"{model['method']}-{ending}", **objective(model, beta)}
@@ -153,10 +149,7 @@ def compare_passes(first: str, folder: Path) -> None:
 
 
 def doubts(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """Return reasons to read a second pass's responses before using it, by the summaries of two runs.
-
-    Its KL (``val/sequence_kl``) is too high, or it agrees with significantly fewer validation labels.
-    """
+    """Return reasons to distrust a second pass: a high KL, or significantly lower validation accuracy."""
     found = []
     kls = [summary["metrics"].get("val/sequence_kl") for summary in (first, second)]
     if kls[1] is not None and kls[1] > FURTHEST:

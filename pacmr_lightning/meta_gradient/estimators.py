@@ -1,7 +1,4 @@
-"""Estimators of c_i = d . grad l_i(omega), d = d_meta, in VNet's gradient -1/N sum_i c_i dV_i/dTheta.
-
-See section 5.4 and appendix A; l_i is the loss of pair i before its weight.
-"""
+"""Estimators of c_i = d_meta . grad l_i(omega) in VNet's gradient -1/N sum_i c_i dV_i/dTheta."""
 
 from __future__ import annotations
 
@@ -153,10 +150,7 @@ def relative_error(estimator: MetaGradientEstimator, coefficients: Tensor, exact
 
 
 def coefficient_metrics(coefficients: Tensor, clipped: Tensor, total: Tensor) -> dict[str, Tensor]:
-    """Return the mean and mean absolute value of clipped (N,) coefficients, and the share that was clipped.
-
-    ``total`` is the 0-dim number of pairs over all ranks.
-    """
+    """Return metrics of clipped (N,) coefficients; ``total`` is the 0-dim number of pairs over all ranks."""
     cut = (clipped != coefficients).to(clipped.dtype)
     sums = torch.stack([clipped.sum(), clipped.abs().sum(), cut.sum()])
     sum_over_ranks([sums])

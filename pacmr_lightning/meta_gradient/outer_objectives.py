@@ -28,7 +28,7 @@ class OuterGradient:
     retained: int
     """Number of meta pairs in the loss, over all ranks."""
     metrics: dict[str, Tensor]
-    """Scalars to log, over all ranks."""
+    """Over all ranks."""
 
 
 class OuterObjective(ABC):

@@ -40,7 +40,7 @@ def pair_losses(
 
 
 def rest_losses(objective: SoftLabelDifference, rewards: Rewards, batch: PairBatch) -> Tensor:
-    """Return the (N,) losses of soft labels that no weight multiplies."""
+    """Return the (N,) losses without weight under soft labels."""
     return _kept(objective, batch, objective.rest(rewards))
 
 
@@ -60,12 +60,9 @@ def each_gradient(
 ) -> tuple[Rewards, Tensor]:
     """Call ``take`` with every parameter's gradients by pair, from one forward and one backward pass.
 
-    A layer that is used several times gives as many parts, an unused one zeros. With ``take_rest``, for soft
-    labels, a second backward pass gives the gradients of ``rest_losses``. ``entropies`` and ``rows`` are
-    those of ``PolicyModel.log_probs``. Returns rewards and (n,) losses, detached.
-
-    Raises:
-        UnhookedLoraError: a LoRA layer is not called, or not on one row for each pair (or each response).
+    A layer that is used several times gives as many parts, an unused one zeros. ``take_rest``, for soft
+    labels, gets the gradients of ``rest_losses`` from a second backward pass. Returns rewards and (n,)
+    losses, detached. A LoRA layer that does not see whole rows raises UnhookedLoraError.
     """
     # All outputs depend on it, so backward reaches all layers without computing weight gradients.
     anchor = torch.zeros((), device=batch.input_ids.device, requires_grad=True)
@@ -96,10 +93,7 @@ def each_gradient(
 
 @contextmanager
 def _watched(policy: PolicyModel, owner: Tensor, pairs: int, anchor: Tensor, take: Take) -> Iterator[None]:
-    """Backward inside calls ``take``, also where checkpoints repeat the forward.
-
-    ``owner`` is the (R, T) pair number of each token.
-    """
+    """Backward inside calls ``take``; ``owner`` is the (R, T) pair number of each token."""
     # Rows are pairs, or responses (chosen before rejected), or all packed in one.
     unpacked = _unpacking(owner[0], pairs) if len(owner) % pairs else None
 

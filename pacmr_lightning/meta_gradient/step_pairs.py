@@ -41,9 +41,8 @@ class PairLosses:
     batch: PairBatch
     rewards: Rewards
     losses: Tensor
-    """(n,) losses before any weight."""
+    """(n,), before any weight."""
     place: slice
-    """Of the n pairs in the batch."""
 
 
 Factors = Callable[[PairLosses], Tensor]
@@ -80,8 +79,7 @@ class StepPairs(ABC):
         soft_labels: bool = False,
         entropies: bool = False,
     ) -> StepPairs:
-        """Return the pairs, keeping each pair's gradient if the step uses them ``often`` and it is
-        affordable.
+        """Return the pairs, with each pair's gradient kept if it is used ``often`` and affordable.
 
         It is not if a LoRA layer mixes rows, or under ZeRO-3. ``soft_labels``: loss g l(u) + (1 - g) l(-u).
         """
@@ -113,10 +111,7 @@ class StepPairs(ABC):
     def weighted(self, factors: Factors, rest_over: Tensor | None = None) -> Direction:
         """Return sum_i f_i grad l_i over the pairs of all ranks; all ranks call it.
 
-        Args:
-            factors: gives f.
-            rest_over: 0-dim divisor of the losses without weight, under soft labels; the gradient of their
-                sum is added.
+        Under soft labels the gradient of the losses without weight, divided by 0-dim ``rest_over``, is added.
         """
 
     @abstractmethod
@@ -186,11 +181,7 @@ class RecomputedStepPairs(StepPairs):
         return gradient
 
     def along(self, direction: Direction) -> Tensor:
-        """One forward and one backward pass; a pair's gradient is multiplied with the direction and dropped.
-
-        Ghost clipping (arXiv 2110.05679) and in-run data Shapley (arXiv 2406.11011) avoid forming it, which
-        saves nothing for LoRA's narrow matrices.
-        """
+        """One forward and one backward pass; each pair's gradient is multiplied and dropped."""
 
         def dot(dots: list[Tensor], name: str, gradients: Tensor) -> None:
             dots.append(gradients.flatten(1) @ direction[name].flatten())
@@ -216,7 +207,6 @@ class KeptStepPairs(StepPairs):
 
         rewards, losses = [], []
         self._rest: Direction = {}
-        """Of the summed losses without weight, under soft labels."""
         self.parts: list[Direction] = []
         """Gradients of each micro-batch of n pairs, (n, *shape) by parameter."""
         for part, rows in self.with_rows():

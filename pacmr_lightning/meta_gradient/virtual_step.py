@@ -15,7 +15,6 @@ from ..gradient import Direction
 from ..policy import PolicyModel
 
 STEP = 0.02
-"""Size of a check's random move."""
 MISSED = 0.1
 """Largest relative error of a check; rounding in bfloat16 stays below it."""
 
@@ -32,13 +31,9 @@ def _add(weight: Tensor, scale: float, module: nn.Module, inputs: tuple[Tensor],
 def shifted(policy: PolicyModel, direction: Direction, scale: float) -> Iterator[None]:
     """Inside, every LoRA linear W x gives (W + scale D) x; the parameters themselves stay as they are.
 
-    Gradients are those at the shifted point, with respect to the unshifted parameters. With activation
-    checkpointing backward must run inside too. The reference is not shifted: its adapter is off.
-
-    Args:
-        policy: the model to shift.
-        direction: D, a full-size tensor for each adapter parameter, the same on every rank.
-        scale: c.
+    Gradients are those at the shifted point. With activation checkpointing backward must run inside too. The
+    reference is not shifted: its adapter is off. ``direction`` is D, a full-size tensor for each adapter
+    parameter, the same on every rank.
 
     Raises:
         UserError: the adapter has layers that a shift would miss.

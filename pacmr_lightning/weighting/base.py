@@ -22,11 +22,9 @@ class Weights:
     """Weights g of N pairs, with slope a and offset b if there are any. No gradient."""
 
     g: Tensor
-    """(N,)"""
+    """(N,), like a and b."""
     a: Tensor | None = None
-    """(N,)"""
     b: Tensor | None = None
-    """(N,)"""
     features: Tensor | None = None
     """(N, F) inputs of a VNet of other features than (Delta, u), for ``VNetSurfaces``."""
 
@@ -50,17 +48,14 @@ class Weighting(ABC):
     """
 
     every: int | None = None
-    """A weighting that learns does so at policy updates 0, every, 2 every, ...; else None. The command line
-    sets the datamodule by it: the constructor's option of this name, or the class's value.
+    """A weighting that learns does so at policy updates 0, every, 2 every, ...; else None.
+
+    The command line passes the constructor's option of this name, or the class's value, to the datamodule.
     """
     needs_meta: bool = True
-    """Whether ``update`` uses meta pairs. If False the datamodule gives none, and ``update`` gets an empty
-    batch.
-    """
+    """Whether ``update`` uses meta pairs; if not the datamodule gives none."""
     vnet: nn.Module | None = None
-    """A network like ``VNet``, from features such as (Delta, u) to (g, a, b), for ``VNetSurfaces`` and
-    ``pacmr export``.
-    """
+    """A network like ``VNet``, for ``VNetSurfaces`` and ``pacmr export``."""
     vnet_optimizer: torch.optim.Optimizer | None = None
 
     mean_one: bool = False
@@ -72,10 +67,7 @@ class Weighting(ABC):
     """Whether ``weights`` uses earlier visits of a pair, which belong to its label then."""
 
     soft_labels: bool = False
-    """If True: loss g l(u) + (1 - g) l(-u). For weights that are probabilities of a right label; a pair that
-    is
-    probably wrong then supports the other order.
-    """
+    """If True: loss g l(u) + (1 - g) l(-u), for weights that are probabilities of a right label."""
 
     @abstractmethod
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
@@ -133,10 +125,7 @@ class Weighting(ABC):
         """Move the state to a device, before it is restored and before its optimizer has any state."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: tensors, numbers, strings, and lists and dicts of these.
-
-        Its keys are always the same. Rank 0's is kept, and all ranks resume from it.
-        """
+        """Return rank 0's state: tensors, numbers, strings, lists and dicts, always with the same keys."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

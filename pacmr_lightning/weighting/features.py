@@ -117,10 +117,7 @@ class PairHistory:
         """First u, mean and variance, by id."""
 
     def features(self, ids: list[str], u: Tensor) -> dict[str, Tensor]:
-        """Return (N,) means of u minus the first, and standard deviations, with this visit's (N,) u.
-
-        Both are 0 at a first visit. The visit is not recorded.
-        """
+        """Return (N,) means of u minus the first and deviations, with this visit, which is not recorded."""
         seen = [self._next(name, value) for name, value in zip(ids, u.tolist(), strict=True)]
         return {
             "margin_evolution": u.new_tensor([mean - first for first, mean, _ in seen]),
@@ -133,10 +130,7 @@ class PairHistory:
             self._visits[name] = self._next(name, value)
 
     def read(self, folder: str, labels: Mapping[str, int]) -> None:
-        """Start from the visits in the folder ``weights`` of an earlier run of these pairs.
-
-        ``labels`` has 1 for a flipped pair, 0 for an unflipped one, -1 for unknown, by id.
-        """
+        """Start from an earlier run's folder ``weights``; ``labels`` has 1 (flipped), 0 or -1 by id."""
         import pandas as pd  # a slow import
 
         try:

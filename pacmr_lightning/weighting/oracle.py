@@ -23,10 +23,7 @@ _NO_FLIPS = (
 
 
 def log_noisy_over_clean(s: Tensor, eps0: Tensor, eps1: Tensor) -> Tensor:
-    """Return log(q / eta), eta = sigmoid(s) and q = (1 - eps0) eta + eps1 (1 - eta): appendix D's 1 / g+.
-
-    log((1 - q) / (1 - eta)) is the same at -s with the flip rates swapped.
-    """
+    """Return log(q / eta), eta = sigmoid(s), q = (1 - eps0) eta + eps1 (1 - eta): appendix D's 1 / g+."""
     return torch.logaddexp(torch.log1p(-eps0), eps1.log() - s)
 
 

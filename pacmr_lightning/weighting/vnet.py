@@ -118,7 +118,6 @@ class RunningScale(nn.Module):
     def __init__(self, columns: int):
         super().__init__()
         self.register_buffer("weight", torch.zeros(()))
-        """Of all steps so far, 1 - DECAY^t: what divides out that the exponential sums start at 0."""
         self.register_buffer("mean", torch.zeros(columns))
         self.register_buffer("variance", torch.zeros(columns))
 
@@ -148,10 +147,7 @@ class RunningScale(nn.Module):
 
 
 def save_vnet(folder: str | Path, vnet: VNet, settings: dict[str, Any]) -> None:
-    """Write ``vnet.safetensors`` and ``vnet_config.json`` into an existing folder.
-
-    ``settings`` are JSON values of the run, kept in the second file beside ``hidden``.
-    """
+    """Write VNet and the run's JSON ``settings`` into an existing folder."""
     hidden = [layer.out_features for layer in vnet.layers if isinstance(layer, nn.Linear)][:-1]
     outputs, weight = (["a", "b"], "sigmoid(a u + b)") if vnet.has_slope else (["b"], "sigmoid(b)")
     shape = {"hidden": hidden, "inputs": list(vnet.features), "outputs": outputs, "weight": weight}
@@ -163,8 +159,8 @@ def save_vnet(folder: str | Path, vnet: VNet, settings: dict[str, Any]) -> None:
 def load_vnet(folder: str | Path) -> VNet:
     """Return the VNet that ``pacmr export`` wrote; call it with (N,) Delta and (N,) u in nats for (g, a, b).
 
-    Delta and u are sum and difference of a pair's implicit rewards under the run's beta, which
-    ``vnet_config.json`` names. Other features are named there as ``inputs``.
+    Implicit rewards need the run's beta, and other features have the names ``inputs``: see
+    ``vnet_config.json``.
 
     Raises:
         UserError: the folder holds no VNet, or its files are broken or do not fit each other.

@@ -22,7 +22,7 @@ class WeightedGradient:
 
     gradient: Direction
     weights: Weights
-    """Of this rank's pairs, before any division by their mean."""
+    """Of this rank's pairs, not divided by their mean."""
     mean_weight: Tensor
     """0-dim mean of g over the global batch."""
     total: Tensor
@@ -32,8 +32,7 @@ class WeightedGradient:
 def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradient:
     """Return the step's gradient under the current weights, which are constants in it.
 
-    A grouped objective (Dr.DPO) needs all losses first, so with several micro-batches they are computed once
-    more, without gradient. ``mean_one`` divides the finished gradient by the mean of g.
+    With several micro-batches, a grouped objective (Dr.DPO) computes all losses once more, without gradient.
     """
     objective = pairs.objective
     total = torch.tensor(float(len(pairs.batch)), device=pairs.batch.input_ids.device)
