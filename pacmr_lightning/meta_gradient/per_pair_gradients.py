@@ -93,7 +93,7 @@ def each_gradient(
 
 @contextmanager
 def _watched(policy: PolicyModel, owner: Tensor, pairs: int, anchor: Tensor, take: Take) -> Iterator[None]:
-    """Backward inside calls ``take``; ``owner`` is the (R, T) pair number of each token."""
+    """Backward must run inside and calls ``take``; ``owner`` is the (R, T) pair number of each token."""
     # Rows are pairs, or responses (chosen before rejected), or all packed in one.
     unpacked = _unpacking(owner[0], pairs) if len(owner) % pairs else None
 
