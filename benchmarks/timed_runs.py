@@ -79,7 +79,8 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", module="lightning")
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing")
     datasets.disable_progress_bars()
-    transformers.utils.logging.disable_progress_bar()
+    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
 
 
 def write_model(folder: Path, shape: Shape) -> None:
