@@ -254,7 +254,8 @@ class Correctness:
         pairs = kept_gradients.train_pairs(policy, DPO(0.1), batch_train, self.shape.micro_batch, often=True)
         gradient = inner_step(pairs, Unweighted()).gradient
         torch.manual_seed(0)
-        weighting = VNetWeighting(PinnedCoverage(0.7), GhostDotProduct(clip=None)).to(self.device)
+        weighting = VNetWeighting(PinnedCoverage(0.7), GhostDotProduct(clip=None))
+        weighting.to(torch.device(self.device))
         weighting.update(pairs, batch.meta, 1e-4)
         vnet = [p.grad for p in weighting.vnet.parameters() if p.grad is not None]
         parts = {"u": [pairs.rewards.u], "DPO's gradient": gradient.values(), "VNet's": vnet}
