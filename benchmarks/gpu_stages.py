@@ -25,7 +25,17 @@ from flops import needed
 from lightning.fabric.utilities import move_data_to_device
 from machine import describe, median_time, spread
 from pacmr_step import PinnedCoverage
-from timed_runs import Shape, make_data, make_policy, quiet, random_rows, train, write_rows, write_tokenizer
+from timed_runs import (
+    Shape,
+    make_data,
+    make_policy,
+    quiet,
+    random_rows,
+    train,
+    write_model,
+    write_rows,
+    write_tokenizer,
+)
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
@@ -41,15 +51,16 @@ from pacmr_lightning.policy.rows import shared_rows
 from pacmr_lightning.weighting import GhostDotProduct, Unweighted, VNetWeighting, kept_gradients
 from pacmr_lightning.weighting.inner_gradient import inner_step
 
+MICRO_BATCH = 8
 Row = dict[str, Any]
 Measured = Iterator[tuple[str, Callable[[], Row]]]
 Place = Namespace
 """The options of gpu_first.py; ``folder`` is for what a stage writes, and is removed when it has ended."""
-Way = tuple[str, str, bool]
-"""Attention, token layout, and whether layers are compiled."""
 ROOT = Path(__file__).parents[1]
 LENGTHS: list[list[int]] = json.loads(Path(__file__).with_name("tldr_lengths.json").read_text())
 """Tokens of prompt, chosen and rejected of 128 random pairs of TL;DR under SmolLM2's tokenizer."""
+SHORT = [[n // 24 + 2 for n in pair] for pair in LENGTHS]
+"""For a CPU."""
 COLUMNS = """hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads
 vocab_size tie_word_embeddings"""
 SIZES = {
@@ -59,6 +70,9 @@ SIZES = {
     "7B": (3584, 18_944, 28, 28, 4, 152_064, False),
 }
 """Two for trying, and Qwen2.5's."""
+PLAIN, SHARED = "sdpa, separate", "sdpa, shared"
+COMPILED = "sdpa, shared, compiled", "flex_attention, shared", "flex_attention, shared, compiled"
+"""Ways to compute: attention, token layout, and whether layers are compiled."""
 
 
 def machine(place: Place) -> str:
@@ -78,34 +92,48 @@ def measured(place: Place, measure: Callable[[], Row]) -> Row:
     return {**measure(), "peak": torch.cuda.max_memory_allocated() / 2**30}
 
 
-def new_base(size: str, dtype: torch.dtype, device: str) -> PreTrainedModel:
-    """A random Llama, made on the device."""
-    columns = dict(zip(COLUMNS.split(), SIZES[size], strict=True))
-    # AutoTokenizer would take Qwen2's own tokenizer for a Qwen2Config.
-    config = LlamaConfig(**columns, pad_token_id=0, eos_token_id=1)
-    torch.manual_seed(0)
-    with torch.device(device):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-
-
 def shared_copy(base: PreTrainedModel) -> PreTrainedModel:
     """The same model with layers of its own, which adapters change, and the same weights in memory."""
     return copy.deepcopy(base, {id(p): p for p in base.parameters()})
 
 
-def serve(place: Place, *bases: PreTrainedModel, rows: list[dict[str, str]]) -> None:
-    """Let policies have copies of these bases in place of what the folder holds; none is hashed."""
+class Bench:
+    """Random pairs of TL;DR's lengths in the place's folder, and policies on a random base in memory."""
 
-    def load(name: str, dtype: torch.dtype, attention: str | None, *_: Any) -> PreTrainedModel:
-        model = shared_copy(next(base for base in bases if base.dtype == dtype))
-        if attention is not None:
-            use_attention(model, attention)
-        return model
+    def __init__(self, place: Place, size: str, pairs: int, *dtypes: str):
+        self.on_gpu, self.device, self.folder = place.on_gpu, place.device, place.folder
+        # Of no contestant: it may plan anew for every shape, which the stage probes measures.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        columns = dict(zip(COLUMNS.split(), SIZES[size], strict=True))
+        # AutoTokenizer would take Qwen2's own tokenizer for a Qwen2Config.
+        config = LlamaConfig(**columns, pad_token_id=0, eos_token_id=1)
+        torch.manual_seed(0)
+        with torch.device(self.device):
+            self.base = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtypes[0])).eval()
+        bases = [self.base, *(copy.deepcopy(self.base).to(getattr(torch, dtype)) for dtype in dtypes[1:])]
+        lengths = LENGTHS if self.on_gpu else SHORT
+        prompt, *responses = (max(column) for column in zip(*lengths, strict=True))
+        bounds = {"prompt": (1, prompt), "response": (1, max(responses))}
+        options = {"vocabulary": config.vocab_size, "micro_batch": MICRO_BATCH, "dtype": dtypes[0]}
+        self.shape = Shape(pairs, **bounds, **options)
+        self.pairs = random_rows(len(lengths), self.shape, lengths=lengths)
+        write_tokenizer(self.folder, config.vocab_size)
+        write_rows(self.folder / "rows.jsonl", self.pairs)
 
-    adapted_model.load_base = load
-    adapted_model.weights_digest = lambda model: f"random weights in {model.dtype}"
-    write_tokenizer(place.folder, bases[0].config.vocab_size)
-    write_rows(place.folder / "rows.jsonl", rows)
+        def load(name: str, dtype: torch.dtype, attention: str | None, *_: Any) -> PreTrainedModel:
+            model = shared_copy(next(base for base in bases if base.dtype == dtype))
+            if attention is not None:
+                use_attention(model, attention)
+            return model
+
+        adapted_model.load_base = load
+        adapted_model.weights_digest = lambda model: f"random weights in {model.dtype}"  # none is hashed
+
+    def policy(self, way: str, dtype: str, **options: Any) -> PolicyModel:
+        """One that computes so, if it can."""
+        attention, layout, *compiled = way.split(", ")
+        options |= {"attn_implementation": attention, "compile": bool(compiled)}
+        return make_policy(self.folder, replace(self.shape, dtype=dtype), layout, self.device, **options)
 
 
 def off(found: Tensor, truth: Tensor) -> float:
@@ -180,7 +208,7 @@ def packed_shared_prompts(place: Place) -> Row:
     """Three sequences a pair without padding (``varlen_attn``; on a CPU a loop) against the masked rows."""
     from torch.nn.attention.varlen import varlen_attn
 
-    lengths = LENGTHS[:8] if place.on_gpu else [[n // 16 + 1 for n in pair] for pair in LENGTHS[:3]]
+    lengths = (LENGTHS if place.on_gpu else SHORT)[:8]
     dtype, heads, size = (torch.bfloat16, 12, 128) if place.on_gpu else (torch.float64, 2, 16)
     columns = [[[2] * n for n in column] for column in zip(*lengths, strict=True)]
     batch = PairBatch.collate([str(i) for i in range(len(lengths))], *columns)
@@ -220,34 +248,19 @@ def packed_shared_prompts(place: Place) -> Row:
 
 # --- correctness ------------------------------------------------------------------------------------------
 
-PLAIN: Way = ("sdpa", "separate", False)
-WAYS: tuple[Way, ...] = (PLAIN, ("sdpa", "shared", False))
-COMPILED = (("sdpa", "shared", True), ("flex_attention", "shared", False), ("flex_attention", "shared", True))
 FLOAT32_ERROR = 1e-3
 """Accepted relative error of a gradient in fp32: sums in another order, no TF32."""
 ANSWERS, ANSWER_TOKENS = 12, 24
+DTYPES = "float32", "bfloat16"
 
 
-class Correctness:
+class Correctness(Bench):
     """Ways of one 4-layer model, compared with one sequence a row in fp32."""
 
-    def __init__(self, place: Place):
-        self.on_gpu, self.device, self.folder = place.on_gpu, place.device, place.folder
-        self.shape = Shape(pairs=16, vocabulary=4096, micro_batch=8)
-        if not place.on_gpu:
-            self.shape = replace(self.shape, prompt=(20, 40), response=(5, 10))
-        base = new_base("small", torch.float32, place.device)
-        serve(place, base, copy.deepcopy(base).bfloat16(), rows=random_rows(64, self.shape))
-
-    def policy(self, dtype: str, way: Way) -> PolicyModel:
-        """One that computes so, if it can."""
-        shape, options = replace(self.shape, dtype=dtype), {"attn_implementation": way[0], "compile": way[2]}
-        return make_policy(self.folder, shape, way[1], self.device, **options)
-
     @cache  # noqa: B019
-    def update(self, dtype: str, way: Way) -> tuple[dict[str, Tensor], str]:
+    def update(self, dtype: str, way: str) -> tuple[dict[str, Tensor], str]:
         """u and the gradients of DPO and of VNet; and the way that computed them, if it is another one."""
-        policy = self.policy(dtype, way)
+        policy = self.policy(way, dtype)
         data = make_data(self.folder, self.shape, 1, 16)
         batch = move_data_to_device(next(iter(data.train_dataloader())), self.device)
         batch_train = batch.train.with_reference(policy.reference_log_probs(batch.train))
@@ -259,11 +272,11 @@ class Correctness:
         weighting.update(pairs, batch.meta, 1e-4)
         vnet = [p.grad for p in weighting.vnet.parameters() if p.grad is not None]
         parts = {"u": [pairs.rewards.u], "DPO's gradient": gradient.values(), "VNet's": vnet}
-        plan = policy._plan
-        fell_back = "" if (plan.attention, plan.layout) == way[:2] else f"fell back to {plan}; "
+        plan = f"{policy._plan.attention}, {policy._plan.layout}"
+        fell_back = "" if way.startswith(plan) else f"fell back to {plan}; "
         return {name: flat(values) for name, values in parts.items()}, fell_back
 
-    def check(self, dtype: str, way: Way) -> Row:
+    def check(self, dtype: str, way: str) -> Row:
         """In bf16 a way may be twice as far from the truth as the plain way in bf16."""
         truth, plain = (self.update(of, PLAIN)[0] for of in ("float32", dtype))
         found, says = self.update(dtype, way)
@@ -274,11 +287,10 @@ class Correctness:
         says += ", ".join(f"{name} off by {error:.1e}" for name, error in errors.items())
         return {"right": right, "says": says, "errors": errors}
 
-    def rows(self, ways: tuple[Way, ...]) -> Measured:
+    def rows(self, *ways: str) -> Measured:
         """An update by each way and dtype."""
-        for dtype, way in product(("float32", "bfloat16"), ways):
-            named = f"{way[0]}, {way[1]}{', compiled' * way[2]}, {dtype}"
-            yield f"update: {named}", partial(self.check, dtype, way)
+        for dtype, way in product(DTYPES, ways):
+            yield f"update: {way}, {dtype}", partial(self.check, dtype, way)
 
     def estimators(self, dtype: str) -> Row:
         """Relative errors of c against float64, d_meta of length 1; the ghost is held to the kept graph's."""
@@ -290,7 +302,7 @@ class Correctness:
 
     def generation(self) -> Row:
         """Greedy answers in fp32 of a batch of prompts of many lengths, against each prompt's alone."""
-        policy = self.policy("float32", ("sdpa", "auto", False)).eval()
+        policy = self.policy("sdpa, auto", "float32").eval()
         data = make_data(self.folder, self.shape)
         tokenizer, step = data.tokenizer, 15 if self.on_gpu else 1
         rows = data.train_pairs.rows[:ANSWERS]
@@ -312,9 +324,9 @@ class Correctness:
 def correct(place: Place) -> Measured:
     """Gradients, estimators and generation in this process, and whole runs in others beside it."""
     runs = {} if all(f"run: {name}" in place.done for name in RUNS) else started_runs(place)
-    ways = Correctness(place)
-    yield from ways.rows(WAYS)
-    for dtype in ("float32", "bfloat16"):
+    ways = Correctness(place, "small", 16, *DTYPES)
+    yield from ways.rows(PLAIN, SHARED)
+    for dtype in DTYPES:
         yield f"estimators: {dtype}", partial(ways.estimators, dtype)
     yield "generation", ways.generation
     for name in RUNS:
@@ -338,10 +350,9 @@ RUNS = {
 def started_runs(place: Place) -> dict[str, Future[Row]]:
     """Start ``pacmr fit`` and ``pacmr audit`` of a small model, each once the runs that it needs are done."""
     root, started = place.folder / "runs", {}
-    base = new_base("small" if place.on_gpu else "tiny", torch.float32, "cpu")
-    shape = Shape(prompt=(40, 80), response=(10, 20), vocabulary=base.config.vocab_size)
-    base.save_pretrained(root / "model")
-    write_tokenizer(root / "model", shape.vocabulary)
+    width, layers = (512, 4) if place.on_gpu else (64, 2)
+    shape = Shape(prompt=(40, 80), response=(10, 20), width=width, layers=layers, vocabulary=8 * width)
+    write_model(root / "model", shape)
     write_rows(root / "short.jsonl", random_rows(64, shape))
 
     def trained(name: str) -> Tensor:
@@ -400,35 +411,16 @@ def pacmr(folder: Path, words: str) -> None:
 
 # --- speed ------------------------------------------------------------------------------------------------
 
-MICRO_BATCH, PAIRS, META_PAIRS, COUNTED = 8, 32, 64, 3
+PAIRS, META_PAIRS, COUNTED = 32, 64, 3
 
 
-class Speed:
+class Speed(Bench):
     """Ours and TRL on one base in this process, with the same rows, in turns."""
 
-    def __init__(self, place: Place, size: str):
-        self.on_gpu, self.device, self.folder = place.on_gpu, place.device, place.folder
-        size, dtype = (size, "bfloat16") if place.on_gpu else ("tiny", "float32")
-        lengths = LENGTHS if place.on_gpu else [[n // 24 + 2 for n in pair] for pair in LENGTHS]
-        # Of neither contestant: it may plan anew for every shape, which the stage probes measures.
-        torch.backends.cuda.enable_cudnn_sdp(False)
-        self.base = new_base(size, getattr(torch, dtype), place.device)
-        prompt, *responses = (max(column) for column in zip(*lengths, strict=True))
-        bounds = {"prompt": (1, prompt), "response": (1, max(responses))}
-        vocabulary = self.base.config.vocab_size
-        self.shape = Shape(PAIRS, **bounds, vocabulary=vocabulary, micro_batch=MICRO_BATCH, dtype=dtype)
-        self.pairs = random_rows(len(lengths), self.shape, lengths=lengths)
-        serve(place, self.base, rows=self.pairs)
-
     @cache  # noqa: B019
-    def policy(self, recomputed: bool, attention: str = "sdpa", compiled: bool = False) -> PolicyModel:
+    def ours_of(self, recomputed: bool, way: str = SHARED) -> PolicyModel:
         """Ours."""
-        options = {
-            "attn_implementation": attention,
-            "compile": compiled,
-            "gradient_checkpointing": recomputed,
-        }
-        return make_policy(self.folder, self.shape, "shared", self.device, **options)
+        return self.policy(way, self.shape.dtype, gradient_checkpointing=recomputed)
 
     @cache  # noqa: B019
     def trainer(self, recomputed: bool) -> Any:
@@ -448,7 +440,7 @@ class Speed:
 
     def ours(self, *way: Any) -> Row:
         """A turn of DPO: its first update is not counted."""
-        policy = self.policy(*way)
+        policy = self.ours_of(*way)
         updates = self.seconds(policy, 1 + COUNTED)[1:]
         batch = make_data(self.folder, self.shape).train_pairs.batch(range(len(self.pairs)))
         share = PAIRS / len(self.pairs)
@@ -465,7 +457,7 @@ class Speed:
         """PACMR-DPO with VNet's update at every second; the first two updates are not counted."""
         kept_gradients._affordable = lambda *_: kept
         weighting = VNetWeighting(PinnedCoverage(0.7), GhostDotProduct(), every=2)
-        seconds = self.seconds(self.policy(True), 6, 2, weighting=weighting)[2:]
+        seconds = self.seconds(self.ours_of(True), 6, 2, weighting=weighting)[2:]
         vnet, plain = seconds[::2], seconds[1::2]
         says = f"{spread(plain)} s an update, {spread(vnet)} with VNet's; ten updates over DPO's "
         over = (9 * median(plain) + median(vnet)) / median(plain) / 10
@@ -475,15 +467,20 @@ class Speed:
         """The kernels that two of our updates spend most time in, of which the first warms up."""
         kind = "self_device_time_total" if self.on_gpu else "self_cpu_time_total"
         with torch.profiler.profile() as profile:
-            self.seconds(self.policy(True), 2)
+            self.seconds(self.ours_of(True), 2)
         time = {event.key: getattr(event, kind) for event in profile.key_averages()}
         largest = sorted(time, key=time.__getitem__, reverse=True)[:12]
         return {"says": "; ".join(f"{time[key] / sum(time.values()):.0%} {key[:60]}" for key in largest)}
 
 
+def timed(place: Place, size: str) -> Speed:
+    """Contestants of this size."""
+    return Speed(place, size, PAIRS, "bfloat16") if place.on_gpu else Speed(place, "tiny", PAIRS, "float32")
+
+
 def speed(place: Place, size: str) -> Measured:
     """DPO of ours and of TRL in turns, and PACMR-DPO; activations recomputed, then kept."""
-    of = Speed(place, size)
+    of = timed(place, size)
 
     def turns(number: int, recomputed: bool) -> Measured:
         named = "recomputed" if recomputed else "activations kept"
@@ -502,13 +499,11 @@ def speed(place: Place, size: str) -> Measured:
 
 def compiled(place: Place) -> Measured:
     """torch.compile and FlexAttention, which may take long to compile: right, and how fast at 1.5B."""
-    ways = COMPILED if place.on_gpu else ()
-    yield from Correctness(place).rows(ways)
-    of = Speed(place, "1.5B")
-    for attention, _, compile in ways or WAYS[1:]:
-        for turn in (1, 2):
-            name = f"ours, recomputed; {attention}{', compiled' * compile}, turn {turn}"
-            yield name, partial(of.ours, True, attention, compile)
+    if place.on_gpu:
+        yield from Correctness(place, "small", 16, *DTYPES).rows(*COMPILED)
+    of = timed(place, "1.5B")
+    for way, turn in product(COMPILED if place.on_gpu else (SHARED,), (1, 2)):
+        yield f"ours, recomputed; {way}, turn {turn}", partial(of.ours, True, way)
 
 
 # --- real text --------------------------------------------------------------------------------------------

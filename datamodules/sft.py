@@ -250,6 +250,11 @@ class SFTDataModule(LightningDataModule):
             lengths, largest = extent(rows, _COLUMNS, np.add)
             check_tokens(name, model, lengths, max(largest, self.tokenizer.pad_token_id))
 
+    def longest(self) -> tuple[int, int]:
+        """Return the tokens of the longest training row, and of the longest completion."""
+        lengths, _ = extent(self._rows["train"], _COLUMNS, np.add)
+        return int(lengths.max()), int(self._response_tokens.max())
+
     @cached_property
     def _response_tokens(self) -> np.ndarray:
         """(N,) of the training rows."""
