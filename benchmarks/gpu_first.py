@@ -62,6 +62,11 @@ def add(file: Path, row: Row) -> None:
     print(f"{row['stage']}: {row['row']} ({row['seconds']} s) {said}".rstrip(), flush=True)
 
 
+def end_with_parent() -> None:
+    """Have this process killed when the one that has started it ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def run_stage(name: str, options: argparse.Namespace) -> None:
     """Measure the rows of a stage that are not done, until its deadline; ends the process."""
 
@@ -76,7 +81,7 @@ def run_stage(name: str, options: argparse.Namespace) -> None:
         add(options.output / "rows.jsonl", {"stage": name, "row": row, **about, "seconds": seconds, **found})
 
     os.setpgrp()
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with the process that started it
+    end_with_parent()
     signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, options.deadline)
     row, about, start = "its start", {}, time.monotonic()

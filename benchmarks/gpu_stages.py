@@ -22,6 +22,7 @@ import torch.nn.functional as F
 import yaml
 from estimators import ESTIMATORS, call_of, exact, prepare
 from flops import needed
+from gpu_first import end_with_parent
 from lightning.fabric.utilities import move_data_to_device
 from machine import describe, median_time, spread
 from pacmr_step import PinnedCoverage
@@ -403,7 +404,8 @@ def started_runs(place: Place) -> dict[str, Future[Row]]:
 def pacmr(folder: Path, words: str) -> None:
     """Run a command in a folder; raises RuntimeError with what it said last if it fails."""
     command = [sys.executable, "-m", "pacmr_lightning", *words.split()]
-    found = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    options = {"capture_output": True, "text": True, "preexec_fn": end_with_parent}
+    found = subprocess.run(command, cwd=folder, **options)
     if found.returncode:
         said = " / ".join((found.stderr.strip() or found.stdout.strip()).splitlines())
         raise RuntimeError(f"pacmr {command[3]} ended with status {found.returncode}: {said[-250:]}")

@@ -1,5 +1,6 @@
 """benchmarks/gpu_first.py on a CPU: rows at once, deadlines, kills, and the tables of a page."""
 
+import contextlib
 import json
 import os
 import signal
@@ -167,6 +168,28 @@ def test_killed_and_resumed(how, tmp_path):
     assert [len(seconds) for seconds in times] == [2, 2]
     vnet, plain = map(median, times)
     assert ghost["says"].endswith(f"ten updates over DPO's {(9 * plain + vnet) / plain / 10:.2f}")
+
+
+@pytest.mark.slow
+def test_whole_runs_are_killed_with_it(tmp_path):
+    """Those that the stage has started, too: they would disturb what is measured next."""
+
+    def runs() -> list[Path]:
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                found += [process] * os.readlink(process / "cwd").startswith(f"{tmp_path}/")
+        return found
+
+    words = [*FIRST, "--device", "cpu", "correct", "--output", str(tmp_path / "a")]
+    process = subprocess.Popen(words, env=os.environ | {"TMPDIR": str(tmp_path)})
+    while not runs():
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    time.sleep(3)
+    assert not runs()
 
 
 @pytest.mark.slow
