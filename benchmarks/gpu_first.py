@@ -161,11 +161,12 @@ def peak_of(row: Row) -> str:
 
 def page(found: dict[tuple[str, str], Row]) -> str:
     """Markdown of all rows."""
-    parts = list(dict.fromkeys(row["machine"] for row in found.values() if "machine" in row))
+    parts = []
     product = found.get(("probes", "matrix product"), {}).get("flops")
     of_updates = ["DPO", "s an update", "TRL's time over it", "tokens/s", "share of one product", "peak GiB"]
     for stage in STAGES:
         rows = {name: row for (of, name), row in found.items() if of == stage}
+        machines = dict.fromkeys(row["machine"] for row in rows.values() if "machine" in row)
         turns = {name: rows.pop(name) for name in [*rows] if "updates" in rows[name]}
         others = []
         for name, row in rows.items():
@@ -174,7 +175,7 @@ def page(found: dict[tuple[str, str], Row]) -> str:
             others.append([name, result, said, str(row["seconds"]), peak_of(row)])
         tables = table(of_updates, updates_of(turns, product))
         tables += table([stage, "", "", "s", "peak GiB"], others)
-        parts += [f"### {stage}", *tables] if tables else []
+        parts += [f"#### {stage}", *machines, *tables] if tables else []
     return "\n\n".join(parts)
 
 
