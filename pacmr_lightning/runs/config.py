@@ -73,11 +73,17 @@ def _step_bytes(module: PreferenceModule | SFTModule, trainer: Trainer) -> float
     data = datamodule(trainer)
     if isinstance(module, SFTModule):
         tokens, responses = data.longest()
-        options = {"devices": trainer.world_size, "mixed": MIXED.get(trainer.precision)}
-        network = module.unbuilt(data.tokenizer)
-        return sft_step_bytes(network, rows=data.batch_size, tokens=tokens, responses=responses, **options)
+        return sft_step_bytes(
+            module.unbuilt(data.tokenizer),
+            rows=data.batch_size,
+            tokens=tokens,
+            responses=responses,
+            devices=trainer.world_size,
+            mixed=MIXED.get(trainer.precision),
+        )
     pairs = module.micro_batch_size or data.global_batch_size // trainer.world_size
-    return step_bytes(module.policy, pairs, *data.train_pairs.longest(), trainer.world_size)
+    prompt, response = data.train_pairs.longest()
+    return step_bytes(module.policy, pairs, prompt, response, trainer.world_size)
 
 
 def resolve_auto(config: Namespace) -> None:
