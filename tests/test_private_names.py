@@ -115,6 +115,9 @@ TABLE = {
     "pacmr_lightning/gradient.py": {"torch": ("torch:_foreach_add_", "torch:_foreach_mul_")},
     "pacmr_lightning/ranks.py": {"torch": ("torch:_foreach_copy_",)},
     "pacmr_lightning/weighting/inner_gradient.py": {"torch": ("torch:_foreach_div_",)},
+    "pacmr_lightning/command_line/parser.py": {
+        "jsonargparse": ("jsonargparse._typehints:ActionTypeHint._typehint",)
+    },
     "pacmr_lightning/command_line/proposals.py": {"jsonargparse": ("argparse:ArgumentParser._actions",)},
     "pacmr_lightning/policy/adapted_model.py": {
         "transformers": ("transformers:PreTrainedConfig._attn_implementation",)

@@ -1,6 +1,6 @@
 """Values of options, whatever order of types another package has left in typing's cache."""
 
-from typing import Optional, Union
+from typing import Union
 
 import pytest
 
@@ -11,7 +11,7 @@ from pacmr_lightning.command_line.parser import OneSentence
 def test_whole_numbers_stay_whole(word):
     """``--trainer.limit_val_batches 1`` is one batch; as 1.0 it would be all of them."""
 
-    def run(limit: Optional[Union[float, int]] = None):  # noqa: UP007, UP045
+    def run(limit: Union[float, int, None] = None):  # noqa: UP007
         """Run."""
 
     parser = OneSentence()
