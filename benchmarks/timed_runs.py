@@ -79,7 +79,8 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", module="lightning")
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing")
     datasets.disable_progress_bars()
-    transformers.utils.logging.disable_progress_bar()
+    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
 
 
 def write_model(folder: Path, shape: Shape) -> None:
@@ -102,9 +103,10 @@ def write_model(folder: Path, shape: Shape) -> None:
 def write_tokenizer(folder: Path, vocabulary: int) -> None:
     """Words <pad>, <eos>, w2, w3 and so on, a token each."""
     words = [*SPECIAL, *(f"w{i}" for i in range(len(SPECIAL), vocabulary))]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     pad, eos = SPECIAL
+    # The data module tries letters that are no words here.
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=pad))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad, eos_token=eos).save_pretrained(folder)
 
 

@@ -13,6 +13,9 @@ from .exceptions import construct, stop
 from .sentences import read
 from .shipped_configs import with_files
 
+NUMBERS = (int | float, int | float | None)
+"""Types of options such as ``trainer.limit_val_batches``: 1 is one batch, 1.0 is all of them."""
+
 add_instantiator(construct, object)
 
 
@@ -22,6 +25,14 @@ class OneSentence(ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **{"allow_abbrev": False} | kwargs)
         self._file: str | None = None
+
+    def add_argument(self, *args: Any, **kwargs: Any) -> Any:
+        """Tries int before float: ``typing`` may return the union of another package, in its order."""
+        action: Any = kwargs.get("action")
+        kind = getattr(action, "_typehint", None)
+        if kind in NUMBERS:
+            action._typehint = NUMBERS[NUMBERS.index(kind)]
+        return super().add_argument(*args, **kwargs)
 
     def parse_args(self, args: Any = None, *rest: Any, **options: Any) -> Any:
         """Finds the configs that come with the package by name."""

@@ -17,13 +17,19 @@ from peft import LoraConfig, PeftModel
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from ..chat_template import stop_at_end_tokens
 from ..errors import UserError
 from ..numerics import AskedDtype, base_dtype, recomputes
 from ..policy.attention import exclude_cudnn
-from ..policy.base_model import load_base, recompute_activations, weights_digest
+from ..policy.base_model import adapter_chain, load_base, recompute_activations, weights_digest
 from ..policy.logprobs import upcast
 from ..policy.lora import OVERRULED, add_lora, check_keys
 from ..policy.merged_adapters import untie_head
@@ -77,7 +83,8 @@ class SFTModule(TrainedOnly):
         min_lr_ratio: share of the peak that the cosine falls to by the last step, in [0, 1].
         dtype: of the weights; LoRA adapters are fp32 always. "bfloat16" needs ``lora``, for it rounds small
             updates away; "auto" takes it on a GPU, with ``lora``.
-        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so on a GPU.
+        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so on a GPU, but
+            under ``pacmr fit`` only where a step would not fit without it.
         save_to: folder that the model is saved in; None: ``<trainer.default_root_dir>/model``.
 
     Raises:
@@ -160,7 +167,7 @@ class SFTModule(TrainedOnly):
             return
         exclude_cudnn()
         tokenizer = datamodule(self.trainer).tokenizer
-        dtype = base_dtype(self.hparams["dtype"], None if self.hparams["lora"] else False)
+        dtype = self._base_dtype()
         network: PreTrainedModel | PeftModel
         if self.hparams["from_scratch"] is not None:
             network = _new_llama(self.hparams["from_scratch"], tokenizer, dtype)
@@ -171,7 +178,7 @@ class SFTModule(TrainedOnly):
         if self.hparams["lora"] is not None:
             if is_fitting(self):
                 self._base_digest = weights_digest(network)
-            network = add_lora(network, {**LORA, **self.hparams["lora"]}, "lora")
+            network = self._with_lora(network)
         # Loaded models are in eval mode, where dropout and gradient checkpointing are off.
         self.network = network.train()
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in network.parameters()]
@@ -179,6 +186,22 @@ class SFTModule(TrainedOnly):
         rank_zero_info(
             f"Model: {self.hparams['model'] or 'new'}, {trained:,} trained of {total:,} parameters."
         )
+
+    def unbuilt(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel | PeftModel:
+        """Return the network as ``configure_model`` makes it, on the meta device: no memory, no weights."""
+        with torch.device("meta"):
+            if self.hparams["from_scratch"] is not None:
+                network = _new_llama(self.hparams["from_scratch"], tokenizer, self._base_dtype())
+            else:
+                config = AutoConfig.from_pretrained(adapter_chain(self.hparams["model"])[-1])
+                network = AutoModelForCausalLM.from_config(config, dtype=self._base_dtype())
+            return network if self.hparams["lora"] is None else self._with_lora(network)
+
+    def _base_dtype(self) -> torch.dtype:
+        return base_dtype(self.hparams["dtype"], None if self.hparams["lora"] else False)
+
+    def _with_lora(self, network: PreTrainedModel) -> PeftModel:
+        return add_lora(network, {**LORA, **self.hparams["lora"]}, "lora")
 
     def token_losses(self, batch: dict[str, Tensor]) -> Tensor:
         """Return (K,) cross-entropies in nats of a batch's K response tokens, in at least fp32."""
