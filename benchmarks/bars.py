@@ -18,15 +18,7 @@ def bars(
     start: float = 0,
     text: str | None = None,
 ) -> None:
-    """A row for each name, the first on top: a bar from ``start`` to the median, and a line over the range.
-
-    Args:
-        axis: to draw on.
-        values: one or more by name.
-        colors: of the bars.
-        start: where bars begin.
-        text: format of the median, which is written beside the row; None for nothing.
-    """
+    """Draw a row per name: a bar from ``start`` to the median, and a line over the range."""
     for row, (found, color) in enumerate(zip(values.values(), colors, strict=True)):
         median = statistics.median(found)
         axis.barh(row, median - start, left=start, height=0.6, color=color)

@@ -1,11 +1,9 @@
-"""What each saving in the step is worth: the same updates with and without it, in turns.
+"""Value of each saving in a step: the same updates with and without it, in turns of three, the first a
+warm-up.
 
     python benchmarks/changes.py [--figure docs/changes.png] [--repetitions 3] [--device cuda]
 
-Each saving is switched off alone, all others stay on. Predicted is the ratio of the matrix products'
-arithmetic, counted by torch's formulas in a turn of each kind; measured is the ratio of times, turn by
-turn. A turn is three updates of PreferenceModule on random tokens, of which the first is not counted: DPO
-updates, or PACMR-DPO's with a VNet update in each (twice as many meta pairs, 70% of them confident).
+Predicted is the ratio of the matrix products' arithmetic, measured that of times.
 """
 
 from __future__ import annotations
@@ -55,39 +53,37 @@ from pacmr_lightning.policy.rows import rows_of
 from pacmr_lightning.weighting import VNetWeighting
 
 COUNTED = 2
-"""Updates of a turn, after one that is not counted."""
 
 
 @dataclass(frozen=True)
 class Saving:
-    """Something that a step does not do, and how to make it do that."""
+    """Work that a step avoids, and how to force it."""
 
     name: str
     off: Callable[[], AbstractContextManager]
-    """Makes steps inside do without it."""
+    """Context in which steps do without the saving."""
     vnet: bool = False
-    """Updates of VNet show it; else those of DPO."""
     coverage: float = 0.7
     """Of the meta pairs, while it is off."""
 
 
 def separate(policy: PolicyModel, batch: PairBatch, *_: Any, **__: Any) -> LogProbs:
-    """Each prompt once for each response."""
+    """Compute each prompt once per response."""
     return policy.log_probs_in("separate", batch)
 
 
 def whole_logits(policy: PolicyModel, batch: PairBatch, *_: Any, **__: Any) -> LogProbs:
-    """Logits of all tokens."""
+    """Compute logits of all tokens."""
     return policy.score(replace(rows_of("shared", batch), whole_logits=True))
 
 
 def repeated_head(*arguments: Any) -> TokenValues:
-    """Logits in forward and once more in backward."""
+    """Compute logits in forward and again in backward."""
     return token_values(*arguments[:4], frozen=False)
 
 
 def live_reference(module: PreferenceModule, batch: PairBatch) -> LogProbs:
-    """The reference's forward pass of each batch."""
+    """Run the reference on each batch."""
     parts = replace(batch, reference=None).micro_batches(module.micro_batch_size)
     return LogProbs.cat([module.policy.reference_log_probs(part) for part in parts])
 
@@ -118,18 +114,14 @@ ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_
 
 
 class Arithmetic(TorchDispatchMode):
-    """Inside, counts floating-point operations by torch's formulas.
-
-    ``FlopCounterMode`` also watches modules, through hooks that allow no ``autograd.grad``, and does not know
-    the CPU's attention.
-    """
+    """Counts operations like ``FlopCounterMode``, without module hooks and with the CPU's attention."""
 
     def __init__(self) -> None:
         super().__init__()
         self.operations = 0
 
     def from_first(self) -> Callback:
-        """Forgets what is done before and in the first update."""
+        """Return a callback that resets the count after the first update."""
 
         def forget(trainer: Trainer, *_: Any) -> None:
             if trainer.global_step == 1:
@@ -140,7 +132,6 @@ class Arithmetic(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Runs the operation."""
         found = function(*args, **(kwargs or {}))
         kind = function._overloadpacket
         if kind is ATTENTION:
@@ -161,7 +152,7 @@ class Steps:
         write_rows(folder / "rows.jsonl", random_rows(4 * shape.pairs, shape))
 
     def turn(self, saving: Saving, on: bool, callbacks: Sequence[Callback] = ()) -> list[float]:
-        """Seconds of each counted update."""
+        """Return seconds of each counted update."""
         weighting = None
         if saving.vnet:
             weighting = VNetWeighting(PinnedCoverage(0.7 if on else saving.coverage), every=1)
@@ -180,14 +171,14 @@ class Steps:
         return seconds[-COUNTED:]
 
     def arithmetic(self, saving: Saving, on: bool) -> int:
-        """Floating-point operations of the matrix products of the counted updates."""
+        """Return floating-point operations of the counted updates' matrix products."""
         with Arithmetic() as counted:
             self.turn(saving, on, [counted.from_first()])
         return counted.operations
 
 
 def main() -> None:
-    """Runs the turns, prints the table and draws the figure."""
+    """Run the turns, print the table and draw the figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=3, help="turns with and without each saving")
     parser.add_argument("--figure", type=Path, help="where the figure goes; none without it")
@@ -224,7 +215,7 @@ def main() -> None:
 
 
 def draw(file: Path, predicted: dict[str, float], measured: dict[str, list[float]]) -> None:
-    """A row for each saving: time without it over time with it."""
+    """Draw time without over time with each saving."""
     figure, axis = plt.subplots(figsize=(7.2, 3), layout="constrained")
     bars(axis, measured, ["C0"] * len(measured), start=1)
     for row, name in enumerate(measured):

@@ -1,13 +1,9 @@
-"""Seconds and memory from a file of preference pairs to the first batch, over the number of rows. Linux only.
+"""Seconds and memory from a file of preference pairs to the first batch, by number of rows. Linux only.
 
     python benchmarks/data.py [--rows 10000 30000 90000]
 
-The rows are generated: words of a fixed lexicon in TL;DR's layout, prompts of 200 to 400 tokens, responses of
-25 to 50, five pairs a prompt; the tokenizer (32,000 tokens at most) is trained on some of them. Each run is a
-fresh process on two cores that does what training does before its first step: prepare_data, setup("fit"),
-one batch. The cold run starts with an empty cache of datasets, the warm one with what that left. Seconds
-leave imports out. Resident memory counts the pages of cache files that were read, which the system takes back
-when it needs them; private memory is what is left without those.
+Rows are generated, as long as TL;DR's. Each run is a fresh process on two cores, imports not counted; cold
+means an empty cache of datasets. Private memory excludes files' pages, which the system can reclaim.
 """
 
 from __future__ import annotations
@@ -60,7 +56,7 @@ CONSONANTS = (
 
 
 def lexicon(words: int = 20_000) -> list[str]:
-    """Words that look like English ones, the most frequent first."""
+    """Return words similar to English ones, the most frequent first."""
     generator = random.Random(0)
     found = dict.fromkeys(" ".join(FREQUENT).split())
     while len(found) < words:
@@ -72,12 +68,12 @@ def lexicon(words: int = 20_000) -> list[str]:
 
 
 def generated_rows(count: int) -> Iterator[dict[str, str]]:
-    """The same rows in every process; fewer of them are the first ones of more."""
+    """Yield rows, the same ones in every process; fewer are the first of more."""
     import numpy as np
 
     words = np.array(lexicon(), dtype=object)
     generator = np.random.default_rng(1)
-    # Zipf's law, by which a few words make most of a text.
+    # Zipf's law.
     shares = np.cumsum(1 / (np.arange(len(words)) + 2.7))
 
     def text(low: int, high: int) -> str:
@@ -92,13 +88,13 @@ def generated_rows(count: int) -> Iterator[dict[str, str]]:
 
 
 def write_rows(path: Path, count: int) -> None:
-    """Writes the rows as JSON Lines."""
+    """Write the rows as JSON Lines."""
     with path.open("w") as file:
         file.writelines(json.dumps(row) + "\n" for row in generated_rows(count))
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Trains the tokenizer and saves it."""
+    """Train the tokenizer and save it."""
     from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
 
     texts = (text for row in generated_rows(TOKENIZER_ROWS) for text in row.values())
@@ -106,7 +102,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def prepare(rows: Path, tokenizer: Path, cache: Path) -> dict[str, float]:
-    """What training does before its first step: seconds, MB at most, kept pairs, tokens of a pair."""
+    """Prepare data up to the first batch; return seconds, peak MB, kept pairs, and tokens per pair."""
     os.environ["HF_DATASETS_CACHE"] = str(cache)  # read once, when datasets is imported
     from datasets import disable_progress_bars
 
@@ -127,19 +123,19 @@ def prepare(rows: Path, tokenizer: Path, cache: Path) -> dict[str, float]:
 
 
 def resident_peak() -> float:
-    """MB that this process has held at most."""
+    """Return this process's peak memory, MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 def private() -> float:
-    """MB that this process holds now, without pages of files."""
+    """Return this process's current memory without pages of files, MB."""
     _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
     return (resident - shared) * resource.getpagesize() / 1e6
 
 
 @contextmanager
 def private_peak() -> Iterator[list[float]]:
-    """Yields a list of one number: the most that ``private`` was within the block, asked every 10 ms."""
+    """Yield a list of one number: the peak of ``private`` within the block, sampled every 10 ms."""
     most, done = [0.0], threading.Event()
 
     def watch() -> None:
@@ -156,7 +152,7 @@ def private_peak() -> Iterator[list[float]]:
 
 
 def main() -> None:
-    """Measures and prints a table."""
+    """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 30_000, 90_000])
     options = parser.parse_args()

@@ -2,17 +2,9 @@
 
     python benchmarks/dpo_step.py [--repetitions 5] [--figure docs/dpo-step.png] [--device cuda]
 
-(with the extra ``bench``) trains each contestant on one batch of random tokens, in turns of three updates:
-TRL, ours with one sequence a row, ours with prompts shared by both responses. An update is what the trainer
-does between a batch and the next one: forward and backward pass, clipping, AdamW; the first of a turn is not
-counted. All have the reference's log-probabilities beforehand, the same adapter (B away from 0) and the same
-optimizer, and go on to be equal. A trial beforehand gives each its fastest micro-batch. What is reached on
-unique tokens is the arithmetic that the method needs (``flops.needed``: prompts once, logits of responses, no
-gradients of frozen weights) over the time, beside the fastest of the model's own matrix products.
-
-TRL at its best: reference precomputed, no gradient checkpointing, no logging. (Batches without padding are
-switched off in TRL 1.16; the Hub's kernels are for GPUs.) On a CPU its head computes logits of all positions,
-on a GPU those of the responses only. Nothing is compiled.
+Needs the extra ``bench``. Turns are three updates, the first a warm-up. All have cached reference
+log-probabilities, the same adapter (B not 0) and optimizer, and their fastest micro-batch. Rates are
+``flops.needed`` over time. TRL runs without gradient checkpointing and logging. Nothing is compiled.
 """
 
 from __future__ import annotations
@@ -53,15 +45,14 @@ from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.rows import Layout
 
 TOLERANCE = 1e-4
-"""Nats between log-probabilities of a response of up to 50 tokens; longer sums are rounded more."""
+"""Nats between log-probabilities of a response of up to 50 tokens."""
 COUNTED = 2
-"""Updates of a turn, after one that is not counted."""
 TRL, SEPARATE, SHARED = "TRL DPOTrainer", "ours, one a row", "ours, shared"
 LAYOUTS: dict[str, Layout] = {SEPARATE: "separate", SHARED: "shared"}
 
 
 def largest_difference(one: LogProbs, other: LogProbs) -> float:
-    """Nats, over all responses."""
+    """Return the largest difference of any response, in nats."""
     sides = ((one.chosen, other.chosen), (one.rejected, other.rejected))
     return max(float((a.cpu() - b.cpu()).abs().max()) for a, b in sides)
 
@@ -78,20 +69,20 @@ class Contestants:
         self.data = make_data(folder, shape)
 
     def make(self, name: str, shape: Shape) -> DPOTrainer | PolicyModel:
-        """A new one, which is what is trained."""
+        """Return a new trainer or policy."""
         if name == TRL:
             adapter = make_policy(self.folder, shape).adapter()
             return make_trl(self.folder, self.rows, shape, adapter, self.device, 1 + COUNTED)
         return make_policy(self.folder, shape, LAYOUTS[name], self.device)
 
     def turn(self, contestant: DPOTrainer | PolicyModel, shape: Shape) -> list[float]:
-        """Seconds of each counted update."""
+        """Return seconds of each counted update."""
         if isinstance(contestant, DPOTrainer):
             return trl_turn(contestant)
         return train(contestant, self.data, shape, 1 + COUNTED, device=self.device)[1:]
 
     def fastest(self, name: str, shape: Shape) -> Shape:
-        """The shape with the micro-batch of all, two or one pairs that is fastest; the given one if any."""
+        """Return the shape with the fastest micro-batch of all, two or one pairs, unless it is given."""
         if shape.micro_batch:
             return shape
         shapes = [replace(shape, micro_batch=size) for size in (shape.pairs, 2, 1) if shape.pairs % size == 0]
@@ -100,13 +91,13 @@ class Contestants:
 
 @torch.no_grad()
 def differences(trainer: DPOTrainer, policies: dict[str, PolicyModel], batch: PairBatch) -> dict[str, float]:
-    """Nats that our log-probabilities are off TRL's at most, by contestant."""
+    """Return the largest differences of our log-probabilities from TRL's, in nats, by contestant."""
     theirs = trl_log_probs(trainer)
     return {name: largest_difference(policy.log_probs(batch), theirs) for name, policy in policies.items()}
 
 
 def main() -> None:
-    """Runs the turns and prints the table."""
+    """Run the turns and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=5, help="turns of each contestant")
     parser.add_argument("--figure", type=Path, help="where the figure goes; none without it")
@@ -132,7 +123,7 @@ def main() -> None:
             for name, contestant in made.items():
                 seconds[name] += contestants.turn(contestant, shapes[name])
             rates.append(fastest_product(made[SHARED], batch))
-            if not after:  # later AdamW goes on in TRL's trainer, and begins anew in ours
+            if not after:  # later AdamW's state is kept by TRL's trainer only
                 after = differences(trainer, policies, batch)
                 moved = largest_difference(start, trl_log_probs(trainer))
         work, peak = needed(made[SHARED], batch), statistics.median(rates)
@@ -152,7 +143,7 @@ def main() -> None:
     table = Table("", *heads)
     for name, times in seconds.items():
         rate = work / statistics.median(times)
-        # Turn by turn, so that what else the machine does falls out.
+        # Turn by turn, which cancels other load.
         ratios = [a / b for a, b in zip(seconds[TRL], times, strict=True)]
         table.add_row(
             name,
@@ -173,7 +164,7 @@ def main() -> None:
 
 
 def draw(file: Path, seconds: dict[str, list[float]], least: float) -> None:
-    """A bar for each contestant; dashed is the least time at the rate of the fastest product."""
+    """Draw a bar per contestant; dashed is the least time at the rate of the fastest product."""
     figure, axis = plt.subplots(figsize=(6.4, 2), layout="constrained")
     bars(axis, seconds, ["C7" if name == TRL else "C0" for name in seconds], text="{:.2f} s")
     axis.axvline(least, color="C1", ls="--", lw=1.2, label="needed arithmetic at the fastest product's rate")

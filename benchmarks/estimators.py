@@ -1,12 +1,8 @@
-"""Error of the estimators of c_i over the length of d, in fp32 and under a bf16 base, and what they cost.
+"""Error of the estimators of c_i by the norm of d, with an fp32 and a bf16 base, and their cost.
 
     python benchmarks/estimators.py [--figure docs/estimators.png] [--device cuda]
 
-Truth is a float64 copy of the same model differentiated pair by pair. The direction is the gradient of
-other pairs' loss, as d_meta is, scaled to each norm; the model is a random Llama (6 layers, width 256) with
-LoRA on all linear layers, B away from 0. Times are medians over repetitions, in units of one forward and
-backward pass of the same pairs in the same run. Memory is what a call holds at most over what is held before
-it, each in a process of its own (``PeakMemory`` says how).
+Truth is a float64 copy of the random model, differentiated pair by pair.
 """
 
 from __future__ import annotations
@@ -53,7 +49,7 @@ WHOLE = "forward and backward pass"
 
 
 def make_policy(folder: str, dtype: str) -> PolicyModel:
-    """The same random model in either precision of its base, LoRA's B away from 0."""
+    """Return the same random model for either dtype of its base, LoRA's B not 0."""
     policy = PolicyModel(folder, dtype=dtype)
     torch.manual_seed(0)
     policy.build()
@@ -64,7 +60,7 @@ def make_policy(folder: str, dtype: str) -> PolicyModel:
 
 
 def make_batch(pairs: int, seed: int, device: str) -> PairBatch:
-    """Random pairs: prompts of 60 to 100 tokens, responses of 20 to 40."""
+    """Return random pairs: prompts of 60 to 100 tokens, responses of 20 to 40."""
     generator = torch.Generator().manual_seed(seed)
 
     def tokens(low: int, high: int) -> list[int]:
@@ -83,7 +79,7 @@ def losses(policy: PolicyModel, batch: PairBatch) -> torch.Tensor:
 
 
 def exact(policy: PolicyModel, batch: PairBatch, direction: dict[str, torch.Tensor]) -> torch.Tensor:
-    """(N,) d . grad l_i in float64, one backward a pair."""
+    """(N,) d . grad l_i in float64, one backward pass per pair."""
     double = copy.deepcopy(policy).double()
     batch = batch.with_reference(double.reference_log_probs(batch))
     values = []
@@ -98,7 +94,7 @@ def exact(policy: PolicyModel, batch: PairBatch, direction: dict[str, torch.Tens
 def prepare(
     folder: str, dtype: str, device: str, pairs: int
 ) -> tuple[PolicyModel, PairBatch, dict[str, torch.Tensor]]:
-    """A policy, a batch, and a direction of length 1: the gradient of other pairs' loss."""
+    """Return a policy, a batch, and a direction of norm 1, the gradient of other pairs' loss."""
     policy = make_policy(folder, dtype).to(device)
     batch, other = (make_batch(pairs, seed, device) for seed in (0, 1))
     batch = batch.with_reference(policy.reference_log_probs(batch))
@@ -111,7 +107,7 @@ def prepare(
 def call_of(
     name: str, policy: PolicyModel, batch: PairBatch, direction: dict[str, torch.Tensor]
 ) -> Callable[[], object]:
-    """What is timed under a name."""
+    """Return the call that is timed under a name."""
     if name == WHOLE:
         parameters = list(policy.adapter().values())
         return lambda: torch.autograd.grad(losses(policy, batch).sum(), parameters)
@@ -120,17 +116,17 @@ def call_of(
 
 
 def peak_of(name: str, folder: str, dtype: str, device: str, pairs: int) -> float:
-    """MiB of a call."""
+    """Return the memory of a call, MiB."""
     quiet()
     call = call_of(name, *prepare(folder, dtype, device, pairs))
-    call()  # libraries set themselves up
+    call()  # warm-up
     memory = PeakMemory(device)
     call()
     return memory.over_start()
 
 
 def main() -> None:
-    """Measures, prints the tables and draws the figure."""
+    """Measure, print the tables and draw the figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--figure", default="docs/estimators.png")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

@@ -1,4 +1,4 @@
-"""Arithmetic that a DPO step needs, and how fast the machine does a model's matrix products."""
+"""Arithmetic that a DPO step needs, and the rate of a model's matrix products."""
 
 from __future__ import annotations
 
@@ -14,12 +14,7 @@ from pacmr_lightning.policy import PolicyModel
 
 
 def needed(policy: PolicyModel, batch: PairBatch) -> float:
-    """Floating-point operations of the matrix products of one step, forward and backward.
-
-    A prompt counts once for both responses; attention counts what a token may look at; logits are those of
-    response tokens. Backward through a frozen matrix is its input's gradient alone, through an adapter also
-    the weights'; nothing asks for gradients of the embeddings.
-    """
+    """Return operations of one step's matrix products, prompts counted once, without avoidable work."""
     segments = batch.segment_ids
     tokens = batch.token_count
     prompt, chosen, rejected = ((segments == s).sum(1).double() for s in list(Segment)[1:])
@@ -40,7 +35,7 @@ def needed(policy: PolicyModel, batch: PairBatch) -> float:
 
 @torch.no_grad()
 def fastest_product(policy: PolicyModel, batch: PairBatch, repetitions: int = 5) -> float:
-    """Floating-point operations a second of the fastest of the model's matrix products, on all its tokens."""
+    """Return operations a second of the fastest of the model's matrix products, on all its tokens."""
     head = policy.model.get_output_embeddings().weight
     responses = int((batch.segment_ids >= Segment.CHOSEN).sum())
     products = {(head.shape, responses): head}

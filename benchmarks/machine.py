@@ -1,4 +1,4 @@
-"""What a benchmark says of its machine, and how it measures time and memory there."""
+"""Description of the machine, and measurement of time and memory."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from pacmr_lightning.freed_memory import return_freed_memory
 
 MIB = 2**20
 BLOCK = 2**16
-"""Bytes from which a block has pages of its own while memory is measured."""
 MMAP_THRESHOLD = -3
-"""glibc's number of that option of mallopt."""
 
 
 def describe() -> str:
-    """One line: processor, cores, threads, memory, GPU if any, versions."""
+    """Return one line: processor, cores, threads, memory, GPU if any, versions."""
     import lightning
     import peft
     import torch
@@ -46,13 +44,13 @@ def describe() -> str:
 
 
 def spread(values: Sequence[float], unit: float = 1) -> str:
-    """The median in ``unit``, and from where to where the values lie."""
+    """Return the median in ``unit``, and the range."""
     found = (statistics.median(values), min(values), max(values))
     return "{:.3g} ({:.3g}-{:.3g})".format(*(value / unit for value in found))
 
 
 def median_time(run: Callable[[], object], device: str, repetitions: int = 5, warm_up: int = 1) -> float:
-    """Median seconds of a call, the first ones left out."""
+    """Return median seconds of a call, without the warm-up."""
     import torch
 
     found = []
@@ -66,17 +64,15 @@ def median_time(run: Callable[[], object], device: str, repetitions: int = 5, wa
 
 
 def in_fresh_process(function: Callable, *arguments: Any) -> Any:
-    """What the function returns; this process stays small, or its memory would count as the other's."""
+    """Return the function's result from a new process, since this one's memory would count there."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
 class PeakMemory:
-    """MiB that are in use at most from its making on, over those in use then.
+    """Peak memory from its creation on, over that in use then, MiB.
 
-    On a GPU torch's allocator knows it. On the CPU it is resident memory, of which Linux keeps the peak. That
-    would also hold what was freed and kept for later; so from here on glibc gives larger blocks pages of
-    their own, which go back with them (that costs time: measure times before), and lets go of what it keeps.
+    On the CPU it is resident memory, and from here on glibc returns freed blocks at once (slower).
     """
 
     def __init__(self, device: str):
@@ -90,11 +86,11 @@ class PeakMemory:
         else:
             ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, BLOCK)
             return_freed_memory()
-            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc(5)
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak: proc(5)
         self._start = self._most()
 
     def over_start(self) -> float:
-        """MiB."""
+        """Return the peak over the start, MiB."""
         return self._most() - self._start
 
     def _most(self) -> float:

@@ -2,14 +2,8 @@
 
     python benchmarks/pacmr_step.py [--repetitions 3] [--figure docs/pacmr-step.png] [--device cuda]
 
-trains PreferenceModule on random tokens, 32 pairs an update and 64 meta pairs a VNet update, every 10th; the
-reference is cached, as the configs recommend. How many meta pairs are confident decides what a VNet update
-costs, so it is pinned: none of them (VNet is not updated then), 70%, all. Each repetition trains every
-contestant for 11 updates, in turns; the first is not counted, so a period holds nine plain updates and one
-with VNet's.
-
-Memory is measured in a process of its own for each contestant: the most that two updates hold, of which the
-first has VNet's, over what is held when training starts (model, data). ``PeakMemory`` says how.
+Updates have 32 random pairs and 64 meta pairs every 10th, with a cached reference; the first is a warm-up.
+Memory is that of two updates, one with VNet's, in its own process (see ``PeakMemory``).
 """
 
 from __future__ import annotations
@@ -70,7 +64,7 @@ CONTESTANTS: list[Contestant] = [
 
 
 class PinnedCoverage(PromptAugmentationConsistency):
-    """The paper's outer objective with evenly spaced pairs of the meta batch as its confident ones."""
+    """Qu et al.'s outer objective with evenly spaced pairs of the meta-batch as its confident ones."""
 
     def __init__(self, share: float):
         super().__init__()
@@ -92,7 +86,7 @@ def periods(
     device: str,
     callbacks: Sequence[Callback] = (),
 ) -> list[float]:
-    """Trains a new adapter and a new VNet; returns the seconds of each update."""
+    """Train a new adapter and a new VNet; return seconds of each update."""
     weighting = None
     if contestant is not None:
         name, share = contestant
@@ -103,7 +97,7 @@ def periods(
 
 
 def peak_of(contestant: Contestant, folder: Path, shape: Shape, device: str) -> float:
-    """MiB of an update with VNet's and of a plain one."""
+    """Return the memory of an update with VNet's and a plain one, MiB."""
     quiet()
     memory = Memory(device)
     periods(contestant, folder, shape, 2, device, [memory])
@@ -111,7 +105,7 @@ def peak_of(contestant: Contestant, folder: Path, shape: Shape, device: str) -> 
 
 
 def main() -> None:
-    """Runs the turns, measures memory and prints the table."""
+    """Run the turns, measure memory and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=3, help="periods of each contestant")
     parser.add_argument("--figure", type=Path, help="where the figure goes; none without it")
@@ -134,7 +128,7 @@ def main() -> None:
             for contestant in tqdm(CONTESTANTS, desc="memory")
         }
     table = Table("", "coverage", "s a plain update", "s with VNet's", "time over DPO's", "MiB", "over DPO's")
-    # Repetition by repetition, so that what else the machine does falls out.
+    # Repetition by repetition, which cancels other load.
     over = {
         contestant: [sum(a) / sum(b) for a, b in zip(found, seconds[None], strict=True)]
         for contestant, found in seconds.items()
@@ -156,7 +150,7 @@ def main() -> None:
 
 
 def draw(file: Path, over: dict[Contestant, list[float]], peaks: dict[Contestant, float]) -> None:
-    """Time and peak memory over DPO's, a row for each contestant."""
+    """Draw time and peak memory over DPO's, a row per contestant."""
     figure, axes = plt.subplots(1, 2, figsize=(8.4, 2.6), sharey=True, layout="constrained")
     names = {c: f"{c[0]}, {c[1]:.0%}" for c in over if c is not None}
     colors = ["C7" if c[0] == "graph retained" else "C0" for c in names]

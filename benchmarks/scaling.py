@@ -1,11 +1,6 @@
-"""How a DPO step's time and memory grow with the sizes of its pairs and its model, one at a time.
+"""Growth of a DPO step's time and memory with the sizes of its pairs and its model, one at a time.
 
-    python benchmarks/scaling.py [--figure docs/scaling-step.png] [--device cuda]
-
-trains PreferenceModule on random tokens, each setting in two processes of its own: one for the median time
-of an update, one for what an update holds at most over what is held when training starts (``PeakMemory``).
-The rows of the dataset change neither; they change the time and the memory before the first step, which
-``benchmarks/data.py`` measures.
+python benchmarks/scaling.py [--figure docs/scaling-step.png] [--device cuda]
 """
 
 from __future__ import annotations
@@ -48,11 +43,11 @@ VARIED: dict[str, tuple[str, list[int]]] = {
     "vocabulary": ("vocabulary", [4_000, 8_000, 16_000, 32_000, 128_000]),
     "rank": ("LoRA rank", [4, 8, 16, 32, 64]),
 }
-"""Of each size, what the table calls it and its values."""
+"""Name in the table and values of each size."""
 
 
 def run(shape: Shape, steps: int, device: str, callbacks: Sequence[Callback] = ()) -> list[float]:
-    """Seconds of each update."""
+    """Return seconds of each update."""
     quiet()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -63,19 +58,19 @@ def run(shape: Shape, steps: int, device: str, callbacks: Sequence[Callback] = (
 
 
 def peak_of(shape: Shape, device: str) -> float:
-    """MiB of an update."""
+    """Return the memory of an update, MiB."""
     memory = Memory(device)
     run(shape, 1, device, [memory])
     return memory.peak
 
 
 def changed(shape: Shape, size: str, value: int) -> Shape:
-    """The shape with one size changed; a length becomes that of all prompts or responses."""
+    """Return the shape with one size changed; a length becomes that of all prompts or responses."""
     return replace(shape, **{size: (value, value) if size in ("prompt", "response") else value})
 
 
 def main() -> None:
-    """Measures, prints the table and draws the figure."""
+    """Measure, print the table and draw the figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--figure", type=Path, help="where the figure goes; none without it")
     parser.add_argument("--only", nargs="+", choices=VARIED, default=list(VARIED))
@@ -101,7 +96,7 @@ def main() -> None:
 
 
 def draw(file: Path, found: dict[tuple[str, int], tuple[list[float], float]]) -> None:
-    """Time above memory, a column for each size; dashed is what is proportional to the size."""
+    """Draw time above memory, a column per size; dashed is proportional growth."""
     sizes = list(dict.fromkeys(size for size, _ in found))
     figure, axes = plt.subplots(
         2, len(sizes), figsize=(2.4 * len(sizes), 4.2), sharex="col", sharey="row", squeeze=False

@@ -1,8 +1,6 @@
-"""Seconds until the command answers, beside what the libraries under it take to import.
+"""Seconds until the command answers, beside the import times of its libraries, in fresh processes by turns.
 
-    python benchmarks/start_up.py [--repetitions 7]
-
-Each is a fresh process; they run in turns, after one that is not counted (it fills the system's file cache).
+python benchmarks/start_up.py [--repetitions 7]
 """
 
 from __future__ import annotations
@@ -29,18 +27,17 @@ COMMANDS = {
     "pacmr memory --help": ["-m", "pacmr_lightning", "memory", "--help"],
     "pacmr fit --help": ["-m", "pacmr_lightning", "fit", "--help"],
 }
-"""Arguments of Python."""
 
 
 def seconds(arguments: list[str]) -> float:
-    """Of one process."""
+    """Return seconds of one process."""
     start = time.perf_counter()
     subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
     return time.perf_counter() - start
 
 
 def main() -> None:
-    """Measures and prints the table."""
+    """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=7)
     options = parser.parse_args()

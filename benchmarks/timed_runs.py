@@ -28,7 +28,7 @@ from pacmr_lightning.policy.rows import Layout
 from pacmr_lightning.weighting import Weighting
 
 SPECIAL = ("<pad>", "<eos>")
-# Of every contestant.
+# For every contestant.
 LEARNING_RATE = 1e-4
 BETAS = (0.9, 0.95)
 MAX_GRAD_NORM = 1.0
@@ -36,26 +36,23 @@ MAX_GRAD_NORM = 1.0
 
 @dataclass
 class Shape:
-    """Sizes of a model and of its pairs; by default TL;DR's pairs and a small Llama."""
+    """Sizes of a model and of its pairs, by default TL;DR's and a small Llama; lengths are from and to."""
 
     pairs: int = 32
-    """Of an optimizer step."""
     prompt: tuple[int, int] = (200, 400)
-    """Tokens, from and to."""
     response: tuple[int, int] = (25, 50)
-    """Tokens with EOS, from and to."""
+    """With EOS."""
     width: int = 256
     layers: int = 6
     vocabulary: int = 32_000
     rank: int = 16
     micro_batch: int | None = None
-    """Pairs of a forward pass; None for all."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the frozen base."""
 
 
 def add_shape(parser: argparse.ArgumentParser, shape: Shape) -> None:
-    """Adds an option for each size; defaults are those of ``shape``."""
+    """Add an option per size, with the defaults of ``shape``."""
     for size in fields(Shape):
         name, default = f"--{size.name.replace('_', '-')}", getattr(shape, size.name)
         if isinstance(default, tuple):
@@ -67,13 +64,13 @@ def add_shape(parser: argparse.ArgumentParser, shape: Shape) -> None:
 
 
 def shape_of(options: argparse.Namespace) -> Shape:
-    """The sizes that were asked for."""
+    """Return the sizes of the options."""
     found = {size.name: getattr(options, size.name) for size in fields(Shape)}
     return Shape(**{name: tuple(v) if isinstance(v, list) else v for name, v in found.items()})
 
 
 def quiet() -> None:
-    """Leaves out what Lightning and others say at each start, for tables to be read."""
+    """Silence Lightning and other libraries."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="lightning")
@@ -84,11 +81,11 @@ def quiet() -> None:
 
 
 def write_model(folder: Path, shape: Shape) -> None:
-    """A random Llama, and a tokenizer that has a word for each token: any row of ids can be had as text."""
+    """Write a random Llama, and a tokenizer with a word per token, so that any ids have a text."""
     config = LlamaConfig(
         vocab_size=shape.vocabulary,
         hidden_size=shape.width,
-        # Llama's 8/3, in sixteens.
+        # Llama's 8/3, a multiple of 16.
         intermediate_size=-(-shape.width * 8 // 3 // 16) * 16,
         num_hidden_layers=shape.layers,
         num_attention_heads=max(1, shape.width // 64),
@@ -101,7 +98,7 @@ def write_model(folder: Path, shape: Shape) -> None:
 
 
 def write_tokenizer(folder: Path, vocabulary: int) -> None:
-    """Words <pad>, <eos>, w2, w3 and so on, a token each."""
+    """Write a tokenizer of the words <pad>, <eos>, w2, w3 and so on."""
     words = [*SPECIAL, *(f"w{i}" for i in range(len(SPECIAL), vocabulary))]
     pad, eos = SPECIAL
     # The data module tries letters that are no words here.
@@ -113,14 +110,7 @@ def write_tokenizer(folder: Path, vocabulary: int) -> None:
 def random_rows(
     count: int, shape: Shape, seed: int = 0, lengths: Sequence[Sequence[int]] | None = None
 ) -> list[dict[str, str]]:
-    """Pairs of random tokens, each with an augmented prompt, as text.
-
-    Args:
-        count: number of pairs.
-        shape: of which the bounds of lengths and the vocabulary are used.
-        seed: of the tokens.
-        lengths: tokens of prompt, chosen and rejected with EOS of each pair, in place of random ones.
-    """
+    """Return pairs of random tokens with augmented prompts; ``lengths`` (with EOS) replace random ones."""
     generator = torch.Generator().manual_seed(seed)
 
     def text(low: int, high: int) -> str:
@@ -128,7 +118,6 @@ def random_rows(
         ids = torch.randint(len(SPECIAL), shape.vocabulary, (length,), generator=generator)
         return " ".join(f"w{i}" for i in ids.tolist())
 
-    # EOS is the last token of a response.
     low, high = shape.response[0] - 1, shape.response[1] - 1
     bounds = [(shape.prompt, (low, high), (low, high))] * count
     if lengths is not None:
@@ -146,24 +135,24 @@ def random_rows(
 
 
 def write_rows(file: Path, rows: Sequence[dict[str, str]]) -> None:
-    """Writes JSON Lines."""
+    """Write JSON Lines."""
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 class Clock(Callback):
-    """Seconds of each step, from its batch to the end of its update."""
+    """Measures seconds of each step, from its batch to the end of its update."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self._start = 0.0
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        """The batch is on the device."""
+        """Start; the batch is on the device."""
         self._wait()
         self._start = time.perf_counter()
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """The update is done."""
+        """Stop."""
         self._wait()
         self.seconds.append(time.perf_counter() - self._start)
 
@@ -174,32 +163,32 @@ class Clock(Callback):
 
 
 class Memory(Callback):
-    """MiB of the steps at most, over what is held when training starts."""
+    """Measures the peak of the steps over the memory at the start of training, MiB."""
 
     def __init__(self, device: str) -> None:
         self.device = device
         self.peak = float("nan")
 
     def on_train_start(self, *_: Any) -> None:
-        """The model is loaded, the first batch is not."""
+        """Start; the model is loaded, the first batch is not."""
         self._memory = PeakMemory(self.device)
 
     def on_train_end(self, *_: Any) -> None:
-        """After the last step."""
+        """Stop."""
         self.peak = self._memory.over_start()
 
 
 class OnDevice(SingleDeviceStrategy):
-    """Leaves the model on its device after a run; moving 15 GB to the CPU and back takes seconds."""
+    """Leaves the model on its device after a run: moving 15 GB to the CPU and back takes seconds."""
 
     def teardown(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def make_policy(
     folder: Path, shape: Shape, layout: Layout = "shared", device: str = "cpu", **options: Any
 ) -> PolicyModel:
-    """A policy on the model in a folder, LoRA's B away from 0; with more of ``PolicyModel``'s options."""
+    """Return a policy on the model in a folder, LoRA's B not 0, with more of ``PolicyModel``'s options."""
     policy = PolicyModel(str(folder), rank=shape.rank, layout=layout, dtype=shape.dtype, **options)
     policy.build()
     generator = torch.Generator().manual_seed(0)
@@ -212,7 +201,7 @@ def make_policy(
 def make_data(
     folder: Path, shape: Shape, meta_every: int | None = None, meta_pairs: int = 64
 ) -> PreferenceDataModule:
-    """The pairs in a folder (``rows.jsonl``), with the reference cached there, set up."""
+    """Return the pairs in a folder (``rows.jsonl``), set up, with the reference cached there."""
     datasets.config.HF_DATASETS_CACHE = folder / "cache"
     rows = str(folder / "rows.jsonl")
     data = PreferenceDataModule(
@@ -238,17 +227,7 @@ def train(
     device: str = "cpu",
     callbacks: Sequence[Callback] = (),
 ) -> list[float]:
-    """Trains with PreferenceModule and Lightning's Trainer; returns the seconds of each step.
-
-    Args:
-        policy: on the model that the data's tokens are of.
-        data: set up.
-        shape: of the steps.
-        steps: policy updates.
-        weighting: None for DPO.
-        device: "cpu" or "cuda".
-        callbacks: beside the clock.
-    """
+    """Train for ``steps`` policy updates, DPO without ``weighting``; return seconds of each."""
     module = PreferenceModule(
         policy,
         weighting=weighting,

@@ -1,4 +1,4 @@
-"""TRL's DPOTrainer with the settings of ours, for comparison."""
+"""TRL's DPOTrainer with our settings, for comparison."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is on the Hub; TRL would report its use
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # TRL would report its use
 
 import datasets
 import torch
@@ -20,19 +20,19 @@ from pacmr_lightning.batch import LogProbs
 
 
 class Clock(TrainerCallback):
-    """Seconds of each step of TRL's trainer, from its batch to the end of its update."""
+    """Measures seconds of each step of TRL's trainer, from its batch to the end of its update."""
 
     def __init__(self, device: str):
         self.device = device
         self.seconds: list[float] = []
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """The batch is there."""
+        """Start; the batch is ready."""
         self._wait()
         self._start = time.perf_counter()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """The update is done."""
+        """Stop."""
         self._wait()
         self.seconds.append(time.perf_counter() - self._start)
 
@@ -51,10 +51,7 @@ def make_trl(
     model: PreTrainedModel | None = None,
     **options: Any,
 ) -> DPOTrainer:
-    """TRL's trainer at its best (``dpo_step`` says why), with the settings and the adapter of ours.
-
-    ``model`` is a base in place of the one in the folder; ``options`` are more of DPOConfig's.
-    """
+    """Return TRL's trainer with our settings and adapter; ``model`` replaces the one in the folder."""
     args = DPOConfig(
         output_dir=str(folder / "trl"),
         precompute_ref_log_probs=True,
@@ -91,7 +88,7 @@ def make_trl(
             task_type="CAUSAL_LM",
         ),
     )
-    # After the reference's log-probabilities, which do not depend on it.
+    # The reference's log-probabilities, already computed, do not depend on it.
     parameters = {f"peft.{name}": p for name, p in trainer.model.named_parameters() if p.requires_grad}
     with torch.no_grad():
         for name, value in adapter.items():
@@ -113,7 +110,7 @@ def trl_turn(trainer: DPOTrainer) -> list[float]:
 
 @torch.no_grad()
 def trl_log_probs(trainer: DPOTrainer) -> LogProbs:
-    """What TRL's loss is made of."""
+    """Return the log-probabilities of TRL's loss."""
     batch = trainer.data_collator(list(trainer.train_dataset))
     inputs = {name: batch[name].to(trainer.model.device) for name in ("input_ids", "attention_mask")}
     labels = batch["input_ids"].masked_fill(batch["completion_mask"] == 0, -100).to(trainer.model.device)

@@ -1,4 +1,4 @@
-"""Lightning callbacks: what a run shows and writes down."""
+"""Lightning callbacks: logs, figures, files, checkpoints and checks of a run."""
 
 from .generation_writer import GenerationWriter
 from .health import Health

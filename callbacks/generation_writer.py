@@ -1,4 +1,4 @@
-"""Writes the responses that ``predict`` generates."""
+"""The file of responses that ``predict`` generates."""
 
 from __future__ import annotations
 
@@ -21,17 +21,14 @@ from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.ranks import on_all_ranks
 
 GENERATIONS = "generations.jsonl"
-"""File of generated responses inside a run's folder."""
 
 
 class GenerationWriter(BasePredictionWriter):
-    """Writes the responses that ``predict`` generates as JSON Lines, in the order of the data.
+    """Write the responses that ``predict`` generates as JSON Lines, in the order of the data.
 
-    A row has ``id``, ``prompt`` (a text, or chat messages where the data holds such), ``response``,
-    ``finish_reason`` (``stop``, or ``length`` where it was cut), ``prompt_tokens`` and ``response_tokens``.
-    The file appears when all prompts are answered. Answers are kept beside it as they come
-    (``.answers.sqlite``), under a hash of weights, options and prompt: the same command goes on after a kill,
-    and what was answered once is not generated again.
+    A row has ``id``, ``prompt`` (a text, or chat messages), ``response``, ``finish_reason`` (``stop``, or
+    ``length`` if cut), ``prompt_tokens`` and ``response_tokens``. Answers are kept in ``.answers.sqlite``
+    until all are there, so the same command continues after a kill.
 
     Args:
         output: file to write, ending in .jsonl; None for ``generations.jsonl`` in the run's folder.
@@ -40,7 +37,7 @@ class GenerationWriter(BasePredictionWriter):
         seed: of the sampling; other batch sizes draw other samples.
 
     Raises:
-        UserError: an option is out of range; or, when ``predict`` starts, the file cannot be written.
+        UserError: an option is out of range, or the file cannot be written.
     """
 
     def __init__(
@@ -54,11 +51,11 @@ class GenerationWriter(BasePredictionWriter):
         self._stored = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Looks whether the file can be written, before any model is loaded."""
+        """Check that the file can be written before any model is loaded."""
         self._path = output_path(self.output or Path(trainer.default_root_dir) / GENERATIONS)
 
     def on_predict_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Looks for answers of an earlier run."""
+        """Open the answers of an earlier run."""
         if pl_module.policy.is_sharded:
             raise UserError(
                 "predict needs the whole model on each device, but trainer.strategy shards it; set "
@@ -76,7 +73,7 @@ class GenerationWriter(BasePredictionWriter):
             )
 
     def on_predict_batch_start(self, trainer: Trainer, pl_module: Any, batch: PromptBatch, *_: Any) -> None:
-        """Give the batch its answers where all of them are there."""
+        """Set the batch's answers if all of them are stored."""
         if self._store is None:
             return
         keys = self._keys(batch)
@@ -93,7 +90,7 @@ class GenerationWriter(BasePredictionWriter):
         batch: PromptBatch,
         *_: Any,
     ) -> None:
-        """Keep the answers of a batch, all of them or none."""
+        """Store a batch's answers, all or none."""
         if batch.answers is None:
             if self._store is None:
                 self._store = AnswerStore(self._answers)
@@ -106,8 +103,8 @@ class GenerationWriter(BasePredictionWriter):
         }
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Collects the ranks' rows and writes the file."""
-        # Every rank has had a batch, and each batch came with answers or left some.
+        """Gather the ranks' rows and write the file."""
+        # Every rank has had a batch, which opened the store.
         assert self._store is not None
         self._store.close()
         parts = on_all_ranks([(self._rows, self._stored)])

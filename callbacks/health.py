@@ -1,4 +1,4 @@
-"""Warns of what goes wrong in a run, such as a VNet and a policy that confirm each other's mistakes."""
+"""Warnings about a run that goes wrong, such as self-confirmation of VNet and policy."""
 
 from __future__ import annotations
 
@@ -24,42 +24,30 @@ from pacmr_lightning.strategies.sharding import whole
 from .visits import record_of
 
 SATURATED_U = math.log(0.999 / 0.001)
-"""u from which sigmoid(u) > 0.999, and DPO's loss is under 1e-3."""
+"""sigmoid(u) = 0.999, where DPO's loss is 1e-3."""
 LEAST = 10
-"""VNet updates that a running median or a windowed share must look back on."""
 OUTER = ("meta/d_norm", "meta/coverage", "meta/pseudo_labels_as_observed")
-"""Values of a VNet update that Health looks at."""
 SIGNS = {
     "slope_ratio": "VNet's slope a has grown to {:.2f} times that of its start",
     "norm_ratio": "the norm of d_meta a retained pair is {:.1f} times its median",
     "pseudo_label_drop": "the share of pseudo-labels that agree with the labels is {:.1f} standard errors "
     "under its peak",
 }
-"""Signs of self-confirmation and how the alarm words them."""
 
 
 class Health(Callback):
-    """Warns once a cause where a run goes wrong, and can stop it; no clean label is needed.
+    """Warn once per cause if a run goes wrong, and optionally stop it; needs no clean label.
 
-    Causes:
+    Causes are self-confirmation of VNet and policy (the alarm of ``on_alarm``, see ``SelfConfirmation``), a
+    small effective sample size of the weights, (sum g)^2 / (N sum g^2), a B of LoRA that stays 0, most pairs
+    at sigmoid(u) > 0.999, which teach nothing more, and VNet updates without a confident meta pair.
 
-    - VNet and policy confirm each other's mistakes (``SelfConfirmation`` has the signs): the alarm that
-      ``on_alarm`` is about;
-    - the effective sample size of the weights, (sum g)^2 / (N sum g^2), is small: few pairs decide;
-    - the B of a LoRA layer is 0 after ``lora_after`` policy updates: the layer does not learn;
-    - most pairs of a check have sigmoid(u) > 0.999: their DPO loss is under 1e-3 and teaches nothing more;
-    - no meta pair passes the confidence threshold in many VNet updates: VNet does not learn.
-
-    Every ``log_every_n_steps`` policy updates it checks what came since, and the loggers get
-    ``health/slope_ratio``, ``health/norm_ratio``, ``health/pseudo_label_agreement``,
-    ``health/pseudo_label_drop``, ``health/effective_sample_size``, ``health/saturated_share``,
-    ``health/idle_vnet_updates`` and ``health/alarm`` (1 from the alarm on), those that are known. Between
-    checks nothing leaves the device. A resumed run goes on with the running medians and warns of no cause
-    again.
+    Every ``log_every_n_steps`` policy updates it checks all pairs since the last check and logs as
+    ``health/...``: ``slope_ratio``, ``norm_ratio``, ``pseudo_label_agreement``, ``pseudo_label_drop``,
+    ``effective_sample_size``, ``saturated_share``, ``idle_vnet_updates`` and ``alarm`` (1 from the alarm on).
 
     Args:
-        on_alarm: at the self-confirmation alarm "warn", or "stop": keep ``checkpoints/alarm-STEP.ckpt`` and
-            end training. A run that is resumed after that goes on.
+        on_alarm: "warn", or "stop": keep ``checkpoints/alarm-STEP.ckpt`` and end training; it can be resumed.
         window: VNet updates that running medians and shares look back on.
         max_slope_ratio: alarm where the mean slope a has grown to more than this multiple of its start.
         max_norm_ratio: alarm where d_meta is longer than this multiple of its running median. Off unless
@@ -69,10 +57,10 @@ class Health(Callback):
         min_effective_sample_size: share of the pairs, in [0, 1).
         max_saturated_share: share of the pairs, in (0, 1].
         max_idle_updates: VNet updates in a row without a retained meta pair.
-        lora_after: policy updates after which B is looked at.
+        lora_after: policy updates after which B is checked.
 
     Raises:
-        UserError: an option is out of its range; at the first step, the module returns no record.
+        UserError: an option is out of its range, or the module returns no record.
     """
 
     def __init__(
@@ -123,7 +111,7 @@ class Health(Callback):
     def _reset(self) -> None:
         self.signs = SelfConfirmation(self.window)
         self.warned: dict[str, int] = {}
-        """Step (policy updates done) at which each cause was warned of."""
+        """Step (policy updates done) of each cause's warning."""
         self._idle = 0
         self._sums = torch.zeros(5, dtype=torch.double)
         self._updates: list[dict[str, Tensor]] = []
@@ -134,7 +122,7 @@ class Health(Callback):
             self._reset()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Add medians, shares and warnings, which are the same on all ranks, and what is not checked yet."""
+        """Add medians, shares and warnings, the same on all ranks, and unchecked values."""
         signs = self.signs
         checkpoint[type(self).__name__] = {
             "norms": list(signs.norms),
@@ -147,19 +135,19 @@ class Health(Callback):
         }
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Go on from a checkpoint, with this number of ranks or another."""
+        """Restore the state, on any number of ranks."""
         if state := checkpoint.get(type(self).__name__):
             self.signs.norms.extend(state["norms"])
             self.signs.agreeing.extend(state["agreeing"])
             self.signs.peak = state["peak"]
             self.warned, self._idle = dict(state["warned"]), state["idle"]
             self._updates = list(state["updates"])
-            # What counts is the sum over the ranks, so rank 0 holds it.
+            # Only the sum over ranks matters.
             if trainer.is_global_zero:
                 self._sums = state["sums"]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
-        """Add up the step's pairs on the device; check where the step is logged."""
+        """Add up the step's pairs on the device; check if the step is logged."""
         record = record_of(outputs)
         g, u = wide(record.weight.detach()), record.u.detach()
         a = torch.zeros_like(g) if record.a is None else wide(record.a.detach())
@@ -167,7 +155,7 @@ class Health(Callback):
         self._sums = self._sums.to(g) + torch.stack([column.to(g).sum() for column in columns])
         every = pl_module.weighting.every
         if every and (trainer.global_step - 1) % every == 0:
-            # The module hands the values to the loggers, and forgets them, where the step itself is logged.
+            # At a logged step the module has already passed the values on and cleared them.
             logged = {name.removeprefix("train/"): value for name, value in trainer.callback_metrics.items()}
             values = pl_module.outer_values or logged
             self._updates.append({name: values[name].detach() for name in OUTER if name in values})
@@ -179,7 +167,7 @@ class Health(Callback):
             self._check_adapters(trainer, pl_module)
 
     def _check(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
-        """Check, log and warn; all ranks compute the same numbers, so they decide the same."""
+        """Check, log and warn; all ranks compute the same numbers, so they decide alike."""
         step = trainer.global_step
         pairs, g, squares, a, saturated = self._total(trainer).tolist()
         self._sums.zero_()
@@ -188,7 +176,7 @@ class Health(Callback):
             "saturated_share": (share := saturated / pairs),
         }
         causes: dict[str, str] = {}
-        # Every update is held against the limits, not only the last one before the check.
+        # All updates since the last check, not only the last one.
         for values in self._updates:
             signs = self._take(pl_module, {name: float(value) for name, value in values.items()})
             found |= signs
@@ -230,14 +218,12 @@ class Health(Callback):
         )
 
     def _total(self, trainer: Trainer) -> Tensor:
-        """(5,) sums over the ranks since the last check."""
-        # Before the first step they are on the CPU, where NCCL reduces nothing.
+        # On the CPU before the first step, where NCCL cannot reduce.
         total = self._sums.to(trainer.strategy.root_device, copy=True)
         sum_over_ranks([total])
         return total
 
     def _take(self, pl_module: PreferenceModule, values: dict[str, float]) -> dict[str, float]:
-        """Add one VNet update's values to the signs, and return the signs."""
         coverage = values.get("meta/coverage", 1.0)
         self._idle = 0 if coverage else self._idle + 1
         if not coverage:
@@ -250,7 +236,7 @@ class Health(Callback):
         return self.signs.update(norm or None, (share or 0.0) * retained, retained)
 
     def causes(self, signs: dict[str, float]) -> dict[str, str]:
-        """Return, by sign, what is wrong in words, for those that are over their limits."""
+        """Return the text of each sign that exceeds its limit, by sign."""
         return {
             name: text.format(signs[name])
             for name, text in SIGNS.items()
@@ -259,7 +245,7 @@ class Health(Callback):
 
     def _alarm(self, trainer: Trainer, what: str) -> None:
         step = trainer.global_step
-        # Before the checkpoint, which keeps it.
+        # Before the checkpoint, which stores it.
         self.warned["self-confirmation"] = step
         end = "."
         if self.on_alarm == "stop":
@@ -291,7 +277,7 @@ class Health(Callback):
 
 
 def dead_adapters(pl_module: PreferenceModule) -> tuple[list[str], int]:
-    """Return names of the LoRA layers' B that are 0 everywhere, and the number of B; all ranks call it."""
+    """Return the names of the LoRA layers' B that are all 0, and the number of B; all ranks call it."""
     adapter = pl_module.policy.adapter()
     names = [name for name in adapter if ".lora_B." in name]
     with whole(adapter[name] for name in names):
@@ -300,40 +286,22 @@ def dead_adapters(pl_module: PreferenceModule) -> tuple[list[str], int]:
 
 
 class SelfConfirmation:
-    """Signs that VNet and policy confirm each other's mistakes, seen without clean labels.
+    """Signs, seen without clean labels, that VNet and policy confirm each other's mistakes.
 
-    - **slope.** With g = sigmoid(a u + b), log g+/g- grows by a for each unit of u. Where it grows faster
-      than the log-odds that the label is right, confident mistakes get more weight than they deserve, which
-      makes them more confident. (Theorem 1's optimum under symmetric flips has a = 1 where u is those
-      log-odds.) A slope that rises through training is this feedback at work. ``Health`` computes it.
-    - **norm.** d_meta divided by the share of meta pairs that were retained, against the running median of
-      earlier updates: in a collapse augmented prompts change the verdict of pairs that the policy is sure of.
-    - **share.** Pseudo-labels that agree with the observed labels, over the window. With flip rate eps it
-      is 1/2 + (1 - 2 eps)(accuracy - 1/2), so it falls with the accuracy, but at 40% noise by a fifth of it.
-
-    Args:
-        window: VNet updates that medians and shares look back on.
+    - **slope** a of log g+/g- in u: above the log-odds that the label is right, mistakes get too much weight
+      (Theorem 1's optimum under symmetric flips has a = 1 if u is those log-odds); ``Health`` computes it.
+    - **norm** of d_meta per retained meta pair, over its running median: it rises in a collapse.
+    - **share** of pseudo-labels equal to the label: 1/2 + (1 - 2 eps)(accuracy - 1/2) at flip rate eps.
     """
 
     def __init__(self, window: int):
         self.norms: deque[float] = deque(maxlen=window)
         self.agreeing: deque[tuple[float, float]] = deque(maxlen=window)
-        """Pseudo-labels that agree with the observed ones, and all of them, by VNet update."""
         self.peak: tuple[float, float] | None = None
         """Largest windowed share, and its squared standard error."""
 
     def update(self, norm: float | None, agreeing: float, retained: float) -> dict[str, float]:
-        """Add one VNet update.
-
-        Args:
-            norm: of d_meta a retained meta pair; None where VNet skipped the update.
-            agreeing: pseudo-labels that agree with the observed labels.
-            retained: pseudo-labels, over all ranks; 0 where there are none.
-
-        Returns:
-            Those of ``norm_ratio``, ``pseudo_label_agreement`` and ``pseudo_label_drop`` (in standard errors)
-            that are known yet.
-        """
+        """Add a VNet update (``norm`` of d_meta per retained pair, None if skipped); return known signs."""
         found = {}
         if norm is not None:
             if len(self.norms) >= LEAST:

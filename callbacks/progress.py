@@ -1,4 +1,4 @@
-"""Progress of a training: lines for a log, and pairs and tokens a second by Lightning's own monitor."""
+"""Progress of a training run: log lines, and pairs and tokens a second."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pacmr_lightning.modules.schedule import planned_updates
 
 
 def pairs_in(batch: PairedBatch | PairBatch | PromptBatch) -> int:
-    """Return the pairs (or prompts) of the step, without those of a VNet update."""
+    """Return the pairs (or prompts) of a step, without the meta pairs."""
     return len(batch.train if isinstance(batch, PairedBatch) else batch)
 
 
 def tokens_in(batch: PairedBatch | PairBatch | PromptBatch) -> int:
-    """Return the tokens of those pairs without padding; a prompt that two responses share counts once."""
+    """Return the tokens of those pairs without padding; a shared prompt counts once."""
     if isinstance(batch, PromptBatch):
         return int(batch.attention_mask.sum())
     return (batch.train if isinstance(batch, PairedBatch) else batch).token_count
@@ -33,13 +33,9 @@ def tokens_in(batch: PairedBatch | PairBatch | PromptBatch) -> int:
 class Throughput(ThroughputMonitor):
     """Lightning's ``ThroughputMonitor`` for batches of pairs.
 
-    Logs every ``log_every_n_steps`` steps: ``train/device/items_per_sec`` (tokens a second),
-    ``train/device/samples_per_sec`` (pairs a second) and ``train/device/batches_per_sec`` (steps a second)
-    of one device; ``train/time``, ``train/lengths`` (tokens), ``train/samples`` (pairs) and
-    ``train/batches``, in total and on rank 0; and, with several ranks, ``train/items_per_sec``,
-    ``train/samples_per_sec`` and ``train/batches_per_sec`` of all of them. ``validate/...`` likewise.
-    Validation does not count as training time. A VNet update's time does, its meta pairs do not. Totals go on
-    counting after a resume.
+    Logs ``items_per_sec`` (tokens), ``samples_per_sec`` (pairs) and ``batches_per_sec`` (steps) of one device
+    as ``train/device/...``, of all as ``train/...``; and rank 0's totals ``train/time`` (no validation),
+    ``lengths`` (tokens), ``samples`` (pairs) and ``batches``. Meta pairs do not count.
 
     Args:
         window_size: steps to average over; the rates appear once that many have been done.
@@ -51,17 +47,17 @@ class Throughput(ThroughputMonitor):
     def __init__(self, window_size: int = 20):
         check_at_least(2, window_size=window_size)
         super().__init__(batch_size_fn=pairs_in, length_fn=tokens_in, window_size=window_size)
-        # Its FLOPs are an extra that preference runs do not ask for.
+        # FLOPs are not measured here.
         warnings.filterwarnings("ignore", message=".*you need to define a `flops_per_batch`")
         self._earlier: dict[str, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Forgets an earlier run; a checkpoint is loaded after this."""
+        """Forget an earlier run; a checkpoint is loaded after this."""
         super().setup(trainer, pl_module, stage)
         self._earlier = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Totals of rank 0, which alone counts."""
+        """Totals of rank 0, the only one that counts."""
         stage = RunningStage.TRAINING
         if stage not in self._throughputs or not self._throughputs[stage]._time:
             return self._earlier
@@ -69,7 +65,7 @@ class Throughput(ThroughputMonitor):
         return {"time": self._throughputs[stage]._time[-1], **totals}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps them until training starts."""
+        """Keep the totals until training starts."""
         self._earlier = state_dict
 
     def _start(self, trainer: Trainer) -> None:
@@ -81,15 +77,12 @@ class Throughput(ThroughputMonitor):
                 getattr(self, f"_{name}")[stage] = self._earlier[name]
 
     def _compute(self, trainer: Trainer, iter_num: int | None = None) -> None:
-        # Lightning logs a fit's validation under the number of its batch, among the first training steps.
+        # Else Lightning logs a fit's validation under its batch number, among the first training steps.
         super()._compute(trainer, None if trainer.state.fn == TrainerFn.FITTING else iter_num)
 
 
 class LogProgress(Callback):
-    """Prints every half minute how many updates are done, of how many, how long still, and the last loss.
-
-    At the end it prints what a progress bar would show, with whole names. A bar draws nothing between two
-    epochs where there is no terminal, and most runs have one epoch.
+    """Print updates, time left and loss at intervals, and the metrics at the end, if there is no terminal.
 
     Args:
         seconds: between two lines.
@@ -106,7 +99,7 @@ class LogProgress(Callback):
         self._began = self._printed = time.monotonic()
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Print on rank 0 where it is time."""
+        """Print on rank 0 if it is time."""
         step, now = trainer.global_step, time.monotonic()
         if not trainer.is_global_zero or now - self._printed < self.seconds or step == self._first:
             return
@@ -117,11 +110,11 @@ class LogProgress(Callback):
         print(text if loss is None else f"{text}, loss {loss:.4f}", file=sys.stderr, flush=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note the update that the validation metrics are of."""
+        """Note the update of the validation metrics."""
         self._validated = trainer.global_step
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the last metrics on rank 0, with the step of a validation before the last update."""
+        """Print the last metrics on rank 0, with the step of an earlier validation."""
         if trainer.is_global_zero:
             found = ", ".join(f"{name} {value:.4g}" for name, value in trainer.progress_bar_metrics.items())
             if "val/" in found and self._validated != trainer.global_step:

@@ -1,4 +1,4 @@
-"""A run's checkpoints: every n updates, chosen ones, the end, and where a signal stops the run."""
+"""A run's checkpoints: every n updates, at chosen ones, at the end and at a signal."""
 
 from __future__ import annotations
 
@@ -22,35 +22,31 @@ from pacmr_lightning.runs.folder import CHECKPOINTS
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """Lightning's ``ModelCheckpoint`` for runs that go on after any kill as if there had been none.
+    """Lightning's ``ModelCheckpoint`` for runs that resume after any kill as if uninterrupted.
 
-    - It saves before the next update and not at the end of one, when metrics are not logged yet and a
-      validation may be due, which a resumed run would never do.
-    - ``last.ckpt`` is the run's last update when training ends, after all that other callbacks do at the end:
-      a run that is killed there does it again. (With ``every_n_train_steps`` Lightning's own leaves the last
-      multiple of it there.)
-    - At SIGTERM and Ctrl-C, or when SLURM wants the job back, the run finishes its update, saves
-      ``last.ckpt``, says how to go on and exits, with status 0 (130 for Ctrl-C).
+    It saves before the next update, when metrics are logged and no validation is due, and ``last.ckpt`` after
+    all other callbacks' ``on_train_end``. At SIGTERM, Ctrl-C or SLURM's requeue signal it finishes the
+    update, saves ``last.ckpt``, prints how to continue and exits with status 0 (130 for Ctrl-C).
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Wait for signals from here on."""
+        """Handle signals from here on."""
         super().on_train_start(trainer, pl_module)
         self._last_global_step_saved = trainer.global_step
         self._received = 0
         wanted = [signal.SIGTERM, signal.SIGINT]
         environment = trainer._accelerator_connector.cluster_environment
         if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
-            assert environment.requeue_signal is not None  # but on Windows, which SLURM does not run on
+            assert environment.requeue_signal is not None  # None only on Windows, where there is no SLURM
             wanted.append(environment.requeue_signal)
         if threading.current_thread() is threading.main_thread():
-            # In the place of Lightning's handlers, which talk to other ranks, or save, in the middle of
-            # whatever the process is doing, and which it puts back when it is done.
+            # Replaces Lightning's handlers, which talk to other ranks, or save, in the middle of any
+            # operation; Lightning restores the old ones at the end.
             for number in wanted:
                 signal.signal(number, self._remember)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        """Keep a signal until the ranks ask; a second Ctrl-C interrupts at once, as ever."""
+        """Keep a signal until the ranks check; a second Ctrl-C interrupts at once."""
         if number == signal.SIGINT and self._received == signal.SIGINT:
             raise KeyboardInterrupt
         self._received = number
@@ -59,7 +55,7 @@ class RunCheckpoint(ModelCheckpoint):
         """Save nothing yet."""
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Save the state after the last update, where that is due or the run is asked to stop."""
+        """Save the state after the last update, if that is due or a signal came."""
         super().on_train_batch_end(trainer, pl_module, None, batch, batch_idx - 1)
         if batch_idx % trainer.accumulate_grad_batches:
             return  # no checkpoint holds the gradient of a part of an update
@@ -81,12 +77,12 @@ class RunCheckpoint(ModelCheckpoint):
         raise SIGTERMException(128 + signal.SIGINT if failed else 0)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save where it is due after a validation, but for the run's last."""
+        """Save if due after a validation, except the run's last."""
         if not _ends(trainer):
             super().on_validation_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save where it is due after an epoch, but for the run's last."""
+        """Save if due after an epoch, except the run's last."""
         if not _ends(trainer):
             super().on_train_epoch_end(trainer, pl_module)
 
@@ -95,7 +91,7 @@ class RunCheckpoint(ModelCheckpoint):
         if self._should_skip_saving_checkpoint(trainer):
             return
         metrics = self._monitor_candidates(trainer)
-        # last.ckpt comes first: a run that is killed between the two has nothing left to do when it goes on.
+        # last.ckpt first: a run killed between the two has nothing left to do when resumed.
         self._save_last_checkpoint(trainer, metrics)
         counts = (
             (trainer.global_step, self._every_n_train_steps),
@@ -106,7 +102,7 @@ class RunCheckpoint(ModelCheckpoint):
             self._save_topk_checkpoint(trainer, metrics)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Put all of the run before the checkpoint on disk before it is, on all ranks."""
+        """Flush all of the run before the checkpoint to disk first, on all ranks."""
         for logger in trainer.loggers:
             logger.save()
         trainer.strategy.barrier("RunCheckpoint")
@@ -114,11 +110,7 @@ class RunCheckpoint(ModelCheckpoint):
 
 
 class Snapshots(Callback):
-    """Keeps the checkpoints ``checkpoints/snapshot-STEP.ckpt`` of chosen policy updates.
-
-    Lightning's ``ModelCheckpoint`` keeps every n-th step or the best ones; the paper looks at VNet after 500,
-    1000 and 2000 updates (appendix I) and at the end, which ``checkpoints/last.ckpt`` holds, and which is not
-    kept twice. They are saved when the next update begins: all has been done about the one that is saved.
+    """Keep the checkpoints ``checkpoints/snapshot-STEP.ckpt`` of chosen policy updates, as Qu et al. do.
 
     Args:
         steps: policy updates after which a checkpoint is kept, each at least 1.
@@ -141,7 +133,6 @@ class Snapshots(Callback):
 
 
 def _requeue() -> None:
-    """Ask SLURM to start the job again."""
     job, task = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_ARRAY_TASK_ID")
     if task is not None:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"
@@ -150,7 +141,6 @@ def _requeue() -> None:
 
 
 def _ends(trainer: Trainer) -> bool:
-    """Return whether this was the last update of the run."""
     if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
         return True
     of_epoch = trainer.fit_loop.batch_idx + 1 == trainer.num_training_batches
@@ -160,12 +150,7 @@ def _ends(trainer: Trainer) -> bool:
 
 
 def _between_updates(trainer: Trainer, loops: dict[str, Any]) -> None:
-    """Rewrite the state of Lightning's loops to that between two updates.
-
-    As saved, it depends on the hook that it was saved in, and with ``max_steps`` Lightning counts steps and
-    epochs wrongly when it resumes from some of them. This is the state of its ``on_train_batch_end``, which
-    it resumes right: all is done but for counting the batch.
-    """
+    """Rewrite the loops' state to that of ``on_train_batch_end``, from which Lightning resumes correctly."""
     if trainer.num_training_batches == float("inf"):
         return
     progress = loops["epoch_loop.batch_progress"]
@@ -178,5 +163,5 @@ def _between_updates(trainer: Trainer, loops: dict[str, Any]) -> None:
     loops["epoch_loop.state_dict"]["_batches_that_stepped"] = trainer.global_step - stepped
     for counts in loops["epoch_progress"].values():
         counts |= {"ready": epoch + 1, "started": epoch + 1, "processed": epoch, "completed": epoch}
-    # Validation starts from its first batch, and Lightning would count the one that was done twice.
+    # Else Lightning would count a validation batch twice.
     del loops["epoch_loop.val_loop.batch_progress"]

@@ -1,4 +1,4 @@
-"""Writes a run's numbers down when it ends."""
+"""The numbers of a run, written when it ends."""
 
 from __future__ import annotations
 
@@ -29,28 +29,23 @@ from .visits import VisitsCallback, record_of
 
 
 class RunSummary(VisitsCallback):
-    """Writes ``summary.json`` into the run's folder at the end of fit.
+    """Write ``summary.json`` into the run's folder at the end of fit.
 
-    Keys; null stands wherever a number is unknown or not finite:
+    Keys; null if unknown or not finite:
 
     - ``method, task, noise_rate, seed, steps`` (policy updates), ``counts`` (the datamodule's), ``versions``;
-    - ``val_accuracy, val_margin``, of ``val_pairs`` pairs after ``val_step`` policy updates, which are fewer
-      than ``steps`` where no validation came after the last update; and ``metrics`` with every ``val/...``
-      metric that a module or a callback has logged last;
-    - over the last ``window`` visits on all ranks, in whole steps (all visits of the earliest step count, see
-      ``LastVisits``), those of them whose flip is known (``window_pairs``): ``weight_mean_unflipped,
-      weight_mean_flipped``, their difference ``weight_gap``, and how well a low weight (``flip_auroc``) or a
-      low u (``flip_auroc_u``) tells the flipped pairs. A score that is the same for all pairs ranks nothing:
-      its AUROC is null;
-    - ``learned``, where the objective has learned something: its numbers at the end, by name;
-    - ``seconds`` of training, data loading included, start-up and validation left out, and
-      ``pairs_per_second`` over all ranks. Both go on counting after a resume.
+    - ``val_accuracy, val_margin`` of ``val_pairs`` pairs after ``val_step`` updates; ``metrics``
+      (``val/...``);
+    - of the last ``window`` visits with a known flip (``window_pairs``): ``weight_mean_unflipped``,
+      ``weight_mean_flipped``, ``weight_gap``, and AUROCs of low weights (``flip_auroc``) and u
+      (``flip_auroc_u``);
+    - ``learned``, numbers of the objective, ``seconds`` of training, and ``pairs_per_second`` over all ranks.
 
     Args:
         window: visits that the statistics look back on.
 
     Raises:
-        UserError: ``window`` is under 1; or, at the first step, the module returns no record.
+        UserError: ``window`` is under 1, or the module returns no record.
     """
 
     def __init__(self, window: int = 2000):
@@ -82,21 +77,21 @@ class RunSummary(VisitsCallback):
         }
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Go on from a checkpoint, with this number of ranks or another."""
+        """Restore the state, on any number of ranks."""
         super().on_load_checkpoint(trainer, pl_module, checkpoint)
         if state := checkpoint.get(type(self).__name__):
-            # What counts is the sum over the ranks, so rank 0 holds it.
+            # Only the sum over ranks matters.
             pairs = state["pairs"] if trainer.is_global_zero else 0
             self._start(state["seconds"], pairs, state["metrics"], state["val_step"])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock; the summary of what this fit goes on from is no longer one of the run."""
+        """Start the clock, and remove the summary of an earlier fit."""
         if trainer.is_global_zero:
             (Path(trainer.default_root_dir) / SUMMARY).unlink(missing_ok=True)
         self._mark = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note the update; start the clock again, so that the time since the last step does not count."""
+        """Note the update, and restart the clock, which leaves validation out."""
         if not trainer.sanity_checking:
             self._val_step = trainer.global_step
         self._mark = time.perf_counter()
@@ -123,8 +118,8 @@ class RunSummary(VisitsCallback):
             return
         path = Path(trainer.default_root_dir) / SUMMARY
         if self._statistics is None:
-            # A fit that had nothing left to do never started to train. It leaves the summary that is there,
-            # and writes it where the run was killed between its last checkpoint and this file.
+            # A fit with nothing left to do never started to train. It keeps an existing summary, and writes a
+            # missing one if the run was killed after its last checkpoint.
             rows = self._visits.of_this_rank()
             if path.exists() or not len(rows):
                 return
@@ -158,7 +153,7 @@ class RunSummary(VisitsCallback):
             temporary.write_text(json.dumps(finite, indent=2) + "\n", encoding="utf-8")
 
     def _val_metrics(self, trainer: Trainer) -> dict[str, float]:
-        """Return the ``val/...`` metrics that were logged last, before a resume or since."""
+        """Return the last ``val/...`` metrics, from before a resume or since."""
         found = {name: float(value) for name, value in trainer.callback_metrics.items()}
         known = self._metrics | {name: value for name, value in found.items() if name.startswith("val/")}
         return dict(sorted(known.items()))
@@ -180,7 +175,6 @@ class RunSummary(VisitsCallback):
 
 
 def _validated(trainer: Trainer) -> int | None:
-    """Return the pairs of a validation, as ``limit_val_batches`` leaves them; None where unknown."""
     data = datamodule(trainer)
     kept = ((getattr(data, "counts", None) or {}).get("validation") or {}).get("kept")
     limit = trainer.limit_val_batches

@@ -1,4 +1,4 @@
-"""Responses of the policy along a run: as texts, their KL to the reference, and their gold reward."""
+"""Responses of the policy during a run: texts, their KL to the reference, and their gold reward."""
 
 from __future__ import annotations
 
@@ -36,24 +36,21 @@ Tokens = list[int]
 
 
 class SampleResponses(Callback):
-    """Greedy responses of reference and policy to a few fixed prompts, as text for the loggers and as a file.
+    """Greedy responses of reference and policy to a few fixed prompts, as text for the loggers and a file.
 
-    ``responses.jsonl`` in the run's folder has one row a prompt and a step: ``step`` (policy updates),
-    ``id``, ``prompt``, ``reference`` and ``response``. The prompts are the first ones that ``predict`` would
-    answer. A fit that goes on from step s first drops the rows of later steps. Rank 0 asks, and where ZeRO-3
-    keeps the model in parts all ranks ask the same.
+    ``responses.jsonl`` has per prompt and step: ``step``, ``id``, ``prompt``, ``reference``, ``response``.
 
     Args:
-        prompts: how many prompts.
+        prompts: how many prompts, the first of ``predict``.
         every: policy updates between two looks; there is one at the start and one at the end, too.
         max_new_tokens: of a response; None for the module's own.
 
     Raises:
-        UserError: a number is below 1; or, when training starts, the datamodule has no prompt.
+        UserError: a number is below 1, or the datamodule has no prompt.
     """
 
     _batch: PromptBatch
-    """The prompts, on the ranks that generate; set when training starts."""
+    """On the ranks that generate, rank 0 or all ranks under ZeRO-3."""
 
     def __init__(self, prompts: int = 4, every: int = 500, max_new_tokens: int | None = None):
         super().__init__()
@@ -66,7 +63,7 @@ class SampleResponses(Callback):
         self._rows: list[dict[str, Any]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Generate with the reference, once, and with the policy as it is."""
+        """Generate with the reference, once, and with the policy."""
         self._generates = trainer.is_global_zero or pl_module.policy.is_sharded
         if not self._generates:
             return
@@ -77,14 +74,14 @@ class SampleResponses(Callback):
         step, path = trainer.global_step, Path(trainer.default_root_dir) / RESPONSES
         self._rows = []
         if step and path.exists():
-            # Not str.splitlines, which also cuts at separators that a response may hold.
+            # Not str.splitlines, which also splits at separators inside a response.
             with path.open(encoding="utf-8") as file:
                 self._rows = [row for line in file if (row := json.loads(line))["step"] <= step]
         if not self._rows:
             self._look(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
-        """Generate where it is due."""
+        """Generate every ``every`` updates."""
         if self._generates and trainer.global_step % self.every == 0:
             self._look(trainer, pl_module)
 
@@ -116,20 +113,12 @@ class SequenceKL(Callback):
     """KL(pi || pi_ref) of whole responses, in nats, from responses that the policy samples at temperature 1.
 
     The mean over samples of sum_t KL(pi(. | x, y_<t) || pi_ref(. | x, y_<t)), over the whole vocabulary, has
-    the sequence KL as its expectation and less variance than the mean of log(pi / pi_ref). Rewards of two
-    runs say which is better only where their KLs are alike: a smaller beta, or more updates, buys reward with
-    KL. ``val/kl``, the mean a token on responses of the data, does not tell: the policy writes others.
+    less variance than that of log(pi / pi_ref). Compare rewards of two runs at similar KL only.
 
-    At the end of training, and along the way where ``every`` says so, it logs ``val/sequence_kl``,
-    ``val/sequence_kl_stderr`` (of the mean) and ``val/response_tokens`` (mean length, the end included) to
-    all loggers and to ``trainer.callback_metrics``, from where ``RunSummary`` takes them; and, since a policy
-    that games what it is rewarded for loses its language first, ``val/response_perplexity`` (of the samples
-    under the reference), ``val/response_distinct_2`` and ``val/response_repetition`` (bigrams, see
-    ``evaluation.generation``). The prompts are the first that ``predict`` would answer, from the first again
-    when there are fewer of them than samples. The global random state is left as it was.
-
-    All ranks sample the same: sharded models need them to take the same number of forward passes, and so the
-    number does not depend on how many ranks there are.
+    It logs ``val/sequence_kl``, ``val/sequence_kl_stderr`` (of the mean), ``val/response_tokens`` (mean
+    length with EOS) and signs of degeneration: ``val/response_perplexity`` (under the reference),
+    ``val/response_distinct_2`` and ``val/response_repetition``. Prompts are the first of ``predict``,
+    repeated if too few. All ranks sample the same, as sharded models need.
 
     Args:
         samples: responses to sample, at least 2.
@@ -139,8 +128,7 @@ class SequenceKL(Callback):
         every: policy updates between two looks along the way; None for the end alone.
 
     Raises:
-        UserError: an option is out of range; or, when training starts, the datamodule has no prompt, or the
-            model too few positions for one.
+        UserError: an option is out of range, the data has no prompt, or the model too few positions for one.
     """
 
     def __init__(
@@ -162,35 +150,32 @@ class SequenceKL(Callback):
         self._looked = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Refuses what could not be sampled before any time is spent on the reference or on training."""
+        """Check the prompts before any time is spent on the reference or on training."""
         texts, tokens = self._prompts(trainer)
         names = [f"sampled prompt {i}" for i in range(len(texts))]
         batch = PromptBatch.collate(names, texts, tokens, pad_id=datamodule(trainer).tokenizer.pad_token_id)
         check_room(pl_module.policy, batch, self.max_new_tokens)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
-        """Look where it is due."""
+        """Sample every ``every`` updates."""
         if self.every and trainer.global_step % self.every == 0 and trainer.global_step > self._looked:
             self._looked = trainer.global_step
             self._look(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Look at the end."""
+        """Sample at the end."""
         if trainer.global_step != self._looked:
             self._look(trainer, pl_module)
 
     def _look(self, trainer: Trainer, pl_module: Any) -> None:
-        """Samples and logs."""
         self._sample(trainer, pl_module, self._prompts(trainer)[1])
 
     def _prompts(self, trainer: Trainer) -> tuple[list[str], list[Tokens]]:
-        """What is asked, in turn, as texts and as tokens; at least one prompt."""
         found = first_prompts(trainer, self.samples, type(self).__name__)
         rows = zip(found.input_ids, found.attention_mask, strict=True)
         return found.prompts, [ids[mask == 1].tolist() for ids, mask in rows]
 
     def _sample(self, trainer: Trainer, pl_module: PreferenceModule, prompts: list[Tokens]) -> list[Tokens]:
-        """Responses to the prompts in turn, whose KL is logged."""
         asked = list(islice(cycle(prompts), self.samples))
         tokenizer, policy = datamodule(trainer).tokenizer, pl_module.policy
         device = trainer.strategy.root_device
@@ -208,13 +193,13 @@ class SequenceKL(Callback):
                     do_sample=True,
                     temperature=1.0,
                     top_p=1.0,
-                    top_k=0,  # transformers' own default keeps the 50 likeliest tokens only
+                    top_k=0,  # transformers' default is 50
                     eos_token_id=ends,
                     pad_token_id=pad,
                 )
                 new = sequences[:, inputs["input_ids"].shape[1] :].tolist()
                 answered = [_up_to_end(row, ends) for row in new]
-                # A pair has two responses: the second one is as short as can be, and not looked at.
+                # A pair needs two responses; the second is as short as possible and ignored.
                 second = [[tokenizer.eos_token_id]] * len(part)
                 names = [str(start + i) for i in range(len(part))]
                 pairs = PairBatch.collate(names, part, answered, second, pad_id=pad)
@@ -238,20 +223,18 @@ class SequenceKL(Callback):
 class GoldReward(SequenceKL):
     """Mean gold reward of responses that the trained policy samples at temperature 1, and their KL.
 
-    At the end of training, and along the way where ``every`` says so, it logs ``val/gold_reward`` and
-    ``val/gold_reward_stderr`` (of the mean) and, of the same responses, what ``SequenceKL`` logs, and writes
-    the samples (prompt, response, gold_reward) to ``samples.jsonl`` in the run's folder. The prompts are
-    those of the datamodule's source, or where it has none of its own, as in ``SequenceKL``.
+    It logs ``val/gold_reward``, ``val/gold_reward_stderr`` (of the mean) and what ``SequenceKL`` logs, and
+    writes ``samples.jsonl`` (prompt, response, gold_reward). Prompts are the source's own, if it has any.
 
     Args:
         samples: responses to sample, at least 2.
         batch_size: responses at a time.
-        second_reward: another reward, which nothing was trained on; its mean is logged as
-            ``val/second_reward``, with its standard error. A policy that games the first raises that alone.
+        second_reward: another reward, which nothing was trained on, logged as ``val/second_reward`` with its
+            standard error. A policy that games the first raises that alone.
         options: ``max_new_tokens``, ``seed`` and ``every`` of ``SequenceKL``.
 
     Raises:
-        UserError: an option is out of range; at setup, the data has no gold reward; see also ``SequenceKL``.
+        UserError: as ``SequenceKL``; or the data has no gold reward.
     """
 
     def __init__(
@@ -261,7 +244,7 @@ class GoldReward(SequenceKL):
         self.second_reward = second_reward
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuses data that cannot be scored before any time is spent on training."""
+        """Check that the data has a gold reward before any time is spent on training."""
         if stage != "fit":
             return
         data = datamodule(trainer)
@@ -273,7 +256,6 @@ class GoldReward(SequenceKL):
             )
 
     def _look(self, trainer: Trainer, pl_module: Any) -> None:
-        """Generates, scores, logs and writes."""
         data = datamodule(trainer)
         texts, asked = self._prompts(trainer)
         tokens = self._sample(trainer, pl_module, asked)
@@ -301,11 +283,7 @@ class GoldReward(SequenceKL):
 
 
 def first_prompts(trainer: Trainer, count: int, asker: str) -> PromptBatch:
-    """Return the first prompts that ``predict`` would answer, at most ``count``, as one batch on the CPU.
-
-    Raises:
-        UserError: there is none; ``asker`` is the callback to take out then.
-    """
+    """Return the first ``count`` prompts of ``predict`` as one CPU batch; UserError if there is none."""
     rows = [
         (batch.ids[i], batch.prompts[i], batch.input_ids[i][batch.attention_mask[i] == 1].tolist())
         for batch in islice(datamodule(trainer).predict_dataloader(), count)
@@ -325,6 +303,6 @@ def mean_and_error(name: str, values: Tensor) -> dict[str, float]:
 
 
 def _up_to_end(tokens: Tokens, ends: list[int]) -> Tokens:
-    """Generated tokens with the one that ended them; after that there is padding."""
+    """Return generated tokens up to the first of ``ends``; the rest is padding."""
     end = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
     return tokens[: end + 1]

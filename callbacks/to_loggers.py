@@ -1,4 +1,4 @@
-"""Numbers, figures, histograms and texts for the loggers of a run; on rank 0 they are shown."""
+"""Numbers, figures, histograms and texts for a run's loggers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,10 @@ if TYPE_CHECKING:  # drawing is imported when there is something to draw
     from matplotlib.figure import Figure
 
 BINS = 30
-"""Bins of a histogram where the logger does not choose them; TensorBoard does."""
 
 
 def log_numbers(trainer: Trainer, values: dict[str, float]) -> None:
-    """Log numbers where Lightning has no ``self.log``, in the row of the last update's metrics.
-
-    They are in ``trainer.callback_metrics`` too, where ``RunSummary`` takes them from.
-    """
+    """Log numbers at the step of the last update's metrics, and set ``trainer.callback_metrics``."""
     kept = {name: torch.tensor(value, dtype=torch.double) for name, value in values.items()}
     trainer.callback_metrics.update(kept)
     for logger in trainer.loggers:
@@ -33,14 +29,7 @@ def log_numbers(trainer: Trainer, values: dict[str, float]) -> None:
 
 
 def publish(trainer: Trainer, figure: Figure, file: str, name: str) -> None:
-    """Write ``analysis/FILE-step-NNNNN.png`` and .pdf, and show the figure in TensorBoard, W&B and MLflow.
-
-    Args:
-        trainer: of the run.
-        figure: what is drawn.
-        file: the files' name, without step and ending.
-        name: as the loggers show it, with slashes for groups; MLflow's files are ``NAME-step-NNNNN.png``.
-    """
+    """Write ``analysis/FILE-step-NNNNN.png`` and .pdf, and show the figure as ``name`` in the loggers."""
     save_figure(figure, Path(trainer.default_root_dir) / ANALYSIS / _file(trainer, file))
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
@@ -52,10 +41,7 @@ def publish(trainer: Trainer, figure: Figure, file: str, name: str) -> None:
 
 
 def log_histogram(trainer: Trainer, name: str, values: np.ndarray) -> None:
-    """Show the distribution of (N,) finite values.
-
-    MLflow, which has no histograms, gets ``NAME-step-NNNNN.json`` with ``edges`` and ``counts`` of its bins.
-    """
+    """Show the histogram of (N,) finite values; in MLflow as JSON with ``edges`` and ``counts``."""
     counts, edges = (column.tolist() for column in np.histogram(values, bins=BINS))
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
@@ -71,16 +57,10 @@ def log_histogram(trainer: Trainer, name: str, values: np.ndarray) -> None:
 
 
 def log_texts(trainer: Trainer, name: str, texts: dict[str, dict[str, str]]) -> None:
-    """Show texts: in TensorBoard each under its own name, in W&B one table, in MLflow one Markdown file.
-
-    Args:
-        trainer: of the run.
-        name: as the loggers show it.
-        texts: under an id its parts by their headings, the same ones for all ids.
-    """
+    """Show texts (id to heading to part): as texts in TensorBoard, a table in W&B, Markdown in MLflow."""
     pages = {
         key: "\n\n".join(
-            # Code blocks, which are shown as they are.
+            # Code blocks, which loggers show unchanged.
             f"**{heading}**\n\n" + "\n".join(f"    {line}" for line in text.splitlines() or [""])
             for heading, text in parts.items()
         )
@@ -100,7 +80,7 @@ def log_texts(trainer: Trainer, name: str, texts: dict[str, dict[str, str]]) -> 
 
 
 def _step(trainer: Trainer) -> int:
-    """Return the step of the last update's metrics; before the first update, that of the first."""
+    """Return the step of the last update's metrics, 0 before the first update."""
     return max(trainer.global_step - 1, 0)
 
 

@@ -1,4 +1,4 @@
-"""The pairs that training visited last: a window over all ranks, and a base of callbacks that look at it."""
+"""A window over the last visited pairs on all ranks, and a base of callbacks that use it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ from pacmr_lightning.rewards import PairRecord
 
 
 def record_of(outputs: Any) -> PairRecord:
-    """Return the record of a step's pairs from what ``training_step`` returned.
-
-    Raises:
-        UserError: the module keeps no records (an SFT run, for one).
-    """
+    """Return the record of a step's pairs from ``training_step``'s output; UserError if it has none."""
     if not isinstance(outputs, Mapping) or "record" not in outputs:
         raise UserError(
             "training_step returned no 'record' of its pairs; use this callback with PreferenceModule only, "
@@ -32,19 +28,10 @@ def record_of(outputs: Any) -> PairRecord:
 
 
 class LastVisits:
-    """A window over the last visits of pairs, which is the same for any number of ranks.
+    """A window over the last visits of pairs, the same for any number of ranks.
 
-    It holds the fewest last steps that together have at least ``window`` visits over all ranks, and all
-    visits of each of these steps. Rows stay on their device until they are read, so no step waits for them.
-
-    A row has the step (policy updates done before it) and ``columns`` numbers of a visit, in float32.
-
-    Args:
-        window: visits to look back on.
-        columns: numbers of a visit.
-
-    Raises:
-        UserError: ``window`` is under 1.
+    It holds all visits of the fewest last steps that have at least ``window`` visits over all ranks. Rows
+    stay on their device until read: the step (updates before it) and ``columns`` numbers, in float32.
     """
 
     def __init__(self, window: int, columns: int):
@@ -58,7 +45,7 @@ class LastVisits:
         self._rows.clear()
 
     def add(self, step: int, *columns: Tensor) -> None:
-        """Add N visits of this rank, (N,) each of their numbers; drop the steps that are out of reach."""
+        """Add N visits of this rank, (N,) per number; drop the steps that fall out of the window."""
         first = columns[0]
         values = (torch.full_like(first, step, dtype=torch.float32), *columns)
         self._rows.append(torch.stack([v.detach().to(first.device, torch.float32) for v in values], dim=1))
@@ -66,20 +53,16 @@ class LastVisits:
             self._rows.popleft()
 
     def load(self, rows: Tensor, is_global_zero: bool) -> None:
-        """Go on from the rows that ``of_all_ranks`` returned, with this number of ranks or another."""
-        # What counts is the union over the ranks, so rank 0 holds them, whichever rank visited them.
+        """Restore the rows of ``of_all_ranks``, on any number of ranks."""
+        # Only the union over ranks matters, so rank 0 holds all rows.
         self._rows = deque([rows] if is_global_zero else ())
 
     def of_this_rank(self) -> Tensor:
-        """(K, 1 + columns) the rows of this rank on the CPU, oldest first."""
+        """(K, 1 + columns) rows of this rank on the CPU, oldest first."""
         return torch.cat([torch.empty(0, 1 + self.columns), *(rows.cpu() for rows in self._rows)])
 
     def of_all_ranks(self) -> Tensor:
-        """(K, 1 + columns) the rows of the window on the CPU, oldest first; all ranks must call it.
-
-        Those of a step are in the order of their numbers, since the order of visits depends on the number of
-        ranks.
-        """
+        """(K, 1 + columns) rows of the window on the CPU, sorted by step and numbers; all ranks call it."""
         rows = torch.cat(on_all_ranks([self.of_this_rank()]))
         rows = rows[np.lexsort(rows.T.flip(0).numpy())]  # lexsort's last key comes first
         return rows[rows[:, 0] >= rows[-self.window :, 0].min()] if len(rows) else rows
@@ -88,14 +71,12 @@ class LastVisits:
 class VisitsCallback(Callback):
     """Base of callbacks that look back on the last visits after chosen updates and at the end of the fit.
 
-    The visits are gathered when it looks, so other updates cost nothing. They are kept over a resume.
-
     Args:
         window: visits to look back on, over all ranks, in whole steps; see ``LastVisits``.
         columns: numbers of a visit.
 
     Raises:
-        UserError: ``window`` is under 1; or, at the first step, the module returns no record.
+        UserError: ``window`` is under 1, or the module returns no record.
     """
 
     def __init__(self, window: int, columns: int):
@@ -105,14 +86,14 @@ class VisitsCallback(Callback):
 
     @abstractmethod
     def columns_of(self, record: PairRecord) -> Sequence[Tensor]:
-        """Return the (N,) numbers that are kept of a step's visits."""
+        """Return the (N,) numbers to keep of a step's visits."""
 
     @abstractmethod
     def look(self, trainer: Trainer, pl_module: Any, rows: Tensor) -> None:
-        """Look at the (K, 1 + columns) rows of ``LastVisits.of_all_ranks``; called on all ranks."""
+        """Process the (K, 1 + columns) rows of ``LastVisits.of_all_ranks``; called on all ranks."""
 
     def is_due(self, step: int) -> bool:
-        """Return whether to look after this update too, not only at the end."""
+        """Return whether to call ``look`` after this update too, not only at the end."""
         return False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -127,19 +108,19 @@ class VisitsCallback(Callback):
         checkpoint[type(self).__name__] = {"visits": self._visits.of_all_ranks()}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Go on from a checkpoint, with this number of ranks or another."""
+        """Restore the visits, on any number of ranks."""
         if state := checkpoint.get(type(self).__name__):
             self._visits.load(state["visits"], trainer.is_global_zero)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
-        """Add the step's pairs, and look where it is due."""
-        # global_step has counted this step's policy update already.
+        """Add the step's pairs, and call ``look`` if due."""
+        # global_step already counts this update.
         self._visits.add(trainer.global_step - 1, *self.columns_of(record_of(outputs)))
         if self.is_due(trainer.global_step):
             self._look(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Look at the end, while the ranks can still talk to each other."""
+        """Call ``look`` at the end, while the ranks can still communicate."""
         if self._looked_at != trainer.global_step:
             self._look(trainer, pl_module)
 

@@ -1,4 +1,4 @@
-"""Figures of the pairs visited last: VNet's surfaces, and the distributions of weights."""
+"""Figures of the last visited pairs: VNet's surfaces, and the distributions of weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class VisitFigures(VisitsCallback):
         window: visits that it looks back on, over all ranks, in whole steps; see ``LastVisits``.
 
     Raises:
-        UserError: a step or ``window`` is under 1; or, at the first step, the module returns no record.
+        UserError: a step or ``window`` is under 1, or the module returns no record.
     """
 
     files: tuple[str, ...]
@@ -49,30 +49,22 @@ class VisitFigures(VisitsCallback):
 
     @abstractmethod
     def draw(self, trainer: Trainer, pl_module: Any, visits: Visits, a: Tensor, b: Tensor) -> None:
-        """Draw on rank 0.
-
-        Args:
-            trainer: at ``global_step`` policy updates.
-            pl_module: the module.
-            visits: N finite ones, oldest first.
-            a: (N,) their slopes on the CPU, NaN where the weighting has none.
-            b: (N,) their offsets.
-        """
+        """Draw N finite ``visits``, oldest first, on rank 0; (N,) ``a`` and ``b`` are NaN if undefined."""
 
     def is_due(self, step: int) -> bool:
         """Draw after the chosen steps."""
         return step in self.steps
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """See ``VisitsCallback``."""
+        """Add the columns of VNet's features."""
         super().setup(trainer, pl_module, stage)
-        # With a VNet that looks at more than (Delta, u) the visits have the features too.
+        # The features of a VNet other than (Delta, u) are kept too.
         names = tuple(getattr(getattr(pl_module, "vnet", None), "features", PAPER))
         self._names = () if names == PAPER else names
         self._visits.columns = 6 + len(self._names)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the files of the steps that this fit is going to do."""
+        """Remove the files of the steps that this fit will do."""
         if not trainer.is_global_zero:
             return
         for name in self.files:
@@ -89,7 +81,7 @@ class VisitFigures(VisitsCallback):
         return record.u, record.delta, record.weight, record.flipped, a, b, *features
 
     def look(self, trainer: Trainer, pl_module: Any, rows: Tensor) -> None:
-        """Draw the visits whose numbers are finite; a and b may be unknown."""
+        """Draw the visits with finite numbers; a and b may be NaN."""
         rows = rows[torch.cat([rows[:, 1:5], rows[:, 7:]], dim=1).isfinite().all(dim=1)]
         if len(rows) and trainer.is_global_zero:
             _, u, delta, weight, flipped, a, b, *features = rows.unbind(1)
@@ -99,33 +91,22 @@ class VisitFigures(VisitsCallback):
 
 
 class VNetSurfaces(VisitFigures):
-    """Draws a(z), b(z) and g(z) over the (Delta, u) of the last pairs, after chosen updates and at the end.
+    """Draw a(z), b(z) and g(z) over the (Delta, u) of the last pairs, after chosen updates and at the end.
 
-    In the run's folder it leaves, of each such update, ``analysis/surfaces-step-NNNNN.png`` and .pdf (in
-    three dimensions, as in the paper's appendix), ``analysis/heat-maps-step-NNNNN.png`` and .pdf (with
-    contours around half and nine tenths of the pairs), and ``analysis/surfaces-step-NNNNN.npz`` with the
-    values, which ``pacmr surfaces`` compares between runs. Both figures go to the loggers too.
-
-    It logs ``weights/monotone_share``, the share of the grid on which g rises with u, and
-    ``weights/monotone_share_data``, that of the grid's cells that hold a pair.
-
-    Fixed weights with a slope and an offset are drawn likewise; of weightings that have neither, nothing is.
-
-    A VNet of other features is drawn over two of them, with the others held at their medians over the last
-    pairs, which the title says. Over other features than Delta and u it is g alone that is drawn, and the
-    shares are of where g rises with the second feature.
+    It writes ``analysis/surfaces-step-NNNNN`` (.png, .pdf, and .npz for ``pacmr surfaces``) and
+    ``heat-maps-...``, and logs both, ``weights/monotone_share``, the share of the grid on which g rises with
+    u, and ``weights/monotone_share_data``, that of the cells that hold a pair. Weightings without slope and
+    offset are not drawn; of a VNet of other features only g is, over two, the others at their medians.
 
     Args:
         steps: policy updates after which it draws, beside the end.
         points: of the grid along either axis, at least 2.
         window: visits that the grid has to cover, over all ranks, in whole steps; see ``LastVisits``.
-        features: of VNet's features the two that the axes show, except that Delta always comes before u;
-            None means these where it has both, else its first two.
+        features: of VNet's features the two that the axes show, except that Delta always comes before u; None
+            means these where it has both, else its first two.
 
     Raises:
-        UserError: an option is out of range; or, at setup, VNet has no such features; or, at the first step,
-            the module returns no record; or, at a step that is drawn, slopes or offsets differ between pairs
-            and there is no VNet.
+        UserError: an option is out of range, the module returns no record, or the weighting cannot be drawn.
     """
 
     files = ("surfaces", "heat-maps")
@@ -143,7 +124,7 @@ class VNetSurfaces(VisitFigures):
         self.features = PAPER if features and set(features) == set(PAPER) else features
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check that VNet has the features. See ``VisitFigures``."""
+        """Check that VNet has the features."""
         super().setup(trainer, pl_module, stage)
         known = self._names or PAPER
         if self.features and not (set(self.features) <= set(known) and len(set(self.features)) == 2):
@@ -153,10 +134,10 @@ class VNetSurfaces(VisitFigures):
             )
 
     def draw(self, trainer: Trainer, pl_module: Any, visits: Visits, a: Tensor, b: Tensor) -> None:
-        """See ``VisitFigures``."""
+        """Draw and save the surfaces."""
         vnet = getattr(pl_module, "vnet", None)
         known = self._names or PAPER
-        if bool(a.isnan().any()) and not self._names:  # the weighting has no slope and offset
+        if bool(a.isnan().any()) and not self._names:  # no slope and offset
             return
         if len(known) < 2:
             rank_zero_info(f"VNetSurfaces draws nothing, because VNet looks at {known[0]} alone.")
@@ -196,7 +177,7 @@ class VNetSurfaces(VisitFigures):
         shares = {"monotone_share": surface.monotone_share()}
         shares["monotone_share_data"] = surface.monotone_share(with_data=True)
         log_numbers(trainer, {f"weights/{name}": share for name, share in shares.items()})
-        # Imported here, so that a command that draws nothing does not wait for matplotlib.
+        # Imported late: matplotlib is slow.
         from pacmr_lightning.analysis.surface_figure import draw_heat_maps, draw_surfaces
 
         publish(trainer, draw_surfaces(surface), self.files[0], "weights/surfaces")
@@ -204,26 +185,23 @@ class VNetSurfaces(VisitFigures):
 
 
 class WeightDistributions(VisitFigures):
-    """Draws the distributions of the last weights by label, after chosen updates and at the end of the fit.
+    """Draw the distributions of the last weights by label, after chosen updates and at the end of the fit.
 
-    They go to ``analysis/weight-distributions-step-NNNNN.png`` and .pdf in the run's folder, and to
-    the loggers as the figure ``weights/distributions`` and the histograms ``weights/unflipped``,
-    ``weights/flipped`` and, of pairs whose flip is unknown, ``weights/unknown`` (``weights/all`` where it is
-    unknown of all). Weights that are all the same, as those of plain DPO, are not drawn.
+    Files are ``analysis/weight-distributions-step-NNNNN.png`` and .pdf. Constant weights are not drawn.
     """
 
     files = ("weight-distributions",)
 
     def draw(self, trainer: Trainer, pl_module: Any, visits: Visits, a: Tensor, b: Tensor) -> None:
-        """See ``VisitFigures``."""
+        """Draw and log the distributions."""
         if visits.weight.min() == visits.weight.max():
-            if visits.weight[0] != 1:  # nobody expects a figure of pairs that all count alike
+            if visits.weight[0] != 1:  # of unweighted pairs no figure is expected
                 rank_zero_info(
                     f"WeightDistributions draws nothing at step {trainer.global_step}: all weights are "
                     f"{visits.weight[0]:g}."
                 )
             return
-        # Imported here, so that a command that draws nothing does not wait for matplotlib.
+        # Imported late: matplotlib is slow.
         from pacmr_lightning.analysis.distribution_figure import draw, split
 
         for name, values in split(visits.weight, visits.flipped).items():

@@ -1,4 +1,4 @@
-"""Mean weights of flipped and unflipped pairs along a run, as in the paper's table of learned weights."""
+"""Mean weights of flipped and unflipped pairs during a run, as in Qu et al.'s table of learned weights."""
 
 from __future__ import annotations
 
@@ -28,44 +28,32 @@ from .to_loggers import log_numbers
 from .visits import VisitsCallback
 
 TABLE = "weight-gap.csv"
-"""File of the table in the run's folder ``analysis``."""
 ALL = "all"
-"""Category of the rows over all pairs."""
 COLUMNS = ("u", "delta", "a", "b", "weight", "swapped_weight", "flipped")
-"""Numbers of a probe pair."""
 MICRO_BATCH = 32
-"""Pairs in one forward pass where the module sets no ``micro_batch_size``."""
+"""Pairs in one forward pass if the module sets no ``micro_batch_size``."""
 
 
 class WeightGap(VisitsCallback):
-    """Mean weights of unflipped and flipped pairs, their gap, and how well a low weight tells flipped pairs.
+    """Mean weights of unflipped and flipped pairs, their gap, and how well low weights detect flipped pairs.
 
-    It works with any weighting, over two sets of pairs: the last ``window`` visits on all ranks, in whole
-    steps, each with the weight that it had then, and a probe set of ``probe_pairs`` training pairs, the same
-    for all methods, orders and resumes, with the weights of the current policy and weighting.
+    Two sets of pairs: the last ``window`` visits, each with its weight at the visit, and a probe set of
+    training pairs, the same for all runs, with current weights. Files in the run's folder:
 
-    Files in the run's folder, written at the end of fit and every ``every`` policy updates:
-
-    - ``analysis/weight-gap.csv``, one row a step (policy updates done), set (``window`` or ``probe``) and
-      category (``all``, and each one that rows have): ``pairs``, ``mean`` (weight), ``mean_unflipped``,
-      ``mean_flipped``, ``gap``, ``auroc`` and ``average_precision`` of "low weight = flipped". They are empty
-      where flips are unknown; see ``pacmr_lightning.weight_gap``. For probe pairs under VNet the swap
-      check: ``mean_swapped``, the mean weight with the responses of each pair exchanged (the same Delta, and
-      -u), and ``rising``, the share of pairs with g(Delta, abs(u)) > g(Delta, -abs(u)).
+    - ``analysis/weight-gap.csv``, one row per step (policy updates done), set (``window`` or ``probe``) and
+      category (``all``, and those of the rows): ``pairs``, ``mean`` (weight), ``mean_unflipped``,
+      ``mean_flipped``, ``gap``, ``auroc`` and ``average_precision`` of "low weight = flipped". For probe
+      pairs under VNet also ``mean_swapped``, the mean weight with the responses swapped (-u), and ``rising``,
+      the share of pairs with g(Delta, abs(u)) > g(Delta, -abs(u)).
     - ``analysis/probe-NNNNN.parquet`` for step NNNNN: u, Delta, a, b and weights of every probe pair.
 
-    The loggers get the numbers over all pairs as ``weights/probe_gap``, ``weights/window_auroc`` and so on.
-    A probe pair costs two forward passes without gradient: half of what a training pair costs.
-
     Args:
-        window: visits that the first set looks back on; all visits of the earliest step count, see
-            ``LastVisits``.
+        window: visits of the first set, in whole steps; see ``LastVisits``.
         probe_pairs: training pairs of the second set; all of them where there are fewer.
         every: policy updates between two rows of the table; None for the end of fit only.
 
     Raises:
-        UserError: an option is under 1; at setup, the datamodule has no ``train_pairs``; at the first step,
-            the module returns no record.
+        UserError: an option is under 1, the data has no ``train_pairs``, or the module returns no record.
     """
 
     def __init__(self, window: int = 2000, probe_pairs: int = 2000, every: int | None = None):
@@ -75,7 +63,7 @@ class WeightGap(VisitsCallback):
         self.every = every
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Choose the probe set. See ``VisitsCallback``."""
+        """Choose the probe set."""
         super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
@@ -94,7 +82,7 @@ class WeightGap(VisitsCallback):
         }
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove what an earlier run in this folder wrote at the steps that this fit is going to do."""
+        """Remove an earlier run's rows and files of the steps that this fit will do."""
         folder = Path(trainer.default_root_dir) / ANALYSIS
         if not trainer.is_global_zero:
             return
@@ -106,7 +94,7 @@ class WeightGap(VisitsCallback):
             _write(table[table["step"] <= trainer.global_step], folder / TABLE)
 
     def columns_of(self, record: PairRecord) -> Sequence[Tensor]:
-        """Return weight, flipped, and the number of the category, -1 where a pair has none."""
+        """Return weight, flipped, and the number of the category, -1 for none."""
         category = torch.tensor([self._numbers.get(pair, -1) for pair in record.ids])
         return record.weight, record.flipped, category
 
@@ -139,19 +127,16 @@ class WeightGap(VisitsCallback):
         folder = Path(trainer.default_root_dir) / ANALYSIS
         with replacing(folder / f"probe-{step:05d}.parquet") as temporary:
             pairs.to_parquet(temporary, index=False)
-        # Rows that are all empty in one of two tables must not decide on the columns' types.
+        # Not pd.concat: an all-empty column in one table would change the types.
         earlier = _read(folder / TABLE).to_dict("records") if (folder / TABLE).exists() else []
         _write(pd.DataFrame([*earlier, *found]), folder / TABLE)
 
 
 def probe_indices(ids: Sequence[str], count: int) -> list[int]:
-    """Return indices of the ``count`` of N ids with the smallest hashes, by hash; all if there are fewer.
-
-    So the choice depends on the ids alone, not on their order.
-    """
+    """Return indices of the ``count`` of N ids with the smallest hashes, whatever their order."""
 
     def place(index: int) -> bytes:
-        # Its own prefix: label noise and splits draw with hashes of ids too.
+        # An own prefix, since label noise and splits hash ids too.
         return hashlib.blake2b(f"probe:{ids[index]}".encode(), digest_size=16).digest()
 
     return sorted(range(len(ids)), key=place)[:count]
@@ -159,17 +144,11 @@ def probe_indices(ids: Sequence[str], count: int) -> list[int]:
 
 @torch.no_grad()
 def probe(trainer: Trainer, pl_module: PreferenceModule, indices: Sequence[int]) -> pd.DataFrame:
-    """Run the policy and the weighting on the training pairs at ``indices``, which the ranks share.
+    """Run the policy and the weighting on the training pairs at ``indices``, shared among the ranks.
 
-    All ranks take the same number of forward passes, as sharded models need: where the pairs cannot be shared
-    evenly, some are run twice and count once. The policy stays as it is, and so does the random state.
-
-    Returns:
-        The same on all ranks, one row a pair in the order of ``indices``: ``id``, ``category`` (None where
-        the rows have none), ``u`` and ``delta`` in nats times beta, ``a`` and ``b`` (NaN where the weighting
-        has none), ``weight`` (before any division by the mean), ``swapped_weight`` (the weight that VNet
-        would give to the pair with its two responses exchanged; NaN without VNet, and where it looks at
-        earlier visits, which were of this order), and ``flipped`` (pandas' ``boolean``, NA where unknown).
+    Return on all ranks one row per pair: ``id``, ``category``, ``u`` and ``delta`` in nats times beta, ``a``
+    and ``b``, ``weight`` (before any division by the mean), ``swapped_weight`` (with the responses swapped;
+    NaN without VNet, or if it uses earlier visits) and ``flipped``.
     """
     pairs, ranks = datamodule(trainer).train_pairs, trainer.world_size
     share = -(-len(indices) // ranks)
@@ -179,7 +158,7 @@ def probe(trainer: Trainer, pl_module: PreferenceModule, indices: Sequence[int])
     parts = []
     with (
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-        # Hooks run outside the training step's autocast.
+        # Hooks run outside of autocast.
         trainer.precision_plugin.val_step_context(),
     ):
         for start in range(0, share, size):
@@ -211,12 +190,7 @@ def _numbers(pl_module: PreferenceModule, batch: PairBatch) -> Tensor:
 
 
 def gap_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the table's numbers over all pairs and by category.
-
-    Args:
-        frame: N pairs with ``category``, ``weight`` and ``flipped`` (NA where unknown), and, for the swap
-            check, ``u`` and ``swapped_weight``.
-    """
+    """Return the table's numbers over all pairs and by category, for the columns of ``probe``."""
     groups = [(ALL, frame), *frame.groupby("category", sort=True)]
     return [{"category": name, **_gap(group)} for name, group in groups]
 
@@ -240,12 +214,11 @@ def _gap(frame: pd.DataFrame) -> dict[str, float | int | None]:
 
 
 def _flags(flipped: Tensor) -> pd.Series:
-    """Return pandas' ``boolean``, NA where unknown."""
     return pd.Series((flipped == 1).numpy()).astype("boolean").mask((flipped == UNKNOWN).numpy())
 
 
 def _read(path: Path) -> pd.DataFrame:
-    # The default parser of pandas before 3.1 is off by a bit now and then, which adds up over rewritings.
+    # The default parser of pandas before 3.1 rounds wrongly now and then.
     return pd.read_csv(path, engine="pyarrow")
 
 

@@ -1,4 +1,4 @@
-"""Parquet files of a run's pairs: the weight at every visit, and the labels that noise flipped."""
+"""Parquet files of a run's pairs: their weights at every visit, and the injected label noise."""
 
 from __future__ import annotations
 
@@ -32,22 +32,19 @@ SCHEMA = pa.schema(
         ("flipped", pa.bool_()),
     ]
 )
-"""Columns of the parts. ``a`` and ``b`` are null where the weighting has none, ``flipped`` where unknown."""
+"""``a`` and ``b`` are null if the weighting has none, ``flipped`` if unknown."""
 
 
 class WeightRecorder(Callback):
-    """Keeps one row a pair and a visit in ``weights/part-RRR-NNNNN.parquet`` of the run's folder.
+    """Write one row per pair per visit to ``weights/part-RANK-NNNNN.parquet``, for ``folder.read_weights``.
 
-    RRR is the rank that visited the pairs, NNNNN counts its parts; ``runs.folder.read_weights`` reads them.
-    Rows are on disk before each checkpoint is written, and a fit that starts at step s first drops the rows
-    of steps >= s that the folder holds. So a resumed run neither doubles nor loses a visit, whatever was
-    written after its checkpoint, and a fit from step 0 replaces the rows of an earlier run in that folder.
+    A fit from step s first drops rows of steps >= s, so a resumed run neither doubles nor loses a visit.
 
     Args:
         rows_per_part: visits to gather before a part is written.
 
     Raises:
-        UserError: ``rows_per_part`` is under 1; or, at the first step, the module returns no record.
+        UserError: ``rows_per_part`` is under 1, or the module returns no record.
     """
 
     def __init__(self, rows_per_part: int = 4096):
@@ -58,30 +55,30 @@ class WeightRecorder(Callback):
         self._next_number = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Drops the rows of the steps that this fit is going to do."""
+        """Drop the rows of the steps that this fit will do."""
         self._pending = []
         self._next_number = 0
         for part in weight_parts(trainer.default_root_dir):
             rank, number = (int(word) for word in part.stem.split("-")[1:])
-            # The modulus gives every part one owner, also those of a run with more ranks than this one.
+            # The modulus also assigns parts of a run with more ranks than this one.
             if rank % trainer.world_size == trainer.global_rank and not _trim(part, trainer.global_step):
                 continue
             if rank == trainer.global_rank:
                 self._next_number = number + 1
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
-        """Add the step's pairs, and write a part when there are enough."""
+        """Add the step's pairs, and write a part if there are enough."""
         record = record_of(outputs)
         numbers = {name: getattr(record, name) for name in SCHEMA.names[2:]}
         known = {name: column for name, column in numbers.items() if column is not None}
-        # One transfer, since each transfer from a GPU waits for the kernels before it.
+        # One transfer, since each waits for the GPU's kernels before it.
         rows = torch.stack([column.detach().float() for column in known.values()]).cpu().numpy()
         columns = dict(zip(known, rows, strict=True))
         flipped = columns.pop("flipped")
         count, nothing = len(record.ids), pa.nulls(len(record.ids), pa.float32())
         arrays = {
             "id": pa.array(record.ids, pa.string()),
-            # global_step has counted this step's policy update already.
+            # global_step already counts this update.
             "step": pa.array(np.full(count, trainer.global_step - 1), pa.int64()),
             "a": nothing,
             "b": nothing,
@@ -97,11 +94,11 @@ class WeightRecorder(Callback):
         self._flush(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write what is left."""
+        """Write the rest."""
         self._flush(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Write what there is."""
+        """Write the rest."""
         self._flush(trainer)
 
     def _flush(self, trainer: Trainer) -> None:
@@ -115,15 +112,10 @@ class WeightRecorder(Callback):
 
 
 class NoiseMask(Callback):
-    """Writes ``noise_mask.parquet`` into the run's folder: ``id`` and ``flipped`` of every training row,
-    and its ``annotator`` where annotators are known.
-
-    Rows that are dropped are in it too, so the mask holds for any tokenizer and any other tool. There is no
-    file where no noise was injected. ``NoiseFromMask`` trains on the same labels again.
-    """
+    """Write ``noise_mask.parquet``: ``id``, ``flipped`` and any ``annotator`` of each training row."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the file on rank zero."""
+        """Write the file on rank 0."""
         data = datamodule(trainer)
         flips, annotators = (getattr(data, name, None) for name in ("noise_flips", "annotators"))
         if flips is None or not trainer.is_global_zero:
@@ -137,7 +129,6 @@ class NoiseMask(Callback):
 
 
 def _trim(part: Path, step: int) -> bool:
-    """Drop a part's rows of ``step`` and later; return whether the part is still there."""
     table = pq.read_table(part)
     kept = table.filter(pc.less(table["step"], step))
     if len(kept) == 0:

@@ -1,12 +1,11 @@
-"""PACMR-DPO that believes an average of its adapters: does it confirm its own mistakes less?
+"""PACMR-DPO with rewards of an average of its adapters: does it confirm its own mistakes less?
 
     PYTHONPATH=examples pacmr fit --config quickstart/preference --config methods/pacmr \\
       --model.policy.model MODEL --model.objective.beta 2 \\
       --model.weighting averaged_adapter.AveragedAdapter \\
       --model.weighting.outer averaged_adapter.AveragedPseudoLabels
 
-A weighting and an outer objective of one's own (docs/extending.md); docs/results.md has what came of it in
-the worlds of research/sweeps/pacmr_variants.yaml.
+A custom weighting and outer objective (docs/extending.md), evaluated in docs/results.md.
 """
 
 from __future__ import annotations
@@ -29,16 +28,13 @@ from pacmr_lightning.weighting.weighted_gradient import WeightedGradient
 
 
 class AveragedPseudoLabels(PromptAugmentationConsistency):
-    """The paper's outer objective with pseudo-labels of the averaged adapter, for ``AveragedAdapter``.
-
-    Where the paper takes them after the virtual step, the average gives them before it, and lags anyway.
-    """
+    """Qu et al.'s outer objective with ``AveragedAdapter``'s pseudo-labels, from before the virtual step."""
 
     believed: Tensor | None = None
     """(M,) u of the meta pairs, in the order in which they are run."""
 
     def targets(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Confident pairs and their labels."""
+        """Return the indices of confident pairs, and their labels."""
         if self.believed is None:
             raise UserError("AveragedPseudoLabels needs the weighting AveragedAdapter, which averages.")
         return super().targets(self.believed)
@@ -46,8 +42,6 @@ class AveragedPseudoLabels(PromptAugmentationConsistency):
 
 class AveragedAdapter(VNetWeighting):
     """Weights sigmoid(a u + b) with u, and the sum Delta, of an exponential moving average of the adapters.
-
-    Pairs of no step (``WeightGap``'s probe set, an audit) have the weight that the policy's own rewards tell.
 
     Args:
         decay: what the average keeps at each policy update, in [0, 1).
@@ -76,13 +70,13 @@ class AveragedAdapter(VNetWeighting):
         self._logged: dict[str, Tensor] = {}
 
     def check_sharded(self) -> None:
-        """Refuses ZeRO-3, whose parameters are in parts."""
+        """Refuse ZeRO-3, which shards parameters."""
         raise UserError(
             "AveragedAdapter averages whole parameters; use configs/strategies/zero2.yaml or ddp.yaml."
         )
 
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
-        """By what the average believes of a step's pairs; see above for pairs of no step."""
+        """Return weights by the average's rewards of a step's pairs, by the policy's for others."""
         if self._believed is None:
             return super().weights(rewards, batch)
         ids, believed = self._believed
@@ -90,7 +84,7 @@ class AveragedAdapter(VNetWeighting):
         return super().weights(Rewards(believed.policy[rows], believed.reference[rows], believed.beta), batch)
 
     def update(self, pairs: StepPairs, meta: PairBatch, learning_rate: float) -> dict[str, Tensor]:
-        """Averages, asks the average about the pairs, and learns where it is due."""
+        """Update the average, compute its log-probabilities, and train VNet if due."""
         due = self._done % self.learn_every == 0
         believed = replace(pairs.rewards, policy=self._ask(pairs, meta if due else None))
         self._believed = pairs.batch.ids, believed
@@ -100,13 +94,13 @@ class AveragedAdapter(VNetWeighting):
         return self._logged
 
     def observe(self, rewards: Rewards, batch: PairBatch) -> None:
-        """The step is over: what is asked from here on is of no step."""
+        """End the step: later pairs are of no step."""
         super().observe(rewards, batch)
         self._believed = None
 
     @torch.no_grad()
     def _ask(self, pairs: StepPairs, meta: PairBatch | None) -> LogProbs:
-        """Moves the average; its log-probabilities of the train pairs, and its u of the meta pairs."""
+        """Update the average; return its log-probabilities of the train pairs, and set the meta pairs' u."""
         policy = pairs.policy
         now = {name: parameter.detach() for name, parameter in policy.adapter().items()}
         self._mean = {
@@ -122,16 +116,15 @@ class AveragedAdapter(VNetWeighting):
             return LogProbs.cat([policy.log_probs(part) for part in pairs.micro_batches()])
 
     def _step(self, inner: WeightedGradient, features: list[Tensor], c: Tensor) -> None:
-        """With what the average believes; c is the policy's own."""
         assert self._believed is not None
         _, believed = self._believed
         super()._step(inner, [believed.delta, believed.u], c)
 
     def state_dict(self) -> dict[str, Any]:
-        """With the average."""
+        """Add the average."""
         return {**super().state_dict(), "mean": dict(self._mean), "done": self._done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
+        """Restore the state."""
         super().load_state_dict(state)
         self._mean, self._done = dict(state["mean"]), state["done"]

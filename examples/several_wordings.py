@@ -1,11 +1,11 @@
-"""Consistency over all other wordings of a prompt of the embedded world, and not one: does it help VNet?
+"""Consistency over three augmented prompts of the synthetic benchmark, not one: does it help VNet?
 
     PYTHONPATH=examples pacmr fit --config quickstart/preference --config methods/pacmr \\
       --model.policy.model MODEL \\
       --model.weighting.estimator GhostDotProduct --model.objective.beta 2 \\
       --model.weighting.outer several_wordings.SeveralWordings --model.weighting.outer.tokenizer MODEL
 
-An outer objective of one's own (docs/extending.md); docs/results.md has what came of it.
+A custom outer objective (docs/extending.md), evaluated in docs/results.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pacmr_lightning.policy import PolicyModel
 
 
 class SeveralWordings(PromptAugmentationConsistency):
-    """The paper's outer objective, with each meta pair under three other wordings of its prompt.
+    """Qu et al.'s outer objective, with three augmented prompts per meta pair.
 
     Args:
         tokenizer: the policy's, a folder.
@@ -34,8 +34,8 @@ class SeveralWordings(PromptAugmentationConsistency):
     def gradient(
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
     ) -> OuterGradient:
-        """Of 3 M pairs: the original views three times, beside one other wording each."""
-        if meta.augmented is None:  # clean pairs, which the parent refuses
+        """Return the gradient of 3 M pairs: each original three times, with one augmented prompt each."""
+        if meta.augmented is None:  # clean pairs; the parent raises
             return super().gradient(policy, beta, meta, micro_batch_size)
         rows = list(zip(meta.input_ids, meta.segment_ids, strict=True))
         prompts, chosen, rejected = (
@@ -54,7 +54,7 @@ class SeveralWordings(PromptAugmentationConsistency):
         return super().gradient(policy, beta, pairs, micro_batch_size)
 
     def _others(self, prompt: list[int]) -> list[list[int]]:
-        """Token ids with another word for the topic, for the mood, and for both."""
+        """Return token ids with another word for the topic, for the mood, and for both."""
         text = self.tokenizer.decode(prompt, skip_special_tokens=True)
         words, both = text.split(), World().reword(text).split()
         topic, mood = (i for i, (word, other) in enumerate(zip(words, both, strict=True)) if word != other)

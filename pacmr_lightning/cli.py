@@ -1,7 +1,4 @@
-"""The ``pacmr`` command: trainer runs, and the tools around them.
-
-Nothing is imported here that takes long; what a command needs is imported when it is called.
-"""
+"""The ``pacmr`` command. Slow imports are left to the commands."""
 
 from __future__ import annotations
 
@@ -44,42 +41,39 @@ TOOLS = {
     "memory": "Estimates how much memory a run needs on each device, by strategy; no weights, no GPU.",
     "sweep": "Runs methods x noise rates x options x seeds as a file says; makes their tables and figures.",
 }
-"""Commands that are no trainer runs, and what each does: ``commands/<name>.py`` has its ``main``."""
 
 
 NOISE = (
-    # It takes the state after the update for a mistake; it is what resuming needs.
+    # Saving after the update is intended: resuming needs it.
     "Using ModelCheckpoint with manual optimization",
-    # Of libraries about each other.
+    # Libraries about each other.
     "`isinstance\\(treespec, LeafSpec\\)` is deprecated",
     "`is_gradient_checkpointing` is deprecated",
     ".*does not have many workers",
-    # Means over all ranks are logged, of which Lightning does not know.
+    # Logged values are means over all ranks already.
     ".*sync_dist=True",
-    # Of a call from Python, as in the tests.
+    # A call from Python, as in the tests.
     "LightningCLI's args parameter is intended",
-    # Of DeepSpeed, which calls them.
+    # Called by DeepSpeed.
     "`torch.distributed..*` is deprecated",
 )
-"""Warnings that a user of the command can do nothing about."""
-
 
 TALK = ("💡 Tip:", "TPU available", "GPU available", "`Trainer(val_check_interval=", "`Trainer.fit` stopped")
-"""How lines of Lightning's begin that answer no question of a user's."""
+"""Beginnings of Lightning's log lines to hide."""
 NO_BARS = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TQDM_MININTERVAL": "30",
 }
-"""For a log: no bars of libraries, and a line of each of our own every half minute."""
+"""For a log file: no bars of libraries, and a line of our own every half minute."""
 
 LET_SPEAK = 5
-"""Seconds after which a process says what is wrong although it is not rank 0, which may be waiting for it."""
+"""Seconds that other ranks wait for rank 0 to report a common error."""
 
 
 def _prepare_libraries() -> None:
-    """Silence library output and use a non-interactive matplotlib backend; before any of them is imported."""
-    # In a notebook it names the notebook's own, which another environment's Python does not have.
+    """Silence library output and use a non-interactive matplotlib backend, before their import."""
+    # A notebook sets its own, which another environment's Python lacks.
     os.environ["MPLBACKEND"] = "agg"
     for message in NOISE:
         warnings.filterwarnings("ignore", message=message)
@@ -92,7 +86,6 @@ def _prepare_libraries() -> None:
 
 
 def _let_rank_0_speak() -> None:
-    """Waits on other ranks: what all of them find wrong is said by rank 0, whose end is that of all."""
     if "lightning.pytorch" not in sys.modules:  # no run has begun, and importing it takes seconds
         return
     from lightning.pytorch.utilities import rank_zero_only
@@ -102,7 +95,6 @@ def _let_rank_0_speak() -> None:
 
 
 def _help() -> str:
-    """What ``pacmr --help`` prints: the trainer's commands and the tools."""
     commands = {**RUNS, **TOOLS}
     lines = [f"  {name:<12}{text}" for name, text in commands.items()]
     return "\n".join(
@@ -124,7 +116,7 @@ def _help() -> str:
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """For imports, of which Python's collector finds nothing to collect in a fifth of their time."""
+    """Disable garbage collection, a fifth of the time of imports."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -135,7 +127,7 @@ def _no_garbage() -> Iterator[None]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line; bad input ends in one sentence and exit status 2."""
+    """Run the command line; bad input ends in one sentence and exit status 2."""
     words = sys.argv[1:] if arguments is None else arguments
     _prepare_libraries()
     if words in (["--help"], ["-h"]):
@@ -153,11 +145,11 @@ def main(arguments: list[str] | None = None) -> None:
         if tool:
             module.main(words[1:])
         else:
-            # None and not sys.argv, which the processes of DDP are started with once more.
+            # None, not sys.argv, with which DDP starts its processes again.
             module.PacmrCLI(arguments)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    except BrokenPipeError:  # the reader, such as head, has seen enough
+    except BrokenPipeError:  # the reader, such as head, has closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except Exception as error:

@@ -1,19 +1,17 @@
-"""The one exception that means: the input is wrong and the user can mend it."""
+"""The exception for input that the user can fix."""
 
 import re
 
 
 class UserError(Exception):
-    """Bad input. The message is one sentence that names the offending value and the fix.
+    """Bad input; the message is one sentence that names the value and the fix.
 
-    No ValueError: jsonargparse would take those for a type mismatch and bury the message.
-
-    The command line prints the message alone, without a traceback, and exits with status 2.
+    No ValueError, which jsonargparse would take for a type mismatch. Exit status 2, without a traceback.
     """
 
 
 def check_at_least(least: float, **options: float | None) -> None:
-    """Raise a UserError for the first option that is below ``least``; None is allowed."""
+    """Raise a UserError for the first option below ``least``; None is allowed."""
     for name, value in options.items():
         if value is not None and value < least:
             raise UserError(f"{name} is {value}, but it must be at least {least}.")

@@ -1,4 +1,4 @@
-"""Files that are on disk whole or not at all, and digests of their content."""
+"""Atomic writes, and digests of content."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def obstacle(folder: Path) -> tuple[Path, OSError] | None:
-    """Where and why nothing could be written to a folder, which need not be there yet; None where it could.
-
-    Returns:
-        The nearest folder that is there (or a file in its place), and the system's error.
-    """
+    """Return the nearest existing path and the error if a folder cannot be written to, else None."""
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=nearest):
@@ -31,16 +27,7 @@ def obstacle(folder: Path) -> tuple[Path, OSError] | None:
 
 
 def check_writable(option: str, given: str, folder: Path) -> None:
-    """Looks, before any work is done, whether a folder is there to be written to, or could be made.
-
-    Args:
-        option: by which it was asked for.
-        given: what was asked for.
-        folder: the folder, or that of the file.
-
-    Raises:
-        UserError: it is below a file, or may not be written to.
-    """
+    """Raise a UserError, before any work, if the folder of an option's value cannot be written to."""
     if found := obstacle(folder):
         why = "may not be written to" if found[0].is_dir() else "is a file and no folder"
         raise UserError(f"{option} is {given}, but {found[0]} {why}; name another place.")
@@ -48,14 +35,10 @@ def check_writable(option: str, given: str, folder: Path) -> None:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yields a temporary path beside ``path`` that takes its place when the block ends.
+    """Yield a temporary path beside ``path`` that replaces it when the block ends; an exception keeps the old
+    file.
 
-    Readers see the old file or the new one, never a part of it; an exception leaves the old one in place.
-    The folder is made where it does not exist. Two processes may write the same file at once: the later
-    one's stays.
-
-    Raises:
-        UserError: the folder cannot be made.
+    The folder is made if missing. If two processes write the same file, the later one wins.
     """
     path = Path(path)
     try:
@@ -73,16 +56,13 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def write_json_lines(path: str | Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write a JSON object a line, whole or not at all."""
+    """Write one JSON object per line, atomically."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def content_digest(path: str | Path) -> str:
-    """Return a hash (XXH3, 128 bits) of a file, or of the names and content of a folder's files.
-
-    Hidden files of a folder are left out. A bar is shown where reading takes longer than two seconds.
-    """
+    """Return a hash (XXH3, 128 bits) of a file, or of the names and content of a folder's visible files."""
     import xxhash
     from tqdm import tqdm
 
@@ -103,10 +83,7 @@ def content_digest(path: str | Path) -> str:
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Writes a figure as PATH.png and PATH.pdf; ``path`` has no ending.
-
-    The figure is laid out once: both files, and loggers that draw it after that, show the same layout.
-    """
+    """Write a figure as PATH.png and PATH.pdf, with the same layout as in loggers after that."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     for ending in ("png", "pdf"):

@@ -1,4 +1,4 @@
-"""Memory that was freed, and that the C library keeps for later."""
+"""Return of freed memory to the system."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import sys
 
 
 def return_freed_memory() -> None:
-    """Gives what was freed back to the machine, where the C library is glibc, and does nothing elsewhere.
+    """Return freed memory to the system, with glibc only.
 
-    glibc keeps freed blocks of up to 32 MiB. After training on a CPU these are holes of the sizes that
-    training needed; other work, such as sampling, finds little room in them and takes more, until a run that
-    has trained for hours is killed for memory at its end.
+    Blocks that training on a CPU leaves in glibc fit no other work, and long runs were killed for memory.
     """
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.malloc_trim(0)

@@ -1,4 +1,4 @@
-"""A model by the name that a user gives, a folder or a Hub id: where it is, and what identifies it."""
+"""A model by folder or Hub id: its place, and its identity."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .files import content_digest
 
 
 def model_place(name: str) -> str | None:
-    """Return a folder or Hub id as ``from_pretrained`` takes it; None for a path without a folder."""
+    """Return a folder or Hub id for ``from_pretrained``; None for a path without a folder."""
     path = Path(name).expanduser()
     if path.is_dir():
         return str(path)
@@ -16,11 +16,7 @@ def model_place(name: str) -> str | None:
 
 
 def model_state(place: str) -> str | None:
-    """Return what identifies a model's weights: a digest of its folder, or the commit of its Hub id.
-
-    Raises:
-        OSError: the Hub has no such model.
-    """
+    """Return a digest of a model's folder, or the commit of its Hub id (OSError if there is none)."""
     from transformers.utils import cached_file, extract_commit_hash
 
     if Path(place).is_dir():
@@ -29,5 +25,5 @@ def model_state(place: str) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, without its period."""
+    """Return the first line of an error's text, without its period."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -1,25 +1,18 @@
-"""How far apart the weights of right and of wrong labels are, and how well they rank them."""
+"""Difference between the weights of right and wrong labels, and how well they rank them."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 NUMBERS = ("mean_unflipped", "mean_flipped", "gap", "auroc", "average_precision")
-"""What ``weight_gap`` returns, by name."""
 
 
 def weight_gap(weights: Tensor, flipped: Tensor) -> dict[str, float | None]:
     """Return the mean weights of unflipped and flipped pairs, and how well low weights rank the flipped ones.
 
-    Args:
-        weights: (N,) weights, or any other score that should be low where a label is wrong.
-        flipped: (N,) 1 the label is wrong, 0 it is not, -1 unknown; unknown ones are left out.
-
-    Returns:
-        ``mean_unflipped``, ``mean_flipped``, their difference ``gap``, and ``auroc`` and
-        ``average_precision`` of "the lower the weight, the likelier flipped". None where a number is not
-        defined: nothing is known of the flips, there is one kind only, or a weight is NaN. Weights that are
-        the same for all pairs rank nothing: no ``auroc`` and no ``average_precision``.
+    ``weights`` are (N,), or other scores that are low for wrong labels; ``flipped`` (N,) 1 for a wrong label,
+    0 for a right one, -1 for unknown, left out. None if undefined: no known flips, only one kind, a NaN
+    weight, or for ``auroc`` and ``average_precision`` equal weights.
     """
     from sklearn.metrics import average_precision_score, roc_auc_score
 

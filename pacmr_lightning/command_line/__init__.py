@@ -1,1 +1,1 @@
-"""The command line: options from signatures, and one sentence for whatever is wrong."""
+"""The command line: options from signatures, and errors as one sentence."""

@@ -1,4 +1,4 @@
-"""One sentence for errors that a user can mend: bad input, a full disk, too little memory, a lost process."""
+"""One sentence for errors that a user can fix: bad input, a full disk, too little memory, a lost process."""
 
 from __future__ import annotations
 
@@ -18,21 +18,16 @@ from ..errors import UserError, is_out_of_memory
 T = TypeVar("T")
 
 _failed: deque[Exception] = deque(maxlen=8)
-"""The last errors of constructors."""
 
 
 def stop(message: str) -> NoReturn:
-    """End the program as bad input does: one sentence on stderr, exit status 2."""
+    """End the program as for bad input: one sentence on stderr, exit status 2."""
     print(f"pacmr: error: {message}", file=sys.stderr)
     sys.exit(2)
 
 
 def construct(class_type: type[T], *args: Any, **kwargs: Any) -> T:
-    """Make an object for jsonargparse, and remember why that failed.
-
-    Where a type is a union, jsonargparse repeats the texts of such errors in one of its own and drops the
-    errors.
-    """
+    """Make an object for jsonargparse, and keep its error, which jsonargparse drops for unions."""
     try:
         return class_type(*args, **kwargs)
     except Exception as error:
@@ -41,7 +36,7 @@ def construct(class_type: type[T], *args: Any, **kwargs: Any) -> T:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception, the errors of constructors that it repeats, its cause, and so on."""
+    """Yield an exception, the constructor errors whose text it repeats, its cause, and so on."""
     while error is not None:
         yield error
         yield from (one for one in _failed if one is not error and _words(one) in _words(error))
@@ -53,7 +48,6 @@ def _words(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Return the name of the module that has raised an error."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     return frames[-1].f_globals.get("__name__", "") if frames else ""
 
@@ -64,7 +58,7 @@ def user_error(error: BaseException | None) -> UserError | None:
 
 
 def sentence(error: BaseException) -> str | None:
-    """Return what is wrong and how to mend it; None for an error that no user can mend."""
+    """Return the problem and its fix; None for an error that no user can fix."""
     if found := user_error(error):
         return str(found)
     of_libraries = (_misconfigured, _of_logger, full_disk, out_of_memory, _other_model, no_compiler)
@@ -72,21 +66,20 @@ def sentence(error: BaseException) -> str | None:
 
 
 def _misconfigured(error: BaseException) -> str | None:
-    """Lightning's text on a trainer that cannot be."""
     of_trainer = isinstance(error, ValueError) and _place(error).startswith(
         ("lightning.pytorch.trainer.connectors", "lightning.fabric.plugins.environments")
     )
-    # By name, since importing it takes longer than most tools.
+    # By name: importing it takes longer than most tools.
     return str(error) if of_trainer or type(error).__name__ == "MisconfigurationException" else None
 
 
 def _of_logger(error: BaseException) -> str | None:
-    """W&B's or MLflow's text on logging to it; or that it is not installed, as Lightning says."""
+    """W&B's or MLflow's text, or Lightning's that it is not installed."""
     for one in _chain(error):
         if isinstance(one, ModuleNotFoundError) and _place(one).startswith("lightning.pytorch.loggers"):
             text = " ".join(str(one).split()).rstrip(".")
             return f'{text}; or install "pacmr-lightning[loggers]".'
-        # By name, since hardly anybody has imported them.
+        # By name, since they are seldom imported.
         if (package := type(one).__module__.partition(".")[0]) in ("mlflow", "wandb"):
             text = (str(one).strip() or type(one).__name__).splitlines()[0]
             return f"{package} of trainer.logger says: {text}"
@@ -94,7 +87,7 @@ def _of_logger(error: BaseException) -> str | None:
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """What to try where a device, or the machine, has too little memory."""
+    """Return the sentence on too little memory."""
     for one in filter(is_out_of_memory, _chain(error)):
         wanted = re.search(r"[Tt]ried to allocate ([\d.,]+ \w+)", str(one))
         return (
@@ -106,9 +99,9 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def full_disk(error: BaseException) -> str | None:
-    """What to do where a disk, or a quota, is full."""
+    """Return the sentence on a full disk or quota."""
     for one in _chain(error):
-        # The Rust in safetensors and tokenizers raises no OSError.
+        # Rust, in safetensors and tokenizers, raises no OSError.
         of_rust = re.search(r"\(os error (\d+)\)", str(one))
         number = int(of_rust[1]) if of_rust else getattr(one, "errno", None)
         if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -121,10 +114,10 @@ def full_disk(error: BaseException) -> str | None:
 
 
 def lost_process(error: BaseException) -> str | None:
-    """What to do where processes that train together cannot reach each other any more."""
+    """Return the sentence on training processes that no longer reach each other."""
     for one in _chain(error):
         text = str(one)
-        # gloo raises plain RuntimeErrors; NCCL, and the store through which they meet, torch's DistErrors.
+        # gloo raises plain RuntimeErrors, NCCL and torch's store DistErrors.
         of_gloo = isinstance(one, RuntimeError) and re.search(r"\bgloo\b|by peer|Timed out waiting", text)
         if of_gloo or isinstance(one, torch.distributed.DistError):
             reason = re.search(r"[^:]*by peer|Timed out waiting[^.,]*", text)
@@ -137,7 +130,7 @@ def lost_process(error: BaseException) -> str | None:
 
 
 def no_compiler(error: BaseException) -> str | None:
-    """What to do where DeepSpeed wanted to build one of its kernels, and could not."""
+    """Return the sentence on a kernel that DeepSpeed could not compile."""
     wanted = re.search(r"Unable to JIT load the (\w+) op|Error building extension '(\w+)'", str(error))
     return wanted and (
         f"DeepSpeed could not compile its {wanted[1] or wanted[2]}, which trainer.strategy asks for; use a "
@@ -146,7 +139,6 @@ def no_compiler(error: BaseException) -> str | None:
 
 
 def _other_model(error: BaseException) -> str | None:
-    """Torch's finding that a checkpoint's tensors do not fit the model or the optimizer."""
     text = str(error)
     if isinstance(error, RuntimeError) and text.startswith("Error(s) in loading state_dict"):
         what = f" ({(text.splitlines()[1:] or [''])[0].strip().rstrip('.')})"

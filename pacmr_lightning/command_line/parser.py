@@ -1,4 +1,4 @@
-"""Parsers of the commands, which report what is wrong in one sentence; a tool's options are a function's."""
+"""Parsers of the commands, which report errors in one sentence; a tool's options are those of a function."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ add_instantiator(construct, object)
 
 
 class OneSentence(ArgumentParser):
-    """jsonargparse's parser that reports what is wrong in one sentence; abbreviations are refused."""
+    """jsonargparse's parser with errors in one sentence and without abbreviations."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **{"allow_abbrev": False} | kwargs)
@@ -35,11 +35,11 @@ class OneSentence(ArgumentParser):
         return super().add_argument(*args, **kwargs)
 
     def parse_args(self, args: Any = None, *rest: Any, **options: Any) -> Any:
-        """Finds the configs that come with the package by name."""
+        """Resolve names of shipped configs first."""
         return super().parse_args(with_files(sys.argv[1:] if args is None else args), *rest, **options)
 
     def parse_path(self, cfg_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Reads a config, whose name stands before what is wrong in it."""
+        """Read a config, whose name precedes its errors."""
         self._file = str(cfg_path)
         try:
             return super().parse_path(cfg_path, *args, **kwargs)
@@ -47,19 +47,14 @@ class OneSentence(ArgumentParser):
             self._file = None
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Prints one sentence and exits with status 2.
-
-        Raises:
-            ArgumentError: instead, of parsers with ``exit_on_error=False``, such as nested classes have; its
-                message has the shape of jsonargparse's own.
-        """
+        """Print one sentence and exit with status 2; if nested, raise ArgumentError as jsonargparse does."""
         cause = read(message, getattr(ex, "subcommand_parser", None) or self)
         if not self.exit_on_error:
             raise ArgumentError(None, f'Parser key "{cause.key}":\n  {cause.text}') from ex
         stop(f"{self._file}: {cause}" if self._file else str(cause))
 
     def validate(self, namespace: Any, *args: Any, **kwargs: Any) -> None:
-        """Also refuses a value in the place of a group of options, such as ``trainer: 3``."""
+        """Also refuse a value for a group of options, such as ``trainer: 3``."""
         for name in self.groups or ():
             value = namespace.get(name)
             if value is not None and not isinstance(value, Namespace):
@@ -68,10 +63,10 @@ class OneSentence(ArgumentParser):
 
 
 class ToolParser(OneSentence):
-    """jsonargparse's parser with options as one types them: flags without a value, and lists as words."""
+    """jsonargparse's parser with flags without a value, and lists as words."""
 
     def add_argument(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes ``--merged`` of ``merged: bool = False``, and ``--taus 0.6 0.7`` of ``taus: list[float]``."""
+        """Make ``--merged`` of ``merged: bool = False``, ``--taus 0.6 0.7`` of ``taus: list[float]``."""
         if kwargs.get("help"):
             kwargs["help"] = kwargs["help"].replace("``", "")
         kind = getattr(kwargs.get("action"), "_typehint", kwargs.get("type"))
@@ -83,18 +78,16 @@ class ToolParser(OneSentence):
             kwargs |= {"type": get_args(kind)[0], "nargs": "+"}
             if "default" in kwargs:
                 kwargs["default"] = list(kwargs["default"])
-            args = args[:1]  # without --taus+, which appends to a list
+            args = args[:1]  # without --taus+, which appends
         return super().add_argument(*args, **kwargs)
 
 
 def run_tool(
     name: str, function: Callable[..., Any], arguments: list[str], *, positional: bool = False
 ) -> Any:
-    """Calls ``function`` with the arguments of ``pacmr NAME``.
+    """Call ``function`` with the arguments of ``pacmr NAME``, by its type hints and docstring.
 
-    Its type hints and docstring make the options and their help; objects are given as in LightningCLI's
-    YAML (``--source Files --source.train pairs.jsonl``), and ``--config FILE`` reads options from a file.
-    With ``positional``, parameters without a default are given as plain words, unless they are keyword-only.
+    With ``positional``, parameters without a default are plain words, unless they are keyword-only.
     """
     told = (inspect.getdoc(function) or "").partition("\n\nArgs:")[0].replace("``", "")
     return auto_cli(

@@ -1,8 +1,4 @@
-"""jsonargparse's error messages, which list every guess of a union, cut down to one sentence with a proposal.
-
-They are nested: what is wrong with an option of a class is said inside of what is wrong with the class. Only
-their text holds all guesses of a union, so it is read here; what has another shape is passed on as it is.
-"""
+"""Shortens jsonargparse's nested error messages, with all guesses of a union, to one sentence."""
 
 from __future__ import annotations
 
@@ -19,12 +15,10 @@ from jsonargparse import ArgumentParser
 BESIDE = "beside class_path a class has only init_args, which hold its options"
 LISTED = "--help lists those that there are."
 ALIKE = 0.75
-"""How alike names are, from 0 to 1, of which one is proposed for the other."""
+"""Least similarity, from 0 to 1, of a proposed name."""
 LONGEST = 80
-"""Characters of a value that are shown."""
 TYPE, CLASS, OWN, INSIDE = range(4)
-"""How near a cause is to what was meant: no guess of the type, no such class, said by a class itself or of an
-item, or of an option of a class that was found."""
+"""Ranks of a cause: wrong type, no such class, a class's own or an item's, a known class's option."""
 
 LEAVES = {
     r".*[oO]ption 'class_path'": f"{BESIDE}.",
@@ -32,36 +26,35 @@ LEAVES = {
     r"Path is not a file: '(.*)'": r"\1 is no file.",
     r'expected "subcommand" to be one of': "no command is given; pacmr --help lists them.",
 }
-"""Messages without another one inside, and the sentences for them."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What is wrong with the value of ``key``, an option's name with dots."""
+    """An error in the value of ``key``, an option's name with dots."""
 
     key: str
     text: str
     rank: int = OWN
     classes: str | None = None
-    """Classes to propose at the text's end: those like this name, or with an option of this ``.NAME``."""
+    """Classes to propose: those like this name, or with an option of this ``.NAME``."""
 
     def __str__(self) -> str:
         return f"{self.key}: {self.text}" if self.key else self.text
 
 
 def short_message(message: str) -> str:
-    """Return the message's first cause as a sentence: the key, the value and what would be accepted."""
+    """Return the first cause in a message as a sentence: key, value and what is allowed."""
     return str(read(message, None))
 
 
 def read(message: str, parser: ArgumentParser | None) -> Cause:
-    """Return what is wrong by a message of a parser, which knows the names that would be right."""
+    """Return the cause in a message of a parser, which has the names to propose."""
     cause = _cause(message, parser)
     return _with_classes(replace(cause, text=cause.text.replace("{value}", "the class")), None)
 
 
 def _cause(message: str, parser: ArgumentParser | None) -> Cause:
-    """Unwrap one level of a nested message."""
+    """Unwrap one level of a nested parser error."""
     message = dedent(message).strip("\n")
     if found := re.match(r"\s*- Expected a path but .*? not accessible or invalid\n- (.*)", message, re.S):
         return _cause(found[1], parser)
@@ -82,7 +75,6 @@ def _cause(message: str, parser: ArgumentParser | None) -> Cause:
 
 
 def _of_class(path: str, said: str, parser: ArgumentParser | None) -> Cause:
-    """Return what is wrong with a class that was named, or with one of its options."""
     said = said.strip()
     if path.endswith((".yaml", ".yml")) or said.startswith(("module '", "Expected a dot import path")):
         return _no_class(path)
@@ -91,7 +83,7 @@ def _of_class(path: str, said: str, parser: ArgumentParser | None) -> Cause:
             "", f"{path} cannot be imported ({missing[0]}); correct the path, or install what has it."
         )
     inner = _cause(said, parser)
-    if not inner.key and inner.text == _collapse(said):  # no message of a parser
+    if not inner.key and inner.text == _collapse(said):  # not a parser's message
         return Cause("", f"{path} cannot be imported ({inner.text.rstrip('.')}).")
     text = inner.text
     if "." not in inner.key:
@@ -100,7 +92,6 @@ def _of_class(path: str, said: str, parser: ArgumentParser | None) -> Cause:
 
 
 def _of_union(types: list[str], errors: list[str], value: str, parser: ArgumentParser | None) -> Cause:
-    """Return the guess that comes nearest, or all types that would do."""
     nested = re.fullmatch(r"NestedArg\(key='(.*)', val='?(.*?)'?\)", value, re.S)
     value = nested[2] if nested else value
     causes = []
@@ -126,7 +117,6 @@ def _of_union(types: list[str], errors: list[str], value: str, parser: ArgumentP
 
 
 def _leaf(text: str, parser: ArgumentParser | None) -> Cause:
-    """Read a message without another one inside."""
     for pattern, sentence in LEAVES.items():
         if found := re.match(pattern, text):
             return Cause("", found.expand(sentence))
@@ -156,7 +146,7 @@ def _leaf(text: str, parser: ArgumentParser | None) -> Cause:
         return Cause("", f"{named} are missing; give them on the command line or in a config.")
     if found := re.match(r"argument (\S+): expected (one|at least one) argument", text):
         option, words = found[1].split("/")[-1], getattr(parser, "args", [])
-        # The option that was typed last or before another one; argparse says ``--data`` of ``--data.task``.
+        # The option typed last or before another one; argparse prints ``--data`` for ``--data.task``.
         pairs = zip(words, [*words[1:], "--"], strict=True)
         typed = (w for w, following in pairs if w.startswith(option) and following.startswith("--"))
         return Cause(next(typed, option), "its value is missing; give it after the option.")
@@ -179,7 +169,6 @@ def _no_class(name: str, option: str = "") -> Cause:
 
 
 def _needs_class(value: str, option: str | None) -> Cause:
-    """Return what is wrong with an option whose class is not named, or with a value that names none."""
     if option:
         text = f"got {_shown(value)}, but its class is not named before it;"
         return Cause(option, text, CLASS, f".{option}")
@@ -188,7 +177,7 @@ def _needs_class(value: str, option: str | None) -> Cause:
 
 
 def _with_classes(cause: Cause, parser: ArgumentParser | None, key: str = "") -> Cause:
-    """Add the class that was probably meant, or this package's that the option can have."""
+    """Add the class that was probably meant, or this package's classes that the option allows."""
     if cause.classes is None:
         return cause
     hints = [getattr(action, "_typehint", None) for action in _actions(parser) if action.dest == key]
@@ -214,7 +203,6 @@ def _with_classes(cause: Cause, parser: ArgumentParser | None, key: str = "") ->
 
 
 def _classes(hint: Any) -> Iterator[type]:
-    """Yield the classes in a type hint whose subclasses can be named on the command line."""
     for part in get_args(hint):
         yield from _classes(part)
     if inspect.isclass(hint) and not get_args(hint) and hint.__module__ != "builtins":
@@ -222,7 +210,6 @@ def _classes(hint: Any) -> Iterator[type]:
 
 
 def _actions(parser: ArgumentParser | None) -> Iterator[Any]:
-    """Yield the options of a parser and of its commands."""
     for action in parser._actions if parser is not None else ():
         commands = getattr(action, "_name_parser_map", None)
         if commands is None:
@@ -233,7 +220,7 @@ def _actions(parser: ArgumentParser | None) -> Iterator[Any]:
 
 
 def _near_option(name: str, parser: ArgumentParser | None, dashes: str = "") -> str:
-    """Propose the option that was probably meant: begun alike, spelled alike, or so up to its first dot."""
+    """Propose the option that was probably meant: same start, or similar, also up to the first dot."""
     actions = [action for action in _actions(parser) if not action.dest.endswith(".help")]
     if name in (action.dest for action in actions if not action.option_strings):
         return f"give {name} without {dashes}{name} before it."
@@ -250,14 +237,13 @@ def _near_option(name: str, parser: ArgumentParser | None, dashes: str = "") -> 
 
 
 def _without_command(key: str, parser: ArgumentParser | None) -> str:
-    """Take off the ``fit.`` that stands before the options of a parser of several commands."""
     action = getattr(parser, "_subcommands_action", None)
     head, _, rest = key.partition(".")
     return rest if action is not None and head in action.choices and rest else key
 
 
 def _expected(types: list[str], value: str) -> str:
-    """``expected an int or null, but got abc.``, of types as Python writes them."""
+    """Return ``expected an int or null, but got abc.`` for types as Python writes them."""
     literals = [one for kind in types if kind.startswith("typing.Literal") for one in _split(kind[15:-1])]
     names = [f"one of {', '.join(literals)}" if len(literals) > 1 else literals[0]] if literals else []
     for kind in types:
@@ -267,7 +253,7 @@ def _expected(types: list[str], value: str) -> str:
             name = re.sub(r"[\w.]+\.(\w+)", r"\1", re.sub(r"<class '([^']+)'>", r"\1", kind))
             article = "an" if name[0] in "aeiouAEIOU" else "a"
             names.append("null" if name == "NoneType" else f"{article} {name}")
-    # Python may return an equal union that was written first, so int and float come in either order.
+    # Python may return an equal union written earlier, so the order of int and float varies.
     names.sort(key=lambda name: (name == "null", name == "a float"))
     near = get_close_matches(value, [one.strip("'") for one in literals], 1, ALIKE)
     end = f"; did you mean {near[0]}?" if near else "."
@@ -275,12 +261,10 @@ def _expected(types: list[str], value: str) -> str:
 
 
 def _listed(names: list[str], word: str) -> str:
-    """``a, b or c``."""
     return f"{', '.join(names[:-1])} {word} {names[-1]}" if len(names) > 1 else names[0]
 
 
 def _shown(value: str) -> str:
-    """Return a value as a sentence quotes it."""
     value = _collapse(value)
     return "nothing" if not value else value if len(value) <= LONGEST else f"{value[:LONGEST]}..."
 
@@ -290,5 +274,4 @@ def _collapse(text: str) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """Split at commas outside of brackets."""
     return [part.strip() for part in re.findall(r"(?:[^,\[\]]|\[(?:[^\[\]]|\[[^\[\]]*\])*\])+", text)]

@@ -1,4 +1,4 @@
-"""The configs that come with the package, found by name: ``preference``, ``methods/pacmr``."""
+"""Configs of the package, by name: ``preference``, ``methods/pacmr``."""
 
 from __future__ import annotations
 
@@ -12,38 +12,32 @@ from .exceptions import stop
 
 _PACKAGE = Path(__file__).parents[1]
 FOLDER = (_PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent) / "configs"
-"""In an installed package they lie in it, in a checkout beside it."""
 
 
 @cache
 def names() -> tuple[str, ...]:
-    """All of them, without ``.yaml``; those for one's own data first."""
+    """Return all names, without ``.yaml``, those for own data first."""
     found = (file.relative_to(FOLDER).with_suffix("").as_posix() for file in FOLDER.rglob("*.yaml"))
     return tuple(sorted(found, key=lambda name: ("/" in name, name)))
 
 
 def shipped_name(path: str) -> str | None:
-    """The config of ``names`` that a name or a path under ``configs/`` means."""
+    """Return the name of ``names`` for a name or a path under ``configs/``."""
     return name if (name := _bare(path)) in names() else None
 
 
 def did_you_mean(path: str) -> str:
-    """`` (did you mean NAME?)`` for a sentence on a name of nothing; empty where none is near."""
+    """Return `` (did you mean NAME?)``, or nothing if no name is similar."""
     close = get_close_matches(_bare(path), names(), n=1, cutoff=0.7)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _bare(path: str) -> str:
-    """The name of a config, from its name or its path."""
     return path.removeprefix("configs/").removesuffix(".yaml")
 
 
 def resolved(path: str) -> str:
-    """The file that a path or a name means.
-
-    What is a file where the command runs is that file; else ``methods/pacmr``, ``methods/pacmr.yaml`` and
-    ``configs/methods/pacmr.yaml`` are the shipped one. What is neither comes back as it is.
-    """
+    """Return an existing file, else the shipped file of a name or path, else the path unchanged."""
     if Path(path).is_file():
         return path
     name = shipped_name(path)
@@ -51,10 +45,7 @@ def resolved(path: str) -> str:
 
 
 def with_files(words: list[str]) -> list[str]:
-    """A command's words, with the files that names after ``--config`` mean; it says where they are.
-
-    A name of nothing ends in one sentence.
-    """
+    """Return a command's words with names after ``--config`` resolved; an unknown one ends the program."""
     found = list(words)
     for place, word in enumerate(words):
         flag, equals, value = word.partition("=")
@@ -72,7 +63,7 @@ def with_files(words: list[str]) -> list[str]:
 
 
 def told(name: str) -> str:
-    """The first sentence of a config's comment."""
+    """Return the first sentence of a config's comment."""
     words: list[str] = []
     for line in (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
         if not line.startswith("# ") or line.startswith("#  "):  # a command

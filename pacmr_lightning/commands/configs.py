@@ -1,4 +1,4 @@
-"""The configs that come with the package: their names, and a copy of one to change."""
+"""List and copy the configs that come with the package."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from ..files import replacing
 def configs() -> None:
     """Lists the configs that come with the package, with what each is for.
 
-    A name of the list is what --config takes, in any folder: pacmr fit --config tldr/preference --config
-    methods/pacmr. To start one of your own: pacmr configs copy NAME FILE.
+    --config takes each name, in any folder. To start one of your own: pacmr configs copy NAME FILE.
     """
     console = Console(soft_wrap=True, highlight=False, markup=False)
     if console.is_terminal:
@@ -40,7 +39,7 @@ def copy(name: str, file: str) -> None:
         file: to write, ending in .yaml.
 
     Raises:
-        UserError: there is no such config, or the file is there already or has another ending.
+        UserError: there is no such config, or the file exists or has another ending.
     """
     if (shipped := shipped_name(name)) is None:
         raise UserError(

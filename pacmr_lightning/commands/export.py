@@ -1,4 +1,4 @@
-"""Makes a folder of a finished run that plain transformers or PEFT loads, with a model card."""
+"""Export of a finished run to a folder that plain transformers or PEFT loads, with a model card."""
 
 from __future__ import annotations
 
@@ -46,28 +46,24 @@ def export(
 ) -> None:
     """Writes the policy of a finished preference run, its tokenizer and a model card into a new folder.
 
-    The folder can go to the Hugging Face Hub, in one commit; where that fails, it stays.
-
-    Where the run's weighting has a VNet, that is written beside them (``vnet_folder.load_vnet`` reads it).
+    With a VNet, that is written too (``vnet_folder.load_vnet`` reads it). If an upload fails, the folder
+    stays.
 
     Args:
         run: folder of a preference run.
         out: folder to write, which must not exist or be empty. It appears when it is complete.
-        merged: write a whole model with the adapter merged into the base, not a PEFT adapter; into the
-            base as it is stored, also where the run quantised it.
+        merged: write a whole model with the adapter merged into the base as it is stored, not a PEFT adapter.
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
-        dtype: of the merged weights, which are added up in float32 and rounded once; default: the base's in
-            the run. Adapters are float32 always.
-        base: id of the base at the Hub, where the run has read it from a folder; the adapter and the card
-            name it.
-        push: repository at the Hub, OWNER/NAME, to upload the folder to; made where it does not exist. The
-            token is that of HF_TOKEN, or of hf auth login.
+        dtype: of the merged weights, added up in float32; default: the base's in the run. Adapters are
+            float32.
+        base: id of the base at the Hub, for a run that has read it from a folder.
+        push: repository at the Hub, OWNER/NAME, to upload to; made if missing. Token: HF_TOKEN, or hf auth
+            login.
         private: make a private repository.
 
     Raises:
-        UserError: ``out`` is taken, the run's files are missing or do not fit, the policy is not finite, or
-            an adapter is asked for whose base does not exist as one model; or the Hub refuses the upload, or
-            nobody would find the base there.
+        UserError: ``out`` is taken, the run's files do not fit, the policy is not finite, or the upload
+            fails.
     """
     run, out = str(run), str(out)
     if dtype is not None and not merged:
@@ -94,7 +90,7 @@ def export(
         quantization = found.model["init_args"]["policy"]["init_args"].get("quantization")
         stored = copy.deepcopy(found)
         if merged:
-            # A sum with 4-bit weights would be rounded to 4 bits again, so the stored base is taken for it.
+            # Merging into 4-bit weights would round to 4 bits again, so use the stored base.
             stored.model["init_args"]["policy"]["init_args"]["quantization"] = None
         module, data, step = load(stored)
         learned = [*module.policy.adapter().values(), *(module.vnet.parameters() if module.vnet else ())]
@@ -118,7 +114,7 @@ def export(
         if module.vnet is not None:
             settings = {"beta": module.objective.beta, "step": step, "method": module.method}
             settings["weighting"] = weighting_settings(found, module)
-            # A weighting's network is one of the paper's kind.
+            # Always the weighting's own network.
             save_vnet(folder, cast(VNet, module.vnet), settings)
         if merged:
             model = merge(module.policy, bottom, getattr(torch, dtype) if dtype else module.policy.dtype)
@@ -126,10 +122,10 @@ def export(
         else:
             if base is not None:
                 module.policy.peft.peft_config[ADAPTER].base_model_name_or_path = base
-            # PEFT would look at the Hub for whether the vocabulary was changed, which it never is.
+            # Else PEFT asks the Hub whether the vocabulary was changed, which it never is.
             module.policy.peft.save_pretrained(str(folder), save_embedding_layers=False)
             module.policy.model.generation_config.save_pretrained(folder)
-        # Last, for PEFT writes a card of its own.
+        # Last, since PEFT writes its own card.
         (folder / "README.md").write_text(card, encoding="utf-8")
     loader = "AutoModelForCausalLM" if merged else "AutoPeftModelForCausalLM"
     say(f'{out} is complete; load it with {loader}.from_pretrained("{out}").')
@@ -145,25 +141,16 @@ def export(
 
 
 def merge(policy: PolicyModel, bottom: str, dtype: torch.dtype) -> PreTrainedModel:
-    """The policy as one plain model; the policy itself is used up.
-
-    Args:
-        policy: built.
-        bottom: folder or Hub id of the plain model under it.
-        dtype: of the merged weights.
-
-    Raises:
-        UserError: a merged weight is too large for ``dtype``.
-    """
+    """Return the built policy as one plain model, and use it up; ``bottom`` is the model under it."""
     untie_head(policy.model)
     if dtype != policy.dtype:
         policy.model.float()
-    peft: Any = policy.peft  # it passes the call on to its LoraModel
+    peft: Any = policy.peft  # forwards to its LoraModel
     model: PreTrainedModel = peft.merge_and_unload().to(dtype)
     for name, value in model.state_dict().items():
         if not torch.isfinite(value).all():
             raise UserError(f"The merged weight {name} is too large for {dtype}; choose another --dtype.")
-    # What training switched off stands in the config: the cache, and dropout.
+    # Restore what training switched off: the cache, and dropout.
     original = AutoConfig.from_pretrained(bottom).to_dict()
     for key in model.config.to_dict():
         if key in original and (key == "use_cache" or "dropout" in key or key.endswith("pdrop")):
@@ -173,7 +160,7 @@ def merge(policy: PolicyModel, bottom: str, dtype: torch.dtype) -> PreTrainedMod
 
 @contextmanager
 def _new_folder(out: str) -> Iterator[Path]:
-    """Yields a temporary folder beside ``out`` that takes its name when the block ends without an error."""
+    """Yield a temporary folder beside ``out`` that takes its name when the block ends without an error."""
     path = Path(os.path.realpath(out))
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     new_parents = [parent for parent in path.parents if not os.path.lexists(parent)]

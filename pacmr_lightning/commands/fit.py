@@ -1,4 +1,4 @@
-"""LightningCLI's fit, validate, test and predict: runs that live in a folder each."""
+"""LightningCLI's fit, validate, test and predict, with a folder per run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.utilities import rank_zero_only
 
-# Importing the packages is what makes the short names of their classes work in YAML.
+# Importing the packages registers the short names of their classes for YAML.
 from ..callbacks import GenerationWriter, LogProgress, NoiseMask, RunCheckpoint
 from ..command_line.parser import OneSentence
 from ..datamodules import PreferenceDataModule, SFTDataModule  # noqa: F401
@@ -37,16 +37,14 @@ from ..strategies import check_strategy
 
 
 class Parser(OneSentence, LightningArgumentParser):
-    """LightningCLI's parser, which reports what is wrong in one sentence."""
+    """LightningCLI's parser with errors in one sentence."""
 
 
 class PacmrCLI(LightningCLI):
     """LightningCLI whose runs live in ``runs/<name>/`` with their config, metrics and checkpoints.
 
-    Beside Lightning's own options it adds the ``checkpoint`` section (``RunCheckpoint``), links the
-    weighting's ``every`` to the datamodule's ``meta_every`` and the policy's ``model`` to its ``tokenizer``,
-    and logs to ``metrics.csv``, and to TensorBoard or the loggers that ``trainer.logger`` names in its place;
-    to nothing where that is false.
+    It adds the section ``checkpoint``, links module and datamodule, and logs to ``metrics.csv`` and
+    TensorBoard.
     """
 
     def __init__(self, args: list[str] | None = None):
@@ -66,7 +64,7 @@ class PacmrCLI(LightningCLI):
         )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # Lightning's is static
-        """Return the one that the command line begins with, since making the others' parsers takes longer."""
+        """Return the command line's subcommand only, since making the others' parsers is slow."""
         found = super().subcommands()
         return {name: skip for name, skip in found.items() if self._asked in (name, None)} or found
 
@@ -78,9 +76,9 @@ class PacmrCLI(LightningCLI):
                 "checkpoint.save_last": True,
                 "checkpoint.filename": "step-{step}",
                 "checkpoint.auto_insert_metric_name": False,
-                # A run's folder has one run, so a file of the same name is to be replaced.
+                # A run's folder has one run, so replace files of the same name.
                 "checkpoint.enable_version_counter": False,
-                # Its table counts metrics and 0 FLOPs; the models print how much of them is trained.
+                # Its table counts metrics and 0 FLOPs; the models print their trained share.
                 "trainer.enable_model_summary": False,
             }
         )
@@ -90,7 +88,6 @@ class PacmrCLI(LightningCLI):
     def _prepare_subcommand_parser(
         self, klass: type, subcommand: str, **kwargs: Any
     ) -> LightningArgumentParser:
-        """Adds ``refine`` to ``fit``, and ``generation`` (``GenerationWriter``) to ``predict``."""
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "fit":
             help = "Go on with pacmr refine when the run has ended."
@@ -100,7 +97,7 @@ class PacmrCLI(LightningCLI):
         return parser
 
     def after_fit(self) -> None:
-        """Print where the run is."""
+        """Print the run's folder."""
         if not self.trainer.is_global_zero:
             return
         root = self.config.fit.trainer.default_root_dir
@@ -114,12 +111,7 @@ class PacmrCLI(LightningCLI):
         """Do nothing: Lightning's own puts a checkpoint's options over those of the command line."""
 
     def before_instantiate_classes(self) -> None:
-        """Name the run's folder, refuse to overwrite another run, and find the checkpoint to go on from.
-
-        Raises:
-            UserError: the folder holds a run already and nothing says that it goes on; or the checkpoint
-                cannot be used.
-        """
+        """Name the run's folder, refuse to overwrite a run, and find the checkpoint to resume from."""
         config = self.config[self.subcommand]
         if config.trainer.default_root_dir is None:
             model, data = config.model.init_args, config.data.init_args
@@ -141,19 +133,16 @@ class PacmrCLI(LightningCLI):
             _remove_partial_files(root)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Runs it, and refines the run where asked for, in a process that knows nothing of its ranks.
-
-        A run that fails before its first step leaves no folder, though loggers made one.
-        """
+        """Run it, then ``refine`` if requested; a run that fails before its first step leaves no folder."""
         try:
             with wandb_ends():
                 super()._run_subcommand(subcommand)
         except Exception:
-            # What this process has said need not be said again by those that wait for it.
+            # Waiting processes need not repeat this one's error.
             if self.trainer.strategy.launcher is not None:
                 self.trainer.strategy.launcher.kill(signal.SIGKILL)
             root = Path(self.trainer.default_root_dir)
-            # Answers of predict are work that goes on from there.
+            # Stored answers of predict are used by its next run.
             kept = (root / CONFIG).exists() or any(root.glob("*.answers.sqlite"))
             if root in self._new_folders and not kept:
                 shutil.rmtree(root, ignore_errors=True)
@@ -165,11 +154,7 @@ class PacmrCLI(LightningCLI):
             refine_run(Path(self.trainer.default_root_dir))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Add the loggers of a run's folder, the progress bar, and how checkpoints are written and read.
-
-        Raises:
-            UserError: torchrun has started another number of processes, or they cannot share a batch evenly.
-        """
+        """Add the run's loggers, the progress bar and the checkpoint files, and check the processes."""
         settings, fits = self.config_init[self.subcommand].trainer, self.subcommand == "fit"
         plugins, callbacks = _as_list(settings.plugins), _as_list(settings.callbacks)
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
@@ -194,7 +179,7 @@ class PacmrCLI(LightningCLI):
             kwargs["logger"] = False
         started = int(os.environ["WORLD_SIZE"]) if TorchElasticEnvironment.detect() else None
         if started:
-            # torchrun has started the processes; on a CPU Lightning would take each for a run of its own.
+            # Without this, Lightning on a CPU would take each of torchrun's processes for a run of its own.
             local = int(os.environ["LOCAL_WORLD_SIZE"])
             if settings.devices == "auto":
                 kwargs["devices"] = local
@@ -210,7 +195,7 @@ class PacmrCLI(LightningCLI):
         if isinstance(self.model, PreferenceModule):
             check_strategy(trainer.strategy, self.model.policy.quantization)
         if fits and isinstance(self.datamodule, PreferenceDataModule):
-            # The loader would say so, too, when all the processes have started.
+            # Before the processes start; the loader checks it later.
             check_shares("global_batch_size", self.datamodule.global_batch_size, processes)
             if self.datamodule.meta_every is not None:
                 check_shares("meta_batch_size", self.datamodule.meta_batch_size, processes)
@@ -218,8 +203,6 @@ class PacmrCLI(LightningCLI):
 
 
 class _ParserOnly(PacmrCLI):
-    """LightningCLI that makes its parsers, and parses and runs nothing."""
-
     config: Any = {"subcommand": None}  # noqa: RUF012
 
     def _nothing(self, *_: Any, **__: Any) -> None: ...
@@ -230,15 +213,12 @@ class _ParserOnly(PacmrCLI):
 
 @cache
 def parser_of(subcommand: str) -> Any:
-    """Return the parser of the words after ``pacmr fit`` and the like.
-
-    LightningCLI's own goes through all options once more, to find out which subcommand they are of.
-    """
+    """Return the parser of one subcommand, faster than LightningCLI, which parses all."""
     return _ParserOnly([subcommand])._subcommand_parsers[subcommand]
 
 
 def refine_run(folder: Path) -> None:
-    """``pacmr refine`` of a run that has ended; what goes wrong there ends this process with its status."""
+    """Run ``pacmr refine`` on a finished run; its failure ends this process with its status."""
     ranks = ("RANK", "WORLD_SIZE", "MASTER_")
     environment = {name: value for name, value in os.environ.items() if not any(r in name for r in ranks)}
     command = [sys.executable, "-m", "pacmr_lightning", "refine", str(folder)]
@@ -247,19 +227,17 @@ def refine_run(folder: Path) -> None:
 
 
 def _as_list(value: Any) -> list[Any]:
-    """Return one thing, several or none as a list."""
     return list(value or []) if isinstance(value, (list, tuple, type(None))) else [value]
 
 
 @rank_zero_only
 def _remove_partial_files(root: Path) -> None:
-    """Removes what a killed run was writing; at this time nobody writes."""
     for left in root.rglob(".*.partial"):
         shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
 
 def _every(weighting: Namespace | None) -> int | None:
-    """The weighting's ``every``, an option or an attribute of its class; None for one without meta pairs."""
+    """Return the weighting's ``every``, an option or class attribute; None for one without meta pairs."""
     if weighting is None or not (kind := resolve_name(weighting.class_path)).needs_meta:
         return None
     return (weighting.get("init_args") or {}).get("every", kind.every)

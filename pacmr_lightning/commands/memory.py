@@ -1,4 +1,4 @@
-"""Estimates the memory that a run needs on each device, and its operations and hours; no weights, no GPU."""
+"""Estimates of a run's memory on each device, and of its operations and hours; no weights, no GPU."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "zero3": {"stage": 3},
     "zero3_offload": {"stage": 3, "offload_optimizer": True, "offload_parameters": True},
 }
-"""Files of configs/strategies, and what they mean for ``memory_estimate.held``."""
+"""Files of configs/strategies as arguments of ``memory_estimate.held``."""
 EXAMPLES = (0.2, 0.5)
-"""Utilizations whose hours are shown where none is given."""
 
 
 def memory(
@@ -63,17 +62,13 @@ def memory(
 ) -> dict[str, dict[int, DeviceMemory]]:
     """Prints what each device holds at the peak of a step, in GiB, and how many operations a run takes.
 
-    Counts of parameters, of AdamW's state and of gradients are exact. Activations are those of transformers'
-    own code at these lengths, attention as a kernel that keeps no scores. Not counted: the CUDA context
-    (about 0.5 GiB), NCCL's buffers and what an allocator wastes; leave a tenth free.
-
-    Operations are those of all matrix products of the same code, activations that are computed again and
-    masked attention included. Not counted: generated responses, padding, what is no product. Hours are these
-    operations at the speed that you say; lengths for memory are the longest, for hours the mean.
+    Parameters, AdamW's state and gradients are exact, activations those of transformers' own code, with
+    attention that keeps no scores; leave a tenth free for the CUDA context (about 0.5 GiB), NCCL and the
+    allocator. Operations are all matrix products of the same code, without generated responses and padding.
+    Lengths for memory are the longest, for hours the mean.
 
     Args:
-        model: folder or Hub id of a model, of which the configuration alone is read; or llama-2-7b, whose
-            shape is known.
+        model: folder or Hub id of a model, of which only the configuration is read; or llama-2-7b.
         rank: LoRA rank.
         target_modules: linear layers with an adapter, as the policy's.
         dtype: of the frozen base.
@@ -85,7 +80,7 @@ def memory(
         logit_chunk: as the policy's.
         vnet: whether weights are learned (PACMR-DPO, MWN-DPO).
         devices: numbers of processes, 1, 4 and 8 by default.
-        quantization: as the policy's, "4bit" or null; DeepSpeed's strategies, which refuse it, are left out.
+        quantization: as the policy's, "4bit" or null; leaves out DeepSpeed's strategies, which refuse it.
         pairs: training pairs, of one epoch; with it, operations of the whole run are shown.
         global_batch_size: pairs of an update, over all devices.
         every: updates of the policy to one of VNet.
@@ -95,12 +90,9 @@ def memory(
         validation_pairs: of one validation.
         validations: in the run; four with the shipped configs.
         device_tflops: peak of one device in TFLOP/s at the dtype, as its data sheet says (dense).
-        utilization: share of that peak at which you expect the counted operations to run, above 0 and at most
-            1; without it hours for 20% and 50% are shown.
+        utilization: share of that peak that you expect, above 0 and at most 1; without it hours for 20% and
+            50%.
         gpu_hour: price of an hour of one device, in any currency.
-
-    Returns:
-        What is held, by strategy and number of processes.
 
     Raises:
         UserError: an option is out of its range, or the model is not known.
@@ -125,7 +117,7 @@ def memory(
     policy = build(_config(model), rank, target_modules, getattr(torch, dtype))
     lengths: dict[str, Any] = {"prompt_tokens": prompt_tokens, "response_tokens": response_tokens}
     computed = {"shared": layout == "shared", "gradient_checkpointing": gradient_checkpointing}
-    # While the parameters are on the meta device: activation_bytes puts fake ones in their place.
+    # Before activation_bytes, which replaces the parameters on the meta device by fake ones.
     flops = pair_flops(policy, **lengths, **computed)
     activations = activation_bytes(
         policy, pairs=micro_batch_size, **lengths, **computed, logit_chunk=logit_chunk
@@ -134,7 +126,7 @@ def memory(
     stored: str = dtype
     if quantization:
         base, largest = four_bit_base(_config(model), getattr(torch, dtype))
-        # One weight at a time is unpacked for its products.
+        # One weight at a time is unpacked.
         activations += largest
         stored = f"{quantization}, computed in {dtype}"
         strategies = {"ddp": STRATEGIES["ddp"]}
@@ -156,7 +148,7 @@ def memory(
         for name, kind in strategies.items()
     }
     console = Console()
-    console.width = max(console.width, 120)  # a narrower table would be cut, where a line only wraps
+    console.width = max(console.width, 120)  # a narrower table would be cut
     console.print(f"{model}: {frozen:,} parameters in {stored}, adapter of {trained:,} in float32.")
     console.print(_table(found))
     per_pair = [f"{value / 1e12:.3g}" for value in (flops.reference, flops.forward, flops.gradient)]
@@ -198,10 +190,6 @@ def _costs(
     utilization: float | None,
     price: float | None,
 ) -> Table:
-    """Return operations by method and number of devices, and hours where the speed of a device is given.
-
-    ``kept`` is the number of pairs whose gradients an update of VNet keeps on each device, by devices.
-    """
     shares = () if tflops is None else EXAMPLES if utilization is None else (utilization,)
     caption = "PFLOP: 1e15 operations, over all devices."
     if shares:

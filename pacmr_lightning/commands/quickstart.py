@@ -1,4 +1,4 @@
-"""DPO, PACMR-DPO and a second pass in two minutes, on the synthetic benchmark, which needs no download."""
+"""DPO, PACMR-DPO and a second pass in two minutes, on the synthetic benchmark, without a download."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ def quickstart(
 ) -> None:
     """Trains a small model on pairs of which 30% have wrong labels: DPO, PACMR-DPO and a refined policy.
 
-    First an SFT model is trained from scratch. DPO and PACMR-DPO then learn from the same pairs side by side,
-    each with a beta that suits it at 30% flips, since one beta for both would compare how far they go and not
-    which is better. No download, no GPU, about two minutes on two cores.
+    First an SFT model is trained from scratch. Each method has a beta that suits it at 30% flips. No
+    download, no GPU, about two minutes on two cores.
 
     Args:
         output: folder of the runs, which must not be there.
@@ -29,7 +28,7 @@ def quickstart(
         samples: responses whose reward is measured.
 
     Raises:
-        UserError: the folder is there already.
+        UserError: the folder exists.
     """
     folder = Path(output)
     if folder.exists():
@@ -66,12 +65,10 @@ def quickstart(
 
 
 def _print_step(step: int, what: str) -> None:
-    """Print at once, before what the step itself prints."""
     print(f"\n[{step} of 4] {what}", flush=True)
 
 
 def _run(*words: str, env: dict[str, str] | None = None) -> None:
-    """Run a command of ``pacmr``, whose failure ends this one."""
     if status := subprocess.run([*PACMR, *words], env=env).returncode:
         sys.exit(status)
 

@@ -1,1 +1,1 @@
-"""A run: its folder, its checkpoints and logs, and how a finished one is loaded."""
+"""A run's folder: checkpoints, logs, estimates, and loading of a finished run."""

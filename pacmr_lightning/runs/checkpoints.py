@@ -1,4 +1,4 @@
-"""Checkpoint files: on disk whole or not at all, read without running code, and the newest good one found."""
+"""Checkpoint files: atomic writes, safe reads, and the choice of the one to resume from."""
 
 from __future__ import annotations
 
@@ -16,27 +16,18 @@ from ..errors import UserError
 from ..files import replacing
 
 LAST = "last.ckpt"
-"""File of a run's newest checkpoint in the folder of its checkpoints."""
 CONTENT = {"global_step", "state_dict", "loops"}
-"""Keys of any checkpoint."""
 TRAINING = {"optimizer_states", "lr_schedulers", "callbacks"}
-"""Keys of one from which training can go on."""
+"""Keys of a checkpoint from which training can go on."""
 
 
 class CheckpointFiles(TorchCheckpointIO):
-    """Lightning's plugin for checkpoint files, which survive kills and power cuts.
-
-    Lightning's own writes to the system's temporary folder and moves the file from there, which is a copy
-    where that is another disk, and leaves it to the system when the bytes reach the disk.
-    """
+    """Plugin for checkpoint files that survive kills and power cuts, unlike Lightning's own."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: None = None
     ) -> None:
-        """Write the file under a temporary name beside it, wait for the disk, and rename it.
-
-        What a killed run has left of such files is removed: a run's folder has one writer.
-        """
+        """Write the file atomically and sync it; remove partial files of a killed run."""
         path = Path(path)
         for left in path.parent.glob(".*.ckpt.*.partial"):
             left.unlink(missing_ok=True)
@@ -54,25 +45,15 @@ class CheckpointFiles(TorchCheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Return the tensors and plain values of a file; a pickle in it, which could run code, is refused."""
+        """Return tensors and plain values; a pickle, which could run code, is refused."""
         return super().load_checkpoint(path, map_location, weights_only=True)
 
 
 def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple[str | None, int]:
-    """Return the checkpoint that ``--ckpt_path`` means, and its step.
+    """Return the checkpoint that ``--ckpt_path`` means, and its policy updates; None and 0 for none.
 
-    Args:
-        ckpt_path: a file, or "last" for ``last.ckpt`` in ``folder``, and where that is missing or damaged the
-            good one there with the most updates; or None.
-        folder: of the run's checkpoints.
-        training: it is for going on with training, not for looking at the policy.
-
-    Returns:
-        Its path and policy updates; None and 0 for none.
-
-    Raises:
-        UserError: the file, or all of those in the folder, cannot be used; or there is none for ``last`` and
-            it is not for training.
+    "last" means ``last.ckpt`` in ``folder``, or if that is damaged the good file with the most updates. For a
+    use other than ``training``, weights alone are enough, and "last" must exist.
     """
     if ckpt_path is None:
         return None, 0
@@ -107,7 +88,7 @@ def to_resume_from(ckpt_path: str | None, folder: Path, training: bool) -> tuple
 
 
 def _warn_of_later(paths: list[Path], step: int) -> None:
-    """Warn of a run's checkpoints that a fit which goes back to ``step`` has not made."""
+    """Warn of checkpoints of more than ``step`` updates, from before the run went back."""
     later = []
     for path in paths:
         with suppress(_DamagedError):
@@ -121,18 +102,17 @@ def _warn_of_later(paths: list[Path], step: int) -> None:
 
 
 class _DamagedError(Exception):
-    """A file that is no checkpoint; the message says in what way."""
+    """The message names the damage."""
 
 
 def _newest(paths: list[Path], training: bool) -> tuple[Path | None, int]:
-    """Return last.ckpt or else the file with the most updates, and these; warn of those that are damaged."""
     steps = {}
     for path in paths:
         try:
             steps[path] = _step(path, training)
         except _DamagedError as error:
             rank_zero_warn(f"The checkpoint {path} is passed over: {error}.")
-    # A run that went back to an earlier checkpoint has left files with more updates, which are not its own.
+    # A run that went back to an earlier checkpoint has left files with more updates.
     for path in sorted(steps, key=lambda path: (path.name == LAST, steps[path]), reverse=True):
         try:
             _check_sums(path)
@@ -143,10 +123,9 @@ def _newest(paths: list[Path], training: bool) -> tuple[Path | None, int]:
 
 
 def _step(path: Path, training: bool) -> int:
-    """Policy updates of a checkpoint; tensors are left on disk."""
     try:
         content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except Exception:  # of many kinds, depending on where a file is damaged
+    except Exception:  # the kind depends on where the file is damaged
         raise _DamagedError("it is empty" if path.stat().st_size == 0 else "it is damaged") from None
     if not isinstance(content, dict) or not content.keys() >= CONTENT:
         raise _DamagedError("it is no checkpoint of a run")
@@ -156,7 +135,7 @@ def _step(path: Path, training: bool) -> int:
 
 
 def _check_sums(path: Path) -> None:
-    """Compares the whole file with its checksums, which torch writes and does not look at."""
+    """Check the whole file against its checksums, which torch ignores."""
     try:
         with zipfile.ZipFile(path) as file:
             bad = file.testzip()

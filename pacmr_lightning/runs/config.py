@@ -1,4 +1,4 @@
-"""A run's configuration: what "auto" means on its machine, and the file that it leaves in its folder."""
+"""A run's configuration: the values of "auto" on this machine, and ``config.yaml``."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 class SaveRunConfig(SaveConfigCallback):
-    """Writes ``config.yaml`` into the run's folder once training starts, so bad input leaves nothing."""
+    """Write ``config.yaml`` into the run's folder when training starts, so bad input leaves nothing."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Decide ``gradient_checkpointing: auto`` by memory, on a GPU, now that lengths are known."""
+        """Resolve ``gradient_checkpointing: auto`` by memory on a GPU, now that lengths are known."""
         device = trainer.strategy.root_device
         if stage != "fit" or not isinstance(pl_module, PreferenceModule | SFTModule) or device.type != "cuda":
             return
@@ -55,14 +55,14 @@ class SaveRunConfig(SaveConfigCallback):
         rank_zero_info(f"gradient_checkpointing auto is {str(recompute).lower()}: {why}.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the file on rank zero."""
+        """Write the file on rank 0."""
         if trainer.is_global_zero:
             config = self.config.clone()
             root = Path(config.trainer.default_root_dir)
-            # What is done when it ends is no part of the run, and the second pass has this file, too.
+            # Not part of the run, whose second pass has this file too.
             config.pop("refine", None)
-            config.ckpt_path = None  # where this fit goes on from is not the run's configuration
-            if config.checkpoint.dirpath == str(root / CHECKPOINTS):  # a run of it elsewhere has its own
+            config.ckpt_path = None
+            if config.checkpoint.dirpath == str(root / CHECKPOINTS):  # a run elsewhere has its own
                 config.checkpoint.dirpath = None
             text = self.parser.dump(config, skip_none=False)
             with replacing(root / CONFIG) as temporary:
@@ -87,7 +87,7 @@ def _step_bytes(module: PreferenceModule | SFTModule, trainer: Trainer) -> float
 
 
 def resolve_auto(config: Namespace) -> None:
-    """Writes what "auto" means here into the configuration, since other machines will read the run."""
+    """Replace "auto" in the configuration, since other machines will read the run."""
     model = config.model.get("init_args") or Namespace()
     policy = model.get("policy")
     options = _network_options(config)

@@ -1,4 +1,4 @@
-"""A finished run, loaded for an analysis: the policy of a checkpoint, and its data."""
+"""Loading of a finished run: the policy of a checkpoint, and its data."""
 
 from __future__ import annotations
 
@@ -22,29 +22,25 @@ from ..policy import PolicyModel
 from .folder import CHECKPOINTS, CONFIG
 
 MOST_AT_ONCE = 32
-"""Pairs in one pass of a tool where no number is given, at most."""
 NO_NOISE: dict[str, Any] = {"noise_rate": 0.0, "noise_rates": None, "noise": None}
-"""Options of the datamodule under which labels stay as found in the data."""
+"""Options of the datamodule that leave labels as found in the data."""
 
 
 @dataclass
 class Run:
-    """A finished run's files, none of them loaded yet."""
+    """Files and configuration of a finished run, not loaded yet."""
 
     folder: str
     model: dict[str, Any]
-    """The section ``model`` of its ``config.yaml``."""
     data: dict[str, Any]
-    """The section ``data``."""
     trainer: dict[str, Any]
-    """The section ``trainer``."""
     base: str
     """Folder or Hub id of the base model, which has the tokenizer."""
     checkpoint: Path
 
     @property
     def noise(self) -> str:
-        """Return the options that flipped labels in training; empty where none did."""
+        """Return the options that flipped labels in training; empty for none."""
         options = self.data["init_args"]
         given = {name: options[name] for name in NO_NOISE if options.get(name)}
         if kind := given.pop("noise", None):
@@ -53,7 +49,7 @@ class Run:
 
 
 class PreferenceData(Protocol):
-    """What the tools use of a run's datamodule, and of the cross-fit sets."""
+    """Interface of a run's datamodule, or of the cross-fit sets; pairs and counts are set by ``setup``."""
 
     source: Any
     task: str
@@ -67,38 +63,32 @@ class PreferenceData(Protocol):
     clean_meta: Any
     hold_out_clean_meta: bool
     trained_texts: str | None
-    """Hash of the texts that the run was trained on, which ``setup`` compares."""
+    """Hash of the run's training texts, which ``setup`` compares."""
     tokenizer: PreTrainedTokenizerBase
     clean_pairs: Any
-    """After ``setup``, as the following."""
     train_pairs: Any
     validation_pairs: Any
     counts: dict[str, dict[str, int]]
-    """Rows and pairs of each split."""
     noise_flips: dict[str, bool] | None
-    """Whether the run's noise flipped a label, by the pair's id; None without noise."""
+    """Whether the run's noise flipped a label, by pair id; None without noise."""
     annotators: dict[str, str | None] | None
-    """Who gave each training pair's label, by its id; None where no row has an annotator."""
+    """Annotator of each training pair, by id; None if no row has one."""
 
     def setup(self, stage: str) -> None:
         """Read the pairs of a stage."""
 
     def fill_train_reference(self, policy: PolicyModel) -> None:
-        """Give the training pairs the reference's log-probabilities, which stay on disk."""
+        """Add the reference's log-probabilities to the training pairs, on disk."""
 
     def train_state_differences(self, policy: PolicyModel) -> np.ndarray:
-        """(N, 2H) hidden states of the reference on each training pair, chosen minus rejected."""
+        """(N, 2H) reference states of each training pair, chosen minus rejected."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what decides the pairs and their order."""
+        """Return what determines the pairs and their order."""
 
 
 def find_run(folder: str, checkpoint: str) -> Run:
-    """Look for a run's configuration and the named checkpoint in its folder.
-
-    Raises:
-        UserError: one of them is not there, or they are not those of a preference run.
-    """
+    """Return the run in a folder, with the named checkpoint; UserError if it is no preference run."""
     path = Path(folder) / CONFIG
     if not path.is_file():
         raise UserError(f"{path} does not exist; name the folder of a run that pacmr fit has trained.")
@@ -139,33 +129,23 @@ def load(
 ) -> tuple[PreferenceModule, PreferenceData, int]:
     """Return the run's module with the checkpoint's adapter, its datamodule, and the policy's step.
 
-    Where training took a whole batch at once, the module takes as many pairs, ``MOST_AT_ONCE`` at most: they
-    have fitted, and on CPUs more are slower.
-
-    Args:
-        run: what to load.
-        augmentations: file with augmented prompts of the training pairs; None for the run's own.
-        as_trained: whether the training pairs are those of the run, with the labels that its noise left and
-            without clean meta pairs that were held out. Otherwise all pairs are there, with labels as found
-            in the data, and with augmented prompts.
-
-    Raises:
-        UserError: the configuration cannot be used, the checkpoint is broken or does not fit it, or its base
-            has other weights. Later, at ``setup``: the training pairs have other texts.
+    Without a ``micro_batch_size`` the module takes a whole batch at once, ``MOST_AT_ONCE`` pairs at most.
+    ``as_trained`` gives the run's training pairs, with its label noise and without held-out clean meta pairs;
+    else all pairs, with original labels and with ``augmentations`` (a file; None for the run's own).
     """
     parser = ToolParser(exit_on_error=False)
     for kind, section in ((LightningModule, "model"), (LightningDataModule, "data")):
         parser.add_subclass_arguments(kind, section, fail_untyped=False)
-    # config.yaml does not repeat the tokenizer, which follows from the model.
+    # The tokenizer is linked to the model, so config.yaml lacks it.
     options = run.data["init_args"] | {"tokenizer": run.base}
     if as_trained:
-        # A datamodule reads clean meta pairs, which may be held out, only where there are meta batches.
+        # Clean meta pairs, which may be held out, are read only for meta batches.
         options["meta_every"] = 1 if options.get("clean_meta") else None
     else:
         chosen = ("clean_meta", "hold_out_clean_meta", "curriculum", "curriculum_share")
         options = {name: value for name, value in options.items() if name not in chosen}
         options |= {name: value for name, value in NO_NOISE.items() if name in options}
-        # With meta batches of training pairs the datamodule reads augmented prompts, whatever the method.
+        # With meta batches the datamodule reads augmented prompts, whatever the method.
         options["meta_every"] = 1
     if augmentations is not None:
         options["augmentations"] = augmentations
@@ -183,7 +163,6 @@ def load(
 
 
 def _restore(module: PreferenceModule, path: Path) -> dict[str, Any]:
-    """Give the module the checkpoint's adapter; return the checkpoint."""
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:

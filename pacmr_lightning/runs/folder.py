@@ -1,4 +1,4 @@
-"""A run's folder: its name, the names of its files, and the weights of its pairs."""
+"""A run's folder: its name, its files' names, and the weights of its pairs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import UserError
 CONFIG = "config.yaml"
 METRICS = "metrics.csv"  # curves
 SUMMARY = "summary.json"  # numbers at the end
-CHECKPOINTS = "checkpoints"  # where nobody asks for another folder
+CHECKPOINTS = "checkpoints"  # by default
 ANALYSIS = "analysis"  # figures, and their values
 WEIGHTS = "weights"  # parts with one row per pair per visit
 NOISE_MASK = "noise_mask.parquet"  # labels that the run's noise flipped
@@ -24,15 +24,7 @@ SAMPLES = "samples.jsonl"  # responses sampled from the policy
 
 
 def default_folder(model: Any, data: Any, seed: int) -> str:
-    """``runs/<task>-<method>-noise<percent>-seed<seed>``; ``runs/<task>-sft`` for SFT.
-
-    Noise of other kinds than one rate is named by both its rates, or by its kind and its share of labels.
-
-    Args:
-        model: the module's options in a config.
-        data: the datamodule's.
-        seed: of the run.
-    """
+    """Return ``runs/<task>-<method>-noise<percent>-seed<seed>``; ``runs/<task>-sft`` for SFT."""
     if "method" not in model:
         return str(Path("runs", f"{data.task}-sft"))
     rates = data.get("noise_rates") or [data.noise_rate]
@@ -44,22 +36,16 @@ def default_folder(model: Any, data: Any, seed: int) -> str:
 
 
 def weight_parts(run_folder: str | Path) -> list[Path]:
-    """The files of a run's per-pair weights, by rank and number; empty where there are none."""
+    """Return the files of a run's per-pair weights, by rank and number."""
     return sorted((Path(run_folder) / WEIGHTS).glob("part-*.parquet"))
 
 
 def read_weights(run_folder: str | Path, last: int | None = None) -> pd.DataFrame:
-    """Return what a run computed of every pair at every visit.
+    """Return the recorded values of every pair at every visit, or of the ``last`` visits, in whole steps.
 
-    Args:
-        run_folder: a run's folder, with ``weights/part-*.parquet`` inside.
-        last: so many visits at the end, and the others of the earliest one's step (which rank they were on
-            decides their order); None for all.
-
-    Returns:
-        One row a pair and a visit, by step: ``id``, ``step`` (policy updates before the visit), ``u`` and
-        ``delta`` (implicit reward difference and sum before the update), ``a`` and ``b`` (NaN where the
-        weighting has none), ``weight``, and ``flipped`` (pandas' ``boolean``, NA where unknown).
+    One row per pair per visit, by step: ``id``, ``step`` (policy updates before the visit), ``u`` and
+    ``delta`` (implicit reward margin and sum before the update), ``a`` and ``b`` (NaN if undefined),
+    ``weight``, and ``flipped`` (pandas' ``boolean``, NA if unknown).
 
     Raises:
         UserError: the folder holds no weights, or a part of them cannot be read.

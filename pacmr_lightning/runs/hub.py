@@ -1,4 +1,4 @@
-"""Uploads to the Hugging Face Hub: one commit or none, and one sentence where it cannot be done."""
+"""Uploads to the Hugging Face Hub, each in one commit."""
 
 from __future__ import annotations
 
@@ -28,15 +28,7 @@ def is_repository(name: str) -> bool:
 
 
 def check_repository(repository: str, option: str) -> None:
-    """Refuse what cannot be uploaded to, before anything is computed.
-
-    Args:
-        repository: OWNER/NAME.
-        option: that it was given by.
-
-    Raises:
-        UserError: that is no name of a repository, or there is no token for the Hub.
-    """
+    """Raise a UserError, before any work, if an option's repository cannot be uploaded to."""
     if not (is_repository(repository) and "/" in repository):
         raise UserError(
             f"{option} is {repository!r}, but a repository of the Hub is named OWNER/NAME, of letters, "
@@ -52,22 +44,10 @@ def check_repository(repository: str, option: str) -> None:
 def push(
     files: dict[str, Path], repository: str, kind: Literal["model", "dataset"], private: bool, kept: str
 ) -> str:
-    """Upload files in one commit to a repository, which is made where it does not exist.
+    """Upload files (by path inside the repository) in one commit, and return the repository's address.
 
-    The token is that of the environment (``HF_TOKEN``) or of the login.
-
-    Args:
-        files: path inside the repository, and the file.
-        repository: OWNER/NAME.
-        kind: of the repository.
-        private: make a private one; one that is there already must be private.
-        kept: what there is on this machine where it fails, in a sentence.
-
-    Returns:
-        The repository's address.
-
-    Raises:
-        UserError: the Hub cannot be reached, or refuses; no file has changed there then.
+    The repository is created if missing; an existing one must be private if ``private``. A UserError means
+    that nothing changed; ``kept`` is its sentence on what is left on this machine.
     """
     api = HfApi()
     try:
@@ -79,13 +59,13 @@ def push(
         # Not upload_folder, which may make several commits and stop between them.
         additions = [CommitOperationAdd(name, file) for name, file in files.items()]
         api.create_commit(repository, additions, commit_message="Upload by pacmr-lightning", repo_type=kind)
-    except Exception as error:  # ours, the Hub's, the HTTP client's, Xet's, of a large file a RuntimeError
+    except Exception as error:  # the Hub's, the HTTP client's, Xet's, a RuntimeError for a large file
         raise UserError(f"{repository} cannot be uploaded to: {_reason(error)}. {kept}") from None
     return str(url)
 
 
 def _reason(error: BaseException) -> str:
-    """Return why, in our own words where the Hub has answered: a server may repeat what is secret."""
+    """Return why, in our words if the Hub has answered: a server may repeat secrets."""
     while error.__cause__ is not None and not isinstance(error, HfHubHTTPError):
         error = error.__cause__
     if isinstance(error, HfHubHTTPError):

@@ -1,4 +1,4 @@
-"""Loggers of a run: a CSV file that is continued when the run is resumed, and those that the user names."""
+"""Loggers of a run: a CSV file that is continued after a resume, and those that the user names."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ..files import replacing
 
 
 class ContinuedWriter(ExperimentWriter):
-    """Keeps an earlier run's rows, up to the first step that this one logs, and never half a file."""
+    """CSV writer that keeps an earlier run's rows before its own first step, and writes atomically."""
 
     def __init__(self, log_dir: str) -> None:
         super().__init__(log_dir)
         self._first_step: float | None = None
 
     def _check_log_dir_exists(self) -> None:
-        """Overrides the deletion of an earlier run's file."""
+        """Skip the deletion of an earlier run's file."""
 
     def save(self) -> None:
-        """Writes the new rows behind those that are there, without those of a killed run."""
+        """Append the new rows, without those of a killed run."""
         if not self.metrics:
             return
         path = Path(self.metrics_file_path)
@@ -50,7 +50,7 @@ class ContinuedWriter(ExperimentWriter):
 
 
 class ContinuedCSVLogger(CSVLogger):
-    """Lightning's CSVLogger over a ``ContinuedWriter``; hyperparameters are left to ``config.yaml``."""
+    """Lightning's CSVLogger with a ``ContinuedWriter`` and without hyperparameters."""
 
     _experiment: ContinuedWriter | None
 
@@ -63,33 +63,20 @@ class ContinuedCSVLogger(CSVLogger):
         return self._experiment
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace | None = None) -> None:
-        """Nothing: the run's folder has them in ``config.yaml``."""
+        """Do nothing: ``config.yaml`` has them."""
 
 
 def run_loggers(folder: str, given: list[Logger] | None, first_step: int) -> list[Logger]:
-    """Return the loggers of a fit, with ``metrics.csv`` among them, which audits and comparisons read.
-
-    Args:
-        folder: of the run.
-        given: what the user asks for; None for TensorBoard.
-        first_step: policy updates that a run which goes on has done; a killed one may have logged more.
-    """
+    """Return the loggers of a fit: the ``given`` ones (TensorBoard for None) and ``metrics.csv``."""
     if given is None:
         options: dict[str, Any] = {"name": "tensorboard", "version": "", "default_hp_metric": False}
-        # ``purge_step`` hides what a killed run has logged after the checkpoint.
+        # ``purge_step`` hides later values of a killed run.
         given = [TensorBoardLogger(folder, **options, purge_step=first_step)]
     return [*given, ContinuedCSVLogger(folder, name="", version="")]
 
 
 def loggers_of_another(asked: Any, suffix: str) -> Any:
-    """Return ``trainer.logger`` for a second pass, so that W&B and MLflow take it for a run of its own.
-
-    W&B's id is made another one, with which the second pass can go on; MLflow makes ids itself.
-
-    Args:
-        asked: as ``config.yaml`` has it: loggers as dicts, one of them, or something else.
-        suffix: of the second run's id.
-    """
+    """Return the configuration ``trainer.logger`` of a second pass, as a new run of W&B and MLflow."""
     if isinstance(asked, list):
         return [loggers_of_another(one, suffix) for one in asked]
     if not isinstance(asked, dict):
@@ -106,10 +93,7 @@ def loggers_of_another(asked: Any, suffix: str) -> Any:
 
 @contextmanager
 def wandb_ends() -> Iterator[None]:
-    """End W&B's run with ours: a process has one, to which the next fit would go on writing.
-
-    W&B ends it itself when Python exits, which a sweep's forked process does in another way.
-    """
+    """End W&B's run with ours: a process has only one, which the next fit would continue."""
     failed = True
     try:
         yield

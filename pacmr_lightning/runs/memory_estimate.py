@@ -1,9 +1,4 @@
-"""Memory that a run holds on a device: counted from the architecture, without its weights.
-
-The model is built without data (torch's meta device) with PEFT's own adapter, so that counts are exact. Its
-forward and backward pass run on fake tensors, which have shapes and no contents, while every storage that
-they make is counted as long as it lives: transformers' own code says what is kept, for any architecture.
-"""
+"""Estimate of a run's memory: storages are counted on fake tensors, under transformers' own code."""
 
 from __future__ import annotations
 
@@ -29,16 +24,15 @@ from ..policy.logprobs import token_values, upcast
 
 GIB = 2**30
 FP32 = 4
-"""Bytes of a number of the adapter, of its gradients and of AdamW's state."""
 LIVE = 10**9
-"""Parameters that DeepSpeed keeps gathered at ZeRO-3 (stage3_max_live_parameters, its default)."""
+"""Parameters that DeepSpeed keeps gathered at ZeRO-3 (default of stage3_max_live_parameters)."""
 BUCKET = 50_000_000
-"""Numbers in a buffer for gradients: ``reduce_bucket_size`` of the strategies in configs/."""
+"""Numbers in a gradient buffer: ``reduce_bucket_size`` of the strategies in configs/."""
 
 
 @dataclass
 class DeviceMemory:
-    """Bytes of one process at the peak of a step, by what they are for."""
+    """Bytes of one process at the peak of a step, by use."""
 
     base: float
     gathered: float
@@ -46,26 +40,24 @@ class DeviceMemory:
     adapter: float
     """Whole, with ZeRO's own copy of a part of it."""
     optimizer: float
-    """AdamW's two moments."""
     gradients: float
-    """Points of LoRA space: gradients, the virtual step's and VNet's directions."""
+    """Of the adapter's size: gradients, the virtual step's and VNet's directions."""
     buffers: float
-    """In which gradients are exchanged."""
     activations: float
-    """With the logits, and what backward needs for itself."""
+    """With the logits and what backward needs."""
     host: float = 0.0
-    """In the host's memory, where ZeRO puts something there."""
+    """In the host's memory, under ZeRO's offloading."""
 
     @property
     def device(self) -> float:
-        """All on the device."""
+        """Total on the device."""
         return sum(value for name, value in vars(self).items() if name != "host")
 
 
 def build(
     config: PretrainedConfig, rank: int, target_modules: str | list[str], dtype: torch.dtype
 ) -> PeftModel:
-    """The policy as ``PolicyModel`` makes it, on the meta device: no memory, no weights."""
+    """Return the policy as ``PolicyModel`` makes it, on the meta device."""
     with torch.device("meta"):
         base = AutoModelForCausalLM.from_config(config, dtype=dtype)
         base.requires_grad_(False)
@@ -75,10 +67,10 @@ def build(
 
 
 def four_bit_base(config: PretrainedConfig, dtype: torch.dtype) -> tuple[int, int]:
-    """Bytes of a base in 4 bits as bitsandbytes keeps it, and of its largest such weight when it is unpacked.
+    """Return bytes of a base in 4 bits by bitsandbytes, and of its largest such weight when unpacked.
 
-    All linear layers but the head are in 4 bits. Two weights share a byte, 64 have a scale of a byte, and 256
-    scales one of 4 bytes; a layer also has its scales' mean and both codes' tables (16 and 256 numbers).
+    All linear layers but the head are in 4 bits: two weights share a byte, 64 have a scale of a byte, and 256
+    scales one of 4 bytes. A layer also has its scales' mean and both codes' tables (16 and 256 numbers).
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -111,18 +103,11 @@ def held(
     base: float | None = None,
     kept: int = 0,
 ) -> DeviceMemory:
-    """Return what each of ``devices`` processes holds.
+    """Return the memory of each of ``devices`` processes, at ZeRO's ``stage`` (0 for DDP).
 
-    Args:
-        policy: of ``build``.
-        stage: of ZeRO; 0 is DDP, or a single process.
-        devices: number of processes.
-        activations: bytes of a micro-batch's forward and backward pass, see ``activation_bytes``.
-        vnet: whether a step also holds what VNet's update needs.
-        offload_optimizer: AdamW's state and ZeRO's copy of the adapter are in the host's memory.
-        offload_parameters: so are the parts of the base; at stage 3.
-        base: bytes of the base, where they are not those of the policy's frozen parameters.
-        kept: pairs whose gradients VNet's update keeps on each device, see ``meta_gradient.StepPairs``.
+    ``activations`` are those of a micro-batch, ``base`` bytes that replace the frozen parameters' and
+    ``kept`` the pairs whose gradients VNet's update keeps. ``offload_optimizer`` moves AdamW's state and
+    ZeRO's copy of the adapter to the host, ``offload_parameters`` also the parts of the base (stage 3).
     """
     frozen = [p for p in policy.parameters() if not p.requires_grad]
     base = float(sum(p.numel() * p.element_size() for p in frozen)) if base is None else float(base)
@@ -133,18 +118,18 @@ def held(
         gathered=0,
         adapter=adapter,
         optimizer=2 * adapter,
-        # A micro-batch's gradient, the one before it, and their sum; with VNet the virtual step's direction.
+        # Gradients of two micro-batches, and their sum; with VNet the virtual step's direction.
         gradients=(4 + kept if vnet else 3) * adapter,
         buffers=adapter if devices > 1 else 0,
         activations=activations,
     )
     if stage == 0:
         return found
-    # All of the adapter is in use, and each process has an fp32 copy of its part, which AdamW steps.
+    # Each process uses the whole adapter and has an fp32 copy of its part, which AdamW steps.
     found.adapter += part * adapter
     found.optimizer *= part
     found.gradients += adapter if stage == 1 else part * adapter
-    # Below stage 3 a second buffer is filled while the first is sent.
+    # Below stage 3 a second buffer is filled during sending.
     found.buffers = FP32 * BUCKET * (1 if stage == 3 else 2)
     if stage == 3:
         elements, largest = sum(p.numel() for p in frozen), max(p.numel() for p in frozen)
@@ -167,15 +152,7 @@ def held(
 def step_bytes(
     policy: PolicyModel, pairs: int, prompt_tokens: int, response_tokens: int, devices: int
 ) -> float:
-    """Bytes that a step of an unbuilt policy holds on each device if no activations are recomputed.
-
-    Args:
-        policy: its options; on one device, or under DDP.
-        pairs: of a micro-batch.
-        prompt_tokens: of the longest pair.
-        response_tokens: of its responses, each.
-        devices: number of processes.
-    """
+    """Return bytes of an unbuilt policy's step on each device, under DDP, without recomputed activations."""
     config = AutoConfig.from_pretrained(adapter_chain(policy.name)[-1])
     model = build(config, policy.lora["r"], policy.lora["target_modules"], policy.dtype)
     base, unpacked = four_bit_base(config, policy.dtype) if policy.quantization else (None, 0)
@@ -238,20 +215,11 @@ def activation_bytes(
     gradient_checkpointing: bool,
     logit_chunk: int,
 ) -> int:
-    """Peak of what a forward and backward pass of one micro-batch make, its gradient included.
+    """Return the peak of one micro-batch's forward and backward pass, its gradient included.
 
-    Counted are storages as torch makes them, each until it is freed; allocators round up and keep some more.
-    Attention counts as a kernel that keeps its inputs, its output and its mask (FlashAttention and others),
-    and not the matrix of scores.
-
-    Args:
-        policy: of ``build``; its parameters and buffers do not count.
-        pairs: of a micro-batch.
-        prompt_tokens: of each prompt.
-        response_tokens: of each response.
-        shared: one row a pair, prompt + chosen + rejected; else two rows, each with the prompt.
-        gradient_checkpointing: activations inside of a layer are computed again in backward.
-        logit_chunk: response tokens whose logits exist at a time.
+    Allocators round up and keep some more. Attention counts as a kernel that keeps inputs, output and mask
+    (FlashAttention and others), not the scores. ``shared`` is one row per pair, else two, each with the
+    prompt.
     """
     model = cast(PreTrainedModel, policy.get_base_model())
     recompute_activations(model, gradient_checkpointing)
@@ -275,10 +243,7 @@ def response_values(
     full_mask: bool,
     pieces: int = 1,
 ) -> Tensor:
-    """Return log-probabilities of the response tokens of made-up pairs; arguments as of ``activation_bytes``.
-
-    ``full_mask`` makes attention's mask row by row; without it none is needed where all tokens count.
-    """
+    """Return log-probabilities of the response tokens of dummy pairs; ``full_mask`` is row by row."""
     rows, length = pairs, prompt_tokens + 2 * response_tokens
     if not shared:
         rows, length = 2 * pairs, prompt_tokens + response_tokens
@@ -287,18 +252,13 @@ def response_values(
     mask = torch.zeros(rows, 1, length, length, dtype=model.dtype) if full_mask else torch.ones_like(tokens)
     inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": tokens}
     states = model.base_model(**inputs, use_cache=False).last_hidden_state[predicted, predicted]
-    # Not called as a module: hooks of torch's flop counter on modules cannot bear a gradient taken inside.
+    # Not called as a module: torch's flop counter cannot take a gradient inside its module hooks.
     head = model.get_output_embeddings().forward
     return token_values(states, head, predicted, pieces, frozen=True).log_probs
 
 
 class LiveBytes(TorchDispatchMode):
-    """Inside, counts the bytes of all storages that operations make, until each is freed.
-
-    Attributes:
-        now: bytes alive.
-        peak: the most there have been.
-    """
+    """Mode that counts the bytes of all storages that operations make: alive ``now``, and their ``peak``."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -309,7 +269,6 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operation and count what it returns."""
         found = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(found):
             if isinstance(tensor, Tensor):
@@ -331,7 +290,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _replace_by_fake(module: nn.Module) -> None:
-    """Puts fake CPU tensors in the place of meta ones, for which attention has only a wasteful kernel."""
+    """Replace meta tensors by fake CPU ones; for meta ones attention has only a wasteful kernel."""
     made: dict[int, nn.Parameter] = {}  # tied ones stay tied
     for part in module.modules():
         for name, p in list(part.named_parameters(recurse=False, remove_duplicate=False)):

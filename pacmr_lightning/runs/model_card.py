@@ -1,4 +1,4 @@
-"""The model card of an exported policy, from the run's own files alone; it has no path of this machine."""
+"""The model card of an exported policy, from the run's own files and without paths of this machine."""
 
 from __future__ import annotations
 
@@ -58,14 +58,10 @@ g, a, b = load_vnet({name})({values})
 ```"""
 
 _WEIGHTS = ("weight_mean_unflipped", "weight_mean_flipped", "weight_gap", "flip_auroc", "flip_auroc_u")
-"""Numbers of ``summary.json`` that stand beside its ``metrics``."""
 
 
 def public(value: Any) -> Any:
-    """Return a value of a configuration as a card may show it.
-
-    Absolute paths are cut to their last part, and classes to their name. Nulls are left out of dicts.
-    """
+    """Return a configuration value without nulls, with absolute paths and classes cut to their last part."""
     if isinstance(value, dict) and "class_path" in value:
         return {"class": value["class_path"].rpartition(".")[2], **public(value.get("init_args") or {})}
     if isinstance(value, dict):
@@ -79,7 +75,7 @@ def public(value: Any) -> Any:
 
 
 def on_hub(name: str) -> bool:
-    """Return whether a model or dataset that a run has used is one of the Hub, not a local folder."""
+    """Return whether a model or dataset of a run is on the Hub, not a local folder."""
     return is_repository(name) and not Path(name).exists()
 
 
@@ -93,17 +89,7 @@ def model_card(
     hub_base: str | None,
     merged: bool,
 ) -> str:
-    """Return the text of ``README.md``, with the front matter that the Hub reads.
-
-    Args:
-        run: the run's configuration.
-        module: the run's module, loaded.
-        step: policy updates behind the exported weights.
-        summary: the run's ``summary.json``; None where it has none.
-        name: folder that the card lies in, as the user wrote it.
-        hub_base: Hub id of the plain model at the bottom; None where that is a local folder.
-        merged: whether the folder holds a whole model, not an adapter.
-    """
+    """Return ``README.md`` with the Hub's front matter; ``hub_base`` is the bottom model's id, if any."""
     name, base = public(name), public(run.base)
     quoted = json.dumps(name, ensure_ascii=False)
     dtype = str(module.policy.dtype).removeprefix("torch.")
@@ -113,7 +99,7 @@ def model_card(
     else:
         kind = f"A LoRA adapter for `{base}`"
         use = {"library": "peft", "loader": "AutoPeftModelForCausalLM", "options": f', dtype="{dtype}"'}
-        # The base's own generation config does not know where the policy learned to end a response.
+        # The base's generation config lacks the policy's end tokens.
         use["stop"] = f", eos_token_id={module.policy.model.generation_config.eos_token_id}"
     notes = [_LOCAL.format(base=base)] if hub_base is None and not merged else []
     if run.model["init_args"]["policy"]["init_args"].get("quantization"):
@@ -137,7 +123,7 @@ def model_card(
         _metrics(summary, step),
     ]
     if module.vnet is not None:
-        vnet = cast(VNet, module.vnet)  # a weighting's is one of the paper's kind
+        vnet = cast(VNet, module.vnet)  # a weighting's own network
         inputs = "Delta and u, the sum and the difference of a pair's implicit rewards,"
         values = "delta=torch.tensor([-3.0]), u=torch.tensor([1.5])"
         if vnet.features != PAPER:
@@ -163,8 +149,6 @@ def _front_matter(run: Run, module: PreferenceModule, hub_base: str | None, merg
 
 
 def _data(run: Run, summary: dict[str, Any] | None) -> list[str]:
-    """Return paragraphs on the pairs and their labels."""
-
     def listed(values: dict[str, Any]) -> str:
         return "\n".join(f"- {key}: `{value}`" for key, value in public(values).items())
 
@@ -182,7 +166,7 @@ def _data(run: Run, summary: dict[str, Any] | None) -> list[str]:
 
 
 def weighting_settings(run: Run, module: PreferenceModule) -> dict[str, Any]:
-    """Return the weighting's configuration, with the classes that are there by default."""
+    """Return the weighting's configuration, with its default classes."""
     parts = {name: getattr(module.weighting, name, None) for name in ("outer", "estimator")}
     classes = {name: {"class": type(part).__name__} for name, part in parts.items() if part is not None}
     given = public(run.model["init_args"].get("weighting") or {})
@@ -190,7 +174,6 @@ def weighting_settings(run: Run, module: PreferenceModule) -> dict[str, Any]:
 
 
 def _settings(run: Run, module: PreferenceModule) -> dict[str, Any]:
-    """Return the options that decide what a run learns."""
     left_out = ("policy", "max_new_tokens", "micro_batch_size", "objective", "weighting", "method")
     model = {key: value for key, value in run.model["init_args"].items() if key not in left_out}
     lora = ("rank", "alpha", "target_modules", "lora_options", "dtype", "quantization")

@@ -1,4 +1,4 @@
-"""Reads ``summary.json``, the numbers that a finished run leaves."""
+"""Reads ``summary.json`` of a finished run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from .folder import SUMMARY
 
 
 def read_summary(run: str | Path) -> dict[str, Any]:
-    """The numbers of a finished run.
-
-    Raises:
-        UserError: the folder holds no readable summary.
-    """
+    """Return the numbers of a finished run; UserError if its folder has no readable summary."""
     path = Path(run) / SUMMARY
     try:
         return json.loads(path.read_text())
