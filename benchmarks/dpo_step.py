@@ -42,7 +42,7 @@ from trl_step import make_trl, trl_log_probs, trl_turn
 
 from pacmr_lightning.batch import LogProbs, PairBatch
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.policy.rows import Layout
+from pacmr_lightning.policy.token_layout import Layout
 
 TOLERANCE = 1e-4
 """Nats between log-probabilities of a response of up to 50 tokens."""

@@ -50,7 +50,7 @@ from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy import model as policy_module
 from pacmr_lightning.policy.attention import shared_mask, use_attention
-from pacmr_lightning.policy.rows import shared_rows
+from pacmr_lightning.policy.token_layout import shared_rows
 from pacmr_lightning.weighting import Unweighted, VNetWeighting
 from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
 

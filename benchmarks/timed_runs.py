@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.policy.rows import Layout
+from pacmr_lightning.policy.token_layout import Layout
 from pacmr_lightning.weighting import Weighting
 
 SPECIAL = ("<pad>", "<eos>")

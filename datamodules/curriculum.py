@@ -5,10 +5,10 @@ from __future__ import annotations
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.weighting.audited import AuditTable
 
-from .pairs import Pairs
+from .tokenized_pairs import TokenizedPairs
 
 
-def easiest_first(audit: str, pairs: Pairs) -> list[int]:
+def easiest_first(audit: str, pairs: TokenizedPairs) -> list[int]:
     """Return indices of N training pairs by rising DPO loss of policies that have not seen them."""
     table = AuditTable(audit, "cross_fit_u")
     table.check(pairs)

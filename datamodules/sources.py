@@ -11,13 +11,13 @@ from datasets import Dataset
 
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError, check_at_least
-from pacmr_lightning.evaluation.reward import Reward
 
+from ..evaluation.reward_function import RewardFunction
 from .chat import messages_of
 from .cleaned import check_output, clean_file, clean_rows
 from .columns import PREFERENCES, SFT
 from .reading import made_once, numbered_rows, read_preferences, read_sft
-from .rows import readable_texts
+from .row_values import readable_texts
 from .splits import DEFAULT_FRACTION, RowsBySplit, Split, SplitPlaces
 from .tokenized_source import TokenizedSource
 
@@ -92,7 +92,7 @@ class Files(RowsBySplit, Source):
         train: str,
         validation: str | None = None,
         validation_fraction: float = DEFAULT_FRACTION,
-        reward: Reward | None = None,
+        reward: RewardFunction | None = None,
     ):
         self.splits = SplitPlaces(train, validation, validation_fraction)
         self.name = Path(train).name

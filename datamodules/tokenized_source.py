@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.policy import PolicyModel
 
-from .pairs import Pairs
 from .reference_cache import cached_log_probs, cached_state_differences
 from .tokenization import summary_line, token_warnings, tokenize_pairs
+from .tokenized_pairs import TokenizedPairs
 from .tokenizer import load_tokenizer
 
 
@@ -40,7 +40,7 @@ class TokenizedSource:
         print(summary_line(name, "audited", counts))
         for sentence in token_warnings(encodes, rows, counts, name):
             print(sentence)
-        self.train_pairs = Pairs(tokens, encodes.pad_token_id)
+        self.train_pairs = TokenizedPairs(tokens, encodes.pad_token_id)
         names = dict(zip(rows["id"][:], rows["annotator"][:], strict=True))
         self.annotators = names if any(name is not None for name in names.values()) else None
 

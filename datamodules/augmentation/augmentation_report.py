@@ -12,7 +12,7 @@ from torch import Tensor
 from torchmetrics.text import CHRFScore
 from tqdm import tqdm
 
-from .files import AugmentedPrompt
+from .augmented_prompts import AugmentedPrompt
 from .structure import cut, texts_of
 
 CATEGORIES = 20

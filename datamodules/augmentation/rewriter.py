@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from .. import rewording
-from .files import AugmentedPrompt
+from .augmented_prompts import AugmentedPrompt
 from .structure import Part, cut, looks_like_frame, texts_of, with_texts
 
 WORDLESS = "came back without words"

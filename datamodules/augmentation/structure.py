@@ -75,7 +75,7 @@ def cut(text: str) -> list[Part]:
     return _merged(parts)
 
 
-def sentences(content: str, fits: Callable[[str], bool]) -> list[Part]:
+def prompt_sentences(content: str, fits: Callable[[str], bool]) -> list[Part]:
     """Split a content into sentences; those that do not fit are cut at commas or between words."""
     parts = []
     start = 0

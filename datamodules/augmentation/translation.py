@@ -14,7 +14,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import AnswerStore, content_key
 
 from .rewriter import Rewriter, Rewriting
-from .structure import Part, cut, sentences
+from .structure import Part, cut, prompt_sentences
 from .translator import GumbelNoise, Translator
 
 TOO_LONG = "longer than the model reads"
@@ -114,7 +114,7 @@ class BackTranslation(Rewriter):
         """Split a text into frame and sentences that fit the forward model."""
         found = []
         for part in cut(text):
-            found += sentences(part.text, self._fits) if part.content else [part]
+            found += prompt_sentences(part.text, self._fits) if part.content else [part]
         return found
 
     def _fits(self, text: str) -> bool:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.batch import Segment
 
-from ..pairs import Pairs
+from ..tokenized_pairs import TokenizedPairs
 
 LEGEND = (
     "Tokens are set apart by blanks; ▁ is a blank of the text and ⏎ a line break. Those in ‹angle brackets› "
@@ -23,7 +23,7 @@ _STYLES = {Segment.PROMPT: "dim", Segment.CHOSEN: "green", Segment.REJECTED: "re
 
 
 def show_rows(
-    pairs: Pairs, tokenizer: PreTrainedTokenizerBase, lengths: Sequence[int]
+    pairs: TokenizedPairs, tokenizer: PreTrainedTokenizerBase, lengths: Sequence[int]
 ) -> Iterator[Text | Padding]:
     """Yield printed forms of the shortest, median and longest of N pairs, collated as in training."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)

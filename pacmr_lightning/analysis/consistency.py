@@ -82,7 +82,7 @@ def judged_pairs(
     return frame
 
 
-def measure(pairs: pd.DataFrame, taus: Sequence[float]) -> pd.DataFrame:
+def consistency_by_threshold(pairs: pd.DataFrame, taus: Sequence[float]) -> pd.DataFrame:
     """Compute the paper's quantities for N pairs of ``judged_pairs``; u = 0 counts half for either response.
 
     Returns one row per threshold: ``tau``, ``pairs`` (N), ``prompts`` (distinct), ``l1`` (mean distance of

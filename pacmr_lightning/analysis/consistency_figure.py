@@ -22,7 +22,7 @@ PANELS = {"clean_accuracy": "Clean accuracy (%)", "direction_agreement": "Direct
 MARKERS = "osD^vP*X"
 
 
-def draw(curves: dict[str, pd.DataFrame], taus: Sequence[float], path: Path) -> None:
+def draw_consistency(curves: dict[str, pd.DataFrame], taus: Sequence[float], path: Path) -> None:
     """Draw accuracy and agreement over coverage, for rising thresholds, marked at ``taus``.
 
     ``curves`` are rows of ``measure`` by run label; ``path`` has no ending.

@@ -8,14 +8,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..batch import UNKNOWN
-from ..weight_gap import weight_gap
+from ..flip_detection import weight_gap
 
 BINS = np.linspace(0, 1, 31).tolist()
 GROUPS = {"unflipped": (0, "#0072B2"), "flipped": (1, "#D55E00"), "unknown": (UNKNOWN, "0.5")}
 """Value of ``flipped`` and colour of each distribution (Okabe and Ito)."""
 
 
-def split(weight: np.ndarray, flipped: np.ndarray) -> dict[str, np.ndarray]:
+def weights_by_flip(weight: np.ndarray, flipped: np.ndarray) -> dict[str, np.ndarray]:
     """Split (N,) weights by ``flipped`` (1, 0, or -1 for unknown); "all" if all are unknown."""
     if (flipped == UNKNOWN).all():
         return {"all": weight}
@@ -25,7 +25,7 @@ def split(weight: np.ndarray, flipped: np.ndarray) -> dict[str, np.ndarray]:
 
 def draw_on(axis: Axes, weight: np.ndarray, flipped: np.ndarray) -> None:
     """Draw densities of (N,) weights by label, with a dashed line at each mean."""
-    groups = split(weight, flipped)
+    groups = weights_by_flip(weight, flipped)
     means = []
     for name, values in groups.items():
         color, mean = GROUPS.get(name, GROUPS["unflipped"])[1], values.mean(dtype=float)
@@ -43,7 +43,7 @@ def draw_on(axis: Axes, weight: np.ndarray, flipped: np.ndarray) -> None:
     axis.legend(title=title, frameon=False, loc="upper left", borderaxespad=0.2, alignment="left", **fonts)
 
 
-def draw(weight: np.ndarray, flipped: np.ndarray, step: int) -> Figure:
+def draw_weight_distributions(weight: np.ndarray, flipped: np.ndarray, step: int) -> Figure:
     """Draw the figure of (N,) weights of pairs visited up to policy update ``step``."""
     figure = Figure(figsize=(4.8, 3.4), layout="constrained")
     axis = figure.add_subplot()

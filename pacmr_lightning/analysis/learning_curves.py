@@ -26,7 +26,7 @@ LAST = 2000
 """Final visits whose weights are drawn, in whole steps."""
 
 
-def draw(runs: list[str], path: str) -> None:
+def draw_learning_curves(runs: list[str], path: str) -> None:
     """Draw validation accuracy and reward margin of finished runs, and the last weights if recorded."""
     if Path(path).suffix not in (".png", ".pdf"):
         raise UserError(f"The figure's file is {path}, but its name must end in .png or .pdf.")

@@ -142,7 +142,7 @@ def steps_of(run_folder: str | Path) -> list[int]:
     return sorted(int(step) for step in steps if step.isdecimal())
 
 
-def save(surface: Surface, run_folder: str | Path) -> None:
+def save_surface(surface: Surface, run_folder: str | Path) -> None:
     """Save a surface as .npz: fields by name, g, and the visits' columns as ``visits_...``."""
     arrays = {each.name: getattr(surface, each.name) for each in fields(surface)}
     visits = arrays.pop("visits")
@@ -151,7 +151,7 @@ def save(surface: Surface, run_folder: str | Path) -> None:
         np.savez_compressed(file, g=surface.g, **arrays)
 
 
-def load(run_folder: str | Path, step: int | None = None) -> Surface:
+def load_surface(run_folder: str | Path, step: int | None = None) -> Surface:
     """Load a run's surface, by default the last; raises UserError if that fails."""
     steps = steps_of(run_folder)
     if not steps:

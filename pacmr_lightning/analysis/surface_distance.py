@@ -13,7 +13,7 @@ from scipy.interpolate import RegularGridInterpolator
 from .surface import Surface
 
 
-def distance(first: Surface, second: Surface, scaled: bool = False) -> dict[str, float]:
+def surface_differences(first: Surface, second: Surface, scaled: bool = False) -> dict[str, float]:
     """Return the distance of two weight functions g, interpolated on the grids' common rectangle.
 
     ``scaled`` first divides Delta and u by their standard deviations over each run's visits. Returns ``mean``
@@ -48,13 +48,15 @@ def distance(first: Surface, second: Surface, scaled: bool = False) -> dict[str,
     }
 
 
-def distances(surfaces: Sequence[Surface], names: Sequence[str]) -> pd.DataFrame:
+def pairwise_distances(surfaces: Sequence[Surface], names: Sequence[str]) -> pd.DataFrame:
     """Return pairwise distances; with different tasks also on scaled axes (``scale`` "sd")."""
     rows = []
     for (one, name), (other, its_name) in combinations(zip(surfaces, names, strict=True), 2):
         for scaled in (False, True)[: 1 + (one.task != other.task)]:
             labels = {"first": name, "second": its_name, "first_step": one.step, "second_step": other.step}
-            rows.append({**labels, "scale": "sd" if scaled else "as is", **distance(one, other, scaled)})
+            rows.append(
+                {**labels, "scale": "sd" if scaled else "as is", **surface_differences(one, other, scaled)}
+            )
     return pd.DataFrame(rows)
 
 

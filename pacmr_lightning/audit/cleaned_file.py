@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from huggingface_hub import DatasetCardData
 
-from ..runs.hub import push
+from ..runs.hub_upload import push
 from .findings import Findings
 from .scorers import NAMES
 from .words import rate_in_words

@@ -23,7 +23,7 @@ from ..files import replacing
 from ..modules import PreferenceModule
 from ..objectives import DPO
 from ..policy import PolicyModel
-from ..runs.finished_run import PreferenceData, Run
+from ..runs.finished_run import FinishedRun, PreferenceData
 from ..weighting import Unweighted
 
 FOLDER = "cross-fit"
@@ -39,7 +39,7 @@ class CrossFit:
 
     def __init__(
         self,
-        run: Run,
+        run: FinishedRun,
         data: PreferenceData,
         updates: int,
         beta: float,

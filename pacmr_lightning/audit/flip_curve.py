@@ -28,7 +28,7 @@ _PARTS = 10
 _LEAST = 5.0
 
 
-def sides(u: np.ndarray) -> np.ndarray:
+def against_policy(u: np.ndarray) -> np.ndarray:
     """Return 1 for a label against the policy, 0 for one with it, and a half for u = 0."""
     return ((u < 0) + (u <= 0).astype(float)) / 2
 
@@ -42,7 +42,7 @@ class Counts:
     """Labels against the policy and with it, by groups and at most ``bins`` quantiles of abs(u)."""
 
     def __init__(self, u: np.ndarray, bins: int, groups: np.ndarray | None = None):
-        size, self.against = np.abs(u), sides(u)
+        size, self.against = np.abs(u), against_policy(u)
         self.unit = size.mean() or 1.0
         edges = np.unique(np.quantile(size, np.linspace(0, 1, bins + 1)[1:-1]))
         places, count = np.searchsorted(edges, size, side="right"), len(edges) + 1

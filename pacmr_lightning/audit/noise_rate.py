@@ -23,11 +23,11 @@ from .flip_curve import (
     HIGHEST,
     Counts,
     GoodnessOfFit,
+    against_policy,
     fit_curve,
     goodness_of_fit,
     resampled_prompts,
     share_against,
-    sides,
 )
 from .scorers import BASIS, Scorer
 
@@ -116,7 +116,7 @@ def estimate_noise_rate(
 
     Pairs of one prompt are resampled together.
     """
-    size, against = np.abs(u), sides(u)
+    size, against = np.abs(u), against_policy(u)
     counts = Counts(u, _BINS)
     whole = counts.of(np.ones(len(u)))
     among = (0.0, HIGHEST) if known is None else (known, known)

@@ -26,7 +26,7 @@ from ..modules import PreferenceModule
 from ..modules.schedule import updates_within, warmup_cosine
 from ..objectives import DPO
 from ..policy.lora import UnhookedLoraError
-from ..runs.finished_run import MOST_AT_ONCE, PreferenceData, Run
+from ..runs.finished_run import MOST_AT_ONCE, FinishedRun, PreferenceData
 from ..runs.folder import METRICS
 
 SAMPLE = 128
@@ -39,7 +39,7 @@ LARGEST = 0.3
 
 
 def own_pull(
-    module: PreferenceModule, data: PreferenceData, run: Run, updates: int, seed: int = 0
+    module: PreferenceModule, data: PreferenceData, run: FinishedRun, updates: int, seed: int = 0
 ) -> float | None:
     """Return the change of u, in nats, per unit gradient on the pair's own label, up to the checkpoint.
 
@@ -135,7 +135,7 @@ def _moments(module: PreferenceModule, checkpoint: Path) -> dict[str, Tensor] | 
     return moments
 
 
-def _clipped(module: PreferenceModule, run: Run, updates: int) -> float:
+def _clipped(module: PreferenceModule, run: FinishedRun, updates: int) -> float:
     """Mean factor of gradient clipping over the logged updates."""
     path = Path(run.folder) / METRICS
     if module.max_grad_norm is None or not path.is_file():

@@ -23,8 +23,8 @@ from ..batch import PairBatch
 from ..errors import UserError
 from ..files import replacing
 from ..policy import PolicyModel
-from ..policy.rows import padded, row_multiple, separate_rows
-from ..runs.finished_run import NO_NOISE, PreferenceData, Run, find_run, load
+from ..policy.token_layout import padded, row_multiple, separate_rows
+from ..runs.finished_run import NO_NOISE, FinishedRun, PreferenceData, find_run, load_run
 from ..runs.folder import CONFIG
 
 _SCORES = "scores.parquet"
@@ -177,7 +177,7 @@ class Rounds:
                 f"more than all training pairs; give at most {1 / (self.count - 1):.3g}."
             )
 
-    def config(self, first: Run, folder: Path, rows: Path) -> dict[str, Any]:
+    def config(self, first: FinishedRun, folder: Path, rows: Path) -> dict[str, Any]:
         """Return the configuration of one round: the first run's, with DPO on a file of rows."""
         found = yaml.safe_load((Path(first.folder) / CONFIG).read_text(encoding="utf-8"))
         model, data, trainer = (found[section] for section in ("model", "data", "trainer"))
@@ -212,7 +212,7 @@ class Rounds:
 
     def run(
         self,
-        first: Run,
+        first: FinishedRun,
         data: PreferenceData,
         folder: Path,
         write: Callable[[Path, list[int], list[int]], object],
@@ -268,7 +268,7 @@ class Rounds:
 
 def _score(folder: Path, pairs: Any, micro_batch_size: int | None) -> None:
     """Write d = log PPL(chosen) - log PPL(rejected) of N pairs by a round's policy."""
-    module, *_ = load(find_run(str(folder), "last"), as_trained=True)
+    module, *_ = load_run(find_run(str(folder), "last"), as_trained=True)
     nll = pair_log_probs(
         module,
         pairs,

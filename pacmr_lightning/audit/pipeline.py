@@ -19,7 +19,7 @@ from .html_report import html_report
 from .noise_rate import decide
 from .options import AuditOptions
 from .scored_pairs import ScoredPairs, score_model, score_run
-from .suspect_traits import rules, suspect_traits
+from .suspect_traits import label_rules, suspect_traits
 from .words import rate_in_words
 
 
@@ -113,7 +113,7 @@ def conclude(
         "pairs": table,
         "methods": findings.methods,
         "groups": findings.groups,
-        "suspect_traits": traits.assign(rule=rules(traits, findings.rate)),
+        "suspect_traits": traits.assign(rule=label_rules(traits, findings.rate)),
     }
     (folder / "sample.csv").unlink(missing_ok=True)  # of an earlier audit
     if decision.sample is not None:

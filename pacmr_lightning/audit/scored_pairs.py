@@ -19,7 +19,7 @@ from ..modules import PreferenceModule
 from ..objectives import AnnotatorRPOEM
 from ..policy import PolicyModel
 from ..policy.base_model import adapter_base, is_adapter
-from ..runs.finished_run import PreferenceData, find_run, load
+from ..runs.finished_run import PreferenceData, find_run, load_run
 from ..runs.folder import read_weights, weight_parts
 from ..weighting import AuditedWeights, DropFlipped, OracleWeights
 from .cross_fit import FOLDER, CrossFit
@@ -55,7 +55,7 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     found = find_run(run, options.checkpoint)
     choose = scorer is None and bool(weight_parts(run))
     visits = read_weights(run) if choose or scorer == "first_visit" else None
-    module, data, updates = load(found, as_trained=True)
+    module, data, updates = load_run(found, as_trained=True)
     micro_batch_size = options.micro_batch_size or module.micro_batch_size
     data.setup("fit")
     _check_pairs(options, data.source, data.train_pairs.rows["id"][:], data.train_pairs.swapped)

@@ -63,7 +63,7 @@ def suspect_traits(
     )
 
 
-def rules(traits: pd.DataFrame, rate: NoiseRate) -> pd.Series:
+def label_rules(traits: pd.DataFrame, rate: NoiseRate) -> pd.Series:
     """Return which traits most labels follow, as a mask.
 
     Independent flips leave at most 1 - eps of the labels to a trait; a given eps may be too high on purpose.

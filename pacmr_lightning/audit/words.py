@@ -13,7 +13,7 @@ from .findings import Findings
 from .group_reliability import GROUPINGS
 from .noise_rate import NoiseRate
 from .scorers import NAMES, Scorer
-from .suspect_traits import LEVEL, at_least, rules
+from .suspect_traits import LEVEL, at_least, label_rules
 
 _UNSEEN: dict[Scorer, str] = {
     "dpo": "u is that of two DPO policies, each of them trained on half of the prompts, about the half that "
@@ -168,7 +168,7 @@ def _learned(pairs: pd.DataFrame) -> str:
 
 def rules_in_words(traits: pd.DataFrame, rate: NoiseRate, shown: int = SHOWN) -> list[str]:
     """Return sentences on the lengths and words that most labels follow; empty if none."""
-    found = traits.assign(sure=at_least(traits))[rules(traits, rate)]
+    found = traits.assign(sure=at_least(traits))[label_rules(traits, rate)]
     found = found.sort_values("sure", ascending=False, kind="stable")
     told = []
     for row in found.head(shown).to_dict("records"):

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, get_args, get_origin
 from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace, add_instantiator, auto_cli
 
 from .exceptions import construct, stop
-from .sentences import read
+from .sentences import cause_of
 from .shipped_configs import with_files
 
 NUMBERS = (int | float, int | float | None)
@@ -48,7 +48,7 @@ class OneSentence(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print one sentence and exit with status 2; if nested, raise ArgumentError as jsonargparse does."""
-        cause = read(message, getattr(ex, "subcommand_parser", None) or self)
+        cause = cause_of(message, getattr(ex, "subcommand_parser", None) or self)
         if not self.exit_on_error:
             raise ArgumentError(None, f'Parser key "{cause.key}":\n  {cause.text}') from ex
         stop(f"{self._file}: {cause}" if self._file else str(cause))

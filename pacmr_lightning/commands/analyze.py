@@ -12,11 +12,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..analysis.consistency import check_taus, judged_pairs, measure
+from ..analysis.consistency import check_taus, consistency_by_threshold, judged_pairs
 from ..command_line.parser import run_tool
 from ..errors import UserError, check_at_least
 from ..files import check_writable, replacing
-from ..runs.finished_run import Run, find_run, load
+from ..runs.finished_run import FinishedRun, find_run, load_run
 from ..runs.folder import ANALYSIS
 
 TAUS = (0.55, 0.6, 0.7)
@@ -90,7 +90,7 @@ def analyze(
     judged: dict[str, pd.DataFrame] = {}
     parts, notes = [], []
     for label, run in zip(_labels(probes), probes, strict=True):
-        module, data, step = load(run, augmentations)
+        module, data, step = load_run(run, augmentations)
         frame = judged_pairs(
             module,
             data,
@@ -100,7 +100,7 @@ def analyze(
             seed=seed,
             micro_batch_size=micro_batch_size,
         )
-        rows = measure(frame, taus)
+        rows = consistency_by_threshold(frame, taus)
         names = {"task": label, "run": run.folder, "step": step, "split": split}
         parts.append(pd.DataFrame(names, index=rows.index).join(rows))
         notes.append(_note(label, run, step, split, frame))
@@ -112,13 +112,13 @@ def analyze(
     return table
 
 
-def _labels(probes: Sequence[Run]) -> list[str]:
+def _labels(probes: Sequence[FinishedRun]) -> list[str]:
     tasks = [run.data["init_args"].get("task", "preferences") for run in probes]
     return tasks if len(set(tasks)) == len(tasks) else [run.folder for run in probes]
 
 
-def _note(label: str, run: Run, step: int, split: str, pairs: pd.DataFrame) -> str:
-    everything = measure(pairs, [0.5]).iloc[0]
+def _note(label: str, run: FinishedRun, step: int, split: str, pairs: pd.DataFrame) -> str:
+    everything = consistency_by_threshold(pairs, [0.5]).iloc[0]
     accuracy = f"{_percent(everything['clean_accuracy'])} ± {_percent(everything['clean_accuracy_stderr'])}%"
     given = int(pairs["given_view"].sum())
     parts = [
@@ -138,7 +138,7 @@ def _percent(share: float) -> str:
     return "-" if np.isnan(share) else f"{100 * share:.2f}"
 
 
-def cells(table: pd.DataFrame) -> list[list[str]]:
+def formatted_rows(table: pd.DataFrame) -> list[list[str]]:
     """Return the cells of the paper's table; a run's common values are only in its first row."""
     new_run = table["run"].ne(table["run"].shift())
     return [
@@ -150,7 +150,7 @@ def cells(table: pd.DataFrame) -> list[list[str]]:
 def _write(
     folder: Path, split: str, table: pd.DataFrame, judged: dict[str, pd.DataFrame], notes: list[str]
 ) -> None:
-    from ..analysis.consistency_figure import draw
+    from ..analysis.consistency_figure import draw_consistency
 
     name = f"consistency-{split}"
     everything = pd.concat([frame.assign(task=label) for label, frame in judged.items()], ignore_index=True)
@@ -158,20 +158,24 @@ def _write(
         everything.to_parquet(temporary, index=False)
     with replacing(folder / f"{name}.csv") as temporary:
         table.to_csv(temporary, index=False)
-    lines = ["| " + " | ".join(row) + " |" for row in (COLUMNS, ["---"] * len(COLUMNS), *cells(table))]
+    lines = [
+        "| " + " | ".join(row) + " |" for row in (COLUMNS, ["---"] * len(COLUMNS), *formatted_rows(table))
+    ]
     lines += ["", *(f"- {note}" for note in notes)]
     with replacing(folder / f"{name}.md") as temporary:
         temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
     taus = sorted(set(table["tau"]))
-    curves = {label: measure(frame, sorted({*CURVE, *taus})) for label, frame in judged.items()}
-    draw(curves, taus, folder / name)
+    curves = {
+        label: consistency_by_threshold(frame, sorted({*CURVE, *taus})) for label, frame in judged.items()
+    }
+    draw_consistency(curves, taus, folder / name)
 
 
 def _show(folder: Path, table: pd.DataFrame, notes: list[str]) -> None:
     shown = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in COLUMNS:
         shown.add_column(heading, justify="left" if heading == "Task" else "right")
-    for row in cells(table):
+    for row in formatted_rows(table):
         shown.add_row(*row)
     console = Console(markup=False)
     console.print(shown)

@@ -16,7 +16,7 @@ from ..audit.words import COIN_FLIPS, fit_in_words, rate_in_words, rules_in_word
 from ..command_line.parser import run_tool
 from ..datamodules.sources import Source
 from ..errors import UserError
-from ..runs.hub import check_repository
+from ..runs.hub_upload import check_repository
 
 _FORMS = {
     "suspects": ("suspects", "{:,}"),

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ..command_line.parser import run_tool
 from ..datamodules.augmentation.augmentation_report import examples, summary
-from ..datamodules.augmentation.files import prompt_hash, training_prompts, write_augmentations
+from ..datamodules.augmentation.augmented_prompts import prompt_hash, training_prompts, write_augmentations
 from ..datamodules.augmentation.paraphrase import Paraphrase  # noqa: F401 - for its short name on the command line
 from ..datamodules.augmentation.rewriter import Rewriter, augment_prompts
 from ..datamodules.augmentation.translation import BackTranslation

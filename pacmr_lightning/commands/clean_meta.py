@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ..command_line.parser import run_tool
-from ..command_line.tables import plain_table
+from ..command_line.plain_table import plain_table
 from ..datamodules.chat import decode_messages
 from ..datamodules.cleaned import plain_row, write_table
 from ..datamodules.prompts import split_row
-from ..datamodules.rows import values_of
+from ..datamodules.row_values import values_of
 from ..datamodules.sampling import stratified_sample
 from ..datamodules.sources import Source
 from ..errors import UserError

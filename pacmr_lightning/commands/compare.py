@@ -33,7 +33,7 @@ NOTES = (
 )
 
 
-def table(runs: list[str]) -> Table:
+def comparison_table(runs: list[str]) -> Table:
     """Return a table of runs, without columns that no run has."""
     summaries = [read_summary(run) for run in runs]
     rows = [[_cell(form, summary) for form in COLUMNS.values()] for summary in summaries]
@@ -74,14 +74,14 @@ def compare(runs: list[str], figure: str | None = None) -> None:
         UserError: a run has no summary, or the figure's name another ending.
     """
     console = Console(markup=False)
-    console.print(table(runs))
+    console.print(comparison_table(runs))
     notes = [*NOTES, *filter(None, map(_validated, runs))]
     for note in notes:
         console.print(f"  {note}", highlight=False, style="dim")
     if figure:
-        from ..analysis.learning_curves import draw
+        from ..analysis.learning_curves import draw_learning_curves
 
-        draw(runs, figure)
+        draw_learning_curves(runs, figure)
         console.print(f"Figure: {figure}", highlight=False)
 
 

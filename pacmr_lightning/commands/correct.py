@@ -21,7 +21,7 @@ from ..datamodules.sources import Source
 from ..errors import UserError
 from ..evaluation.answer_store import content_key
 from ..files import replacing
-from ..runs.finished_run import PreferenceData, Run, find_run, load
+from ..runs.finished_run import FinishedRun, PreferenceData, find_run, load_run
 from ..runs.folder import SUMMARY
 from .second_pass import (
     AUDIT,
@@ -107,14 +107,14 @@ def correct(
     compare_passes(run, folder)
 
 
-def _data(first: Run, clean: Source | None, rounds: Rounds) -> PreferenceData:
+def _data(first: FinishedRun, clean: Source | None, rounds: Rounds) -> PreferenceData:
     """The run's data with all training pairs as trained, and the clean pairs."""
     if clean is None and not first.data["init_args"].get("clean_meta"):
         raise UserError(
             f"The run {first.folder} has no clean pairs, which PerpCorrect starts from; give some, such as "
             "--clean Files --clean.train clean.jsonl of pacmr clean-meta, or use pacmr refine without any."
         )
-    _, data, _ = load(first, as_trained=True)
+    _, data, _ = load_run(first, as_trained=True)
     data.clean_meta = data.clean_meta if clean is None else clean
     data.hold_out_clean_meta = False
     data.setup("fit")

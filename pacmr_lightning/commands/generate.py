@@ -8,7 +8,7 @@ from jsonargparse import lazy_instance
 from rich.console import Console
 
 from ..command_line.parser import run_tool
-from ..datamodules.prompt_loader import draw_prompts
+from ..datamodules.evaluation_prompts import draw_prompts
 from ..datamodules.sources import Source
 from ..errors import UserError
 from ..evaluation.answer_store import AnswerStore

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from ..command_line.parser import run_tool
-from ..command_line.tables import plain_table
+from ..command_line.plain_table import plain_table
 from ..datamodules.inspection.pair_statistics import PARTS, PERCENTILES, DataStatistics, advice, inspect_pairs
 from ..datamodules.inspection.token_rows import LEGEND, show_rows
-from ..datamodules.pairs import Pairs
 from ..datamodules.sources import Source
 from ..datamodules.splits import Split
 from ..datamodules.tokenization import NO_SECOND_VIEW, REASONS
+from ..datamodules.tokenized_pairs import TokenizedPairs
 from ..datamodules.tokenizer import load_tokenizer
 from ..errors import UserError
 from ..files import replacing
@@ -47,12 +47,12 @@ def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str |
     sentences = advice(report, max_length, overlap=source.gold_reward is None)
     console = Console(highlight=False, markup=False)
     console.print(f"{source.name}, tokenizer {tokenizer}, max_length {max_length}", style="bold")
-    for numbers_table in tables(report):
+    for numbers_table in statistics_tables(report):
         console.print(numbers_table)
     rows, table = kept["train"]
     console.print("Three training pairs as the model sees them", style="bold")
     console.print(LEGEND, style="italic")
-    for part in show_rows(Pairs(rows, loaded.pad_token_id), loaded, table["tokens"].tolist()):
+    for part in show_rows(TokenizedPairs(rows, loaded.pad_token_id), loaded, table["tokens"].tolist()):
         console.print(part)
     console.print()
     for sentence in sentences:
@@ -70,7 +70,7 @@ def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str |
         console.print(f"Numbers: {output}")
 
 
-def tables(report: DataStatistics) -> Iterator[Table]:
+def statistics_tables(report: DataStatistics) -> Iterator[Table]:
     """Yield the statistics as tables."""
     splits = report.splits
     table = plain_table("", *splits)

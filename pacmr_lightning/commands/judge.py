@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from ..command_line.parser import run_tool
-from ..command_line.tables import plain_table
+from ..command_line.plain_table import plain_table
 from ..errors import UserError
 from ..evaluation.answer_store import AnswerStore, content_key
 from ..evaluation.judging import EndpointJudge, GoldJudge, Opinion, PairJudge, Preference

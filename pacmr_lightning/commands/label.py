@@ -20,7 +20,7 @@ from ..evaluation.response_files import (
     pair_rows,
     read_responses,
 )
-from ..evaluation.reward import LexiconReward, Reward
+from ..evaluation.reward_function import LexiconReward, RewardFunction
 from ..files import write_json_lines
 
 # The reward is imported for its short name on the command line.
@@ -32,7 +32,7 @@ def label(
     second: str,
     *,
     output: str,
-    reward: Reward,
+    reward: RewardFunction,
     temperature: float = 1.0,
     categories: str | None = None,
     seed: int = 42,
@@ -76,7 +76,7 @@ def label(
     )
 
 
-def _row(pair: ResponsePair, reward: Reward, temperature: float, seed: int) -> dict[str, Any]:
+def _row(pair: ResponsePair, reward: RewardFunction, temperature: float, seed: int) -> dict[str, Any]:
     prompt = pair.prompt if isinstance(pair.prompt, str) else message_text(pair.prompt[-1])
     eta = float(expit((reward(prompt, pair.first) - reward(prompt, pair.second)) / temperature))
     chosen, rejected = pair.first, pair.second

@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..files import check_writable, content_digest, replacing
 from ..objectives import DPO
 from ..runs.checkpoints import LAST
-from ..runs.finished_run import Run
+from ..runs.finished_run import FinishedRun
 from ..runs.folder import CHECKPOINTS, CONFIG
 from ..runs.loggers import loggers_of_another
 from ..runs.summary import read_summary
@@ -99,14 +99,19 @@ def audit_first(
 
 
 def train_again(
-    first: Run, folder: Path, ending: str, beta: float | None, options: dict[str, str], own: Iterable[str]
+    first: FinishedRun,
+    folder: Path,
+    ending: str,
+    beta: float | None,
+    options: dict[str, str],
+    own: Iterable[str],
 ) -> None:
     """Run ``pacmr fit`` with the first run's configuration and other options; it resumes.
 
     ``ending`` is added to the method's name; files ``own`` stay in the folder.
     """
     model = first.model["init_args"]
-    named = {"model.method": f"{model['method']}-{ending}", **objective(model, beta)}
+    named = {"model.method": f"{model['method']}-{ending}", **objective_options(model, beta)}
     options = named | options | {"trainer.default_root_dir": str(folder)}
     if isinstance(asked := first.trainer.get("logger"), (dict, list)):
         options["trainer.logger"] = json.dumps(loggers_of_another(asked, folder.name))
@@ -114,7 +119,7 @@ def train_again(
     fit(folder, words + [word for name, value in options.items() for word in (f"--{name}", value)], own)
 
 
-def objective(options: dict[str, Any], beta: float | None) -> dict[str, str]:
+def objective_options(options: dict[str, Any], beta: float | None) -> dict[str, str]:
     """Return options for DPO if the objective corrects labels itself, since the audit does it now."""
     first = options.get("objective") or {"class_path": "pacmr_lightning.objectives.DPO"}
     beta = (first.get("init_args") or {}).get("beta") if beta is None else beta

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from ..analysis.surface import load
-from ..analysis.surface_distance import distances, run_names
+from ..analysis.surface import load_surface
+from ..analysis.surface_distance import pairwise_distances, run_names
 from ..command_line.parser import run_tool
-from ..command_line.tables import plain_table
+from ..command_line.plain_table import plain_table
 from ..errors import UserError
 from ..files import replacing, save_figure
 
@@ -38,7 +38,7 @@ def surfaces(runs: list[str], *, output: str, step: int | Literal["last"] = "las
     path = Path(output)
     if path.suffix not in (".png", ".pdf"):
         raise UserError(f"output is {output}, but the figure's name must end in .png or .pdf.")
-    found = [(load(run, None if step == "last" else step), run) for run in dict.fromkeys(runs)]
+    found = [(load_surface(run, None if step == "last" else step), run) for run in dict.fromkeys(runs)]
     # Unknown noise rates last.
     found.sort(key=lambda pair: (np.isnan(pair[0].noise_rate), pair[0].noise_rate))
     laid_out, folders = zip(*found, strict=True)
@@ -55,7 +55,7 @@ def surfaces(runs: list[str], *, output: str, step: int | Literal["last"] = "las
     save_figure(draw_page(laid_out, names), path.with_suffix(""))
     table = None
     if len(laid_out) > 1:
-        table = distances(laid_out, names)
+        table = pairwise_distances(laid_out, names)
         with replacing(path.with_suffix(".csv")) as temporary:
             table.to_csv(temporary, index=False)
         _show(table)

@@ -19,7 +19,7 @@ from ..objectives import Objective
 from ..objectives.soft_labels import SoftLabelDifference
 from ..policy import PolicyModel
 from ..policy.lora import UnhookedLoraError
-from ..policy.rows import Rows
+from ..policy.token_layout import Rows
 from ..rewards import Rewards
 from ..strategies.sharding import shape
 

@@ -21,7 +21,7 @@ from ..objectives import Objective
 from ..objectives.soft_labels import SoftLabelDifference
 from ..policy import PolicyModel
 from ..policy.lora import UnhookedLoraError
-from ..policy.rows import Rows
+from ..policy.token_layout import Rows
 from ..ranks import sum_over_ranks
 from ..rewards import Rewards
 from .per_pair_gradients import each_gradient, pair_losses, rest_losses

@@ -11,14 +11,14 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..batch import LogProbs, PairBatch, PairedBatch
+from ..batch import LogProbs, PairBatch, TrainingBatch
 from ..errors import UserError
 from ..evaluation.generation import Decoding, respond
 from ..evaluation.prompt_batch import PromptBatch, Response
 from ..gradient import clip, norm
 from ..meta_gradient.step_pairs import StepPairs
 from ..meta_gradient.virtual_step import check_shifted
-from ..metrics import REWARDS, Means, WeightStatistics, gold_accuracy, reward_values
+from ..metrics import REWARDS, RunningMeans, WeightStatistics, gold_accuracy, reward_values
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
 from ..ranks import on_all_ranks, sum_over_ranks
@@ -106,10 +106,10 @@ class PreferenceModule(TrainedOnly):
         self.automatic_optimization = False
         self.strict_loading = False
 
-        self.held_out_means = Means((*REWARDS, "kl", "gold_accuracy"))
+        self.held_out_means = RunningMeans((*REWARDS, "kl", "gold_accuracy"))
         self.decoding = Decoding()
         # check_finite checks their inputs.
-        self.train_means = Means((*REWARDS, "grad_norm"), checked=False)
+        self.train_means = RunningMeans((*REWARDS, "grad_norm"), checked=False)
         self.weight_statistics = WeightStatistics()
         self.checked_pair: PairBatch | None = None
         self.options: dict[str, Any] = {}
@@ -189,7 +189,7 @@ class PreferenceModule(TrainedOnly):
         """Set this fit's optimizer options after a checkpoint restored its own."""
         use_options(self, self.learning_rate, self.betas, self.weight_decay)
 
-    def training_step(self, batch: PairedBatch, batch_idx: int) -> dict[str, Any]:
+    def training_step(self, batch: TrainingBatch, batch_idx: int) -> dict[str, Any]:
         """One iteration of Algorithm 1: a VNet update if due, then one policy update."""
         train, update = batch.train, self.global_step
         # A step is a sum over pairs, except where an objective groups them.
@@ -237,7 +237,7 @@ class PreferenceModule(TrainedOnly):
             [self.policy.reference_log_probs(part) for part in batch.micro_batches(self.micro_batch_size)]
         )
 
-    def _meta(self, batch: PairedBatch) -> PairBatch:
+    def _meta(self, batch: TrainingBatch) -> PairBatch:
         """Return the meta-batch of a VNet update; empty for a weighting without one."""
         if batch.meta is not None:
             return batch.meta

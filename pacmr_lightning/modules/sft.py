@@ -30,7 +30,7 @@ from ..errors import UserError
 from ..numerics import AskedDtype, base_dtype, recomputes
 from ..policy.attention import exclude_cudnn
 from ..policy.base_model import adapter_chain, load_base, recompute_activations, weights_digest
-from ..policy.logprobs import upcast
+from ..policy.chunked_log_probs import upcast
 from ..policy.lora import OVERRULED, add_lora, check_keys
 from ..policy.merged_adapters import untie_head
 from .datamodule import datamodule

@@ -16,7 +16,7 @@ from transformers.utils import is_flash_attn_2_available, is_kernels_available
 from ..batch import Segment
 from ..errors import UserError
 from .compiled import allow_recompilations
-from .rows import Layout, Rows
+from .token_layout import Layout, Rows
 
 AskedLayout = Literal["auto", "shared", "separate", "packed"]
 PreparedMask = Tensor | BlockMask

@@ -32,13 +32,13 @@ from .attention import (
     use_attention,
 )
 from .base_model import adapter_chain, load_base, recompute_activations, weights_digest
+from .chunked_log_probs import token_values, upcast
 from .compiled import compile_layers
-from .logprobs import token_values, upcast
 from .lora import OVERRULED, add_lora, check_hooked, check_keys, check_lora, lora_linears
 from .merged_adapters import check_same, compared_tokens, next_token_log_probs, save_with_bases
 from .quantized import AskedQuantization, check_quantization, quantized_numerics
-from .rows import Layout, Rows, rows_of
 from .selfcheck import choose_plan
+from .token_layout import Layout, Rows, rows_of
 
 OWN_KEYS = OVERRULED | {
     "r": "set the option rank instead",

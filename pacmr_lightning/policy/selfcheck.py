@@ -28,9 +28,9 @@ from .attention import (
     plain_attention,
     use_attention,
 )
-from .logprobs import upcast
+from .chunked_log_probs import upcast
 from .lora import linear_names, lora_linears
-from .rows import Layout
+from .token_layout import Layout
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2}
 """Accepted difference of a response's mean token log-probability, in nats, by dtype."""
@@ -41,14 +41,19 @@ CAUSAL_FACTOR = 10
 JUDGE_BYTES = 2**32
 """Maximum bytes of the trusted attention weights."""
 
-Score = Callable[[Layout, PairBatch], LogProbs]
+PairScore = Callable[[Layout, PairBatch], LogProbs]
 
 
 # Lightning validates in inference mode, which has no gradient.
 @torch.inference_mode(False)
 @torch.no_grad()
 def choose_plan(
-    model: PreTrainedModel, asked: str, layout: AskedLayout, batch: PairBatch, score: Score, compiled: bool
+    model: PreTrainedModel,
+    asked: str,
+    layout: AskedLayout,
+    batch: PairBatch,
+    score: PairScore,
+    compiled: bool,
 ) -> AttentionPlan:
     """Return and activate the first plan that matches the model's own forward on the batch's longest pair.
 
@@ -111,7 +116,7 @@ def _checked_pair(batch: PairBatch, model: PreTrainedModel, device: torch.device
 class _PairCheck:
     model: PreTrainedModel
     pair: PairBatch
-    score: Score
+    score: PairScore
 
     def trusted(self) -> tuple[Tensor, Tensor]:
         """Return the values of the model's own forward; warn of adapters that it never calls."""

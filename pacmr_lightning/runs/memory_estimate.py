@@ -20,7 +20,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from ..policy import PolicyModel
 from ..policy.base_model import adapter_chain, recompute_activations
-from ..policy.logprobs import token_values, upcast
+from ..policy.chunked_log_probs import token_values, upcast
 
 GIB = 2**30
 FP32 = 4

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..files import save_figure
-from .results import GREEK, MEASURES, columns, means
+from .results import GREEK, MEASURES, option_columns, seed_means
 from .spec import Sweep
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -26,17 +26,17 @@ LEGEND = "share of flipped labels (mean ± standard error over seeds)"
 
 def draw_all(sweep: Sweep, frame: pd.DataFrame, folder: Path) -> None:
     """Write every figure as .png and .pdf into a folder; ``frame`` is from ``results.results``."""
-    numbers = means(frame)
-    save(draw_noise(frame, numbers), folder / "noise-rates")
+    numbers = seed_means(frame)
+    save_png_and_pdf(draw_noise(frame, numbers), folder / "noise-rates")
     if frame[["gold_reward", "val_accuracy"]].notna().all(axis=1).any():
-        save(draw_both(frame, numbers), folder / "reward-and-accuracy")
-    names = columns(sweep)
+        save_png_and_pdf(draw_both(frame, numbers), folder / "reward-and-accuracy")
+    names = option_columns(sweep)
     for name, method in sweep.methods.items():
         part = frame[frame["method"].eq(name)]
         options = [names[option] for option, values in method.vary.items() if len(values) > 1]
         if len(options) == 1 and len(part):
             figure = draw_option(part, numbers, options[0], method.label or name)
-            save(figure, folder / f"{name}-{options[0]}")
+            save_png_and_pdf(figure, folder / f"{name}-{options[0]}")
 
 
 def draw_noise(frame: pd.DataFrame, numbers: pd.DataFrame) -> Figure:
@@ -124,11 +124,11 @@ def _drawn(numbers: pd.DataFrame) -> list[str]:
 
 def _panels(count: int, width: float, height: float, sharey: bool = False) -> tuple[Figure, list[Axes]]:
     """A figure with ``count`` axes, three in a line."""
-    columns = min(3, count)
-    lines = -(-count // columns)
-    size = 0.8 + width * columns, 0.6 + height * lines
+    option_columns = min(3, count)
+    lines = -(-count // option_columns)
+    size = 0.8 + width * option_columns, 0.6 + height * lines
     figure, axes = plt.subplots(
-        lines, columns, figsize=size, sharey=sharey, squeeze=False, layout="constrained"
+        lines, option_columns, figsize=size, sharey=sharey, squeeze=False, layout="constrained"
     )
     for axis in axes.flat[count:]:
         axis.remove()
@@ -140,7 +140,7 @@ def _legend(figure: Figure, axis: Axes, title: str) -> None:
     figure.legend(handles, labels, title=title, loc="outside upper center", ncols=len(labels), frameon=False)
 
 
-def save(figure: Figure, path: Path) -> None:
+def save_png_and_pdf(figure: Figure, path: Path) -> None:
     """Save a figure as .png and .pdf, and close it; ``path`` has no ending."""
     save_figure(figure, path)
     plt.close(figure)

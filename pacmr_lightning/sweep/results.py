@@ -52,7 +52,7 @@ TAKEN = ("row", "method", "noise", "seed", "task", "bound", "value", *NUMBERS)
 """Columns that are no option's; "value" is reserved by pandas' ``melt``."""
 
 
-def columns(sweep: Sweep) -> dict[str, str]:
+def option_columns(sweep: Sweep) -> dict[str, str]:
     """Return the column of each varied option: its last word, or its full name if that is taken."""
     options = dict.fromkeys(option for method in sweep.methods.values() for option in method.vary)
     words = Counter(map(short_name, options))
@@ -66,7 +66,7 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
     ``bound``, the ``columns`` of varied options, and ``NUMBERS`` (NaN if unknown).
     """
     rows = []
-    names = columns(sweep)
+    names = option_columns(sweep)
     rewards = {_key(cell, cell.method, cell.variation): _sampled_rewards(cell) for cell in done}
     shared = sweep.methods[sweep.anchor].vary if sweep.anchor else {}
     for cell in done:
@@ -91,7 +91,7 @@ def row_label(sweep: Sweep, cell: Cell) -> str:
     """Return the method's label with its varied values."""
     method = sweep.methods[cell.method]
     several = [option for option, values in method.vary.items() if len(values) > 1]
-    names = [columns(sweep)[option] for option in several]
+    names = [option_columns(sweep)[option] for option in several]
     values = [cell.variation[option] for option in several]
     words = [f"{GREEK.get(name, name)} = {value}" for name, value in zip(names, values, strict=True)]
     return ", ".join([method.label or cell.method, *words])
@@ -118,7 +118,7 @@ def _wins(own: np.ndarray | None, anchor: np.ndarray | None) -> dict[str, float 
     return {"win_rate": 100 * float(np.mean(own > anchor)), "win_score": score}
 
 
-def means(frame: pd.DataFrame) -> pd.DataFrame:
+def seed_means(frame: pd.DataFrame) -> pd.DataFrame:
     """Return mean and standard error (NaN for one seed) over seeds of ``results`` rows."""
     long = frame.melt(["row", "noise"], list(NUMBERS), "measure", "value").dropna(subset="value")
     groups = long.groupby(["row", "noise", "measure"], sort=False)["value"]
@@ -138,5 +138,5 @@ def differences(frame: pd.DataFrame) -> pd.DataFrame:
             gaps = (by_seed[first] - by_seed[second]).dropna()
             if len(gaps):
                 found.append((measure, noise, first, second, gaps.mean(), gaps.sem(), len(gaps)))
-    columns = ["measure", "noise", "first", "second", "mean", "stderr", "seeds"]
-    return pd.DataFrame(found, columns=columns)
+    option_columns = ["measure", "noise", "first", "second", "mean", "stderr", "seeds"]
+    return pd.DataFrame(found, columns=option_columns)

@@ -19,7 +19,7 @@ from .cells import Cell
 from .spec import Sweep
 
 
-def run(sweep: Sweep, left: Sequence[Cell], done: int) -> None:
+def run_all(sweep: Sweep, left: Sequence[Cell], done: int) -> None:
     """Run the preparations and the cells that are left; ``done`` is the number of finished cells."""
     slots = _slots(sweep)
     os.environ["OMP_NUM_THREADS"] = str(sweep.threads)  # read by each process when it imports torch
@@ -46,7 +46,7 @@ def run(sweep: Sweep, left: Sequence[Cell], done: int) -> None:
                             waiting.insert(0, cell)
                             continue
                         bar.update()
-                        if state.state(cell) == "failed":
+                        if state.state_of(cell) == "failed":
                             failed += 1
                             tqdm.write(f"{cell.name} failed: {state.reason(cell)}")
                         elif bar.disable:

@@ -22,7 +22,7 @@ LOG = "log.txt"
 State = Literal["done", "failed", "waiting"]
 
 
-def state(cell: Cell) -> State:
+def state_of(cell: Cell) -> State:
     """Return a cell's state: failed if it ended without a summary; interrupted cells wait.
 
     Raises UserError if the folder holds a run with other arguments or configs.

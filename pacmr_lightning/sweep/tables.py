@@ -13,7 +13,7 @@ import pandas as pd
 
 from ..files import replacing
 from .cells import Cell
-from .results import GREEK, MEASURES, NUMBERS, WEIGHTS, columns, differences, means, results
+from .results import GREEK, MEASURES, NUMBERS, WEIGHTS, differences, option_columns, results, seed_means
 from .spec import Sweep
 
 WIN = ("win_rate", "win_score")
@@ -141,7 +141,7 @@ def report(sweep: Sweep, done: Sequence[Cell]) -> Path:
 
 def tables(sweep: Sweep, frame: pd.DataFrame) -> list[Table]:
     """Return all tables with numbers; ``frame`` is from ``results.results``."""
-    numbers = means(frame)
+    numbers = seed_means(frame)
     low, high = numbers["seeds"].min(), numbers["seeds"].max()
     seeds = str(high) if low == high else f"{low} to {high}"  # cells may be missing
     over = f"mean ± standard error over {seeds} seeds" if high > 1 else "one seed"
@@ -157,7 +157,7 @@ def tables(sweep: Sweep, frame: pd.DataFrame) -> list[Table]:
     for name, methods in sweep.comparisons.items():
         part = frame[frame["method"].isin(methods)]
         found.append(_by_noise(name, f"{' and '.join(part['row'].unique())}; {over}", part, numbers, ["row"]))
-    names = columns(sweep)
+    names = option_columns(sweep)
     for name, method in sweep.methods.items():
         options = [names[option] for option, values in method.vary.items() if len(values) > 1]
         part = frame[frame["method"].eq(name)]

@@ -28,7 +28,7 @@ from pacmr_lightning import cli
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.runs.finished_run import find_run, load
+from pacmr_lightning.runs.finished_run import find_run, load_run
 from pacmr_lightning.runs.model_card import model_card, on_hub, public
 from pacmr_lightning.weighting.vnet import load_vnet
 
@@ -379,7 +379,7 @@ def test_the_card_of_a_run_on_the_hub(trained):
         "org/model",
         {"class_path": "x.TLDR", "init_args": {"path": "org/d"}},
     )
-    module, _, step = load(find_run(str(trained("tied")), "last"))
+    module, _, step = load_run(find_run(str(trained("tied")), "last"))
     text = model_card(run, module, step, None, name="out", hub_base="org/model", merged=False)
     data = ModelCard(text).data.to_dict()
     assert data["base_model"] == "org/model" and data["datasets"] == ["org/d"]

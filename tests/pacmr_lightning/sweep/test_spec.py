@@ -8,7 +8,7 @@ from pacmr_lightning import cli
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.sweep.cells import cells
 from pacmr_lightning.sweep.spec import read_sweep
-from pacmr_lightning.sweep.state import prepare, state
+from pacmr_lightning.sweep.state import prepare, state_of
 
 from ...conftest import fails as run_fails
 from .conftest import OPTIONS, check_dry_run, check_measures
@@ -129,7 +129,7 @@ def test_a_cell_knows_its_files(write_sweep, capsys):
     (cell, *_) = cells(read_sweep(write_sweep(options=options)))
     prepare(cell)
     made.write_text("by a cell before")
-    assert state(cell) == "waiting"
+    assert state_of(cell) == "waiting"
     Path("pairs.jsonl").write_text("two")
     with pytest.raises(UserError, match="holds a run with other files than the sweep file has now"):
-        state(cell)
+        state_of(cell)

@@ -18,7 +18,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing
 
 from ..prompts import split_row
-from ..rows import values_of
+from ..row_values import values_of
 
 METADATA = b"pacmr_augment"
 _READ = ("prompt", "augmented_prompt")

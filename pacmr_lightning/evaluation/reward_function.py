@@ -14,7 +14,7 @@ _SHIPPED = {"vader": ("vaderSentiment", "vader_lexicon.txt"), "afinn": ("afinn",
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 
 
-class Reward(ABC):
+class RewardFunction(ABC):
     """Base of rewards: r(prompt, response) is higher for better responses."""
 
     name: str
@@ -24,7 +24,7 @@ class Reward(ABC):
         """Return the reward of one response."""
 
 
-class LexiconReward(Reward):
+class LexiconReward(RewardFunction):
     """Sum of the valences of a response's distinct words, in small letters and without punctuation.
 
     Each word counts once, so that repeating it gains nothing. Words outside the lexicon count 0; its entries
