@@ -48,8 +48,8 @@ from pacmr_lightning.meta_gradient.step_pairs import RecomputedStepPairs
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy import model as policy_module
-from pacmr_lightning.policy.logprobs import TokenValues, token_values
-from pacmr_lightning.policy.rows import rows_of
+from pacmr_lightning.policy.chunked_log_probs import TokenValues, token_values
+from pacmr_lightning.policy.token_layout import rows_of
 from pacmr_lightning.weighting import VNetWeighting
 
 COUNTED = 2

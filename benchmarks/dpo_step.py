@@ -19,7 +19,6 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
-import transformers
 from bars import bars
 from flops import fastest_product, needed
 from lightning.fabric.utilities import move_data_to_device
@@ -40,24 +39,17 @@ from timed_runs import (
 )
 from tqdm import tqdm
 from trl import DPOTrainer
-from trl_step import Clock, make_trl, trl_log_probs
+from trl_step import make_trl, trl_log_probs, trl_turn
 
 from pacmr_lightning.batch import LogProbs, PairBatch
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.policy.rows import Layout
+from pacmr_lightning.policy.token_layout import Layout
 
 TOLERANCE = 1e-4
 """Nats between log-probabilities of a response of up to 50 tokens."""
 COUNTED = 2
 TRL, SEPARATE, SHARED = "TRL DPOTrainer", "ours, one a row", "ours, shared"
 LAYOUTS: dict[str, Layout] = {SEPARATE: "separate", SHARED: "shared"}
-
-
-def trl_turn(trainer: DPOTrainer) -> list[float]:
-    """Return seconds of each counted update."""
-    (clock,) = (callback for callback in trainer.callback_handler.callbacks if isinstance(callback, Clock))
-    trainer.train()
-    return clock.seconds[-COUNTED:]
 
 
 def largest_difference(one: LogProbs, other: LogProbs) -> float:
@@ -81,10 +73,7 @@ class Contestants:
         """Return a new trainer or policy."""
         if name == TRL:
             adapter = make_policy(self.folder, shape).adapter()
-            trainer = make_trl(self.folder, self.rows, shape, adapter, self.device, 1 + COUNTED)
-            trainer.remove_callback(transformers.PrinterCallback)
-            trainer.add_callback(Clock(self.device))
-            return trainer
+            return make_trl(self.folder, self.rows, shape, adapter, self.device, 1 + COUNTED)
         return make_policy(self.folder, shape, LAYOUTS[name], self.device)
 
     def turn(self, contestant: DPOTrainer | PolicyModel, shape: Shape) -> list[float]:
@@ -118,7 +107,6 @@ def main() -> None:
     options = parser.parse_args()
     shape = shape_of(options)
     quiet()
-    transformers.logging.set_verbosity_error()
     print(describe())
     names = (TRL, *LAYOUTS)
     with tempfile.TemporaryDirectory() as temporary:

@@ -71,11 +71,11 @@ class PinnedCoverage(PromptAugmentationConsistency):
         self.share = share
 
     def targets(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a fixed share of the pairs, and the sign of their u as labels."""
-        # Not the first ones: the meta-batch is sorted by falling length.
+        """A fixed share of the pairs, and a side for each that rounding of u does not change."""
+        # Not the first ones: the meta batch comes by falling length.
         count = round(self.share * len(u))
         kept = torch.arange(count, device=u.device) * len(u) // max(count, 1)
-        return kept, (u[kept] >= 0).to(u.dtype)
+        return kept, (kept % 2).to(u.dtype)
 
 
 def periods(

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.policy.rows import Layout
+from pacmr_lightning.policy.token_layout import Layout
 from pacmr_lightning.weighting import Weighting
 
 SPECIAL = ("<pad>", "<eos>")
@@ -76,7 +76,8 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", module="lightning")
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing")
     datasets.disable_progress_bars()
-    transformers.utils.logging.disable_progress_bar()
+    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
 
 
 def write_model(folder: Path, shape: Shape) -> None:
@@ -99,9 +100,10 @@ def write_model(folder: Path, shape: Shape) -> None:
 def write_tokenizer(folder: Path, vocabulary: int) -> None:
     """Write a tokenizer of the words <pad>, <eos>, w2, w3 and so on."""
     words = [*SPECIAL, *(f"w{i}" for i in range(len(SPECIAL), vocabulary))]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     pad, eos = SPECIAL
+    # The data module tries letters that are no words here.
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=pad))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad, eos_token=eos).save_pretrained(folder)
 
 

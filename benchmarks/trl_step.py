@@ -13,7 +13,7 @@ import datasets
 import torch
 from peft import LoraConfig
 from timed_runs import BETAS, LEARNING_RATE, MAX_GRAD_NORM, Shape
-from transformers import AutoTokenizer, PreTrainedModel, TrainerCallback
+from transformers import AutoTokenizer, PreTrainedModel, PrinterCallback, TrainerCallback
 from trl import DPOConfig, DPOTrainer
 
 from pacmr_lightning.batch import LogProbs
@@ -93,7 +93,19 @@ def make_trl(
     with torch.no_grad():
         for name, value in adapter.items():
             parameters[name].copy_(value)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Clock(device))
     return trainer
+
+
+def trl_turn(trainer: DPOTrainer) -> list[float]:
+    """Seconds of each update of a turn of TRL's trainer but the first."""
+    (clock,) = (callback for callback in trainer.callback_handler.callbacks if isinstance(callback, Clock))
+    clock.seconds.clear()
+    trainer.train()
+    # Each call wraps the model's forward in autocast, the next one again.
+    trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+    return clock.seconds[1:]
 
 
 @torch.no_grad()

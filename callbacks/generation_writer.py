@@ -15,7 +15,8 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import AnswerStore, content_key
 from pacmr_lightning.evaluation.generation import Decoding, generation_key, is_reference
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch, Response
-from pacmr_lightning.evaluation.response_files import answers_path, output_path, write_json_lines
+from pacmr_lightning.evaluation.response_files import answers_path, output_path
+from pacmr_lightning.files import write_json_lines
 from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.ranks import on_all_ranks
 

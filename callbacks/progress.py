@@ -12,22 +12,22 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ThroughputMonitor
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
-from pacmr_lightning.batch import PairBatch, PairedBatch
+from pacmr_lightning.batch import PairBatch, TrainingBatch
 from pacmr_lightning.errors import check_at_least
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.modules.schedule import planned_updates
 
 
-def pairs_in(batch: PairedBatch | PairBatch | PromptBatch) -> int:
+def pairs_in(batch: TrainingBatch | PairBatch | PromptBatch) -> int:
     """Return the pairs (or prompts) of a step, without the meta pairs."""
-    return len(batch.train if isinstance(batch, PairedBatch) else batch)
+    return len(batch.train if isinstance(batch, TrainingBatch) else batch)
 
 
-def tokens_in(batch: PairedBatch | PairBatch | PromptBatch) -> int:
+def tokens_in(batch: TrainingBatch | PairBatch | PromptBatch) -> int:
     """Return the tokens of those pairs without padding; a shared prompt counts once."""
     if isinstance(batch, PromptBatch):
         return int(batch.attention_mask.sum())
-    return (batch.train if isinstance(batch, PairedBatch) else batch).token_count
+    return (batch.train if isinstance(batch, TrainingBatch) else batch).token_count
 
 
 class Throughput(ThroughputMonitor):

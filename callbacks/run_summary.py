@@ -23,8 +23,8 @@ from pacmr_lightning.objectives import Objective
 from pacmr_lightning.ranks import on_all_ranks
 from pacmr_lightning.rewards import PairRecord
 from pacmr_lightning.runs.folder import SUMMARY
-from pacmr_lightning.weight_gap import weight_gap
 
+from ..flip_detection import weight_gap
 from .visits import VisitsCallback, record_of
 
 

@@ -24,12 +24,12 @@ from pacmr_lightning.evaluation.generation import (
     respond,
 )
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
-from pacmr_lightning.evaluation.reward import Reward
 from pacmr_lightning.files import write_json_lines
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.runs.folder import RESPONSES, SAMPLES
 
+from ..evaluation.reward_function import RewardFunction
 from .to_loggers import log_numbers, log_texts
 
 Tokens = list[int]
@@ -238,7 +238,11 @@ class GoldReward(SequenceKL):
     """
 
     def __init__(
-        self, samples: int = 512, batch_size: int = 128, second_reward: Reward | None = None, **options: Any
+        self,
+        samples: int = 512,
+        batch_size: int = 128,
+        second_reward: RewardFunction | None = None,
+        **options: Any,
     ):
         super().__init__(samples, batch_size=batch_size, **options)
         self.second_reward = second_reward

@@ -15,7 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from pacmr_lightning.analysis.surface import Surface, Visits, density, grid, save, slope_and_offset
+from pacmr_lightning.analysis.surface import Surface, Visits, density, grid, save_surface, slope_and_offset
 from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.rewards import PairRecord
@@ -173,7 +173,7 @@ class VNetSurfaces(VisitFigures):
             axes=axes,
             held=", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in held.items()),
         )
-        save(surface, trainer.default_root_dir)
+        save_surface(surface, trainer.default_root_dir)
         shares = {"monotone_share": surface.monotone_share()}
         shares["monotone_share_data"] = surface.monotone_share(with_data=True)
         log_numbers(trainer, {f"weights/{name}": share for name, share in shares.items()})
@@ -202,9 +202,9 @@ class WeightDistributions(VisitFigures):
                 )
             return
         # Imported late: matplotlib is slow.
-        from pacmr_lightning.analysis.distribution_figure import draw, split
+        from pacmr_lightning.analysis.distribution_figure import draw_weight_distributions, weights_by_flip
 
-        for name, values in split(visits.weight, visits.flipped).items():
+        for name, values in weights_by_flip(visits.weight, visits.flipped).items():
             log_histogram(trainer, f"weights/{name}", values)
-        figure = draw(visits.weight, visits.flipped, trainer.global_step)
+        figure = draw_weight_distributions(visits.weight, visits.flipped, trainer.global_step)
         publish(trainer, figure, self.files[0], "weights/distributions")

@@ -22,8 +22,8 @@ from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.ranks import on_all_ranks
 from pacmr_lightning.rewards import PairRecord, Rewards
 from pacmr_lightning.runs.folder import ANALYSIS
-from pacmr_lightning.weight_gap import NUMBERS, weight_gap
 
+from ..flip_detection import NUMBERS, weight_gap
 from .to_loggers import log_numbers
 from .visits import VisitsCallback
 

@@ -1,4 +1,4 @@
-"""Writes preference pairs again without their wrong labels, in the form in which they were found."""
+"""Writing preference pairs without their wrong labels, in the format of their source."""
 
 from __future__ import annotations
 
@@ -25,26 +25,17 @@ from .reading import numbered_rows
 _JSON = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 _SIDE = re.compile("chosen|rejected", re.IGNORECASE)
 _DIFFERENCE = re.compile("margins?|diff|differences?|minus")
-"""Words in the names of columns that hold a difference between the sides, chosen minus rejected."""
+"""Words in names of columns of differences, chosen minus rejected."""
 _SIDED = re.compile(
     f"{_DIFFERENCE.pattern}|chosen|rejected|(dis)?prefer(red|ences?)?|labels?|winner|loser|win|lose|better|"
     "worse|best|worst|choice|selected|verdict|rank(s|ing)?|judge?ment|votes?|side|delta|gap|scores|ratings|"
     "rewards|positive|negative|rationale|explanation"
 )
-"""Words in the names of columns that may speak of a side."""
+"""Words in names of columns that may describe a side."""
 
 
 def check_output(name: str, output: str, files: Iterable[str | None] = ()) -> Path:
-    """Return the path to write the pairs of a source to.
-
-    Args:
-        name: of the source.
-        output: file to write.
-        files: that the source reads, the one with the training rows first; none for other sources.
-
-    Raises:
-        UserError: it is one of these files, or its ending is not that of the source's format.
-    """
+    """Return the path to write source ``name`` to: none of its ``files``, and in the format of the first."""
     path = Path(output).expanduser()
     own = [Path(file).expanduser() for file in files if file]
     if path.resolve() in [file.resolve() for file in own]:
@@ -61,17 +52,16 @@ def check_output(name: str, output: str, files: Iterable[str | None] = ()) -> Pa
 
 
 def clean_rows(rows: Dataset, name: str, path: Path, drop: set[str], flip: set[str]) -> int:
-    """Write rows of a source in this package's own columns; see ``Source.write_cleaned``."""
+    """Write rows of a source in this package's columns; see ``Source.write_cleaned``."""
     _check_ids(name, rows["id"][:], drop | flip)
     kept = (exchanged(row) if row["id"] in flip else row for row in rows if row["id"] not in drop)
     return write_rows(kept, path)
 
 
 def clean_file(train: str, path: Path, drop: set[str], flip: set[str]) -> int:
-    """Write the rows of a file in its own columns, order and format; see ``Source.write_cleaned``.
+    """Write the rows of a file in its own columns and format.
 
-    Columns that speak of chosen and rejected (``Sides``) change with the label. A line says which were
-    changed, and which were not although they may speak of a side.
+    Prints the columns that are swapped with a label, and those that may describe a side.
     """
     sides = Sides()
     numbered = sides.seen(numbered_rows(train))
@@ -96,33 +86,32 @@ def _check_ids(name: str, there: Iterable[str], asked: set[str]) -> None:
 
 
 def exchanged(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of this package's own columns with the other label."""
+    """Return a row of this package's columns with the label swapped."""
     return Sides(row).exchanged(row)
 
 
 class Sides:
-    """Columns of rows that speak of the chosen or the rejected response.
+    """Columns of rows that describe the chosen or the rejected response.
 
-    Columns that differ in the word alone, such as ``score_chosen`` and ``score_rejected`` or ``chosenModel``
-    and ``rejectedModel``, are a pair. Objects are looked through. Numbers in columns such as ``margin`` and
-    ``score_diff`` are differences. ``names`` are known already; ``seen`` adds others.
+    Names that differ in that word alone, such as ``score_chosen`` and ``score_rejected``, are a pair, also
+    within objects. Numbers in columns such as ``margin`` are differences.
     """
 
     def __init__(self, names: Iterable[str] = ()):
         self.names = dict.fromkeys(names)
         self.inside: dict[str, Sides] = {}
-        """Fields of columns that hold objects."""
+        """Fields of objects."""
         self.texts: set[str] = set()
-        """Columns with values that are no numbers."""
+        """Not only numbers."""
 
     def seen(self, rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the rows, and keep the names of their columns."""
+        """Yield the rows, and add their columns."""
         for place, row in rows:
             self.add(row)
             yield place, row
 
     def add(self, row: dict[str, Any]) -> None:
-        """Keep the names of a row's columns, and of the fields of its objects."""
+        """Add the columns of a row, and the fields of its objects."""
         for name, value in row.items():
             self.names[name] = None
             if isinstance(value, dict):
@@ -131,17 +120,17 @@ class Sides:
                 self.texts.add(name)
 
     def partner(self, name: str) -> str | None:
-        """Return the other column of a pair; None where there is none."""
+        """Return the other column of a pair, or None."""
         other = _SIDE.sub(_other_side, name)
         return other if other != name and other in self.names else None
 
     def is_difference(self, name: str) -> bool:
-        """Return whether a column holds a difference between the sides, which changes its sign."""
+        """Return whether a column is a difference, which changes its sign."""
         numbers = name not in self.texts and name not in self.inside
         return numbers and self.partner(name) is None and _has(name, _DIFFERENCE)
 
     def exchanged(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the row with the other label; a field that only its pair has moves there."""
+        """Return the row with the label swapped; a field that only its pair has moves there."""
         found = {}
         for name in row:
             other = self.partner(name)
@@ -160,7 +149,7 @@ class Sides:
         return found
 
     def announce(self) -> None:
-        """Print which columns change with a label, and which may speak of a side but do not change."""
+        """Print the columns that are swapped with a label, and those that may describe a side."""
         places = self.paths(lambda sides, name: sides.partner(name) is not None)
         signs = self.paths(Sides.is_difference)
         unsure = [
@@ -175,13 +164,12 @@ class Sides:
                 print(f"Columns that {what}: {', '.join(names)}.")
 
     def paths(self, fits: Callable[[Sides, str], bool]) -> list[str]:
-        """Return the names that fit, those of fields behind the names of their columns."""
+        """Return the names that fit, with dots before fields of objects."""
         own = [name for name in self.names if fits(self, name)]
         return own + [f"{name}.{path}" for name, of in self.inside.items() for path in of.paths(fits)]
 
 
 def _other_side(found: re.Match[str]) -> str:
-    """Return ``rejected`` for ``chosen`` and the other way round, in the same case."""
     word = found[0]
     other = "rejected" if word.lower() == "chosen" else "chosen"
     return other.upper() if word.isupper() else other.title() if word[0].isupper() else other
@@ -210,7 +198,7 @@ def _line(row: dict[str, Any]) -> str:
     text = json.dumps(row, ensure_ascii=False)
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair in a column that nobody reads
+    except UnicodeEncodeError:  # half of a surrogate pair
         text = json.dumps(row)
     return text
 
@@ -241,11 +229,7 @@ def _write_parquet(
 
 
 def _joint_fields(fields: Iterable[pa.Field], sides: Sides) -> list[pa.Field]:
-    """Return the fields in types in which both columns of a pair can hold the values of the other one.
-
-    Raises:
-        UserError: there is no such type.
-    """
+    """Return the fields in types that hold the values of both columns of a pair."""
     types = {field.name: field.type for field in fields}
     joint = []
     for field in fields:
@@ -272,18 +256,14 @@ def _holds_text(kind: pa.DataType) -> bool:
 
 
 def _as(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return values in a type that holds all of them."""
     try:
         return values if values.type == kind else values.cast(kind)
-    except pa.ArrowException:  # objects in lists that get another field
+    except pa.ArrowException:
         return pa.array(values.to_pylist(), kind)
 
 
 def _exchanged_column(batch: pa.RecordBatch, field: pa.Field, flips: np.ndarray, sides: Sides) -> pa.Array:
-    """Return a column of a file with the values of its pair, or their opposites, where labels are swapped.
-
-    Other values are copied as they are: not all of Arrow survives being made Python objects.
-    """
+    """Return a column, swapped with its pair or negated where labels are; other values stay Arrow's."""
     column, name = batch.column(field.name), field.name
     if not flips.any():
         return _as(column, field.type)
@@ -296,7 +276,7 @@ def _exchanged_column(batch: pa.RecordBatch, field: pa.Field, flips: np.ndarray,
         rows = [sides.exchanged(row) if flip else row for row, flip in zip(taken, flips, strict=True)]
         try:
             return pa.array([row[name] for row in rows], field.type)
-        except (pa.ArrowException, OverflowError):  # such as a margin without sign
+        except (pa.ArrowException, OverflowError):  # such as an unsigned margin
             raise UserError(
                 f"The column {name!r} ({field.type}) cannot hold its values where a label is swapped; give "
                 "it another type, or take it out."
@@ -305,11 +285,7 @@ def _exchanged_column(batch: pa.RecordBatch, field: pa.Field, flips: np.ndarray,
 
 
 def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> int:
-    """Write rows in this package's columns, but those that no row has; return their number.
-
-    Raises:
-        UserError: a column of a .parquet file cannot hold all of its values, such as texts and chat messages.
-    """
+    """Write rows in this package's columns, except empty ones; return their number."""
     if path.suffix != ".parquet":
         return _write_json((plain_row(row) for row in rows), path)
     found = list(rows)
@@ -318,7 +294,7 @@ def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> int:
 
 
 def plain_row(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of a ``Source`` as a file has it: messages as lists, ``tools`` as JSON text."""
+    """Return a row of a ``Source`` as in a file: messages as lists, ``tools`` as JSON text."""
     about = ("chat", "template_fields", "unread")
     found = {name: value for name, value in row.items() if value is not None and name not in about}
     for name in ("prompt", "chosen", "rejected", "augmented_prompt", "chat_template_kwargs"):
@@ -328,13 +304,7 @@ def plain_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_table(rows: list[dict[str, Any]], path: Path, types: pa.Schema) -> None:
-    """Write rows as Parquet; columns that no row has are left out.
-
-    ``types`` are those of the columns; that of lists and objects in place of texts is inferred.
-
-    Raises:
-        UserError: a column cannot hold all of its values.
-    """
+    """Write rows as Parquet without empty columns; nested values in place of texts get an inferred type."""
     columns = {}
     try:
         for field in types:

@@ -19,7 +19,7 @@ from datasets import Features, Value
 from pacmr_lightning.errors import UserError
 
 from .chat import decode_messages, encode_messages, fields_of, messages_of, template_options
-from .prompts import HUMAN, Split, split_completion, split_row
+from .prompts import HUMAN, PromptAndResponses, split_completion, split_row
 
 _PROMPT_WORDS = frozenset(
     ["prompt", "question", "query", "instruction", "input", "request", "problem", "post", "context"]
@@ -117,10 +117,10 @@ class Columns:
     required: tuple[str, ...]
     """Further columns of rows of texts; chat messages may contain the prompt."""
     optional: dict[str, Callable[[object], str | float | None]]
-    divide: Callable[..., Split]
+    divide: Callable[..., PromptAndResponses]
     """Returns prompt and responses for the values of ``prompt``, responses and ``chat``."""
 
-    def divided(self, rows: dict[str, list[Any]]) -> list[Split]:
+    def divided(self, rows: dict[str, list[Any]]) -> list[PromptAndResponses]:
         """Return prompt and responses of each row of a batch, given by column."""
         names = ("prompt", *self.responses, "chat")
         return [self.divide(*row) for row in zip(*(rows[name] for name in names), strict=True)]

@@ -12,7 +12,7 @@ from pacmr_lightning.errors import UserError
 from .columns import PREFERENCES, SFT
 from .hub import convert, load_split
 from .prompts import ASSISTANT, HUMAN, split_prompt
-from .rows import prompts_of
+from .row_values import prompts_of
 from .sources import Completions, Source
 from .splits import DEFAULT_FRACTION, DEFAULT_SEED, RowsBySplit, Split, SplitPlaces
 

@@ -14,23 +14,23 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from pacmr_lightning.batch import PairBatch, PairedBatch
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.batch import PairBatch, TrainingBatch
+from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.evaluation.answer_store import content_key
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.policy import PolicyModel
 
-from .augmentation.files import read_augmentations
+from .augmentation.augmented_prompts import read_augmentations
 from .curriculum import easiest_first
+from .evaluation_prompts import draw_prompts, prompt_loader
 from .noise import AnnotatorNoise, LabelNoise, noise_from_options
-from .pairs import Pairs
-from .prompt_loader import draw_prompts, prompt_loader
 from .reference_cache import cached_log_probs, cached_state_differences
-from .rows import prompts_of
-from .sources import Source, check_at_least
-from .stream import EvaluationStream, RankSteps, StepLoader, TrainingStream, check_resumed, check_shares
+from .row_values import prompts_of
+from .sources import Source
+from .stream import EvaluationStream, RankSteps, StepLoader, TrainingStream, check_rank_shares, check_resumed
 from .token_columns import tokens_digest
 from .tokenization import summary_line, token_warnings, tokenize_pairs
+from .tokenized_pairs import TokenizedPairs
 from .tokenizer import load_tokenizer, prompt_tokens
 
 _KEPT_OPTIONS = (
@@ -56,7 +56,7 @@ _HASHES = {
 class PreferenceDataModule(LightningDataModule):
     """Preference pairs, tokenized, noised and paired with meta-batches; evaluation prompts for generation.
 
-    ``train_dataloader`` yields ``PairedBatch``, ``val_dataloader`` and ``test_dataloader`` yield
+    ``train_dataloader`` yields ``TrainingBatch``, ``val_dataloader`` and ``test_dataloader`` yield
     ``PairBatch`` (validation pairs, labels never flipped), ``predict_dataloader`` yields ``PromptBatch``. A
     pair's augmented prompt comes from the file ``augmentations``; without one from the row's
     ``augmented_prompt``, else from rules.
@@ -179,10 +179,10 @@ class PreferenceDataModule(LightningDataModule):
         """After ``setup("fit")``, by id of the training rows: whether the noise flips the label."""
         self.annotators: dict[str, str | None] | None = None
         """After ``setup("fit")``, annotators by id of the training rows; None alone if all are unknown."""
-        self.clean_pairs: Pairs | None = None
+        self.clean_pairs: TokenizedPairs | None = None
         """Kept pairs after ``setup``, as the following two."""
-        self.train_pairs: Pairs | None = None
-        self.validation_pairs: Pairs | None = None
+        self.train_pairs: TokenizedPairs | None = None
+        self.validation_pairs: TokenizedPairs | None = None
         self._filled: dict[str, tuple[Dataset, Dataset, dict[str, int]]] = {}
         self._said: set[str] = set()
 
@@ -201,7 +201,7 @@ class PreferenceDataModule(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Load training pairs for ``fit``, validation pairs, nothing for ``predict``."""
-        check_shares("global_batch_size", self.global_batch_size, self._ranks[1])
+        check_rank_shares("global_batch_size", self.global_batch_size, self._ranks[1])
         if stage == TrainerFn.FITTING and self.train_pairs is None:
             # Lightning sets the attribute without declaring it.
             overfit = self.trainer is not None and self.trainer.overfit_batches  # type: ignore[attr-defined]
@@ -249,12 +249,12 @@ class PreferenceDataModule(LightningDataModule):
     def _rewords(self) -> bool:
         return self.meta_every is not None and self.clean_meta is None
 
-    def _pairs_as_found(self, split: str, name: str) -> Pairs:
+    def _pairs_as_found(self, split: str, name: str) -> TokenizedPairs:
         found, rows, counts = self._read(split)
         self._announce(name, split, found, counts)
-        return Pairs(rows, self.tokenizer.pad_token_id)
+        return TokenizedPairs(rows, self.tokenizer.pad_token_id)
 
-    def _training_pairs(self) -> Pairs:
+    def _training_pairs(self) -> TokenizedPairs:
         found, rows, counts = self._read("train")
         ids = rows["id"][:]
         swapped = None
@@ -269,7 +269,7 @@ class PreferenceDataModule(LightningDataModule):
             self.annotators = dict(zip(found["id"][:], known, strict=True))
             who = [self.annotators[name] for name in ids]
         # The reference cache covers all pairs, so that runs with and without held-out pairs share it.
-        self._all_train_pairs = pairs = Pairs(rows, self.tokenizer.pad_token_id, swapped, who)
+        self._all_train_pairs = pairs = TokenizedPairs(rows, self.tokenizer.pad_token_id, swapped, who)
         self._kept = list(range(len(pairs)))
         if self.clean_pairs is not None and self.hold_out_clean_meta:
             held_out = set(self.clean_pairs.rows["id"][:])
@@ -339,8 +339,8 @@ class PreferenceDataModule(LightningDataModule):
         """Rank and number of processes; (0, 1) without a trainer."""
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
-    def train_dataloader(self) -> DataLoader[PairedBatch]:
-        """Return ``PairedBatch`` of this rank, from the trainer's global step on."""
+    def train_dataloader(self) -> DataLoader[TrainingBatch]:
+        """Return ``TrainingBatch`` of this rank, from the trainer's global step on."""
         assert self.train_pairs is not None, "The training pairs are there after setup."
         rank, world_size = self._ranks
         batches = TrainingStream(

@@ -19,7 +19,7 @@ NO_COMPLETION = "no completion"
 
 
 @dataclass(frozen=True)
-class Split:
+class PromptAndResponses:
     """A prompt with its two responses or one completion, or the reason why a row is unusable."""
 
     prompt: str = ""
@@ -41,11 +41,11 @@ class Split:
         return self.responses[1]
 
 
-def _of_messages(before: Messages, *answers: dict[str, Any]) -> Split:
-    return Split(encode_messages(before), tuple(map(message_text, answers)), messages=answers)
+def _of_messages(before: Messages, *answers: dict[str, Any]) -> PromptAndResponses:
+    return PromptAndResponses(encode_messages(before), tuple(map(message_text, answers)), messages=answers)
 
 
-def split_row(prompt: str | None, chosen: str, rejected: str, chat: bool = False) -> Split:
+def split_row(prompt: str | None, chosen: str, rejected: str, chat: bool = False) -> PromptAndResponses:
     """Return prompt and responses of a row of ``reading.read_preferences``.
 
     Texts: the given prompt, else that of ``split_prompt``. Chat messages: the last message of each side, from
@@ -54,21 +54,25 @@ def split_row(prompt: str | None, chosen: str, rejected: str, chat: bool = False
     """
     if chat:
         return _split_messages(prompt, chosen, rejected)
-    return Split(prompt, (chosen, rejected)) if prompt is not None else split_prompt(chosen, rejected)
+    return (
+        PromptAndResponses(prompt, (chosen, rejected))
+        if prompt is not None
+        else split_prompt(chosen, rejected)
+    )
 
 
-def split_completion(prompt: str | None, completion: str, chat: bool = False) -> Split:
+def split_completion(prompt: str | None, completion: str, chat: bool = False) -> PromptAndResponses:
     """Return prompt and completion (of chat messages the last) of a row of ``reading.read_sft``."""
     if not chat:
         assert prompt is not None  # read_sft requires it
-        return Split(prompt, (completion,))
+        return PromptAndResponses(prompt, (completion,))
     messages = _joined(prompt, completion)
     if messages is None or len(messages) < 2 or messages[-1]["role"] != "assistant":
-        return Split(reason=NO_COMPLETION)
+        return PromptAndResponses(reason=NO_COMPLETION)
     return _of_messages(messages[:-1], messages[-1])
 
 
-def split_prompt(chosen: str, rejected: str) -> Split:
+def split_prompt(chosen: str, rejected: str) -> PromptAndResponses:
     """Return the prompt that two texts share, with the rest of each, or the reason why there is none.
 
     HH transcripts (both begin with ``\\n\\nHuman:``): the prompt ends with the last ``\\n\\nAssistant:`` and
@@ -84,29 +88,29 @@ def split_prompt(chosen: str, rejected: str) -> Split:
         common = common[: max((i for i, character in enumerate(common) if character.isspace()), default=0)]
     prompt = common.rstrip()
     if not prompt:
-        return Split(reason=NO_COMMON_PROMPT)
-    return Split(prompt, (chosen[len(prompt) :], rejected[len(prompt) :]))
+        return PromptAndResponses(reason=NO_COMMON_PROMPT)
+    return PromptAndResponses(prompt, (chosen[len(prompt) :], rejected[len(prompt) :]))
 
 
-def _split_transcripts(chosen: str, rejected: str) -> Split:
+def _split_transcripts(chosen: str, rejected: str) -> PromptAndResponses:
     ends = [text.rfind(ASSISTANT) + len(ASSISTANT) for text in (chosen, rejected)]
     if min(ends) < len(ASSISTANT):
-        return Split(reason=NO_COMMON_PROMPT)
+        return PromptAndResponses(reason=NO_COMMON_PROMPT)
     if chosen[: ends[0]] != rejected[: ends[1]]:
-        return Split(reason=DIFFERENT_PROMPTS)
-    return Split(chosen[: ends[0]], (chosen[ends[0] :], rejected[ends[1] :]))
+        return PromptAndResponses(reason=DIFFERENT_PROMPTS)
+    return PromptAndResponses(chosen[: ends[0]], (chosen[ends[0] :], rejected[ends[1] :]))
 
 
-def _split_messages(prompt: str | None, *sides: str) -> Split:
+def _split_messages(prompt: str | None, *sides: str) -> PromptAndResponses:
     chosen, rejected = (_joined(prompt, side) for side in sides)
     if chosen is None or rejected is None:
-        return Split(reason=DIFFERENT_PROMPTS)
+        return PromptAndResponses(reason=DIFFERENT_PROMPTS)
     if not chosen or not rejected or not chosen[-1]["role"] == rejected[-1]["role"] == "assistant":
-        return Split(reason=NO_ANSWER)
+        return PromptAndResponses(reason=NO_ANSWER)
     if min(len(chosen), len(rejected)) < 2:
-        return Split(reason=NO_COMMON_PROMPT)
+        return PromptAndResponses(reason=NO_COMMON_PROMPT)
     if chosen[:-1] != rejected[:-1]:
-        return Split(reason=DIFFERENT_PROMPTS)
+        return PromptAndResponses(reason=DIFFERENT_PROMPTS)
     return _of_messages(chosen[:-1], chosen[-1], rejected[-1])
 
 

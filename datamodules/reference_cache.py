@@ -18,8 +18,8 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing
 from pacmr_lightning.policy import PolicyModel
 
-from .pairs import Pairs
 from .token_columns import lengths_and_digest
+from .tokenized_pairs import TokenizedPairs
 
 _LAYOUT = 1
 """Part of the key; raise it when the stored form changes."""
@@ -33,7 +33,7 @@ CPU_BATCH_TOKENS = 2048
 
 def cached_log_probs(
     policy: PolicyModel,
-    pairs: Pairs,
+    pairs: TokenizedPairs,
     *,
     augmented: bool = False,
     rank: int = 0,
@@ -51,7 +51,7 @@ def cached_log_probs(
     return _cached(_log_probs, 2, policy, pairs, augmented, rank, world_size, barrier, title)
 
 
-def cached_state_differences(policy: PolicyModel, pairs: Pairs) -> np.ndarray:
+def cached_state_differences(policy: PolicyModel, pairs: TokenizedPairs) -> np.ndarray:
     """Return (N, 2H) ``reference_states``, chosen minus rejected as found, cached like log-probabilities."""
     width = 2 * policy.model.get_output_embeddings().weight.shape[1]
     return _cached(_state_differences, width, policy, pairs, False, 0, 1, lambda: None, "Reference's states")
@@ -71,7 +71,7 @@ def _cached(
     ask: Callable[[PolicyModel, PairBatch], torch.Tensor],
     width: int,
     policy: PolicyModel,
-    pairs: Pairs,
+    pairs: TokenizedPairs,
     augmented: bool,
     rank: int,
     world_size: int,
@@ -80,7 +80,7 @@ def _cached(
 ) -> np.ndarray:
     pairs.check_model(policy)
     asked = np.array(pairs.with_second_view if augmented else range(len(pairs)), dtype=np.int64)
-    plain = Pairs(pairs.rows.select(asked, keep_in_memory=True), pairs.pad_id)
+    plain = TokenizedPairs(pairs.rows.select(asked, keep_in_memory=True), pairs.pad_id)
 
     def batch(places: np.ndarray) -> PairBatch:
         found = plain.batch(places.tolist(), augmented)

@@ -17,12 +17,12 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.modules.sft import IGNORED
 
-from .sources import Completions, check_at_least
+from .sources import Completions
 from .stream import RemainingRows, StepLoader, check_resumed
-from .token_columns import check_readable, tokens_digest
+from .token_columns import check_readable, lengths_and_digest, tokens_digest
 from .tokenization import summary_line, token_warnings, tokenize_completions
 from .tokenizer import load_tokenizer
 from .train_tokenizer import train_tokenizer
@@ -192,6 +192,11 @@ class SFTDataModule(LightningDataModule):
         """Raise a UserError if a model has too few positions or embeddings for the rows."""
         for rows in self._rows.values():
             check_readable(name, model, rows, _COLUMNS, np.add, self.tokenizer.pad_token_id)
+
+    def longest(self) -> tuple[int, int]:
+        """Return the tokens of the longest training row, and of the longest completion."""
+        lengths, _ = lengths_and_digest(self._rows["train"], *_COLUMNS)
+        return int(lengths.max()), int(self._response_tokens.max())
 
     @cached_property
     def _response_tokens(self) -> np.ndarray:

@@ -10,37 +10,34 @@ from pathlib import Path
 from datasets import Dataset
 
 from pacmr_lightning.embedded_world import World
-from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.reward import Reward
+from pacmr_lightning.errors import UserError, check_at_least
 
+from ..evaluation.reward_function import RewardFunction
 from .chat import messages_of
 from .cleaned import check_output, clean_file, clean_rows
 from .columns import PREFERENCES, SFT
 from .reading import made_once, numbered_rows, read_preferences, read_sft
-from .rows import readable_texts
+from .row_values import readable_texts
 from .splits import DEFAULT_FRACTION, RowsBySplit, Split, SplitPlaces
 from .tokenized_source import TokenizedSource
 
 
 class Source(ABC):
-    """Base class of preference pairs for training and validation.
-
-    Its options determine its rows: every rank, and every start of a resumed run, loads them for itself.
-    """
+    """Base class of preference pairs; the options determine the rows, which every rank loads for itself."""
 
     name: str
-    """Name of the source in messages."""
+    """Name in messages."""
     gold_reward: Callable[[str, str], float] | None = None
-    """r(prompt, response) if known, else None; ``GoldReward`` scores responses with it."""
+    """r(prompt, response) if known; ``GoldReward`` scores responses with it."""
     prompts: list[str] | None = None
     """Prompts for evaluation; None means those of the validation pairs."""
 
     @abstractmethod
     def load(self, split: Split) -> Dataset:
-        """Return rows as ``reading.read_preferences`` does for a file.
+        """Return the rows of a split.
 
-        ``reading.rows_to_dataset(rows, columns.PREFERENCES, name)`` checks rows given as dicts and makes ids.
-        Every rank calls ``load``, the first of a machine once more before the others.
+        ``reading.rows_to_dataset(rows, columns.PREFERENCES, name)`` makes them from dicts, checks them and
+        makes ids. Every rank calls ``load``, the first of a machine once more before the others.
 
         Raises:
             UserError: the data cannot be read.
@@ -51,38 +48,26 @@ class Source(ABC):
         return self.load("train")
 
     def check_output(self, output: str) -> Path:
-        """Return the path that ``write_cleaned`` writes to.
-
-        Raises:
-            UserError: it is a file of the source, or its ending is not that of the source's format.
-        """
+        """Return the path that ``write_cleaned`` writes to, or raise a UserError."""
         return check_output(self.name, output)
 
     def write_cleaned(self, output: str, drop: set[str], flip: set[str]) -> int:
-        """Write the rows of ``load_all``, some of them dropped and some with their label exchanged.
+        """Write the rows of ``load_all``, some dropped and some with the label swapped; return their number.
 
-        Where a label is exchanged, ``chosen`` and ``rejected`` change places, and ``flipped`` and ``eta``
-        become their opposites.
-
-        Args:
-            output: file to write.
-            drop: ids of rows to leave out.
-            flip: ids of rows whose label is exchanged, against the label that was found.
-
-        Returns:
-            The number of rows written.
+        A swap exchanges ``chosen`` and ``rejected``, and ``flipped`` and ``eta`` become their opposites.
+        ``drop`` and ``flip`` are ids.
 
         Raises:
-            UserError: the output does not fit the source, or an id is not there.
+            UserError: the output does not fit the source, or an id is missing.
         """
         return clean_rows(self.load_all(), self.name, self.check_output(output), drop, flip)
 
     def texts(self, rows: Dataset, ids: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-        """Prompt, chosen and rejected of rows of the source as a person reads them, labels as found."""
+        """Yield prompt, chosen and rejected of rows as readable text, labels as found."""
         return readable_texts(rows, ids)
 
     def tokenized(self, tokenizers: Sequence[str], max_length: int) -> TokenizedSource:
-        """Return the pairs of ``load_all`` as tokens, for an audit by a model that no run has trained."""
+        """Return the pairs of ``load_all`` as tokens, for an audit by a model that was trained elsewhere."""
         return TokenizedSource(self.load_all(), self.name, tokenizers, max_length)
 
 
@@ -92,9 +77,9 @@ class Files(RowsBySplit, Source):
     Args:
         train: file with the training pairs (.jsonl, .json, each also with .gz, or .parquet).
         validation: file with the validation pairs. None: some prompts of the training file are set aside.
-        validation_fraction: share of the prompts that is set aside where there is no validation file, in (0,
-            1); all pairs of a prompt fall on the same side.
-        reward: what the labels were drawn from, where that is known, such as ``LexiconReward``.
+        validation_fraction: share of the prompts set aside without a validation file, in (0, 1); all pairs of
+            a prompt fall on the same side.
+        reward: source of the labels, if known, such as ``LexiconReward``.
 
     Raises:
         UserError: ``validation_fraction`` is outside (0, 1), or set beside a validation file.
@@ -107,7 +92,7 @@ class Files(RowsBySplit, Source):
         train: str,
         validation: str | None = None,
         validation_fraction: float = DEFAULT_FRACTION,
-        reward: Reward | None = None,
+        reward: RewardFunction | None = None,
     ):
         self.splits = SplitPlaces(train, validation, validation_fraction)
         self.name = Path(train).name
@@ -118,11 +103,11 @@ class Files(RowsBySplit, Source):
         return read_preferences(place)
 
     def check_output(self, output: str) -> Path:
-        """Return the path to write to, which is neither of the source's files and of the same format."""
+        """Return the path to write to: of the same format, and no file of the source."""
         return check_output(self.name, output, (self.splits.train, self.splits.validation))
 
     def write_cleaned(self, output: str, drop: set[str], flip: set[str]) -> int:
-        """Write the training file again in its own columns, rows that training did not use included."""
+        """Write the training file again in its own columns, with rows that training did not use."""
         return clean_file(self.splits.train, self.check_output(output), drop, flip)
 
 
@@ -156,8 +141,8 @@ class EmbeddedWorld(Source):
         pairs: number of training pairs, at least 1.
         validation_pairs: number of validation pairs, at least 1.
         seed: seed of the world and of its pairs.
-        pairs_seed: other training pairs of the same world, whose validation pairs and prompts stay; None: the
-            world's seed.
+        pairs_seed: seed of other training pairs of the same world; validation pairs and prompts stay. None:
+            ``seed``.
 
     Raises:
         UserError: a number of pairs is below 1.
@@ -173,7 +158,7 @@ class EmbeddedWorld(Source):
         self.gold_reward = self.world.gold_reward
         self.prompts = self.world.prompts()
         self._sizes = {"train": pairs, "validation": validation_pairs}
-        # Different seeds, or the validation pairs would be the first of the training pairs.
+        # Different seeds, or the validation pairs would be the first training pairs.
         self._seeds = {"train": 2 * (seed if pairs_seed is None else pairs_seed), "validation": 2 * seed + 1}
 
     def load(self, split: Split) -> Dataset:
@@ -184,17 +169,13 @@ class EmbeddedWorld(Source):
 
 
 class Completions(ABC):
-    """Base class of demonstrations, a prompt and its completion each, for training and validation."""
+    """Base class of demonstrations, a prompt and its completion each."""
 
     name: str
 
     @abstractmethod
     def load(self, split: Split) -> Dataset:
-        """Return rows as ``reading.read_sft`` does.
-
-        Raises:
-            UserError: the data cannot be read.
-        """
+        """Return the rows of a split, as ``reading.read_sft`` does."""
 
 
 class CompletionFiles(RowsBySplit, Completions):
@@ -203,8 +184,8 @@ class CompletionFiles(RowsBySplit, Completions):
     Args:
         train: file with the training rows (.jsonl, .json, each also with .gz, or .parquet).
         validation: file with the validation rows. None: some prompts of the training file are set aside.
-        validation_fraction: share of the prompts that is set aside where there is no validation file, in (0,
-            1); all rows of a prompt fall on the same side.
+        validation_fraction: share of the prompts set aside without a validation file, in (0, 1); all rows of
+            a prompt fall on the same side.
 
     Raises:
         UserError: ``validation_fraction`` is outside (0, 1), or set beside a validation file.
@@ -243,7 +224,7 @@ class WorldCompletions(Completions):
         self.world = World(seed)
         self.best_of = best_of
         self._sizes = {"train": rows, "validation": validation_rows}
-        # Different seeds, or the validation rows would be the first of the training rows.
+        # Different seeds, or the validation rows would be the first training rows.
         self._seeds = {"train": 2 * seed, "validation": 2 * seed + 1}
 
     def load(self, split: Split) -> Dataset:
@@ -252,10 +233,3 @@ class WorldCompletions(Completions):
         rows = partial(self.world.sft_rows, size, seed, self.best_of)
         key = f"{self.world.key}:{size}:{seed}:{self.best_of}"
         return made_once(rows, SFT, f"{self.name} ({split})", key)
-
-
-def check_at_least(least: int, **options: int | None) -> None:
-    """Raise a UserError if an option is too small; None passes."""
-    for option, value in options.items():
-        if value is not None and value < least:
-            raise UserError(f"{option} is {value}, but it must be at least {least}.")

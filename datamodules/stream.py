@@ -15,10 +15,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader, DistributedSampler
 from torch.utils.data import Dataset as TorchDataset
 
-from pacmr_lightning.batch import PairBatch, PairedBatch
+from pacmr_lightning.batch import PairBatch, TrainingBatch
 from pacmr_lightning.errors import UserError
 
-from .pairs import Pairs
+from .tokenized_pairs import TokenizedPairs
 
 
 @lru_cache(maxsize=4)
@@ -36,7 +36,7 @@ def _block(count: int, size: int, seed: int, kind: str, number: int) -> list[int
 
 
 @dataclass(eq=False)
-class TrainingStream(TorchDataset[PairedBatch]):
+class TrainingStream(TorchDataset[TrainingBatch]):
     """Training batches, and meta-batches when they are due, by global step.
 
     ``batches[step]`` is this rank's share of optimizer step ``step``. Each epoch permutes the rows anew and
@@ -45,7 +45,7 @@ class TrainingStream(TorchDataset[PairedBatch]):
     noise, so it reveals no true label.
     """
 
-    pairs: Pairs
+    pairs: TokenizedPairs
     global_batch_size: int
     """Pairs of a step, over all ranks."""
     _: KW_ONLY
@@ -57,7 +57,7 @@ class TrainingStream(TorchDataset[PairedBatch]):
     rank: int = 0
     world_size: int = 1
     """Number of processes; it must divide both batch sizes."""
-    clean_meta: Pairs | None = None
+    clean_meta: TokenizedPairs | None = None
     """Pairs with clean labels for the meta-batches instead, without augmented prompts."""
     shuffle: bool = True
     """False keeps the rows' order in each epoch."""
@@ -65,7 +65,7 @@ class TrainingStream(TorchDataset[PairedBatch]):
     def __post_init__(self) -> None:
         pairs, clean_meta, world_size = self.pairs, self.clean_meta, self.world_size
         global_batch_size, meta_batch_size = self.global_batch_size, self.meta_batch_size
-        check_shares("global_batch_size", global_batch_size, world_size)
+        check_rank_shares("global_batch_size", global_batch_size, world_size)
         if len(pairs) < global_batch_size:
             raise UserError(
                 f"Only {len(pairs)} training pairs are left, fewer than one batch; give more data, "
@@ -73,7 +73,7 @@ class TrainingStream(TorchDataset[PairedBatch]):
             )
         if self.meta_every is None:
             return
-        check_shares("meta_batch_size", meta_batch_size, world_size)
+        check_rank_shares("meta_batch_size", meta_batch_size, world_size)
         self.eligible = list(range(len(clean_meta))) if clean_meta else pairs.with_second_view
         if len(self.eligible) < meta_batch_size and clean_meta:
             raise UserError(
@@ -91,7 +91,7 @@ class TrainingStream(TorchDataset[PairedBatch]):
         """Steps of an epoch."""
         return len(self.pairs) // self.global_batch_size
 
-    def __getitem__(self, step: int) -> PairedBatch:
+    def __getitem__(self, step: int) -> TrainingBatch:
         if step < 0:
             raise IndexError(f"There is no step {step}.")
         if self.shuffle:
@@ -99,7 +99,7 @@ class TrainingStream(TorchDataset[PairedBatch]):
         else:
             start = step % len(self) * self.global_batch_size
             rows = list(range(start, start + self.global_batch_size))
-        return PairedBatch(train=self.pairs.batch(self._share(rows)), meta=self._meta(step))
+        return TrainingBatch(train=self.pairs.batch(self._share(rows)), meta=self._meta(step))
 
     def _meta(self, step: int) -> PairBatch | None:
         if self.meta_every is None or step % self.meta_every:
@@ -114,7 +114,7 @@ class TrainingStream(TorchDataset[PairedBatch]):
         return rows[self.rank :: self.world_size]
 
 
-def check_shares(option: str, size: int, world_size: int) -> None:
+def check_rank_shares(option: str, size: int, world_size: int) -> None:
     """Raise a UserError unless ``size`` pairs can be shared evenly, as averages over ranks require."""
     if size % world_size:
         raise UserError(
@@ -126,7 +126,7 @@ def check_shares(option: str, size: int, world_size: int) -> None:
 class EvaluationStream(TorchDataset[PairBatch]):
     """Consecutive batches of pairs for evaluation: each pair once, in each batch some for every rank."""
 
-    def __init__(self, pairs: Pairs, global_batch_size: int, rank: int = 0, world_size: int = 1):
+    def __init__(self, pairs: TokenizedPairs, global_batch_size: int, rank: int = 0, world_size: int = 1):
         self.pairs = pairs
         if min(global_batch_size, len(pairs)) < world_size:
             raise UserError(

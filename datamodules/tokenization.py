@@ -27,7 +27,7 @@ from .chat import (
     template_options,
 )
 from .columns import PREFERENCES, SFT, Columns
-from .prompts import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, NO_COMPLETION, Split
+from .prompts import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, NO_COMPLETION, PromptAndResponses
 from .tokenizer import prompt_tokens, response_tokens, tokenizer_digest
 
 _LAYOUT = 6
@@ -154,7 +154,7 @@ def of_min_length(pairs: Dataset, min_length: int) -> Dataset:
 
 def _tokenize_rows(
     columns: Columns,
-    splits: list[Split],
+    splits: list[PromptAndResponses],
     rows: dict[str, list[Any]],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
@@ -235,7 +235,7 @@ def _tokenize_pairs(
 
 
 def _why_dropped(
-    empty: str, split: Split, prompt: list[int], responses: list[list[int]], max_length: int
+    empty: str, split: PromptAndResponses, prompt: list[int], responses: list[list[int]], max_length: int
 ) -> str | None:
     # One token is EOS alone: the tokenizer made nothing of the text.
     if not all(text.strip() for text in split.responses) or min(map(len, responses)) == 1:

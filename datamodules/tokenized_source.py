@@ -1,4 +1,4 @@
-"""All training pairs of a source, tokenized for a model that no run has trained."""
+"""Training pairs of a source, tokenized for a model that was trained elsewhere."""
 
 from __future__ import annotations
 
@@ -11,28 +11,25 @@ from transformers import PreTrainedTokenizerBase
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.policy import PolicyModel
 
-from .pairs import Pairs
 from .reference_cache import cached_log_probs, cached_state_differences
 from .tokenization import summary_line, token_warnings, tokenize_pairs
+from .tokenized_pairs import TokenizedPairs
 from .tokenizer import load_tokenizer
 
 
 class TokenizedSource:
-    """Pairs with their labels as found, and what models make of them, which is kept on disk.
+    """Tokenized pairs with their labels as found, and cached outputs of models.
 
     Args:
         rows: of the source.
         name: of the source.
-        tokenizers: folders or Hub ids of models; the first that has a tokenizer encodes.
+        tokenizers: folders or Hub ids of models; the first with a tokenizer is used.
         max_length: tokens of a prompt with its longer response; longer pairs are left out.
 
     Attributes:
         rows: as given.
         train_pairs: N pairs that are kept.
-        annotators: by id who gave the label; None where no row has an annotator.
-
-    Raises:
-        UserError: no tokenizer can be loaded.
+        annotators: by id; None if no row has one.
     """
 
     def __init__(self, rows: Dataset, name: str, tokenizers: Sequence[str], max_length: int):
@@ -43,16 +40,16 @@ class TokenizedSource:
         print(summary_line(name, "audited", counts))
         for sentence in token_warnings(encodes, rows, counts, name):
             print(sentence)
-        self.train_pairs = Pairs(tokens, encodes.pad_token_id)
+        self.train_pairs = TokenizedPairs(tokens, encodes.pad_token_id)
         names = dict(zip(rows["id"][:], rows["annotator"][:], strict=True))
         self.annotators = names if any(name is not None for name in names.values()) else None
 
     def log_probs(self, model: PolicyModel, title: str) -> np.ndarray:
-        """(N, 2) log-probabilities in nats of chosen and rejected."""
+        """Return (N, 2) log-probabilities in nats of chosen and rejected."""
         return cached_log_probs(model, self.train_pairs, title=title)
 
     def state_differences(self, model: PolicyModel) -> np.ndarray:
-        """(N, 2H) what the model's layers hold of the responses, chosen minus rejected."""
+        """Return (N, 2H) differences of hidden states of the responses, chosen minus rejected."""
         return cached_state_differences(model, self.train_pairs)
 
 
@@ -60,6 +57,6 @@ def _first_tokenizer(names: Sequence[str]) -> PreTrainedTokenizerBase:
     for name in names[:-1]:
         try:
             return load_tokenizer(name)
-        except UserError:  # a whole model may have been saved without one, or an adapter's base moved
+        except UserError:  # a model saved without one, or an adapter's base moved
             continue
     return load_tokenizer(names[-1])

@@ -167,7 +167,7 @@ class PairBatch:
 
 
 @dataclass
-class PairedBatch:
+class TrainingBatch:
     """Batches of a training step: a train batch, and a meta-batch when a VNet update is due."""
 
     train: PairBatch

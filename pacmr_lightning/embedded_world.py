@@ -1,10 +1,9 @@
-"""A synthetic preference dataset in text, whose true probabilities are known: the embedded world.
+"""A synthetic preference benchmark in text with known preference probabilities: the embedded world.
 
-A prompt names a topic and a mood, a response is four attribute words, and a gold reward says how well the
-attributes fit topic and mood. Every topic and every mood has two wordings, so a prompt has an exact
-augmentation A(x) (paper, section 4): the same meaning in other words, and the same gold reward. Since the
-Bradley-Terry probability eta = sigmoid(r_chosen - r_rejected) of every pair is known, so are the posterior of
-a flipped label and the oracle weights of the paper's appendix D.
+A prompt names a topic and a mood, a response is four attribute words, and a gold reward scores their fit.
+Each topic and mood has two wordings, so a prompt has an exact augmentation A(x) (Qu et al., section 4) with
+the same gold reward. The Bradley-Terry probability eta = sigmoid(r_chosen - r_rejected) is known, and with it
+the posterior of a flipped label and the oracle weights of Qu et al., appendix D.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ TOPICS = (
     ("house", "home"),
     ("storm", "tempest"),
 )
-"""Both wordings of each topic."""
 MOODS = (
     ("calm", "peaceful"),
     ("happy", "cheerful"),
@@ -57,23 +55,19 @@ ATTRIBUTES = (
     "vast",
     "wild",
 )
-"""The words that responses are made of."""
 RESPONSE_WORDS = 4
-"""Attribute words in a response."""
 SPREAD = 1.6
-"""Standard deviation of an attribute's reward over the 16 attributes of one meaning. At 1.6 the better of two
-random responses wins with a probability of 0.87 on average: labels inform, but they are not certain."""
+"""Standard deviation over 16 attributes: labels follow the gold reward with a mean probability of 0.87."""
 
 _TABLES, _PREFERENCES, _SFT = range(3)
-"""Streams of random numbers, so that rows and rewards of one seed have nothing in common."""
+"""Random streams, so that rows and rewards of one seed are independent."""
 
 
 @dataclass(frozen=True)
 class World:
-    """A world of prompts, responses and gold rewards. The same seed gives the same world on every machine.
+    """Prompts, responses and gold rewards of the synthetic benchmark, the same for a seed on every machine.
 
-    Rewards are centred: a random response has a mean reward of 0 for every prompt. Rows are streams: the
-    first k of n rows are the same for every n.
+    A random response has a mean reward of 0 for every prompt. The first k of n rows are the same for every n.
 
     Args:
         seed: of the gold rewards; prompts and responses use the same words in every world.
@@ -89,66 +83,44 @@ class World:
 
     @property
     def key(self) -> str:
-        """Another one wherever the same numbers and seeds may give other rows, for a cache of them."""
+        """A cache key that changes whenever the same arguments may give other rows."""
         code = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
         return f"{code}:{np.__version__}:{self.seed}"
 
     @cached_property
     def rewards(self) -> np.ndarray:
-        """(6, 6, 16) reward of each attribute under each topic and mood.
-
-        Mean 0 and standard deviation ``SPREAD`` over the attributes of each topic and mood.
-        """
+        """(6, 6, 16) reward of each attribute by topic and mood, with standard deviation ``SPREAD``."""
         rng = self._generator(_TABLES, 0)
         topics = rng.standard_normal((len(TOPICS), 1, len(ATTRIBUTES)))
         moods = rng.standard_normal((1, len(MOODS), len(ATTRIBUTES)))
-        # A sum and no table for each meaning: what is learned of a topic helps in all moods.
+        # A sum, so that what is learned of a topic helps in all moods.
         table = topics + moods
         table = table - table.mean(-1, keepdims=True)
         return SPREAD * table / table.std(-1, keepdims=True)
 
     def prompts(self) -> list[str]:
-        """All 144 prompts: every wording of every topic and mood, in a fixed order."""
+        """All 144 prompts, in a fixed order."""
         return list(_MEANINGS)
 
     def reword(self, prompt: str) -> str:
-        """The exact augmentation A(x): the other wording of the topic and of the mood. A(A(x)) = x.
-
-        Raises:
-            UserError: the prompt is not of this world.
-        """
+        """Return the exact augmentation A(x): the other wordings of topic and mood. A(A(x)) = x."""
         topic, topic_wording, mood, mood_wording = _meaning(prompt)
         return _prompt(topic, 1 - topic_wording, mood, 1 - mood_wording)
 
     def gold_reward(self, prompt: str, response: str) -> float:
-        """Gold reward r(x, y): the sum over the first four words of the response.
+        """Return the gold reward r(x, y), the sum over the first four words of the response.
 
-        Args:
-            prompt: any wording; space around it does not matter.
-            response: free text, split at white space. A word that is no attribute, or that stood there
-                before, counts 0.
-
-        Raises:
-            UserError: the prompt is not of this world.
+        Words that are repeated or no attributes count 0. An unknown prompt raises UserError.
         """
         topic, _, mood, _ = _meaning(prompt)
         attributes = {_INDEX[word] for word in response.split()[:RESPONSE_WORDS] if word in _INDEX}
         return self._score(topic, mood, attributes)
 
     def preference_rows(self, n: int, seed: int) -> Iterator[dict[str, str | float]]:
-        """Pairs of two different random responses with a clean label, drawn from the gold reward.
+        """Yield n pairs of different random responses with clean labels, drawn from the gold reward.
 
-        Args:
-            n: how many.
-            seed: of the rows.
-
-        Yields:
-            ``prompt``, ``chosen``, ``rejected``, ``augmented_prompt``, ``eta`` (probability that this row's
-            ``chosen`` beats its ``rejected``; under 0.5 where the draw went the unlikely way), ``category``
-            (the topic) and ``id`` (``world-{seed}-{i}``).
-
-        Raises:
-            UserError: the seed is negative.
+        ``eta`` is the probability that ``chosen`` beats ``rejected`` and may be under 0.5; ``category`` is
+        the topic.
         """
         rng = self._generator(_PREFERENCES, seed)
         for i in range(n):
@@ -170,19 +142,7 @@ class World:
             }
 
     def sft_rows(self, n: int, seed: int, best_of: int = 4) -> Iterator[dict[str, str]]:
-        """Demonstrations: the best of some random responses by gold reward.
-
-        Args:
-            n: how many.
-            seed: of the rows.
-            best_of: random responses of which the best is taken; more of them make better demonstrations.
-
-        Yields:
-            ``prompt`` and ``completion``.
-
-        Raises:
-            UserError: the seed is negative.
-        """
+        """Yield n demonstrations, each the best of ``best_of`` random responses by gold reward."""
         rng = self._generator(_SFT, seed)
         for _ in range(n):
             topic, _, mood, _ = meaning = _draw_meaning(rng)
@@ -224,7 +184,6 @@ _INDEX = {word: i for i, word in enumerate(ATTRIBUTES)}
 
 
 def _meaning(prompt: str) -> tuple[int, int, int, int]:
-    """Topic, its wording, mood, its wording."""
     meaning = _MEANINGS.get(prompt.strip())
     if meaning is None:
         raise UserError(
@@ -245,5 +204,5 @@ def _text(response: tuple[int, ...]) -> str:
 
 
 def _sigmoid(x: float) -> float:
-    # Written with tanh, which cannot overflow.
+    # tanh cannot overflow.
     return 0.5 * (1 + math.tanh(x / 2))

@@ -25,7 +25,7 @@ REWARDS = (
 )
 
 
-class Means(nn.Module):
+class RunningMeans(nn.Module):
     """Running means by name, over pairs and ranks; ``checked`` waits for the GPU and raises on NaN."""
 
     def __init__(self, names: tuple[str, ...], checked: bool = True):
@@ -102,7 +102,7 @@ def _share_above_zero(u: Tensor) -> Tensor:
     return ((u > 0).float() + (u >= 0).float()) / 2
 
 
-class WeightStatistics(Means):
+class WeightStatistics(RunningMeans):
     """Mean, spread, effective sample size and gap of weights, as running sums over pairs.
 
     The gap is that of ``weight_gap``, which waits for the GPU and needs all ranks' pairs in one place.

@@ -24,10 +24,10 @@ from scipy.stats import t, ttest_rel
 from pacmr_lightning.commands.sweep import finish, run_cells, show
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.sweep.cells import Cell, cells
-from pacmr_lightning.sweep.figures import COLORS, MARKERS, save
+from pacmr_lightning.sweep.figures import COLORS, MARKERS, save_png_and_pdf
 from pacmr_lightning.sweep.results import MEASURES, NUMBERS, results, row_label
 from pacmr_lightning.sweep.spec import Sweep, parsed, read_yaml, sweep_of
-from pacmr_lightning.sweep.state import state
+from pacmr_lightning.sweep.state import state_of
 from pacmr_lightning.sweep.tables import Entry, Table, Value, write
 
 from . import run_command
@@ -131,11 +131,11 @@ def run_frontier(
         return
     if not tables_only:
         for cell in found:
-            state(cell)  # what is wrong with one shows before anything runs
+            state_of(cell)  # what is wrong with one shows before anything runs
         decide = [cell for cell in found if not tuning or cell.seed in tuning]
         others = [cell for cell in found if tuning and cell.seed not in tuning]
         run_cells(sweep, decide, retry_failed)
-        if others and (decided := [cell for cell in decide if state(cell) == "done"]):
+        if others and (decided := [cell for cell in decide if state_of(cell) == "done"]):
             frame = results(sweep, decided)
             if note := left_out(frame, choosers(frame)):
                 print(note)
@@ -551,7 +551,7 @@ def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, measure
         fontsize=8,
         title=title,
     )
-    save(figure, path)
+    save_png_and_pdf(figure, path)
 
 
 def _ceilings(reference: str, seeds: Sequence[int]) -> list[pd.DataFrame]:

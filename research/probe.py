@@ -20,10 +20,10 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from tqdm import tqdm
 
 from pacmr_lightning.audit.linear_probe import probe_log_odds
-from pacmr_lightning.datamodules.pairs import Pairs
 from pacmr_lightning.datamodules.reference_cache import cached_state_differences
 from pacmr_lightning.datamodules.sources import Source
 from pacmr_lightning.datamodules.tokenization import of_min_length, summary_line, tokenize_pairs
+from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs
 from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.files import replacing
 from pacmr_lightning.numerics import AskedDtype
@@ -66,7 +66,7 @@ def probe(
         print(f"{len(tokens):,} of them have {min_length} tokens or more.")
     policy = PolicyModel(model, rank=1, dtype=dtype)
     policy.build()
-    differences = cached_state_differences(policy, Pairs(tokens, tokenizer.pad_token_id))
+    differences = cached_state_differences(policy, TokenizedPairs(tokens, tokenizer.pad_token_id))
     prompts = pd.factorize(np.array(tokens["prompt"][:], dtype=object))[0]
     rows = []
     asked = [(share, n) for share in shares for n in (*(n for n in numbers if n < len(tokens)), len(tokens))]
@@ -97,7 +97,7 @@ def _draw(auroc: pd.DataFrame, path: str) -> None:
         style = {"marker": "o", "color": color, "capsize": 3, "label": f"{share:.0%} flipped"}
         axis.errorbar(numbers * 1.04 ** (i - 1), part["mean"], part["std"], **style)  # side by side
     axis.axhline(0.5, color="0.6", linewidth=1, linestyle=":")
-    axis.set(xlabel="Pairs", ylabel="AUROC for planted flips", xscale="log")
+    axis.set(xlabel="TokenizedPairs", ylabel="AUROC for planted flips", xscale="log")
     axis.set_xticks(numbers, [f"{n:,}" for n in numbers])
     axis.minorticks_off()
     axis.spines[["top", "right"]].set_visible(False)

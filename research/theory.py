@@ -33,7 +33,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing, save_figure
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.runs.finished_run import Run, find_run, load
+from pacmr_lightning.runs.finished_run import FinishedRun, find_run, load_run
 from pacmr_lightning.weighting import DropFlipped, OracleWeights, Unweighted, Weighting
 from pacmr_lightning.weighting.features import PAPER
 
@@ -112,7 +112,7 @@ def theory_check(
     pairs: dict[str, pd.DataFrame] = {}
     ratios, errors, notes = [], [], []
     for label, run in zip(labels, found, strict=True):
-        module, data, step = load(run, as_trained=True)
+        module, data, step = load_run(run, as_trained=True)
         if not data.uniform_noise:
             raise UserError(
                 f"The labels of {run.folder} were not flipped at one rate ({run.noise}), which Theorem 1's "
@@ -144,7 +144,7 @@ def theory_check(
     return tables
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
+def _labels(runs: Sequence[FinishedRun]) -> list[str]:
     """Names of the runs in tables and figures: method and noise, or their folders where two have the same."""
     options = [(run.model["init_args"], run.data["init_args"]) for run in runs]
     labels = [f"{m.get('method', 'dpo')}, {d.get('noise_rate', 0):.0%} noise" for m, d in options]

@@ -16,10 +16,10 @@ from matplotlib.figure import Figure
 
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.sweep.cells import cells
-from pacmr_lightning.sweep.figures import save
-from pacmr_lightning.sweep.results import GREEK, MEASURES, columns, means, results
+from pacmr_lightning.sweep.figures import save_png_and_pdf
+from pacmr_lightning.sweep.results import GREEK, MEASURES, option_columns, results, seed_means
 from pacmr_lightning.sweep.spec import Sweep, read_sweep
-from pacmr_lightning.sweep.state import state
+from pacmr_lightning.sweep.state import state_of
 
 from . import run_command
 
@@ -32,11 +32,11 @@ def told_share(file: str, *, output: str) -> None:
         output: figure to write, without .png and .pdf.
     """
     sweep = read_sweep(file)
-    done = [cell for cell in cells(sweep) if state(cell) == "done"]
+    done = [cell for cell in cells(sweep) if state_of(cell) == "done"]
     if not done:
         raise UserError(f"No cell of {file} has finished; run pacmr sweep {file} first.")
     frame = results(sweep, done)
-    save(draw_rates(sweep, frame, means(frame)), Path(output))
+    save_png_and_pdf(draw_rates(sweep, frame, seed_means(frame)), Path(output))
 
 
 def draw_rates(sweep: Sweep, frame: pd.DataFrame, numbers: pd.DataFrame) -> Figure:
@@ -49,7 +49,7 @@ def draw_rates(sweep: Sweep, frame: pd.DataFrame, numbers: pd.DataFrame) -> Figu
     """
     name = "gold_reward" if frame["gold_reward"].notna().any() else "val_accuracy"
     numbers = numbers[numbers["measure"].eq(name)]
-    names = columns(sweep)
+    names = option_columns(sweep)
     varied = {
         method: names[option]
         for method, settings in sweep.methods.items()

@@ -204,3 +204,16 @@ def hub(monkeypatch, tmp_path):
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         server.token = TOKEN
         yield server
+
+
+def fails(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
+    """Runs a command, which must fail with status 2 and one line; returns that line."""
+    from pacmr_lightning import cli
+
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pacmr: ")]
+    assert len(lines) == 1 and lines[0].startswith("pacmr: error: ")
+    return lines[0]

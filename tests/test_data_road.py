@@ -12,6 +12,8 @@ import pytest
 from pacmr_lightning import cli
 from pacmr_lightning.runs.folder import read_weights
 
+from .conftest import fails
+
 
 @pytest.fixture
 def base(tmp_path, tiny_llama, monkeypatch):
@@ -29,16 +31,6 @@ def base(tmp_path, tiny_llama, monkeypatch):
     words += " --trainer.enable_progress_bar false --trainer.log_every_n_steps 1"
     words += " --trainer.callbacks+=WeightRecorder --trainer.callbacks+=RunSummary"
     return words.split()
-
-
-def fails(capsys, arguments):
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        cli.main(arguments)
-    assert stop.value.code == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pacmr: ")]
-    assert len(lines) == 1
-    return lines[0]
 
 
 def masked(run):

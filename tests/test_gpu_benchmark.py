@@ -1,5 +1,6 @@
 """benchmarks/gpu_first.py on a CPU: rows at once, deadlines, kills, and the tables of a page."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -35,17 +37,19 @@ def measured(*words: object, **options) -> subprocess.CompletedProcess:
 
 
 def test_stages_that_are_asked_for(tmp_path):
-    """What cannot be run is said in one sentence, with status 2."""
-    hidden = {"env": os.environ | {"CUDA_VISIBLE_DEVICES": ""}}
+    """What cannot be run is said in one sentence, with status 2; that there is no GPU, in the stage's row."""
     words = [*FIRST, "--output", str(tmp_path)]
     for more, said in (
-        (["probes"], "there is no GPU; --device cpu"),
         (["speed"], "one stage or more of probes, correct"),
         (["text", "--device", "cpu"], "needs --text"),
         (["probes", "--earlier", "none.jsonl"], "none.jsonl does not exist"),
     ):
-        found = subprocess.run([*words, *more], capture_output=True, text=True, **hidden)
+        found = subprocess.run([*words, *more], capture_output=True, text=True)
         assert found.returncode == 2 and said in found.stderr and "Traceback" not in found.stderr
+    hidden = {"env": os.environ | {"CUDA_VISIBLE_DEVICES": ""}}
+    assert subprocess.run([*words, "probes", "--seconds", "300"], **hidden).returncode == 1
+    (row,) = rows(tmp_path / "rows.jsonl").values()
+    assert row["error"] == "RuntimeError: there is no GPU; --device cpu runs tiny shapes"
 
 
 def test_rows_of_several_commands(gpu_first, tmp_path):
@@ -86,29 +90,29 @@ def test_a_row_that_fails_and_a_deadline(gpu_first, tmp_path, monkeypatch):
         raise Ended
 
     monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(os, "setpgrp", lambda: None)
     monkeypatch.setattr(gpu_first, "add", lambda file, row: written.append(row))
-    options = gpu_first.argparse.Namespace(
-        output=tmp_path, scratch=tmp_path, device="cpu", deadline=2.0, text=None
-    )
+    options = gpu_first.argparse.Namespace(output=tmp_path, on_gpu=False, deadline=2.0, done={"done"})
     written: list[dict] = []
     with pytest.raises(Ended):
-        gpu_first.run_stage("probes", options, {"done"})
+        gpu_first.run_stage("probes", options)
     assert [row["row"] for row in written] == ["fails", "says", "slow"]
     assert written[0]["error"] == "KeyError: 'missing'" and written[1]["says"] == "more"
     assert "not done when the stage's 2 s were over" in written[2]["error"]
 
 
 def test_the_tables(gpu_first, tmp_path):
-    """By hand: TRL's time over ours, ten updates of PACMR-DPO, and what went wrong."""
+    """By hand: TRL's time over ours, the last turn's memory, and what went wrong."""
     about = {"machine": "a card", "seconds": 9.0}
     speed = {"tokens": 1000, "needed": 3e12}
     for stage, row, values in (
         ("probes", "matrix product", {"flops": 1e13, "says": "10 TFLOP/s"}),
         ("1.5B", "ours, recomputed, turn 1", {"updates": [0.5, 0.7], "peak": 20.0} | speed),
         ("1.5B", "ours, recomputed, turn 2", {"updates": [0.6], "peak": 21.0} | speed),
-        ("1.5B", "TRL, recomputed, turn 1", {"updates": [1.2, 1.2], "peak": None}),
-        ("1.5B", "ours, recomputed; flex, turn 1", {"updates": [0.4], "peak": None} | speed),
-        ("1.5B", "ghost", {"vnet": [4.0], "plain": [1.0], "peak": None}),
+        ("1.5B", "TRL, recomputed, turn 1", {"updates": [1.2, 1.2]}),
+        ("1.5B", "ours, recomputed; flex, turn 1", {"updates": [0.4]} | speed),
+        ("1.5B", "ours, recomputed, turn 3", {"error": "OutOfMemoryError: no"}),
+        ("1.5B", "ghost", {"vnet": [4.0], "plain": [1.0], "peak": 9.87, "says": "1.30"}),
         ("correct", "update", {"right": False, "says": "u off by | 1"}),
         ("correct", "run: fit", {"error": "OutOfMemoryError: no"}),
     ):
@@ -120,13 +124,14 @@ def test_the_tables(gpu_first, tmp_path):
         subprocess.run(command, check=True)
         text = page.read_text()
         assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-        assert text.count("a card") == 1
+        assert text.count("a card") == 3  # of each stage
         for line in (
             "| ours, recomputed | 0.6 (0.5-0.7) | 2.00 | 1,667 | 50% | 21.0 |",
             "| ours, recomputed; flex | 0.4 (0.4-0.4) | 3.00 | 2,500 | 75% |  |",
-            "| ghost | 1 | 4 | 1.30 |  |",
-            "| update | WRONG | u off by / 1 | 9.0 |",
-            "| run: fit | not measured | OutOfMemoryError: no | 9.0 |",
+            "| ours, recomputed, turn 3 | not measured | OutOfMemoryError: no | 9.0 |  |",
+            "| ghost | right | 1.30 | 9.0 | 9.9 |",
+            "| update | WRONG | u off by / 1 | 9.0 |  |",
+            "| run: fit | not measured | OutOfMemoryError: no | 9.0 |  |",
         ):
             assert line in text
     page.write_text("no marks")
@@ -158,7 +163,33 @@ def test_killed_and_resumed(how, tmp_path):
     # Forward and backward through the two layers' MLPs, and more for all the rest.
     mlps = 4 * ours["tokens"] * 2 * 3 * 64 * 160
     assert mlps < ours["needed"] < 5 * mlps
-    assert len(every["ghost, 70% confident, gradients kept"]["vnet"]) == 2
+    ghost = every["ghost, 70% confident, gradients kept"]
+    times = ghost["vnet"], ghost["plain"]
+    assert [len(seconds) for seconds in times] == [2, 2]
+    vnet, plain = map(median, times)
+    assert ghost["says"].endswith(f"ten updates over DPO's {(9 * plain + vnet) / plain / 10:.2f}")
+
+
+@pytest.mark.slow
+def test_whole_runs_are_killed_with_it(tmp_path):
+    """Those that the stage has started, too: they would disturb what is measured next."""
+
+    def runs() -> list[Path]:
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                found += [process] * os.readlink(process / "cwd").startswith(f"{tmp_path}/")
+        return found
+
+    words = [*FIRST, "--device", "cpu", "correct", "--output", str(tmp_path / "a")]
+    process = subprocess.Popen(words, env=os.environ | {"TMPDIR": str(tmp_path)})
+    while not runs():
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    time.sleep(3)
+    assert not runs()
 
 
 @pytest.mark.slow
@@ -192,9 +223,8 @@ def test_what_travels(tmp_path, monkeypatch, capsys):
         (folder / "model.whl").write_bytes(wheel)
         return folder / "model.whl"
 
-    def pip(*words, **environment):
-        folder = Path(words[2])
-        (folder / f"{words[0]}.whl").write_bytes(b"x" * (3000 if folder.name == "1" else 100))
+    def pip(command, folder, *words):
+        (folder / f"{command}.whl").write_bytes(b"x" * (3000 if folder.name == "1" else 100))
 
     import fetch
 
@@ -204,11 +234,26 @@ def test_what_travels(tmp_path, monkeypatch, capsys):
     pairs.write_text("{}\n")
     one, two = tmp_path / "carry/1", tmp_path / "carry/2"
     gpu_pack.pack(tmp_path / "carry", pairs, "3.12")
-    assert (one / "model.1").read_bytes() + (two / "model.2").read_bytes() == wheel
-    assert abs(gpu_pack.size(one) - gpu_pack.size(two)) <= 1
+    assert (one / "model.whl.1").read_bytes() + (two / "model.whl.2").read_bytes() == wheel
+    assert abs(gpu_pack.size(one) - gpu_pack.size(two)) <= 1 and (two / "pairs.jsonl").read_text() == "{}\n"
     assert capsys.readouterr().out.count("MiB with the repository") == 2
     gpu_pack.pack(tmp_path / "alone", None, "3.12")
     assert not (tmp_path / "alone/2").exists()
     monkeypatch.setattr(gpu_pack, "LIMIT", 1000)
     with pytest.raises(SystemExit, match="too large: 0 MiB may travel"):
         gpu_pack.pack(tmp_path / "carry", pairs, "3.12")
+
+
+def test_the_commands_of_the_page(gpu_first):
+    """Each is bash, short enough to be sent, and names stages that there are."""
+    section = (BENCHMARKS.parent / "docs/performance.md").read_text().partition("## One GPU\n")[2]
+    commands = [block.partition("```")[0] for block in section.partition("\n## ")[0].split("```bash\n")[1:]]
+    assert len(commands) == 5
+    stages = []
+    for command in commands:
+        assert len(command) < 2000
+        subprocess.run(["bash", "-n"], input=command, text=True, check=True)
+        for line in command.splitlines():
+            words = line.partition("gpu_first.py ")[2].partition(" --")[0].split()
+            stages += words if "--write" not in line else []
+    assert stages == list(gpu_first.STAGES)

@@ -1,1 +1,1 @@
-"""``pacmr augment``: second wordings of prompts, by translation, paraphrase or rules."""
+"""Augmented prompts (``pacmr augment``) by back-translation, paraphrase or rules."""

@@ -1,4 +1,4 @@
-"""The report of ``pacmr augment``, as Markdown: numbers for all prompts and by category, and examples."""
+"""The Markdown report of ``pacmr augment``."""
 
 from __future__ import annotations
 
@@ -12,23 +12,18 @@ from torch import Tensor
 from torchmetrics.text import CHRFScore
 from tqdm import tqdm
 
-from .files import AugmentedPrompt
+from .augmented_prompts import AugmentedPrompt
 from .structure import cut, texts_of
 
 CATEGORIES = 20
-"""Categories with a row of their own, the largest ones."""
 EXAMPLES = 6
 CHRF_SAMPLE = 64
-"""Prompts that chrF is computed of: torchmetrics takes half a second for each."""
+"""Prompts in the chrF sample: torchmetrics takes half a second for each."""
 _HEADINGS = ["category", "prompts", "pairs", "identical", "length ratio", "kept pieces"]
 
 
 def summary(rows: Sequence[AugmentedPrompt], about: str) -> str:
-    """Return the numbers as Markdown, after ``about``, which tells what was done to how many prompts.
-
-    They are pairs covered, identical prompts, the ratio of lengths and the kept pieces, for all and for the
-    largest categories; the reasons of keeping; and chrF of a sample.
-    """
+    """Return statistics of all prompts and the largest categories as Markdown, headed by ``about``."""
     table = pd.DataFrame(
         {
             "category": ["(none)" if row.category is None else row.category for row in rows],
@@ -68,7 +63,7 @@ def summary(rows: Sequence[AugmentedPrompt], about: str) -> str:
 
 
 def examples(rows: Sequence[AugmentedPrompt], seed: int) -> str:
-    """Return some changed prompts, before and after, as Markdown; the same ones for a seed."""
+    """Return a seeded sample of changed prompts, before and after, as Markdown."""
     changed = [row for row in rows if row.prompt != row.augmented]
     taken = random.Random(seed).sample(changed, min(EXAMPLES, len(changed)))
     lines = ["", "## Examples", ""]
@@ -102,12 +97,11 @@ def _ratio(row: AugmentedPrompt) -> float | None:
 
 
 def _chrf(rows: Sequence[AugmentedPrompt]) -> float:
-    """Return the corpus-level chrF of a sample's contents, in [0, 1]."""
     score = CHRFScore(n_word_order=0)
     for row in random.Random(0).sample(list(rows), min(CHRF_SAMPLE, len(rows))):
         score.update([_content(row.augmented, row.chat)], [[_content(row.prompt, row.chat)]])
     mean = score.compute()
-    assert isinstance(mean, Tensor)  # a tuple comes with the sentences' own scores only
+    assert isinstance(mean, Tensor)  # a tuple only with sentence-level scores
     return float(mean)
 
 
@@ -120,7 +114,6 @@ def _share(count: float, total: float) -> str:
 
 
 def _markdown(headings: list[str], rows: list[list[str]], padded: bool = True) -> list[str]:
-    """Return the lines of a table, whose cells stay one cell each, and plain."""
     escaped = str.maketrans({sign: f"\\{sign}" for sign in "\\`*_<>[]|#"})
     cells = [headings, *([cell.translate(escaped) for cell in row] for row in rows)]
     widths = [max(map(len, column)) if padded else 3 for column in zip(*cells, strict=True)]

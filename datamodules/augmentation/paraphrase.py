@@ -1,4 +1,4 @@
-"""Paraphrases of prompts by a language model behind a chat endpoint."""
+"""Paraphrases of prompts by a chat model."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ _ENDPOINT = lazy_instance(Endpoint, max_tokens=1024, temperature=1.0)
 
 
 class Paraphrase(Rewriter):
-    """Prompts in the words of a language model, which paraphrases every line of a turn, title or post whole.
+    """A rewriter that has a language model paraphrase every line of a turn, title or post.
 
-    Answers of several lines are asked for again; what no answer comes to, or only a cut one, is kept as it
-    was and counted. A model that refuses may do so in one line, which nothing here tells from a paraphrase:
-    look at the report.
+    Lines without a valid answer stay and are counted. Refusals on one line are not detected: look at the
+    report.
 
     Args:
         endpoint: the model; its ``max_tokens`` must be enough for the longest line.
@@ -47,7 +46,7 @@ class Paraphrase(Rewriter):
         return {"endpoint": self.endpoint.settings, "instruction": self.instruction}
 
     def rewrite(self, prompts: Sequence[Sequence[str]], answers: Path) -> dict[str, Rewriting]:
-        """Return every line in the model's words, with a progress bar over the answers."""
+        """Return a paraphrase of every line, with a progress bar."""
         pieces = list(dict.fromkeys(piece for pieces in prompts for piece in pieces))
         conversations = [
             [{"role": "system", "content": self.instruction}, {"role": "user", "content": piece}]

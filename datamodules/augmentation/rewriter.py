@@ -1,4 +1,4 @@
-"""The base of rewriters, which word prompts differently, and the rules that need no model."""
+"""The base class of prompt rewriters, and rule-based rewriting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from .. import rewording
-from .files import AugmentedPrompt
+from .augmented_prompts import AugmentedPrompt
 from .structure import Part, cut, looks_like_frame, texts_of, with_texts
 
 WORDLESS = "came back without words"
@@ -21,18 +21,16 @@ LIKE_FRAME = "would read as a turn or a header"
 
 @dataclass(frozen=True)
 class Rewriting:
-    """The text that takes the place of a piece."""
+    """The replacement of a piece, or the piece itself if it was kept."""
 
     text: str
-    """The piece itself where it was kept."""
     kept: str | None
-    """Why it was kept as it is; None where it was not."""
+    """Why the piece is unchanged; None if it changed."""
     stored: bool = False
-    """True if it was in the store from an earlier run."""
 
     @classmethod
     def checked(cls, piece: str, text: str, problem: str | None, stored: bool = False) -> Rewriting:
-        """Return a piece in other words, stripped; the piece itself where there is a problem."""
+        """Return the stripped replacement; the piece itself where there is a problem."""
         if problem is None and not any(map(str.isalpha, text)):
             problem = WORDLESS
         if problem is None and looks_like_frame(text) and not looks_like_frame(piece):
@@ -41,10 +39,9 @@ class Rewriting:
 
 
 class Rewriter(ABC):
-    """Rewrites the contents of prompts in other words."""
+    """Base of classes that augment prompts by rewriting their contents."""
 
     method: str
-    """Its name in files and reports."""
 
     @property
     @abstractmethod
@@ -52,25 +49,21 @@ class Rewriter(ABC):
         """Everything that changes a result, JSON-serialisable."""
 
     def parts(self, text: str) -> list[Part]:
-        """Return a text in frame and contents, which are worded differently one by one."""
+        """Split a text into frame and contents; contents are rewritten one by one."""
         return cut(text)
 
     @abstractmethod
     def rewrite(self, prompts: Sequence[Sequence[str]], answers: Path) -> dict[str, Rewriting]:
-        """Return what becomes of each piece.
+        """Return the rewriting of each piece.
 
         Args:
             prompts: N lists of pieces, the contents of ``parts``.
-            answers: file for results as they come, so that a killed run goes on; an ``AnswerStore`` where it
-                takes long.
+            answers: file for intermediate results, such as an ``AnswerStore``, so that a killed run resumes.
         """
 
 
 class Rules(Rewriter):
-    """Rule-based rewordings (``rewording.reword``): no model, no network, but only the surface changes.
-
-    Headers of TL;DR posts change places; whole prompts are reworded at once.
-    """
+    """Rule-based rewriting (``rewording.reword``) of whole prompts: no model, only surface changes."""
 
     method = "rules"
 
@@ -80,11 +73,11 @@ class Rules(Rewriter):
         return {"version": rewording.VERSION}
 
     def parts(self, text: str) -> list[Part]:
-        """Return the whole text, whose frame the rules know themselves."""
+        """Return the whole text as one content; the rules handle the frame."""
         return [Part(text, True)]
 
     def rewrite(self, prompts: Sequence[Sequence[str]], answers: Path) -> dict[str, Rewriting]:
-        """Return every piece under the rules."""
+        """Apply the rules to every piece."""
         return {
             piece: Rewriting(rewording.reword(piece), kept=None) for pieces in prompts for piece in pieces
         }
@@ -93,7 +86,7 @@ class Rules(Rewriter):
 def augment_prompts(
     prompts: Sequence[AugmentedPrompt], rewriter: Rewriter, answers: Path
 ) -> tuple[list[AugmentedPrompt], dict[str, Rewriting]]:
-    """Return N prompts in other words, and what became of each piece (see ``Rewriter.rewrite``)."""
+    """Return N augmented prompts, and the rewriting of each piece."""
     parts = [
         [rewriter.parts(text) for text in texts_of(prompt.prompt, prompt.chat)]
         for prompt in tqdm(prompts, desc="Cutting", unit="prompt", leave=False)

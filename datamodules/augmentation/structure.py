@@ -1,7 +1,7 @@
-"""Prompts cut into a fixed frame and contents that can be worded differently.
+"""Segmentation of prompts into frame and contents.
 
-The frame is what a model was trained to see around the words: turn markers of HH transcripts, headers of
-TL;DR posts, line breaks, list marks, and the whitespace around every content. It stays byte for byte.
+The frame stays byte for byte as in training: turn markers of HH transcripts, headers of TL;DR posts, line
+breaks, list marks, and the whitespace around every content.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..chat import decode_messages, encode_messages
 
 # Some HH turns read "Assistant: Human: ...": both names belong to the frame.
 _TURN = re.compile(r"((?:\A|\n\n)(?:Human|Assistant):(?:[ \t]*(?:Human|Assistant):)*)")
-# Titles may go over several lines, and rewording.reword puts the title before the subreddit.
+# Titles may span lines, and rewording.reword puts the title before the subreddit.
 _TLDR = re.compile(
     r"(\s*(?:SUBREDDIT:[^\n]*\n+)?TITLE:)(.*?)(\n+(?:SUBREDDIT:[^\n]*\n+)?POST:)(.*)(TL;DR:\s*)", re.DOTALL
 )
@@ -30,22 +30,21 @@ _INITIAL = re.compile(r"[A-HJ-Z]\.")
 
 
 class Part(NamedTuple):
-    """A stretch of a text; the parts of a text, joined, are the text."""
+    """A segment of a text; joined segments give the text."""
 
     text: str
     content: bool
-    """Whether it may be worded differently; the rest is frame."""
 
 
 def texts_of(prompt: str, chat: bool) -> list[str]:
-    """Return a prompt that is a text, or the user's messages of a conversation, which is a JSON list."""
+    """Return a text prompt, or the user messages of a JSON conversation."""
     if not chat:
         return [prompt]
     return [message["content"] for message in decode_messages(prompt) if message["role"] == "user"]
 
 
 def with_texts(prompt: str, chat: bool, texts: list[str]) -> str:
-    """Return the prompt with other texts in the places of ``texts_of``; all else stays."""
+    """Return the prompt with its ``texts_of`` replaced."""
     if not chat:
         [text] = texts
         return text
@@ -58,14 +57,13 @@ def with_texts(prompt: str, chat: bool, texts: list[str]) -> str:
 
 
 def cut(text: str) -> list[Part]:
-    """Return a text's frame and contents; contents are lines of turns, titles, posts and other texts.
+    """Split a text into frame and contents: lines of turns, titles, posts and other texts.
 
-    HH transcripts (``\\n\\nHuman:``, ``\\n\\nAssistant:``) and TL;DR posts (``SUBREDDIT:``, ``TITLE:``,
-    ``POST:``, ``TL;DR:``) are recognized; any other text is lines. Lines without a letter and those that are
-    nothing but an address of the web are frame.
+    HH transcripts (``\n\nHuman:``, ``\n\nAssistant:``) and TL;DR posts (``SUBREDDIT:``, ``TITLE:``,
+    ``POST:``, ``TL;DR:``) are recognised. Lines without a letter and lines that are only a URL are frame.
     """
     post = _TLDR.fullmatch(text)
-    # Both ways, frame and contents take turns.
+    # Either way, frame and contents alternate.
     stretches = post.groups() if post else _TURN.split(text)
     parts = []
     for number, stretch in enumerate(stretches):
@@ -77,17 +75,8 @@ def cut(text: str) -> list[Part]:
     return _merged(parts)
 
 
-def sentences(content: str, fits: Callable[[str], bool]) -> list[Part]:
-    """Return a content of ``cut`` in parts for a model that reads one sentence at a time.
-
-    Args:
-        content: a line.
-        fits: whether a text is short enough for the model. Longer sentences are cut at commas or, where there
-            are none, between words; a word that is too long remains whole.
-
-    Returns:
-        Sentences, and the whitespace between them as frame.
-    """
+def prompt_sentences(content: str, fits: Callable[[str], bool]) -> list[Part]:
+    """Split a content into sentences; those that do not fit are cut at commas or between words."""
     parts = []
     start = 0
     for end in _SENTENCE_END.finditer(content):
@@ -99,7 +88,7 @@ def sentences(content: str, fits: Callable[[str], bool]) -> list[Part]:
 
 
 def looks_like_frame(text: str) -> bool:
-    """Return whether a text begins like a turn or a header, which a content must not become."""
+    """Return whether a text begins like a turn or a header, which a content must not."""
     return _MARK.match(text) is not None
 
 
@@ -113,12 +102,10 @@ def _line(line: str) -> list[Part]:
 
 
 def _part(text: str) -> Part:
-    """Content where there are words in it."""
     return Part(text, any(map(str.isalpha, text)) and not _ADDRESS.fullmatch(text))
 
 
 def _merged(parts: list[Part]) -> list[Part]:
-    """The same without empty parts, and with neighbouring parts of the frame in one."""
     merged: list[Part] = []
     for part in parts:
         if merged and not part.content and not merged[-1].content:
@@ -129,7 +116,6 @@ def _merged(parts: list[Part]) -> list[Part]:
 
 
 def _goes_on(sentence: str, mark: str, rest: str) -> bool:
-    """Whether what looks like the end of a sentence is none: an abbreviation, an initial, a pause."""
     last = sentence.rsplit(maxsplit=1)[-1].lstrip("\"'“‘([*_")
     if mark == ".":
         if _NEVER_LAST.fullmatch(last) or _INITIAL.fullmatch(last):
@@ -146,7 +132,7 @@ def _fitting(text: str, fits: Callable[[str], bool]) -> list[Part]:
     for gaps in (r"(?<=[,;:])\s+", r"\s+"):
         spans = [gap.span() for gap in re.finditer(gaps, text) if gap.start() > 0 and gap.end() < len(text)]
         nearest = min(spans, key=lambda span: abs(span[0] - middle), default=None)
-        # A comma near the end would leave a part that is no shorter; the gap between two words always helps.
+        # A comma near the end hardly shortens the sentence; a gap between words always helps.
         if nearest is not None and (gaps == r"\s+" or abs(nearest[0] - middle) <= quarter):
             begin, end = nearest
             return [*_fitting(text[:begin], fits), Part(text[begin:end], False), *_fitting(text[end:], fits)]

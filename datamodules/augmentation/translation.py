@@ -1,4 +1,4 @@
-"""Back-translation: prompts go to Chinese and back, sentence by sentence."""
+"""Back-translation of prompts through Chinese, sentence by sentence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.answer_store import AnswerStore, content_key
 
 from .rewriter import Rewriter, Rewriting
-from .structure import Part, cut, sentences
+from .structure import Part, cut, prompt_sentences
 from .translator import GumbelNoise, Translator
 
 TOO_LONG = "longer than the model reads"
@@ -22,19 +22,17 @@ TOO_LONG = "longer than the model reads"
 _VERSION = 1
 """Part of the settings; raised whenever the same models would give other results."""
 _PROMPTS_A_BATCH = 2
-"""Prompts that are done together, times the batch size: enough that the pieces of a batch are of one length,
-few enough that the progress bar moves."""
+"""Prompts per chunk over batch size: enough for pieces of equal length, few enough for the progress bar."""
 # Vocabularies of translation models often lack these.
 _QUOTES = str.maketrans("“”„‘’‚", "\"\"\"'''")
 
 
 class BackTranslation(Rewriter):
-    """Prompts in other words by a translation to another language and back.
+    """A rewriter that translates prompts to another language and back.
 
-    Any two sequence-to-sequence models of transformers will do whose target language is fixed or chosen by
-    the beginning of the text. Sentences that are too long are cut at commas or between words; what comes back
-    empty, repeating itself or without an end is kept as it was, and counted. Results are stored batch by
-    batch. They do not depend on ``batch_size`` and ``device`` but for rounding.
+    Works with two sequence-to-sequence models of transformers whose target language is fixed or set by a
+    prefix. Sentences that are too long are cut; those whose translation fails stay as they are and are
+    counted. ``batch_size`` and ``device`` change only rounding.
 
     Args:
         forward: folder or Hub id of the model that translates to the other language.
@@ -53,8 +51,7 @@ class BackTranslation(Rewriter):
         backward_prefix: likewise for the backward model; null is ">>eng<< " where it is known.
 
     Raises:
-        UserError: a number is out of range, or the device is unknown. When it is used: a model cannot be
-            loaded or is of another kind, a package is missing, or a batch does not fit into memory.
+        UserError: a number is out of range or the device is unknown; in use: a model cannot be loaded.
     """
 
     method = "back-translation"
@@ -114,18 +111,18 @@ class BackTranslation(Rewriter):
         }
 
     def parts(self, text: str) -> list[Part]:
-        """Frame and sentences that fit the forward model."""
+        """Split a text into frame and sentences that fit the forward model."""
         found = []
         for part in cut(text):
-            found += sentences(part.text, self._fits) if part.content else [part]
+            found += prompt_sentences(part.text, self._fits) if part.content else [part]
         return found
 
     def _fits(self, text: str) -> bool:
-        # Half of the positions leaves room for a translation that is longer than the text.
+        # Half of the positions, because a translation may be longer than its source.
         return self.forward.fits(_plain(text), self.forward.positions // 2)
 
     def rewrite(self, prompts: Sequence[Sequence[str]], answers: Path) -> dict[str, Rewriting]:
-        """There and back, with a progress bar over the prompts."""
+        """Return the back-translation of every piece, with a progress bar over the prompts."""
         found: dict[str, Rewriting] = {}
         size = _PROMPTS_A_BATCH * self.batch_size
         with (
@@ -134,7 +131,7 @@ class BackTranslation(Rewriter):
         ):
             for start in range(0, len(prompts), size):
                 chunk = prompts[start : start + size]
-                # Batches are the same whether or not some of them are done already, and so is rounding.
+                # Batches include finished pieces, so that a resumed run rounds alike.
                 new = {piece: None for pieces in chunk for piece in pieces if piece not in found}
                 for done in self._batches(sorted(new, key=lambda piece: (len(piece), piece)), store):
                     found |= done
@@ -168,7 +165,6 @@ class BackTranslation(Rewriter):
         return [Rewriting.checked(piece, texts[piece], problems.get(piece)) for piece in pieces]
 
     def _translate(self, translator: Translator, texts: dict[str, str], problems: dict[str, str]) -> None:
-        """Replace texts, by piece, by their translations; ``problems`` gets why one is useless."""
         left = [piece for piece in texts if piece not in problems]
         originals = [texts[piece] for piece in left]
         results = translator.translate(originals, **self.generate_arguments(originals))
@@ -178,7 +174,7 @@ class BackTranslation(Rewriter):
                 problems[piece] = problem
 
     def generate_arguments(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Return the arguments of transformers' ``generate`` for a batch of N texts, which name the draws."""
+        """Return the arguments of transformers' ``generate`` for a batch of N texts, which seed the draws."""
         if "num_beams" in self.decoding:
             return {"do_sample": False, "num_beams": self.decoding["num_beams"]}
         processors: list[LogitsProcessor] = [TemperatureLogitsWarper(self.decoding["temperature"])]

@@ -1,4 +1,4 @@
-"""One direction of a translation: a sequence-to-sequence model of transformers, and how it draws tokens."""
+"""Translation in one direction with a sequence-to-sequence model of transformers."""
 
 from __future__ import annotations
 
@@ -29,16 +29,15 @@ ENDLESS = "the translation did not end"
 REPEATED = "the translation repeats itself"
 
 _ROOM = (4, 32)
-"""A translation may have so many times the tokens of its source and so many more; few need half of that."""
+"""Token limit of a translation: factor and addend to its source's tokens; few need half of that."""
 _LONGEST_CYCLE, _REPEATS = 4, 6
 _CODE = re.compile(r">>\w+<<")
 
 
 class GumbelNoise(LogitsProcessor):
-    """Gumbel noise, under which the largest logit is a draw from the softmax.
+    """Gumbel noise on logits, so that their argmax samples from the softmax.
 
-    A draw depends on the seed and its text alone (up to rounding), so it is the same in every batch and
-    order, and after a resume. (transformers' own sampling has one stream of numbers for a whole batch.)
+    A draw depends on the seed and its text alone (up to rounding), not on batches, order or resuming.
     """
 
     def __init__(self, texts: Sequence[str], seed: int):
@@ -50,27 +49,16 @@ class GumbelNoise(LogitsProcessor):
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         """Return logits with noise."""
         size = scores.shape[-1]
-        # -log(E) of an exponential E is Gumbel. Drawn on the CPU, so that it is the same on every device.
+        # -log(E) of an exponential E is Gumbel. Drawn on the CPU, for the same numbers on every device.
         noise = torch.stack([-torch.empty(size).exponential_(generator=g).log() for g in self.generators])
-        # To torch's types the sum is no longer a FloatTensor.
+        # For type checkers the sum is no FloatTensor.
         return scores + noise.to(scores)  # type: ignore[return-value]
 
 
 class Translator:
-    """A model that translates, loaded when it is first needed.
+    """A translation model, loaded on first use; ``option`` is the name of its option in errors.
 
-    Args:
-        name: folder or Hub id of a sequence-to-sequence model with a tokenizer.
-        prefix: beginning of every text, such as ``>>fra<<`` for a model with several target languages;
-            None: ``code`` where the model knows it, else nothing.
-        code: the target language as a token, for ``prefix``.
-        option: name in errors of the option that holds ``name``.
-        device: where it runs; ``auto`` is an accelerator where there is one.
-        dtype: of the weights.
-
-    Raises:
-        UserError: the device does not work. Later: there is no such model, it is of another kind, a package
-            is missing, or it needs a prefix.
+    ``prefix`` begins every text; None: ``code``, the target language, where the model has that token.
     """
 
     def __init__(self, name: str, prefix: str | None, code: str, option: str, device: str, dtype: str):
@@ -83,7 +71,7 @@ class Translator:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All that a translation depends on beside the decoding; a folder is known by its content."""
+        """All that a translation depends on beside the decoding; folders are identified by content."""
         self.config  # noqa: B018 - says what is wrong with the name
         place = model_place(self.name) or self.name
         revision = model_state(place)
@@ -117,7 +105,7 @@ class Translator:
         self.config  # noqa: B018 - says what is wrong with the name
         model = self._load(AutoModelForSeq2SeqLM, dtype=self._dtype).eval()
         model.to(self._device)
-        # A forced end would hide that a translation did not come to one, and max_new_tokens is the limit.
+        # A forced end would hide unfinished translations; max_new_tokens is the limit.
         model.generation_config.forced_eos_token_id = None
         model.generation_config.max_length = None
         return model
@@ -146,7 +134,7 @@ class Translator:
 
     @cached_property
     def positions(self) -> int:
-        """Tokens that the model can read, and write, at most."""
+        """The most tokens that the model can read or write."""
         config = self.config.to_dict()
         sizes = [config.get(name) for name in ("max_position_embeddings", "n_positions")]
         return min(self.tokenizer.model_max_length, *(size for size in sizes if size is not None))
@@ -166,7 +154,7 @@ class Translator:
 
     def fits(self, text: str, limit: int) -> bool:
         """Return whether a text, with prefix and special tokens, has at most ``limit`` tokens."""
-        # No token is shorter than a character of ASCII; counting takes much longer.
+        # A token has at least one ASCII character; tokenizing takes much longer.
         if text.isascii() and len(text) + self._overhead <= limit:
             return True
         return len(self.tokenizer(self.prefix + text, verbose=False)["input_ids"]) <= limit
@@ -178,11 +166,7 @@ class Translator:
 
     @torch.inference_mode()
     def translate(self, texts: Sequence[str], **decoding: Any) -> list[tuple[str, str | None]]:
-        """Return translations of N texts of at most ``positions`` tokens each, with what makes one useless.
-
-        Raises:
-            UserError: the batch does not fit into memory.
-        """
+        """Return translations of N texts of at most ``positions`` tokens, each with its problem or None."""
         if not texts:
             return []
         inputs = self.tokenizer([self.prefix + text for text in texts], padding=True, return_tensors="pt")
@@ -190,7 +174,7 @@ class Translator:
         times, more = _ROOM
         room = min(times * ids.shape[1] + more, self.positions - 1)
         try:
-            # AutoModelForSeq2SeqLM's classes generate, but PreTrainedModel, their base, does not.
+            # The loaded classes have generate; PreTrainedModel, the declared type, does not.
             found = self.model.generate(  # type: ignore[operator]
                 input_ids=ids, attention_mask=mask, max_new_tokens=room, **decoding
             )
@@ -213,7 +197,6 @@ class Translator:
 
 
 def _repeats(ids: list[int]) -> bool:
-    """Return whether up to four tokens come over and over again: six times or more in a row."""
     for width in range(1, _LONGEST_CYCLE + 1):
         same = 0
         for before, after in zip(ids, ids[width:], strict=False):

@@ -1,1 +1,1 @@
-"""``pacmr inspect``: what a dataset and a tokenizer make of each other."""
+"""Statistics of a dataset under a tokenizer (``pacmr inspect``)."""

@@ -21,15 +21,14 @@ from ..tokenization import NO_SECOND_VIEW, token_warnings, tokenize_pairs
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 LIMITS = (256, 512, 768, 1024, 2048)
-"""Values of max_length whose effect is shown, beside the one that is asked for."""
 PARTS = ("prompt", "chosen", "rejected", "prompt + longer response")
 
 DROPPED = 0.05
 """Share of rows dropped for one reason above which ``advice`` mentions it."""
 CONTRADICTING, COPIES, NO_VIEW = 0.02, 0.02, 0.2
-"""Shares of pairs above which it does."""
+"""Likewise, shares of pairs."""
 LONGER = 0.7
-"""Share of pairs with the same side as the longer one from which on it does."""
+"""Likewise, share of pairs in which the same side is longer (inclusive)."""
 _FIXES = {
     "empty response": "give them a response, or look whether the columns are the right ones",
     "equal responses": "a tie teaches nothing; leave such rows out of the file",
@@ -39,13 +38,12 @@ _FIXES = {
 }
 _NO_LIMIT = 2**31 - 1
 _AT_A_TIME = 1000
-"""Rows in memory at once; what is kept of a row does not depend on its length."""
 _RESPONSES = ["chosen", "rejected"]
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of the pairs that are kept or only too long."""
+    """Token counts of the kept pairs and those that are only too long."""
 
     percentiles: dict[str, dict[str, int]]
     """For each of ``PARTS``, the percentiles "1" to "99" and "max"."""
@@ -57,70 +55,55 @@ class Lengths:
 
 @dataclass(frozen=True)
 class LengthBias:
-    """Tokens of the chosen response against those of the rejected one, in the kept pairs."""
+    """Lengths in tokens, chosen against rejected, in kept pairs: shares, and median difference."""
 
     chosen_longer: float
-    """Share of the pairs."""
     rejected_longer: float
-    """Share of the pairs."""
     median_difference: float
-    """Chosen minus rejected, in tokens."""
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """Kept pairs that repeat or contradict others: what data shows of its label noise without clean labels.
-
-    A comparison is a prompt with two responses, whichever of them is the chosen one. Texts are the same where
-    their tokens are.
-    """
+    """Duplicates and contradictions among the kept pairs; a comparison is a prompt with two responses."""
 
     copies: int
-    """Pairs with the prompt, chosen and rejected response of an earlier one."""
+    """Pairs with the same prompt, chosen and rejected response as an earlier one."""
     sharing: int
-    """Pairs with a response that another comparison of the same prompt has too."""
+    """Pairs with a response that another comparison of the same prompt also has."""
     comparisons: int
     """Comparisons with more than one label."""
     labels: int
-    """Their labels: pairs whose comparison comes more than once."""
     contradicting_comparisons: int
-    """Comparisons of which both responses were chosen."""
+    """Comparisons with both responses chosen."""
     contradicting_labels: int
-    """Pairs of those."""
     least_wrong: int
-    """Labels outvoted by the others of their comparison: whatever the truth, so many at least are wrong."""
+    """Labels in the minority of their comparison: a lower bound on wrong labels."""
     noise: float | None
-    """Share of wrong labels under which the labels of one comparison would disagree as often as they do, if
-    each were wrong independently and alike; None where nothing is repeated, or they disagree more often than
-    at random."""
+    """Noise rate that explains disagreement within comparisons, for independent errors; None without one."""
 
 
 @dataclass(frozen=True)
 class SplitStatistics:
-    """The numbers of one split."""
+    """Statistics of one split."""
 
     counts: dict[str, int]
-    """``rows``, ``kept``, dropped ones by reason, ``no second view``: those of a run."""
+    """As in a run: ``rows``, ``kept``, dropped ones by reason, ``no second view``."""
     known: dict[str, float]
-    """Shares of all rows: with a known ``flipped``, ``eta``, ``augmented_prompt``, ``category``, and
-    ``non-ASCII`` text; and of the rows where it is known, ``wrong by flipped`` and ``wrong by eta`` (the mean
-    of 1 - eta)."""
+    """Shares of rows: each column, ``non-ASCII`` text, and wrong labels by ``flipped`` or ``eta``."""
     prompts: int
     """Distinct prompts of the kept pairs."""
     pairs_a_prompt: dict[str, float]
-    """``median`` and ``max`` over the distinct prompts."""
     categories: dict[str, int]
-    """Kept pairs by category, the largest first; pairs without one are left out."""
+    """Kept pairs by category, largest first, without uncategorised ones."""
     lengths: Lengths
     bias: LengthBias
     repeats: Repeats
     token_warnings: list[str]
-    """Oddities of the tokens, one sentence each."""
 
 
 @dataclass(frozen=True)
 class SharedPrompts:
-    """Prompts that kept pairs of both splits have."""
+    """Prompts of kept pairs in both splits."""
 
     prompts: int
     train_pairs: int
@@ -129,37 +112,25 @@ class SharedPrompts:
 
 @dataclass(frozen=True)
 class DataStatistics:
-    """The numbers of both splits."""
+    """Statistics of both splits."""
 
     splits: dict[Split, SplitStatistics]
     overlap: SharedPrompts
-    """Prompts that are the same text."""
     overlap_normalised: SharedPrompts
-    """Prompts that are the same text but for case and whitespace."""
+    """Equal but for case and whitespace."""
 
 
 class Kept(NamedTuple):
     """The pairs of a split that a run would have."""
 
     rows: Dataset
-    """As ``tokenize_pairs`` makes them."""
     table: pd.DataFrame
-    """Their ``_pair_table``."""
 
 
 def inspect_pairs(
     source: Source, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> tuple[DataStatistics, dict[Split, Kept]]:
-    """Read and tokenize both splits as training does; return the numbers, and the kept pairs of each split.
-
-    Args:
-        source: where the pairs come from.
-        tokenizer: has EOS.
-        max_length: tokens of a prompt with its longer response.
-
-    Raises:
-        UserError: the data cannot be read, or none of a split's pairs can be used.
-    """
+    """Return statistics of both splits, tokenized as in training, and the kept pairs of each split."""
     kept: dict[Split, Kept] = {}
     splits: dict[Split, SplitStatistics] = {}
     for split in ("train", "validation"):
@@ -167,7 +138,7 @@ def inspect_pairs(
         rows, counts = tokenize_pairs(found, tokenizer, max_length)
         table = usable = _pair_table(rows)
         if counts.get("too long"):
-            # Those that were dropped once more, without a limit; the others stay in the cache of a run.
+            # Only the dropped ones are tokenized again without a limit; the others stay cached.
             names = set(rows["id"][:])
             dropped = [i for i, name in enumerate(found["id"][:]) if name not in names]
             dropped, _ = tokenize_pairs(found.select(dropped, keep_in_memory=True), tokenizer, _NO_LIMIT)
@@ -196,12 +167,7 @@ def inspect_pairs(
 
 
 def _pair_table(rows: Dataset) -> pd.DataFrame:
-    """Return one line for each tokenized pair.
-
-    It has ``prompt``, ``normalised prompt`` (whitespace and case aside), ``chosen`` and ``rejected`` as
-    64-bit hashes; ``category``; and ``prompt tokens``, ``chosen tokens``, ``rejected tokens`` and ``tokens``
-    (those of the prompt and the longer response, which max_length limits).
-    """
+    """Return hashes, ``category`` and token counts by pair; ``tokens`` is the sum that max_length limits."""
     parts = []
     for batch in _batches(rows):
         prompts = batch["prompt"].to_pylist()
@@ -220,7 +186,6 @@ def _pair_table(rows: Dataset) -> pd.DataFrame:
 
 
 def _known_columns(rows: Dataset) -> dict[str, float]:
-    """Return ``SplitStatistics.known`` of rows as a source makes them."""
     found: Counter[str] = Counter()
     for batch in _batches(rows):
         for name in ("flipped", "eta", "augmented_prompt", "category"):
@@ -235,7 +200,6 @@ def _known_columns(rows: Dataset) -> dict[str, float]:
 
 
 def _lengths(table: pd.DataFrame, rows: int, max_length: int) -> Lengths:
-    """Return lengths of the usable pairs of a ``_pair_table``, of ``rows`` rows in all."""
     columns = ["prompt tokens", "chosen tokens", "rejected tokens", "tokens"]
     names = [*map(str, PERCENTILES), "max"]
     # The least number of tokens that so many percent of the pairs do not exceed.
@@ -249,12 +213,7 @@ def _lengths(table: pd.DataFrame, rows: int, max_length: int) -> Lengths:
 
 
 def count_repeats(table: pd.DataFrame) -> Repeats:
-    """Return the copies and contradictions among N pairs.
-
-    Args:
-        table: columns ``prompt``, ``chosen`` and ``rejected``, N numbers each that are the same where
-            the texts are; the two responses of a pair differ.
-    """
+    """Return duplicates and contradictions among N pairs, by their hashes of prompt, chosen and rejected."""
     responses = table[["chosen", "rejected"]].to_numpy()
     first, second = responses.min(axis=1), responses.max(axis=1)
     pairs = pd.DataFrame({"prompt": table["prompt"], "first": first, "second": second})
@@ -276,17 +235,14 @@ def count_repeats(table: pd.DataFrame) -> Repeats:
         contradicting_comparisons=int(contradicting.sum()),
         contradicting_labels=int(n[contradicting].sum()),
         least_wrong=int(outvoted.sum()),
-        # Two labels that are each wrong with probability e disagree with probability 2 e (1 - e).
+        # Two labels, each wrong with probability e, disagree with probability 2 e (1 - e).
         noise=(1 - (1 - 2 * disagree) ** 0.5) / 2 if disagree <= 0.5 else None,
     )
 
 
 def advice(report: DataStatistics, max_length: int, overlap: bool = True) -> list[str]:
-    """Return a sentence for each thing to act on, with what to do.
-
-    Prompts in both splits (``overlap``) are none in a world that has so few of them that all are.
-    """
-    # Those about the template are the same for both splits.
+    """Return a sentence with a fix for each problem; ``overlap=False`` accepts shared prompts."""
+    # Both splits have the same template warnings.
     found = list(dict.fromkeys(said for split in report.splits.values() for said in split.token_warnings))
     too_long = {
         split: numbers.counts.get("too long", 0) / numbers.counts["rows"]

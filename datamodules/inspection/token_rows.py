@@ -1,4 +1,4 @@
-"""Pairs as the model sees them, token by token, to read in a terminal."""
+"""Printed rows, token by token, as the model sees them."""
 
 from __future__ import annotations
 
@@ -10,28 +10,22 @@ from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.batch import Segment
 
-from ..pairs import Pairs
+from ..tokenized_pairs import TokenizedPairs
 
 LEGEND = (
     "Tokens are set apart by blanks; ▁ is a blank of the text and ⏎ a line break. Those in ‹angle brackets› "
     "count for the loss, those of the prompt do not."
 )
 SHOWN = 60
-"""Tokens of a part that are shown at each of its ends; the print leaves out those between."""
+"""Tokens shown at each end of a long part."""
 
 _STYLES = {Segment.PROMPT: "dim", Segment.CHOSEN: "green", Segment.REJECTED: "red"}
 
 
 def show_rows(
-    pairs: Pairs, tokenizer: PreTrainedTokenizerBase, lengths: Sequence[int]
+    pairs: TokenizedPairs, tokenizer: PreTrainedTokenizerBase, lengths: Sequence[int]
 ) -> Iterator[Text | Padding]:
-    """What to print of the shortest, the median and the longest pair, in one batch as in training.
-
-    Args:
-        pairs: N pairs.
-        tokenizer: theirs.
-        lengths: N numbers of tokens.
-    """
+    """Yield printed forms of the shortest, median and longest of N pairs, collated as in training."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     places = {"shortest": order[0], "median": order[len(order) // 2], "longest": order[-1]}
     batch = pairs.batch(list(places.values()))
@@ -48,19 +42,19 @@ def show_rows(
 
 
 def token_text(ids: list[int], tokenizer: PreTrainedTokenizerBase, counts: bool) -> str:
-    """Tokens decoded one by one, in angle brackets where they count for the loss; a long middle left out."""
+    """Return tokens decoded one by one, shortened; angle brackets mark those that count for the loss."""
     pieces = {}
     for place in range(len(ids)):
         if SHOWN <= place < len(ids) - SHOWN:
             continue
-        # Not alone: some tokenizers drop the blank at the beginning of what they decode.
+        # In context: some tokenizers drop the leading space of what they decode.
         before = tokenizer.decode(ids[max(place - 1, 0) : place])
         both = tokenizer.decode(ids[max(place - 1, 0) : place + 1])
         name = tokenizer.convert_ids_to_tokens(ids[place])
         # Lists come of lists only.
         assert isinstance(before, str) and isinstance(both, str) and isinstance(name, str)
         text = both[len(before) :] if both.startswith(before) else ""
-        # Bytes of half a character have no text; the token's own name says more.
+        # Partial UTF-8 characters have no text; show the token's name.
         if not text or "\N{REPLACEMENT CHARACTER}" in both:
             text = name
         piece = "".join(_visible(character) for character in text)

@@ -14,7 +14,7 @@ from scipy.special import expit, log_expit, logit
 from pacmr_lightning.errors import UserError
 
 from ..prompts import split_row
-from ..rows import values_of
+from ..row_values import values_of
 from .base import LabelNoise, calibrated, check_share
 
 _LOG_RANGE = 30.0

@@ -11,7 +11,7 @@ from pacmr_lightning.errors import UserError
 from ..hashing import unit_hash
 from ..prompts import split_row
 from ..reading import numbered_rows
-from ..rows import values_of
+from ..row_values import values_of
 from .base import LabelNoise, check_rate
 
 

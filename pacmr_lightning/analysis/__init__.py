@@ -1,1 +1,1 @@
-"""Looking at finished runs: VNet's surfaces, learning curves and second wordings."""
+"""Analyses of finished runs."""

@@ -1,4 +1,4 @@
-"""How a policy judges pairs under two wordings of their prompts (paper, appendix on their consistency)."""
+"""Agreement of a policy's preferences under original and augmented prompts (paper's appendix)."""
 
 from __future__ import annotations
 
@@ -29,25 +29,11 @@ def judged_pairs(
     seed: int,
     micro_batch_size: int | None,
 ) -> pd.DataFrame:
-    """u of the pairs that have a second view, under both; what is on disk is not computed again.
+    """Compute u of pairs (``pairs``: a random number) under both prompts; ``answers`` is a cache file.
 
-    Args:
-        module: with the policy.
-        data: the pairs, with labels as found.
-        split: which of them.
-        answers: file where values go as soon as they are there.
-        pairs: how many, at random; None for all.
-        seed: which, where ``pairs`` is given.
-        micro_batch_size: pairs in one forward pass; None is the module's, or 32 where that has none.
-
-    Returns:
-        One row a pair: ``id``, ``prompt`` (its number among the distinct prompts), ``u`` and ``augmented_u``
-        (in nats), ``clean`` (1: the response found as chosen is better; 0: the row's ``flipped`` says that
-        the other one is), ``category``, and ``given_view`` (the row brings its second wording; otherwise it
-        is the rule-based one). The frame's ``attrs`` say how many pairs had ``no_second_view``.
-
-    Raises:
-        UserError: no pair has a second view, ``pairs`` is out of range, or u is not finite.
+    Returns one row per pair: ``id``, ``prompt`` (index among distinct prompts), ``u`` and ``augmented_u``
+    (nats), ``clean`` (0 if ``flipped``, else 1), ``category``, ``given_view`` (the row's own augmented
+    prompt, else rule-based). ``attrs["no_second_view"]`` counts pairs without one.
     """
     data.setup("fit" if split == "train" else "validate")
     known = data.train_pairs if split == "train" else data.validation_pairs
@@ -96,18 +82,13 @@ def judged_pairs(
     return frame
 
 
-def measure(pairs: pd.DataFrame, taus: Sequence[float]) -> pd.DataFrame:
-    """The quantities of the paper's appendix for one run's pairs. A u of 0 counts half for either response.
+def consistency_by_threshold(pairs: pd.DataFrame, taus: Sequence[float]) -> pd.DataFrame:
+    """Compute the paper's quantities for N pairs of ``judged_pairs``; u = 0 counts half for either response.
 
-    Args:
-        pairs: N rows, as ``judged_pairs`` makes them.
-        taus: confidence thresholds, each at least 0.5 and below 1.
-
-    Returns:
-        One row a threshold: ``tau``, ``pairs`` (N), ``prompts`` (distinct ones), ``l1`` (mean distance of the
-        two binary preference distributions), ``retained`` (count), ``coverage``, ``clean_accuracy`` and
-        ``direction_agreement`` (shares; NaN where nothing is retained), and the standard error of each mean
-        as ``..._stderr``, which allows for pairs that share a prompt.
+    Returns one row per threshold: ``tau``, ``pairs`` (N), ``prompts`` (distinct), ``l1`` (mean distance of
+    the binary preference distributions), ``retained`` (count), ``coverage``, ``clean_accuracy`` and
+    ``direction_agreement`` (shares; NaN if none retained), and standard errors ``..._stderr``, clustered by
+    prompt.
     """
     u, augmented_u, clean, prompts = (
         pairs[name].to_numpy() for name in ("u", "augmented_u", "clean", "prompt")
@@ -131,17 +112,13 @@ def _mean(name: str, values: np.ndarray, prompts: np.ndarray) -> dict[str, float
 
 
 def passes(u: np.ndarray, taus: Sequence[float]) -> np.ndarray:
-    """(N, T) whether each of N pairs is confident enough at each of T thresholds.
-
-    sigma(u) >= tau or <= 1 - tau, as in ``PromptAugmentationConsistency``; the paper's definition of the
-    coverage has > instead, which differs in ties only.
-    """
-    # logit(tau) against u itself, since sigma(u) rounds to 1 for large u.
+    """Return (N, T) whether sigma(u) >= tau or <= 1 - tau (ties count, unlike in the paper)."""
+    # Compare u with logit(tau), since sigma(u) rounds to 1 for large u.
     return np.abs(u)[:, None] >= logit(np.asarray(taus))
 
 
 def check_taus(taus: Sequence[float]) -> None:
-    """Raises UserError unless there are thresholds, and each is at least 0.5 and below 1."""
+    """Raise UserError unless there are thresholds, all in [0.5, 1)."""
     if not taus:
         raise UserError("taus is empty, but at least one confidence threshold is needed, such as 0.6.")
     for tau in taus:

@@ -1,4 +1,4 @@
-"""Quality of confident pseudo-labels against the share of pairs that they cover, in one figure."""
+"""Figure of pseudo-label quality against coverage."""
 
 from __future__ import annotations
 
@@ -17,18 +17,15 @@ from matplotlib.patches import Patch
 from ..files import save_figure
 
 LEAST = 30
-"""Retained pairs under which a curve ends: shares of fewer, and their standard errors, mean little."""
+"""Minimum number of retained pairs in a curve."""
 PANELS = {"clean_accuracy": "Clean accuracy (%)", "direction_agreement": "Direction agreement (%)"}
 MARKERS = "osD^vP*X"
 
 
-def draw(curves: dict[str, pd.DataFrame], taus: Sequence[float], path: Path) -> None:
-    """Draws accuracy and agreement over coverage as the confidence threshold rises, from right to left.
+def draw_consistency(curves: dict[str, pd.DataFrame], taus: Sequence[float], path: Path) -> None:
+    """Draw accuracy and agreement over coverage, for rising thresholds, marked at ``taus``.
 
-    Args:
-        curves: rows of ``analyze.measure`` over rising thresholds, by the run's label.
-        taus: thresholds to mark, among those of the curves.
-        path: of the files to write, without .png and .pdf.
+    ``curves`` are rows of ``measure`` by run label; ``path`` has no ending.
     """
     figure, axes = plt.subplots(1, len(PANELS), figsize=(7.2, 3.4), layout="constrained")
     marked = dict(zip(taus, cycle(MARKERS), strict=False))

@@ -1,4 +1,4 @@
-"""How the weights of unflipped and of flipped pairs are distributed, in one figure."""
+"""Figure of weight distributions of unflipped and flipped pairs."""
 
 from __future__ import annotations
 
@@ -8,23 +8,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..batch import UNKNOWN
-from ..weight_gap import weight_gap
+from ..flip_detection import weight_gap
 
 BINS = np.linspace(0, 1, 31).tolist()
 GROUPS = {"unflipped": (0, "#0072B2"), "flipped": (1, "#D55E00"), "unknown": (UNKNOWN, "0.5")}
-"""Name, value of ``flipped`` and colour of each distribution; colours of Okabe and Ito."""
+"""Value of ``flipped`` and colour of each distribution (Okabe and Ito)."""
 
 
-def split(weight: np.ndarray, flipped: np.ndarray) -> dict[str, np.ndarray]:
-    """Weights by what is known of the label, without groups that have none.
-
-    Args:
-        weight: (N,) weights.
-        flipped: (N,) 1 flipped, 0 not flipped, -1 unknown.
-
-    Returns:
-        ``unflipped``, ``flipped`` and ``unknown``, or ``all`` where nothing is known of any pair.
-    """
+def weights_by_flip(weight: np.ndarray, flipped: np.ndarray) -> dict[str, np.ndarray]:
+    """Split (N,) weights by ``flipped`` (1, 0, or -1 for unknown); "all" if all are unknown."""
     if (flipped == UNKNOWN).all():
         return {"all": weight}
     groups = {name: weight[flipped == value] for name, (value, _) in GROUPS.items()}
@@ -32,8 +24,8 @@ def split(weight: np.ndarray, flipped: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def draw_on(axis: Axes, weight: np.ndarray, flipped: np.ndarray) -> None:
-    """Draws the densities of (N,) weights by label, with a dashed line at each mean, into an axis."""
-    groups = split(weight, flipped)
+    """Draw densities of (N,) weights by label, with a dashed line at each mean."""
+    groups = weights_by_flip(weight, flipped)
     means = []
     for name, values in groups.items():
         color, mean = GROUPS.get(name, GROUPS["unflipped"])[1], values.mean(dtype=float)
@@ -51,8 +43,8 @@ def draw_on(axis: Axes, weight: np.ndarray, flipped: np.ndarray) -> None:
     axis.legend(title=title, frameon=False, loc="upper left", borderaxespad=0.2, alignment="left", **fonts)
 
 
-def draw(weight: np.ndarray, flipped: np.ndarray, step: int) -> Figure:
-    """The figure of (N,) weights of pairs that were visited up to policy update ``step``."""
+def draw_weight_distributions(weight: np.ndarray, flipped: np.ndarray, step: int) -> Figure:
+    """Draw the figure of (N,) weights of pairs visited up to policy update ``step``."""
     figure = Figure(figsize=(4.8, 3.4), layout="constrained")
     axis = figure.add_subplot()
     draw_on(axis, weight, flipped)

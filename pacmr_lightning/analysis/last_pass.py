@@ -1,4 +1,4 @@
-"""What a policy believes of every training pair, in one last pass over all of them."""
+"""Values of all training pairs under the trained policy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from ..weighting import Weights
 from .pair_log_probs import pair_log_probs, policy_and_reference, with_entropies
 
 _PART = 1000
-"""Pairs that are read at a time."""
 
 
 def last_pass(
@@ -30,25 +29,12 @@ def last_pass(
     micro_batch_size: int | None = None,
     name: str = "Last pass",
 ) -> pd.DataFrame:
-    """What a module's policy, weighting and objective say of pairs, labels as trained.
+    """Compute a module's values of N pairs with labels as trained; ``answers`` is a cache file.
 
-    Args:
-        module: on the CPU, or where its policy is to run.
-        pairs: the datamodule's ``train_pairs``.
-        answers: file where log-probabilities go while they are computed; what is in it is not computed again.
-        indices: of N pairs among them; None for all.
-        micro_batch_size: pairs in one forward pass; None is the module's, or 32 where that has none.
-        name: of the progress bar.
-
-    Returns:
-        N rows: ``id``, ``prompt`` (its number among the distinct prompts), ``category``, ``observed`` (the
-        column of the data whose response stood as the chosen one in training: "rejected" where the run's
-        noise exchanged the two), ``weight``, ``u`` and ``delta`` (implicit reward difference and sum, in
-        nats), ``a`` and ``b`` (NaN where the weighting has none), ``loss`` (unweighted), ``pull`` (by how
-        much the weighted loss falls per nat of u), ``flipped`` (pandas' ``boolean``, NA where unknown).
-
-    Raises:
-        UserError: a log-probability is not finite.
+    Returns N rows: ``id``, ``prompt`` (index among distinct prompts), ``category``, ``observed`` (the column
+    of the response trained as chosen: "rejected" if the noise swapped it), ``weight``, ``u`` and ``delta``
+    (nats), ``a`` and ``b`` (NaN if the weighting has none), ``loss`` (unweighted), ``pull`` (minus the
+    derivative of the weighted loss by u), ``flipped`` (pandas' ``boolean``, NA if unknown).
     """
     indices = list(range(len(pairs))) if indices is None else indices
     found = pair_log_probs(
@@ -78,7 +64,7 @@ def last_pass(
 
 
 def _pull(module: PreferenceModule, rewards: Rewards, weight: Tensor) -> Tensor:
-    """(N,) minus the derivative of each weighted loss by its pair's u; soft labels have both orders' loss."""
+    """(N,) minus the derivative of each weighted loss by u; of both orders for soft labels."""
     chosen = rewards.policy.chosen.detach().requires_grad_()
     free = replace(rewards, policy=replace(rewards.policy, chosen=chosen))
     with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""How several runs learned, in one figure."""
+"""Figure of the learning curves of several runs."""
 
 from __future__ import annotations
 
@@ -22,21 +22,12 @@ CURVES = (
     ("val/rewards/accuracies", "Accuracy on validation pairs"),
     ("val/rewards/margins", "Reward margin $u$ on validation pairs"),
 )
-"""Columns of a run's metrics that are drawn, and what their axes say."""
 LAST = 2000
-"""Visits at the end of a run whose weights are drawn, in whole steps."""
+"""Final visits whose weights are drawn, in whole steps."""
 
 
-def draw(runs: list[str], path: str) -> None:
-    """Draws validation accuracy and reward margin over updates, and the last weights by label, if recorded.
-
-    Args:
-        runs: folders of finished runs.
-        path: .png or .pdf file to write.
-
-    Raises:
-        UserError: a run's files are missing, it was never validated, or the file has another ending.
-    """
+def draw_learning_curves(runs: list[str], path: str) -> None:
+    """Draw validation accuracy and reward margin of finished runs, and the last weights if recorded."""
     if Path(path).suffix not in (".png", ".pdf"):
         raise UserError(f"The figure's file is {path}, but its name must end in .png or .pdf.")
     weighted = [run for run in runs if weight_parts(run) and read_summary(run)["flip_auroc"] is not None]
@@ -66,7 +57,7 @@ def draw(runs: list[str], path: str) -> None:
 
 
 def validated(run: str) -> bool:
-    """Whether a run has curves to draw."""
+    """Return true if a run has curves to draw."""
     return (Path(run) / METRICS).exists() and {column for column, _ in CURVES} <= set(_metrics(run))
 
 

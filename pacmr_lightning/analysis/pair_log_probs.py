@@ -1,4 +1,4 @@
-"""Log-probabilities of many pairs under a policy and its reference, kept on disk while they are computed."""
+"""Log-probabilities of many pairs under policy and reference, cached on disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..policy import PolicyModel
 from ..runs.finished_run import MOST_AT_ONCE
 
 _SECONDS = 1.0
-"""Between two writes, lost by a kill: a busy disk takes as long for one as a small model for its batch."""
+"""Seconds between two writes, which a kill can lose."""
 
 
 def policy_and_reference(policy: PolicyModel, batch: PairBatch) -> Tensor:
@@ -31,7 +31,7 @@ def policy_and_reference(policy: PolicyModel, batch: PairBatch) -> Tensor:
 
 
 def with_entropies(policy: PolicyModel, batch: PairBatch) -> Tensor:
-    """(n, 6) those of ``policy_and_reference``, then the entropies of ``LogProbs``."""
+    """(n, 6) as ``policy_and_reference``, then the entropies of ``LogProbs``."""
     now = policy.log_probs(batch, entropies=True)
     assert now.entropies is not None
     return _sides(now, policy.reference_log_probs(batch), now.entropies)
@@ -53,24 +53,10 @@ def pair_log_probs(
     micro_batch_size: int | None = None,
     ask: Callable[[PolicyModel, PairBatch], Tensor] = policy_and_reference,
 ) -> Tensor:
-    """Asks policy and reference about N pairs as labelled; what is on disk is not asked again.
+    """Compute (N, V, K) values of N pairs as labelled, by ``ask`` in batches of n: (n, K).
 
-    Args:
-        module: with the policy, on the CPU, or where it is to run.
-        pairs: a datamodule's ``train_pairs`` or ``validation_pairs``.
-        indices: of the N pairs among them.
-        answers: file where values go once a second.
-        name: of the progress bar.
-        augmented: also under the second wording of each prompt, which all of the pairs must have.
-        micro_batch_size: pairs in one forward pass; None is the module's, or 32 where that has none.
-        ask: what is asked about n pairs, as (n, K) values.
-
-    Returns:
-        (N, V, K) values for V = 1 wording or 2: by default K = 4 summed response log-probabilities in nats,
-        the policy's of chosen and rejected, then the reference's.
-
-    Raises:
-        UserError: a value is not finite.
+    V is 2 if ``augmented`` (also under augmented prompts), else 1. ``answers`` is a cache file, written once
+    a second.
     """
     size = micro_batch_size or module.micro_batch_size or MOST_AT_ONCE
     Fabric(accelerator="auto", devices=1).to_device(module.policy)
@@ -79,7 +65,7 @@ def pair_log_probs(
     columns = [f"{name}_ids" for name in ("prompt", "chosen", "rejected", "augmented")[: 3 + augmented]]
     rows = pairs.rows.select_columns(columns).select(indices)
     tokens = [[row[column] for column in columns] for row in rows]
-    # Equal lengths together save padding; the longest first, so that too little memory shows at once.
+    # Similar lengths save padding; the longest first shows a lack of memory at once.
     order = sorted(range(len(indices)), key=lambda i: -sum(map(len, tokens[i])))
     first = move_data_to_device(pairs.batch([indices[order[0]]]), device)
     judge = content_key(

@@ -1,4 +1,4 @@
-"""The weight that a trained VNet gives over a grid of Delta and u, or of two other features."""
+"""Weight surface of a trained VNet over (Delta, u) or two other features."""
 
 from __future__ import annotations
 
@@ -20,59 +20,51 @@ from ..weighting.features import PAPER
 from ..weighting.vnet import VNet
 
 TAILS = (0.005, 0.995)
-"""Quantiles of the visits between which the grid lies."""
+"""Quantiles of the visits that the grid covers."""
 _COLUMNS = ("u", "delta", "weight", "flipped")
-"""Of visits, as files have them."""
 
 
 @dataclass
 class Visits:
-    """Pairs that were visited lately, each (N,)."""
+    """Recently visited pairs: (N,) reward margin and sum before the update, weight and label."""
 
     u: np.ndarray
-    """Implicit reward difference before the update."""
     delta: np.ndarray
-    """Implicit reward sum before the update."""
     weight: np.ndarray
-    """Weight g, before any division by the mean."""
+    """Before normalization."""
     flipped: np.ndarray
     """1 flipped, 0 not flipped, -1 unknown."""
     features: dict[str, np.ndarray] = field(default_factory=dict)
-    """What a VNet of other features than (Delta, u) weighed them by; files do not keep it."""
+    """VNet's features other than (Delta, u); not saved."""
 
 
 @dataclass
 class Surface:
-    """Slope, offset and weight over D reward sums and U reward differences, in float64.
+    """Slope a, offset b and weight over D reward sums and U reward margins, in float64.
 
-    Where ``axes`` names two other features, ``delta`` and ``u``, of the visits too, are their values; a is 0
-    and b the logit of the weight.
+    With other ``axes``, ``delta`` and ``u`` hold their values, a is 0 and b the weight's logit.
     """
 
     step: int
-    """Policy updates behind it."""
     method: str
-    """Label of the run."""
     task: str
-    """Label of the data; empty where unknown."""
     noise_rate: float
-    """Share of labels that were flipped on purpose; NaN where unknown."""
+    """Noise rate; NaN if unknown."""
     delta: np.ndarray
     """(D,) rising."""
     u: np.ndarray
-    """(U,) rising, symmetric around 0: exchanging the two responses mirrors it and leaves Delta."""
+    """(U,) rising, symmetric around 0."""
     a: np.ndarray
     """(D, U)"""
     b: np.ndarray
     """(D, U)"""
     density: np.ndarray
-    """(D, U) share of the visits per unit of Delta and u; its sum times a cell's area is the share inside."""
+    """(D, U) share of the visits per unit of Delta and u."""
     visits: Visits
-    """The pairs that the grid covers."""
     axes: tuple[str, str] = PAPER
-    """What is along the first axis and along the second."""
+    """Names of the first and second axis."""
     held: str = ""
-    """What VNet's other features are held at, their medians over the visits; empty where it has none."""
+    """Values (medians over visits) of VNet's other features; empty if none."""
 
     @property
     def g(self) -> np.ndarray:
@@ -81,28 +73,18 @@ class Surface:
 
     @property
     def rises(self) -> np.ndarray:
-        """(D, U) whether g is larger at the next greater u than at the next smaller one.
-
-        Judged by a u + b, since g itself rounds to 0 or 1 far out.
-        """
+        """(D, U) whether g rises with u here; uses a u + b, since g rounds to 0 or 1."""
         h = np.pad(self.a * self.u + self.b, ((0, 0), (1, 1)), mode="edge")
         return h[:, 2:] > h[:, :-2]
 
     def monotone_share(self, with_data: bool = False) -> float:
-        """Share of the grid on which g rises with u; ``with_data``: of its cells that hold a visit.
-
-        NaN where no cell holds one.
-        """
+        """Return the share of the grid (or of cells with visits) where g rises with u; NaN for no cell."""
         rises = self.rises[self.density > 0] if with_data else self.rises
         return float(rises.mean()) if rises.size else float("nan")
 
 
 def grid(visits: Visits, points: int, axes: Sequence[str] = PAPER) -> tuple[np.ndarray, np.ndarray]:
-    """(points,) values of Delta and of u that cover the visits but for their outer half percents.
-
-    Those of u are symmetric around 0. A range of no length, as before the first update, becomes 1 to either
-    side.
-    """
+    """Return (points,) Delta and u over the visits' ``TAILS``; u is symmetric, empty ranges get ±1."""
     found = []
     for name, values in zip(axes, (visits.delta, visits.u), strict=True):
         low, high = np.quantile(values.astype(np.float64), TAILS)
@@ -116,7 +98,7 @@ def grid(visits: Visits, points: int, axes: Sequence[str] = PAPER) -> tuple[np.n
 
 
 def density(visits: Visits, delta: np.ndarray, u: np.ndarray) -> np.ndarray:
-    """(D, U) share of N visits per unit of Delta and u in the cells around the points of a regular grid."""
+    """Return (D, U) share of N visits per unit of Delta and u around the points of a regular grid."""
     sides = [axis[1] - axis[0] for axis in (delta, u)]
     axes = zip((delta, u), sides, strict=True)
     edges = [np.append(axis - side / 2, axis[-1] + side / 2) for axis, side in axes]
@@ -132,14 +114,9 @@ def slope_and_offset(
     axes: Sequence[str] = PAPER,
     held: Mapping[str, float] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(D, U) a and b of VNet over a grid of (D,) reward sums and (U,) differences, in float64 on the CPU.
+    """Return (D, U) a and b of VNet over a grid, in float64 on the CPU; ``held`` fixes other features.
 
-    Args:
-        vnet: of any features.
-        delta: values along the first axis.
-        u: values along the second axis.
-        axes: what they are values of. Where it is not Delta and u, a is 0 and b the logit of the weight.
-        held: values of VNet's other features.
+    With ``axes`` other than (Delta, u), a is 0 and b the weight's logit.
     """
     points = torch.meshgrid(torch.from_numpy(delta), torch.from_numpy(u), indexing="ij")
     values = {name: axis.double().flatten() for name, axis in zip(axes, points, strict=True)}
@@ -154,19 +131,19 @@ def slope_and_offset(
 
 
 def file_of(run_folder: str | Path, step: int) -> Path:
-    """Where a run keeps the surface after so many policy updates."""
+    """Return the surface's path after so many policy updates."""
     return Path(run_folder) / ANALYSIS / f"surfaces-step-{step:05d}.npz"
 
 
 def steps_of(run_folder: str | Path) -> list[int]:
-    """Policy updates of which a run has surfaces, rising."""
+    """Return the policy updates with surfaces, rising."""
     files = (Path(run_folder) / ANALYSIS).glob("surfaces-step-*.npz")
     steps = (file.stem.removeprefix("surfaces-step-") for file in files)
     return sorted(int(step) for step in steps if step.isdecimal())
 
 
-def save(surface: Surface, run_folder: str | Path) -> None:
-    """Writes the surface as .npz: its fields by name, g, and the visits' columns as ``visits_...``."""
+def save_surface(surface: Surface, run_folder: str | Path) -> None:
+    """Save a surface as .npz: fields by name, g, and the visits' columns as ``visits_...``."""
     arrays = {each.name: getattr(surface, each.name) for each in fields(surface)}
     visits = arrays.pop("visits")
     arrays |= {f"visits_{name}": getattr(visits, name) for name in _COLUMNS}
@@ -174,12 +151,8 @@ def save(surface: Surface, run_folder: str | Path) -> None:
         np.savez_compressed(file, g=surface.g, **arrays)
 
 
-def load(run_folder: str | Path, step: int | None = None) -> Surface:
-    """Reads a surface that a run has kept; of its last step by default.
-
-    Raises:
-        UserError: there is none, or it cannot be read.
-    """
+def load_surface(run_folder: str | Path, step: int | None = None) -> Surface:
+    """Load a run's surface, by default the last; raises UserError if that fails."""
     steps = steps_of(run_folder)
     if not steps:
         raise UserError(
@@ -199,6 +172,6 @@ def load(run_folder: str | Path, step: int | None = None) -> Surface:
             found = {name: arrays[name] for name in names}
     except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile):
         raise UserError(f"{path} cannot be read as surfaces; train again, or name another step.") from None
-    # Labels and numbers come back as arrays of no dimension.
+    # Scalars come back as 0-dim arrays.
     plain = {name: value.item() if value.ndim == 0 else value for name, value in found.items()}
     return Surface(**plain | {"axes": tuple(found["axes"].tolist())}, visits=visits)

@@ -1,4 +1,4 @@
-"""How far apart the weight functions of several runs are, and what tells the runs apart."""
+"""Distances between the weight functions of several runs."""
 
 from __future__ import annotations
 
@@ -13,21 +13,12 @@ from scipy.interpolate import RegularGridInterpolator
 from .surface import Surface
 
 
-def distance(first: Surface, second: Surface, scaled: bool = False) -> dict[str, float]:
-    """Return how far apart two weight functions g are where both grids reach.
+def surface_differences(first: Surface, second: Surface, scaled: bool = False) -> dict[str, float]:
+    """Return the distance of two weight functions g, interpolated on the grids' common rectangle.
 
-    Both are interpolated linearly at the points of a regular grid over the common rectangle, as fine as the
-    finer of the two.
-
-    Args:
-        first: one run's surface.
-        second: another's.
-        scaled: divide each run's Delta and u by their standard deviations over its visits before.
-
-    Returns:
-        ``mean`` and ``max`` of the absolute difference of g; ``correlation``, Pearson's, NaN where either g
-        is constant; ``common``, the area of the common rectangle as a share of the smaller grid's. The first
-        three are NaN where the grids have nothing in common.
+    ``scaled`` first divides Delta and u by their standard deviations over each run's visits. Returns ``mean``
+    and ``max`` absolute difference, Pearson's ``correlation`` (NaN if either g is constant) and ``common``,
+    the rectangle's area as a share of the smaller grid's. All but the last are NaN without overlap.
     """
     axes = []
     for surface in (first, second):
@@ -57,22 +48,20 @@ def distance(first: Surface, second: Surface, scaled: bool = False) -> dict[str,
     }
 
 
-def distances(surfaces: Sequence[Surface], names: Sequence[str]) -> pd.DataFrame:
-    """Return the distances of each two runs; of two tasks, whose scales differ, also on scaled axes.
-
-    Rows have ``first`` and ``second`` (names), the ``step`` of each, ``scale`` ("as is" or "sd"), and what
-    ``distance`` returns.
-    """
+def pairwise_distances(surfaces: Sequence[Surface], names: Sequence[str]) -> pd.DataFrame:
+    """Return pairwise distances; with different tasks also on scaled axes (``scale`` "sd")."""
     rows = []
     for (one, name), (other, its_name) in combinations(zip(surfaces, names, strict=True), 2):
         for scaled in (False, True)[: 1 + (one.task != other.task)]:
             labels = {"first": name, "second": its_name, "first_step": one.step, "second_step": other.step}
-            rows.append({**labels, "scale": "sd" if scaled else "as is", **distance(one, other, scaled)})
+            rows.append(
+                {**labels, "scale": "sd" if scaled else "as is", **surface_differences(one, other, scaled)}
+            )
     return pd.DataFrame(rows)
 
 
 def run_names(surfaces: Sequence[Surface], runs: Sequence[str]) -> list[str]:
-    """Return what tells runs apart: their noise; with the task, or else the folder, where that does not."""
+    """Return names that tell runs apart: noise rate, then task, or else folder."""
     noise = ["noise unknown" if np.isnan(s.noise_rate) else f"{s.noise_rate:.0%} noise" for s in surfaces]
     with_task = [f"{s.task}, {words}" for s, words in zip(surfaces, noise, strict=True)]
     folders = [Path(run).resolve().name for run in runs]

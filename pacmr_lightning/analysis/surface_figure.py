@@ -1,4 +1,4 @@
-"""Surfaces of a, b and g over (Delta, u), or of g over other features: in 3-D, as heat maps, side by side."""
+"""Figures of a, b and g over (Delta, u), or of g over other features."""
 
 from __future__ import annotations
 
@@ -19,20 +19,18 @@ from .surface import Surface
 
 NAMES = {"a": "Slope $a(z)$", "b": "Offset $b(z)$", "g": "Weight $g(z)$"}
 AXES = {"delta": ("Reward sum $\\Delta(z)$", "$\\Delta$"), "u": ("Reward difference $u(z)$", "$u$")}
-"""Long and short names of the axes; other features have their own."""
 COLORS = "viridis"
 WIDTHS = {1: 4.6, 3: 10.2}
-"""Of a figure with so many panels, in inches."""
 SHARES: dict[float, Literal["--", "-"]] = {0.9: "--", 0.5: "-"}
-"""Shares of the pairs that the contours enclose, and their line styles."""
+"""Shares of the pairs in the contours, and line styles."""
 SMOOTHING = 0.05
-"""Standard deviation of the kernel under the contours, as a share of the grid's sides."""
+"""Standard deviation of the contours' kernel, as a share of the grid's sides."""
 OUTLINED = [withStroke(linewidth=2.8, foreground="0.15")]
-"""White lines are seen on bright and dark, and in the legend."""
+"""Outline that makes white lines visible on any background."""
 
 
 def draw_surfaces(surface: Surface) -> Figure:
-    """Three panels in three dimensions: a, b and g; over other features g alone."""
+    """Draw a, b and g in 3-D; over other features g alone."""
     names = _names(surface)
     figure = Figure(figsize=(WIDTHS[len(names)], 3.6))
     for place, name in enumerate(names):
@@ -45,9 +43,9 @@ def draw_surfaces(surface: Surface) -> Figure:
 
 
 def draw_heat_maps(surface: Surface) -> Figure:
-    """The same panels with the density of the visits as contours, and an orange line where g is 1/2."""
+    """Draw heat maps with visit density contours and an orange line where g is 1/2."""
     names = _names(surface)
-    # No constrained layout, which draws everything twice more.
+    # Constrained layout would draw everything twice more.
     figure = Figure(figsize=(WIDTHS[len(names)], 3.6))
     left = 0.075 * WIDTHS[3] / WIDTHS[len(names)]
     figure.subplots_adjust(left=left, right=0.99, bottom=0.27, top=0.84, wspace=0.16)
@@ -78,10 +76,7 @@ def draw_heat_maps(surface: Surface) -> Figure:
 
 
 def draw_page(surfaces: Sequence[Surface], headings: Sequence[str]) -> Figure:
-    """Runs in columns; a, b, g and the distributions of the weights in rows, each row on one scale.
-
-    Over other features than Delta and u, which are the same in all runs, g alone.
-    """
+    """Draw runs in columns; a, b (if any), g and weight distributions in rows, each row on one scale."""
     columns = len(surfaces)
     width = 0.7 + 3.4 * columns
     names = _names(surfaces[0])
@@ -109,7 +104,7 @@ def draw_page(surfaces: Sequence[Surface], headings: Sequence[str]) -> Figure:
 
 
 def limits(surfaces: Sequence[Surface], name: str) -> tuple[float, float]:
-    """Range of the values: [0, 1] for g; that of the values for a and b, at least one tenth wide."""
+    """Return the value range: [0, 1] for g; for a and b at least 0.1 wide."""
     if name == "g":
         return 0.0, 1.0
     values = np.concatenate([getattr(surface, name).ravel() for surface in surfaces])
@@ -136,7 +131,7 @@ def _surface_on(axis: Axes3D, surface: Surface, name: str, scale: tuple[float, f
 
 
 def _contours(surface: Surface) -> tuple[np.ndarray, list[float]]:
-    """(D, U) smoothed density, and the levels that enclose the shares of the visits."""
+    """(D, U) smoothed density, and the contour levels."""
     widths = [SMOOTHING * length for length in surface.density.shape]
     smooth = gaussian_filter(surface.density, widths, mode="constant")
     heights = np.sort(smooth, axis=None)[::-1]
@@ -152,7 +147,6 @@ def _title(surface: Surface, with_noise: bool = True) -> str:
 
 
 def _names(surface: Surface) -> list[str]:
-    """What is drawn: over other features than Delta and u there is no a and b to tell apart."""
     return list(NAMES) if surface.axes == PAPER else ["g"]
 
 

@@ -1,6 +1,6 @@
-"""Label audits: which labels of preference pairs look wrong, and how many are.
+"""Label audits: the noise rate of preference pairs, and suspected label errors.
 
-scorers -> scored_pairs -> noise_rate -> findings -> html_report; ``pipeline.audit`` is all of it.
+scorers -> scored_pairs -> noise_rate -> findings -> html_report; ``pipeline.audit`` runs all of it.
 """
 
 from .options import AuditOptions

@@ -1,4 +1,4 @@
-"""Pairs without the labels that an audit takes for wrong: written to a file, and uploaded with a card."""
+"""Cleaned pairs: written to a file, and uploaded with a dataset card."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from huggingface_hub import DatasetCardData
 
-from ..runs.hub import push
+from ..runs.hub_upload import push
 from .findings import Findings
 from .scorers import NAMES
 from .words import rate_in_words
@@ -33,26 +33,23 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class CleanedFile:
-    """A file of pairs without the labels that were taken for wrong."""
+    """A file of pairs whose suspected labels were dropped or swapped."""
 
     output: str
-    """As it was named."""
     origin: str
-    """Name of the source that the pairs come from."""
     rows: int
     dropped: int
     exchanged: int
     noise: bool
-    """Whether the run had injected noise into the labels."""
 
     @property
     def path(self) -> Path:
-        """Of the file."""
+        """The expanded path."""
         return Path(self.output).expanduser()
 
     @property
     def sentence(self) -> str:
-        """What was done."""
+        """Summary for the user."""
         changes = ((self.dropped, "dropped"), (self.exchanged, "exchanged"))
         done = " and ".join(f"{count:,} suspect labels {word}" for count, word in changes if count)
         said = f"{self.output}: {self.rows:,} rows, {done or '0 suspect labels changed'}."
@@ -67,14 +64,9 @@ class CleanedFile:
 def write_cleaned_file(
     noise_flips: dict[str, bool] | None, source: Any, output: str, drop: set[str], exchange: set[str]
 ) -> CleanedFile:
-    """Write the pairs of a ``datamodules.Source`` with the labels as trained but for the changes.
+    """Write the pairs of a ``datamodules.Source`` as trained, some dropped and some with the label swapped.
 
-    Args:
-        noise_flips: whether a run's noise has flipped a label, by id; None without noise.
-        source: of the pairs.
-        output: the file to write.
-        drop: ids of pairs to leave out.
-        exchange: ids of others whose label changes.
+    ``noise_flips`` says whether injected noise has flipped a label, by id; None without noise.
     """
     swapped = {name for name, flip in (noise_flips or {}).items() if flip}
     rows = source.write_cleaned(output, drop, (swapped - drop) ^ exchange)
@@ -84,11 +76,7 @@ def write_cleaned_file(
 def upload(
     pairs: CleanedFile, findings: Findings, command: str, repository: str, private: bool = False
 ) -> None:
-    """Upload a cleaned file with a card to a repository of the Hugging Face Hub, which is made if need be.
-
-    Raises:
-        UserError: the Hub cannot be reached, or refuses; the file stays.
-    """
+    """Upload a cleaned file with a card to a dataset repository of the Hugging Face Hub."""
     file = pairs.path
     trained = " The labels before were those that a run was trained on, the noise that it injected included."
     split = [{"config_name": "default", "data_files": [{"split": "train", "path": file.name}]}]

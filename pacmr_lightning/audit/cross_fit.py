@@ -1,4 +1,4 @@
-"""What plain DPO believes of pairs it was not trained on: two policies, each of half of the prompts."""
+"""Cross-fitting: u by two DPO policies, each trained on the other half of the prompts."""
 
 from __future__ import annotations
 
@@ -23,26 +23,23 @@ from ..files import replacing
 from ..modules import PreferenceModule
 from ..objectives import DPO
 from ..policy import PolicyModel
-from ..runs.finished_run import PreferenceData, Run
+from ..runs.finished_run import FinishedRun, PreferenceData
 from ..weighting import Unweighted
 
 FOLDER = "cross-fit"
-"""Folder of the two policies and of what they found inside an audit's own."""
 _SAVES = 10
-"""Checkpoints of one training, from which a killed audit goes on."""
+"""Checkpoints of one training."""
 
 
 class CrossFit:
-    """Two DPO policies with a run's own model, data and settings; each judges the pairs it has not seen.
+    """Two DPO policies with a run's settings, each trained on half of the prompts and scoring the other half.
 
-    The halves are those of a hash of the prompt, so pairs of one prompt are on one side. A policy makes as
-    many passes over its half as the run's checkpoint has made over all pairs. Policies and values stay in
-    ``folder``, and are used again as long as the run is the same.
+    A policy makes as many passes as the run's checkpoint has made. Results are kept in ``folder``.
     """
 
     def __init__(
         self,
-        run: Run,
+        run: FinishedRun,
         data: PreferenceData,
         updates: int,
         beta: float,
@@ -63,7 +60,7 @@ class CrossFit:
         self.halves = [[i for i, side in enumerate(sides) if side == half] for half in (0, 1)]
         self.updates = [max(1, round(updates * len(half) / len(prompts))) for half in self.halves]
         labels = hashlib.sha256("\n".join(map(str, zip(prompts, self.pairs.swapped, strict=True))).encode())
-        # Of the base weights; the audit has compared them with those that are there now.
+        # Of the base weights; the audit has compared them with the present ones.
         reference = torch.load(run.checkpoint, "cpu", mmap=True, weights_only=True)["reference"]
         state = [self.policy_options, self.options, beta, data.state_dict(), labels.hexdigest(), self.updates]
         state.append(reference)
@@ -71,15 +68,11 @@ class CrossFit:
         self.path = folder / f"u-{self.key}.parquet"
 
     def kept(self) -> pd.Series | None:
-        """What an earlier audit of the same run found; None where there is nothing."""
+        """Return the values of an earlier audit of the same run, if any."""
         return pd.read_parquet(self.path)["u"] if self.path.is_file() else None
 
     def u(self) -> pd.Series:
-        """u of each of the N training pairs, in nats, of the policy that was not trained on its prompt.
-
-        Raises:
-            UserError: a half of the pairs is less than a batch, or a policy diverged.
-        """
+        """Return u in nats of each training pair, by the policy that was not trained on its prompt."""
         kept = self.kept()
         if kept is not None:
             return kept
@@ -97,14 +90,13 @@ class CrossFit:
             found = last_pass(module, self.pairs, answers, indices=judged, name=name)
             parts.append(found[["id", "u"]].set_axis(judged))
             del module
-            gc.collect()  # the other half's policy needs its memory
+            gc.collect()  # frees memory for the other policy
         frame = pd.concat(parts).sort_index()
         with replacing(self.path) as temporary:
             frame.to_parquet(temporary)
         return frame["u"]
 
     def _trained(self, half: int, learned: list[int]) -> PreferenceModule:
-        """The policy of a half, from disk or trained now."""
         module = PreferenceModule(
             PolicyModel(**self.policy_options), DPO(self.beta), Unweighted(), method="dpo", **self.options
         )
@@ -139,7 +131,7 @@ class CrossFit:
             callbacks=[saves, _Bar(f"Policy {half + 1} of 2, {len(learned)} pairs")],
             default_root_dir=self.folder,
         )
-        # One datamodule for both halves: what it has prepared is not prepared again.
+        # One datamodule for both halves, so that it prepares data once.
         everything, meta, reference = self.data.train_pairs, self.data.meta_every, self.data.reference
         self.data.train_pairs, self.data.meta_every = everything.select(learned), None
         self.data.reference = "live"
@@ -161,8 +153,6 @@ class CrossFit:
 
 
 class _Bar(TQDMProgressBar):
-    """Lightning's bar under the name of the half."""
-
     def __init__(self, name: str):
         super().__init__(leave=True)
         self.name = name
@@ -178,7 +168,7 @@ def _side(prompt: str) -> int:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what Lightning says of devices, loaders and how a fit ended."""
+    """Silence Lightning's messages on devices, loaders and the end of a fit."""
     logger = logging.getLogger("lightning.pytorch")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,7 +1,4 @@
-"""Deciding by hand: pairs drawn at random, tasks of Label Studio, and files of decisions.
-
-Label Studio's documented task format (``data``, ``annotations``, ``result``) is that of its 1.x exports.
-"""
+"""Decisions by hand: random samples, tasks for Label Studio 1.x, and files of decisions."""
 
 from __future__ import annotations
 
@@ -18,17 +15,15 @@ from ..errors import UserError
 from .noise_rate import SampleEstimate
 
 WORDS = ("keep", "exchange", "drop", "unsure")
-"""Decisions on a label as trained: it is right, it is wrong, nothing should be learned from the pair, or
-nothing is decided."""
+"""Decisions on a label as trained: right, wrong, exclude the pair, or undecided."""
 CONTROL = "decision"
-"""Name of the control in the labelling config of Label Studio, which docs/audit.md shows."""
+"""Name of the control in Label Studio's labelling config; see docs/audit.md."""
 SEED = 0
-"""Of the random sample."""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """What a pair says, labels as trained."""
+    """Texts of a pair, labels as trained."""
 
     prompt: str
     chosen: str
@@ -36,18 +31,14 @@ class Texts:
 
 
 def random_sample(ids: Sequence[str], number: int) -> list[str]:
-    """Ids of pairs that are drawn at random, whatever any score says of them.
-
-    A larger sample of the same pairs begins with the smaller one, so that reading can go on.
-    """
+    """Return ids of a random sample; a larger sample of the same pairs begins with the smaller one."""
     return [ids[i] for i in np.random.default_rng(SEED).permutation(len(ids))[:number]]
 
 
 def tasks(pairs: Iterable[tuple[str, str, bool, Texts]]) -> list[dict[str, Any]]:
-    """Tasks of Label Studio, one a pair, which say nothing of what an audit makes of it.
+    """Return Label Studio tasks of pairs, without the audit's results.
 
-    Each pair is its id, the row's column that was the chosen response in training, whether it was drawn at
-    random, and its texts.
+    A pair is its id, the row's column that was chosen in training, whether it was sampled, and its texts.
     """
     return [
         {"data": {"pair": name, "observed": observed, "sample": sample, **vars(texts)}}
@@ -60,30 +51,23 @@ class Decisions:
     """Decisions on some pairs of a run, by id."""
 
     path: str
-    """The file that they were read from."""
     words: dict[str, str]
-    """One of ``WORDS``."""
     observed: dict[str, str]
-    """Which of the row's responses was the chosen one in training, where the file says so."""
+    """Column that was the chosen response in training, if the file has it."""
     sample: set[str]
-    """Ids of pairs that were drawn at random."""
 
     @property
     def estimate(self) -> SampleEstimate:
-        """The noise rate by the pairs that were drawn at random alone: others were picked by a score."""
+        """Noise rate by the random sample alone; other pairs were selected by a score."""
         drawn = [self.words[name] for name in self.sample]
         return SampleEstimate(*map(drawn.count, ("exchange", "keep", "drop", "unsure")))
 
     def named(self, word: str) -> set[str]:
-        """Ids of the pairs with a decision."""
+        """Return ids of the pairs with a decision."""
         return {name for name, decision in self.words.items() if decision == word}
 
     def check(self, ids: Sequence[str], swapped: Sequence[bool]) -> None:
-        """Look all decisions up among N training pairs.
-
-        Raises:
-            UserError: a pair is not among them, or had the other label when it was decided on.
-        """
+        """Raise a UserError if a pair is not among N training pairs or had the other label."""
         trained = {name: "rejected" if swap else "chosen" for name, swap in zip(ids, swapped, strict=True)}
         if unknown := sorted(set(self.words) - set(trained)):
             raise UserError(
@@ -97,24 +81,17 @@ class Decisions:
             )
 
     def follow(self, table: pd.DataFrame) -> pd.DataFrame:
-        """The table with a column ``decision`` (NA where there is none), and ``p_wrong`` 0 or 1 by it.
-
-        Pairs that are dropped or unsure keep their probability.
-        """
+        """Return the table with ``decision`` (NA for none), and ``p_wrong`` 0 or 1 by it."""
         word = table["id"].map(self.words)
         wrong = word.map({"keep": 0.0, "exchange": 1.0}).astype(float)
         return table.assign(decision=word.astype("string"), p_wrong=wrong.fillna(table["p_wrong"]))
 
 
 def read_decisions(path: str) -> Decisions:
-    """Read a file that the report's page has saved (JSON Lines), or Label Studio's JSON export.
+    """Read a file saved by the report's page (JSON Lines), or Label Studio's JSON export.
 
-    A line has ``id`` and ``decision`` (one of ``WORDS``), and perhaps ``observed`` ("chosen", or "rejected"
-    where the run's noise had exchanged the responses) and ``sample`` (true where the pair was drawn at
-    random).
-
-    Raises:
-        UserError: it is no such file, or decides on a pair in two ways.
+    A line has ``id`` and ``decision`` (one of ``WORDS``), and perhaps ``observed`` ("rejected" if the run's
+    noise had swapped the responses) and ``sample`` (drawn at random).
     """
     words: dict[str, str] = {}
     observed: dict[str, str] = {}
@@ -158,7 +135,6 @@ def read_decisions(path: str) -> Decisions:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Decisions, each with the place it stands at."""
     if not path.is_file():
         raise UserError(
             f"There is no file {path} of decisions; pacmr audit writes report.html, on which they are made."
@@ -175,17 +151,17 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError):  # no JSON, a number of too many digits, or nested without end
+        except (ValueError, RecursionError):  # also numbers with too many digits, or endless nesting
             row = None
-        # What is no object is no decision, of which the reader says so.
+        # An empty row is reported by the caller.
         yield f"{path}, line {number}", row if isinstance(row, dict) else {}
 
 
 def _exported(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Decisions of an export of ``tasks``; what was skipped or left open has none."""
+    """Tasks skipped or left open have no decision."""
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError) as error:  # a number of too many digits, or lists without end
+    except (ValueError, RecursionError) as error:  # also numbers with too many digits, or endless nesting
         if not isinstance(error, json.JSONDecodeError):
             raise UserError(f"{path} is not JSON that can be read ({error}); export it again.") from None
         raise UserError(

@@ -1,4 +1,4 @@
-"""Labels that are taken for wrong: ranks, probabilities, threshold, and how good each score is."""
+"""Suspected label errors: ranks, probabilities, threshold, and the quality of each score."""
 
 from __future__ import annotations
 
@@ -20,54 +20,41 @@ from .scorers import BASIS, NAMES, SCORES, UNSEEN, Scorer
 
 @dataclass(frozen=True)
 class Findings:
-    """What an audit found in N pairs."""
+    """Results of an audit of N pairs."""
 
     pairs: pd.DataFrame
-    """N rows by rank: those of ``last_pass`` with ``cross_fit_u`` (NaN where it was not computed),
-    ``p_wrong`` (NaN where the rate is not identified), ``suggested`` ("keep" or "flip") and ``rank``."""
+    """By rank: ``last_pass`` with ``cross_fit_u``, ``p_wrong`` (NaN if the rate is not identified),
+    ``suggested`` ("keep" or "flip") and ``rank``.
+    """
     scorer: Scorer
     threshold: float
-    """On ``p_wrong``."""
     cut: float | None
-    """The same on the score; None where no label is suspect, or all are."""
+    """The threshold on the score; None if no label is suspect, or all are."""
     rates: dict[Scorer, NoiseRate]
-    """By each score that was computed."""
     methods: pd.DataFrame
-    """As ``detection_quality`` makes it; the scorer is its first row."""
+    """``detection_quality``; the scorer is its first row."""
     groups: pd.DataFrame
-    """As ``group_reliability`` makes it, by category and, where pairs have one, annotator."""
 
     @property
     def rate(self) -> NoiseRate:
-        """The scorer's."""
+        """Noise rate by the scorer."""
         return self.rates[self.scorer]
 
     @property
     def doubted(self) -> tuple[str, np.ndarray]:
-        """Labels that are compared with the others, by name and as (N,) booleans by rank.
-
-        Suspects, or where there are none the labels that the policy is against.
-        """
+        """Name and (N,) mask by rank of suspects, or of labels against the policy if there are none."""
         if self.suspects:
             return "suspects", self.pairs["suggested"].eq("flip").to_numpy()
         return "labels against the policy", (self.pairs[BASIS[self.scorer]] < 0).to_numpy()
 
     @property
     def suspects(self) -> int:
-        """Number of labels that are taken for wrong."""
+        """Number of suspected label errors."""
         return int((self.pairs["suggested"] == "flip").sum())
 
 
 def find(pairs: pd.DataFrame, scorer: Scorer, rate: NoiseRate, threshold: float, varies: bool) -> Findings:
-    """Rank pairs, and take the labels for wrong that are so with a probability above a threshold.
-
-    Args:
-        pairs: N rows of ``scorers.Scored``.
-        scorer: whose opinion decides.
-        rate: the scorer's noise rate; other scores have their own estimates where it was not given.
-        threshold: on the probability that a label is wrong.
-        varies: whether the weights are an opinion at all.
-    """
+    """Rank pairs of ``ScoredPairs``, and mark labels as suspect whose P(wrong) is above a threshold."""
     computed: dict[Scorer, bool] = {
         "vnet": varies,
         "dpo": bool(pairs["cross_fit_u"].notna().all()),
@@ -81,7 +68,6 @@ def find(pairs: pd.DataFrame, scorer: Scorer, rate: NoiseRate, threshold: float,
         rates[name] = replace(rate_by(pairs, name, known), assumed=rate.assumed)
     wrong = {name: _wrong(pairs, name, found) for name, found in rates.items()}
     ranked = pairs.assign(p_wrong=wrong[scorer])
-    # NaN is not above any threshold.
     suspects = {name: p > threshold for name, p in wrong.items()}
     ranked["suggested"] = np.where(suspects[scorer], "flip", "keep")
     methods = [
@@ -94,7 +80,7 @@ def find(pairs: pd.DataFrame, scorer: Scorer, rate: NoiseRate, threshold: float,
         for name, found in rates.items()
     ]
     number = int(suspects[scorer].sum())
-    # Without a policy u is the probe's own.
+    # Without a policy u is the probe's.
     if scorer != "probe" or not pairs["u"].equals(pairs["probe_u"]):
         methods.append(same_number("loss", pairs["loss"].to_numpy(), number))
         if scorer != "policy":
@@ -114,41 +100,37 @@ def find(pairs: pd.DataFrame, scorer: Scorer, rate: NoiseRate, threshold: float,
 
 
 def _wrong(pairs: pd.DataFrame, scorer: Scorer, rate: NoiseRate) -> np.ndarray:
-    """(N,) probability that each label is wrong, which falls where the score rises."""
     wrong = rate.wrong(pairs[BASIS[scorer]].to_numpy())
     if scorer != "vnet" or not rate.identified:
         return wrong
-    # A weight depends on more than u. The mean over pairs, which is the expected share, stays.
+    # A weight depends on more than u. Isotonic regression keeps the mean, which is the noise rate.
     return IsotonicRegression(increasing=False).fit_transform(pairs["weight"].to_numpy(), wrong)
 
 
 @dataclass(frozen=True)
 class Detector:
-    """One way to find wrong labels, with what it found among N pairs."""
+    """A method to find label errors, and its results on N pairs."""
 
     name: str
     suspicion: np.ndarray
-    """(N,) higher where the label is more suspect."""
+    """(N,) higher for more suspect labels."""
     suspects: np.ndarray
-    """(N,) whether the label is taken for wrong."""
     expected: float = np.nan
-    """Its own expected share of wrong labels; NaN where it has none."""
+    """Its own noise rate; NaN if it has none."""
     stderr: float = np.nan
 
 
 def same_number(name: str, suspicion: np.ndarray, number: int) -> Detector:
-    """A score without a threshold of its own, which suspects a given number of labels."""
+    """Return a detector without its own threshold that marks the ``number`` most suspicious labels."""
     suspects = np.zeros(len(suspicion), dtype=bool)
     suspects[np.argsort(-suspicion, kind="stable")[:number]] = True
     return Detector(name, suspicion, suspects)
 
 
 def confident_learning(name: str, u: np.ndarray, ids: Sequence[str]) -> Detector | None:
-    """The choice of cleanlab's confident learning on sigmoid(u); None where cleanlab is not installed.
+    """Return cleanlab's confident learning on sigmoid(u); None if cleanlab is not installed.
 
-    It compares two classes, but the labelled response always stands first. So each pair is turned round or
-    not by a hash of its id, which knows nothing of labels: the classes are "the first is better" and "the
-    second is better", and both are there in equal numbers.
+    It needs two classes, so a hash of the id decides whether the chosen response comes first or second.
     """
     try:
         from cleanlab.count import estimate_joint
@@ -166,11 +148,9 @@ def confident_learning(name: str, u: np.ndarray, ids: Sequence[str]) -> Detector
 
 
 def detection_quality(methods: Sequence[Detector], flipped: pd.Series) -> pd.DataFrame:
-    """Return one row a method, with its quality by ``flipped`` ((N,) pandas' ``boolean``, NA if unknown).
+    """Return one row per method: suspects, noise rate, and quality by (N,) ``flipped`` (NA if unknown).
 
-    ``method``, ``suspects`` (count), ``expected`` and ``expected_stderr`` (share of wrong labels), and over
-    the pairs whose truth is known ``precision`` and ``recall`` of the suspects, ``auroc`` and
-    ``average_precision`` of the score (NaN where there is nothing to divide by, or only one kind of label).
+    ``precision`` and ``recall`` are those of the suspects, ``auroc`` and ``average_precision`` of the score.
     """
     known = flipped.notna().to_numpy()
     truth = flipped[known].to_numpy(dtype=bool)

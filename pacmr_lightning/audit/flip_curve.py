@@ -1,12 +1,8 @@
-"""The expected share of labels against the policy by how sure it is, under random flips: fit and test.
+"""Curve of the share of labels against the policy by abs(u), under random flips: fit and test.
 
     P(against | |u| = m) = eps + (1 - 2 eps) sigmoid(-k m)
 
-A half where the policy is undecided, eps where it is sure. Groups of pairs may have an eps each and one k.
-
-Where labels hardly tell eps and k apart, the best k can be infinite: every pair would be sure. So a k above
-``TYPICAL`` has a weak prior, normal in log k, which a thousand pairs of a policy that has learned something
-outweigh.
+A k above ``TYPICAL`` has a weak prior, normal in log k, since the best k can be infinite.
 """
 
 from __future__ import annotations
@@ -20,28 +16,25 @@ from scipy.special import expit
 from scipy.stats import beta
 
 HIGHEST = 0.499
-"""Flips at a rate of one half leave nothing that could be learned."""
+"""Bound of eps: at one half nothing can be learned."""
 STEEPEST = 100.0
 """Bound of k, per mean of abs(u)."""
 TYPICAL = 1.5
-"""k of most policies, per mean of abs(u): at their mean sureness they are right 82% of the time."""
+"""k of most policies, per mean of abs(u)."""
 SPREAD = 1.0
-"""Standard deviation of log k above it."""
+"""Standard deviation of the prior of log k."""
 LEVEL = 0.05
-"""A fit is refused at p-values under it."""
 _PARTS = 10
-"""Most parts that pairs are put into by abs(u)."""
 _LEAST = 5.0
-"""Variance of the number of labels against the policy in a part."""
 
 
-def sides(u: np.ndarray) -> np.ndarray:
-    """1 where a label is against the policy, 0 where not; a policy that is undecided is half against it."""
+def against_policy(u: np.ndarray) -> np.ndarray:
+    """Return 1 for a label against the policy, 0 for one with it, and a half for u = 0."""
     return ((u < 0) + (u <= 0).astype(float)) / 2
 
 
 def share_against(rate: np.ndarray | float, slope: float, size: np.ndarray) -> np.ndarray:
-    """The curve: the expected share of labels against the policy at abs(u) = size."""
+    """Return the expected share of labels against the policy at abs(u) = size."""
     return rate + (1 - 2 * rate) * expit(-slope * size)
 
 
@@ -49,7 +42,7 @@ class Counts:
     """Labels against the policy and with it, by groups and at most ``bins`` quantiles of abs(u)."""
 
     def __init__(self, u: np.ndarray, bins: int, groups: np.ndarray | None = None):
-        size, self.against = np.abs(u), sides(u)
+        size, self.against = np.abs(u), against_policy(u)
         self.unit = size.mean() or 1.0
         edges = np.unique(np.quantile(size, np.linspace(0, 1, bins + 1)[1:-1]))
         places, count = np.searchsorted(edges, size, side="right"), len(edges) + 1
@@ -59,7 +52,7 @@ class Counts:
         self.shape = (1 if groups is None else int(groups.max()) + 1, count)
 
     def of(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Two (G, B) counts, against and agreeing, of pairs with (N,) weights."""
+        """Return two (G, B) counts, against and agreeing, of pairs with (N,) weights."""
         length = self.shape[0] * self.shape[1]
         against, agreeing = (
             np.bincount(self.cells, weights * side, length).reshape(self.shape)
@@ -69,7 +62,7 @@ class Counts:
 
 
 def resampled_prompts(prompts: np.ndarray, resamples: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield (N,) weights of pairs, for a bootstrap over prompts with numbers from 0 on."""
+    """Yield (N,) pair weights of a bootstrap over prompts numbered from 0."""
     rng = np.random.default_rng(seed)
     number = int(prompts.max()) + 1
     shares = np.full(number, 1 / number)
@@ -86,15 +79,11 @@ def fit_curve(
     slopes: tuple[float, float] = (0.0, STEEPEST),
     starts: Sequence[tuple[float, float]] = ((0.02, 1.0), (0.25, 1.0)),
 ) -> tuple[np.ndarray, float, float]:
-    """Return the most probable eps of each of G groups, the k of all of them, and minus the log-likelihood.
+    """Return the most probable eps of each of G groups, their common k, and minus the log-likelihood.
 
-    Args:
-        size: (B,) abs(u) of each bin, in units of its mean over pairs.
-        against: (G, B) labels against the policy; counts may be weighted.
-        agreeing: (G, B) the others.
-        rates: bounds of each eps; equal ones fix it.
-        slopes: bounds of k.
-        starts: pairs of an eps and a k, from which the search begins.
+    ``size`` is (B,) abs(u) of bins in units of its mean, ``against`` and ``agreeing`` (G, B) counts, which
+    may be weighted. Equal bounds ``rates`` or ``slopes`` fix eps or k; the search begins from each (eps, k)
+    of ``starts``.
     """
     groups = len(against)
 
@@ -130,13 +119,11 @@ def _spreads_above_typical(slope: float) -> float:
 
 @dataclass(frozen=True)
 class GoodnessOfFit:
-    """A test of the curve over parts of the pairs by abs(u)."""
+    """Test of the curve over parts of the pairs by abs(u)."""
 
     p: float
-    """Of a gap between curve and labels as large as this, where the curve holds; NaN where it cannot be
-    tested."""
+    """p-value; NaN if it cannot be tested."""
     freedom: int
-    """Parts that are left free by the fit."""
 
     @property
     def refused(self) -> bool:
@@ -152,26 +139,21 @@ def goodness_of_fit(
     slope: float,
     known: bool,
 ) -> GoodnessOfFit:
-    """Test a fitted curve (eps ``rate``, which may be ``known``, and k ``slope``) by parts of abs(u).
+    """Score test of a fitted curve (eps ``rate``, perhaps ``known``, and k ``slope``) over parts by abs(u).
 
-    A score test. Residuals of the parts, in units of their binomial error, are looked at in those directions
-    that the fit of eps and k has not already made zero. Their covariance is that of sums over prompts, so
-    pairs of a prompt may depend on each other.
-
-    ``size`` is (N,) abs(u), ``against`` (N,) 1 where the label is against the policy, 0 where not, a half
-    where it is undecided, ``prompts`` (N,) numbers.
+    Standardised residuals, in the directions that the fit leaves free, are compared with sums over prompts.
+    ``size``, ``against`` (see ``sides``) and ``prompts`` (numbers) are (N,).
     """
     unsure = expit(-slope * size)
     p = rate + (1 - 2 * rate) * unsure
     variance = np.maximum(p * (1 - p), 1e-9)
     residual = against - p
-    free = []  # derivatives of p by what was fitted; at a bound nothing was
+    free = []  # derivatives of p by fitted parameters; one at its bound is not fitted
     if not known and 0 < rate < HIGHEST:
         free.append(1 - 2 * unsure)
     if 0 < slope * size.mean() < STEEPEST:
         free.append(-(1 - 2 * rate) * size * unsure * (1 - unsure))
-    # Parts of equal variance: of the pairs that the policy is surest of few are against it, which is enough
-    # for a normal approximation in large parts only.
+    # Parts of equal variance: where the policy is sure, only large parts are approximately normal.
     order = np.argsort(size, kind="stable")
     grown = np.cumsum(variance[order])
     parts = min(_PARTS, int(grown[-1] / _LEAST))
@@ -191,15 +173,15 @@ def goodness_of_fit(
             [np.bincount(clusters, column * residual / variance, count) for column in free], axis=1
         )
         sums = sums - scores @ moved.T
-        # Under independence this is the covariance of the residuals, 1 in all directions but the fitted ones.
+        # Covariance of the residuals under independence: 1 in all directions but the fitted ones.
         covariance = np.eye(parts) - by_part @ moved.T
         sums = sums @ np.linalg.eigh(covariance)[1][:, len(free) :]
     freedom = sums.shape[1]
     if count <= freedom + 1:
         return GoodnessOfFit(np.nan, freedom)
     total = sums.sum(0)
-    # t(A) V^-1 A of a sum A of G independent vectors, with V their second moments, is Hotelling's T squared
-    # in another dress: divided by G it is Beta(d / 2, (G - d) / 2).
+    # t(A) V^-1 A of a sum A of G independent vectors with second moments V, divided by G, is Beta(d / 2, (G -
+    # d) / 2) (Hotelling's T squared).
     statistic = float(total @ np.linalg.pinv(sums.T @ sums) @ total) / count
     return GoodnessOfFit(float(beta.sf(min(statistic, 1.0), freedom / 2, (count - freedom) / 2)), freedom)
 

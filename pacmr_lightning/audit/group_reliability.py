@@ -1,4 +1,4 @@
-"""How reliable the labels of each category or annotator are: a noise rate for every group."""
+"""The noise rate of each category and annotator."""
 
 from __future__ import annotations
 
@@ -9,34 +9,23 @@ from .flip_curve import HIGHEST, STEEPEST, Counts, fit_curve, resampled_prompts
 from .noise_rate import RESAMPLES, NoiseRate
 
 GROUPINGS = ("category", "annotator")
-"""Columns whose values are groups of pairs; those that the pairs have are used."""
+"""Columns of groups."""
 LEAST = 50
-"""Pairs of a group, below which its rate is not estimated."""
+"""Pairs of a group for its rate to be estimated."""
 _BINS = 64
-"""Of abs(u)."""
 
 
 def group_reliability(
     pairs: pd.DataFrame, u: np.ndarray, rate: NoiseRate, resamples: int = RESAMPLES, seed: int = 0
 ) -> pd.DataFrame:
-    """Suspects and the expected share of wrong labels of each group; the most unreliable first.
+    """Return suspects and noise rate of each group, one row per group, the highest rate first.
 
-    The mean of P(wrong) over a group is drawn to the rate of all pairs, which it starts from. So each group
-    gets an eps of its own, fitted together with one k, since it is one policy that judges them all. Where the
-    rate of all pairs was given, k is the one that it implies.
+    Groups have an eps each and one k; the group mean of P(wrong) would be shrunk towards the overall rate. If
+    that was given, k is the one it implies. ``u`` is what the rate was estimated from.
 
-    Args:
-        pairs: N rows of ``findings.Findings``, with columns of ``GROUPINGS`` and perhaps ``learned_rate``.
-        u: (N,) what the rate was estimated from.
-        rate: of all pairs.
-        resamples: of the bootstrap over prompts.
-        seed: of the bootstrap.
-
-    Returns:
-        One row a group: ``grouping`` (the column), ``group`` (NA for pairs without one), ``pairs``,
-        ``suspects`` (count), ``suspect_share``, ``expected`` (noise rate) with ``low`` and ``high`` (95%
-        interval; NaN where they cannot be told), ``flipped`` (share of known labels that are wrong) and
-        perhaps ``learned`` (mean of ``learned_rate``).
+    Columns: ``grouping``, ``group`` (NA for none), ``pairs``, ``suspects``, ``suspect_share``, ``expected``
+    (noise rate) with 95% interval ``low`` to ``high`` (NaN if not estimated), ``flipped`` (share of known
+    labels that are wrong), and ``learned`` (mean of ``learned_rate``) if there is one.
     """
     tables = []
     for grouping in (name for name in GROUPINGS if name in pairs):
@@ -72,15 +61,15 @@ def group_reliability(
 def _fitted(
     groups: np.ndarray, u: np.ndarray, prompts: np.ndarray, rate: NoiseRate, resamples: int, seed: int
 ) -> np.ndarray:
-    """(3, G) eps of each group, with the ends of its interval."""
+    """(3, G) eps, with the ends of its interval."""
     sizes = np.bincount(groups)
     found = np.full((3, len(sizes)), np.nan)
     large = np.flatnonzero(sizes >= LEAST)
-    # A policy that has learned its labels by heart is against none of them, whoever gave them.
+    # The curve of a policy that has memorised its labels says nothing of groups.
     contradicted = rate.known and rate.fit.refused
     if not rate.separates or not rate.identified or contradicted or not len(large):
         return found
-    # Small groups are left out: an eps each for a handful of pairs would draw k to where it fits noise.
+    # An eps for each small group would bias the common k.
     kept = np.isin(groups, large)
     counts = Counts(u[kept], _BINS, np.searchsorted(large, groups[kept]))
 

@@ -1,4 +1,4 @@
-"""An audit as one HTML file that needs nothing else; whatever stands in a row is shown as text."""
+"""An audit as one self-contained HTML file; all texts of rows are escaped."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from .suspect_traits import LEVEL
 from .words import findings_in_words, rate_in_words, rules_in_words, share_of, traits_in_words
 
 GROUPS = 100
-"""Groups in a table; the files have all."""
+"""Most groups in a table."""
 TRAITS = 30
-"""Traits in the table; the files have all."""
+"""Most traits in the table."""
 FOLD = 600
-"""Characters of a text that are shown before it has to be unfolded."""
+"""Characters of a text above which it is folded."""
 RIGHT, WRONG, DARK = "#0072B2", "#D55E00", "0.25"
 _LABELS = {
     "weight": "Weight",
@@ -70,8 +70,7 @@ _SAMPLE = (
     "exchange where it is the rejected one. The share of wrong labels is estimated from these decisions; "
     "drop (nothing should be learned from the pair) and unsure are counted and left out of it.</p>",
 )
-# Control characters, which HTML cannot hold or a browser would act on, and the marks that change the
-# direction of the text after them.
+# Control characters, and marks that change the direction of text.
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -85,15 +84,9 @@ def html_report(
     traits: pd.DataFrame,
     sample: Sequence[str] = (),
 ) -> str:
-    """Return the page, on which a person can decide on each pair that it lists.
+    """Return the page, on which a person can decide on each listed pair.
 
-    Args:
-        findings: what was found.
-        run: name of the run or the model.
-        texts: of the pairs that are listed, by id: those of the sample, and suspects.
-        notes: further sentences on the pairs.
-        traits: as ``suspect_traits`` makes them.
-        sample: ids of a random sample, in the order in which it is read.
+    ``texts`` are those of listed pairs by id, ``sample`` ids of a random sample in reading order.
     """
     pairs = findings.pairs
     listed: dict[Any, Any] = {row.id: row for row in pairs.itertuples() if row.id in texts}
@@ -144,7 +137,7 @@ def html_report(
     return _PAGE.format(
         title=f"Label audit of {visible_text(run)}",
         style=_part("report.css"),
-        # No other script runs, whatever stands in a row.
+        # No other script runs, whatever a row contains.
         digest=base64.b64encode(sha256(script.encode()).digest()).decode(),
         labels=content_key(sorted(zip(pairs["id"], pairs["observed"], strict=True))),
         script=script,
@@ -153,7 +146,7 @@ def html_report(
 
 
 def visible_text(text: str) -> str:
-    """HTML that shows a text as it is; control and direction characters are named, as in [U+202E]."""
+    """Return HTML of a text; control and direction characters are named, as in [U+202E]."""
     visible = _INVISIBLE.sub(lambda match: f"[U+{ord(match[0]):04X}]", text.replace("\r\n", "\n"))
     return escape(visible, quote=True)
 
@@ -172,7 +165,6 @@ def _facts(row: Any, place: str, *more: str) -> str:
 
 
 def _suspect_facts(row: Any) -> str:
-    """What the audit says of a pair, and whether its label is known to be wrong."""
     facts = [] if pd.isna(row.p_wrong) else [f"P(wrong) {row.p_wrong:.3f}"]
     facts.append(f"suggestion: {row.suggested}")
     facts += ["exchanged by the run's noise"] if row.observed == "rejected" else []
@@ -186,8 +178,8 @@ def _suspect_facts(row: Any) -> str:
 
 
 def _article(row: Any, texts: Texts, sample: bool, header: str) -> str:
-    """A pair; one of the random sample has a header without a word of what anybody knows of its label."""
-    # As JSON in ASCII every id comes through, control characters included.
+    """A pair; the header of a random one must not show what is known of its label."""
+    # ASCII JSON keeps every id intact.
     named = json.dumps({"id": row.id, "observed": row.observed, "sample": sample})
     return "\n".join(
         [
@@ -214,7 +206,6 @@ def _folded(text: str) -> str:
 
 
 def _methods_table(methods: pd.DataFrame, known: bool) -> list[str]:
-    """What each score found, of ``findings.detection_quality``; against the truth where some is known."""
     heading = ["score", "suspects", "expected share"]
     heading += ["precision", "recall", "AUROC", "average precision"] if known else []
     rows = []
@@ -226,7 +217,7 @@ def _methods_table(methods: pd.DataFrame, known: bool) -> list[str]:
         values = (row.precision, row.recall, row.auroc, row.average_precision) if known else ()
         rows.append([row.method, f"{row.suspects:,}", expected, *(_number(v, "{:.3f}") for v in values)])
     notes, names = [], methods["method"].tolist()
-    if "loss" in names:  # which a probe without a policy does not have
+    if "loss" in names:  # a probe without a policy has no loss
         alone = names[0] == "u"
         others = "loss has no threshold of its" if alone else "loss and u have no threshold of their"
         notes.append(f"{others} own: as many as by the first score are suspect.")
@@ -238,7 +229,7 @@ def _methods_table(methods: pd.DataFrame, known: bool) -> list[str]:
 
 
 def groups_table(groups: pd.DataFrame, known: bool) -> list[str]:
-    """The reliability of the groups of one grouping, of ``group_reliability``."""
+    """Return the table of one grouping of ``group_reliability``."""
     learned = "learned" in groups
     heading = [groups["grouping"].iloc[0], "pairs", "suspects", "suspect share", "expected share"]
     heading += ["95% interval", *(["learned in the run"] if learned else [])]
@@ -273,7 +264,6 @@ def groups_table(groups: pd.DataFrame, known: bool) -> list[str]:
 
 
 def _traits_table(traits: pd.DataFrame) -> list[str]:
-    """What suspects have in common, of ``suspect_traits``: the traits that pass its correction."""
     found = traits[traits["p_adjusted"] < LEVEL]
     if found.empty:
         return []
@@ -319,7 +309,7 @@ def _number(value: float, form: str) -> str:
 
 
 def _distribution(findings: Findings) -> Figure:
-    """The scores' histogram with the threshold; right and wrong labels apart where flips are known."""
+    """Histogram of the scores with the threshold, by right and wrong labels if known."""
     pairs, column = findings.pairs, SCORES[findings.scorer]
     score = pairs[column].to_numpy()
     figure, axis = _figure()
@@ -344,7 +334,7 @@ def _distribution(findings: Findings) -> Figure:
 
 
 def _against(findings: Findings) -> Figure:
-    """How often labels are against the policy as it gets surer, and the curve whose end is the noise rate."""
+    """Share of labels against the policy by abs(u), with the fitted curve and the noise rate."""
     rate = findings.rate
     figure, axis = _figure()
     tenths = rate.tenths

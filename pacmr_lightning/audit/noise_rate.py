@@ -1,19 +1,10 @@
-"""The noise rate: the share of wrong labels, and P(wrong) of each, from implicit reward differences u.
+"""The noise rate, and P(wrong) of each label, from implicit reward margins u.
 
-u changes sign when a pair's responses change places. A policy that has not seen a label cannot know whether
-it was flipped, so under flips at a rate eps the wrong labels' u mirrors that of the right ones. Of the pairs
-with abs(u) = m the share whose label is against the policy is
-
-    eps + (1 - 2 eps) sigmoid(-k m),
-
-where sigmoid(k m) is how often the policy takes the right side at m: a half where it is undecided, eps where
-it is sure. The course between the two gives both eps and k, whatever the distribution of m; then
-P(wrong | u) = sigmoid(logit(eps) - k u), averaged over what eps and k may be: where the pairs hardly tell
-them, a single best k would be sure of every label. It rests on flips that are independent of the pair, and on
-log-odds of being right that grow in proportion to abs(u). A policy that is sure of wrong judgements makes eps
-too large; one that has learned the labels makes it too small, unless ``own_pull`` is taken off u.
-
-``decide`` says which rate an audit goes on with: given, of a sample that was read, estimated, or assumed.
+If flips are independent of the pair, wrong labels' u mirrors that of right ones. Of the pairs with abs(u) = m
+the share labelled against the policy is eps + (1 - 2 eps) sigmoid(-k m): a half where the policy is
+undecided, eps where it is sure. P(wrong | u) = sigmoid(logit(eps) - k u) is averaged over resamples, since a
+single k could be too sure. eps is too high for a policy that is sure of wrong judgements, and too low for one
+that has memorised labels, unless ``own_pull`` is subtracted from u.
 """
 
 from __future__ import annotations
@@ -32,88 +23,81 @@ from .flip_curve import (
     HIGHEST,
     Counts,
     GoodnessOfFit,
+    against_policy,
     fit_curve,
     goodness_of_fit,
     resampled_prompts,
     share_against,
-    sides,
 )
 from .scorers import BASIS, Scorer
 
 RESAMPLES = 200
-"""Of the bootstrap over prompts."""
 _BINS = 256
-"""Of abs(u)."""
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """A mixture of Gaussians fitted to u, which needs no symmetry: a second opinion."""
+    """A mixture of Gaussians fitted to u, for comparison: it assumes no symmetry."""
 
     gain: float
-    """BIC of one component minus BIC of two; above 0 where two are better."""
+    """BIC of one component minus BIC of two; above 0 if two fit better."""
     lower: float
     """Share of the component with the lower mean."""
 
 
 @dataclass(frozen=True)
 class NoiseRate:
-    """What u says of the labels of N pairs."""
+    """The noise rate of N pairs by their u."""
 
     rate: float
-    """Expected share of wrong labels, in [0, 0.5)."""
     slope: float
     """k, per nat of u."""
     separates: bool
-    """Whether u says anything of the labels: BIC against labels that are coin flips."""
+    """Whether u fits the labels better than coin flips do, by BIC."""
     gain: float
-    """BIC without wrong labels minus BIC with them; above 0 where u shows that there are some."""
+    """BIC without wrong labels minus BIC with them."""
     tenths: pd.DataFrame
-    """By tenths of abs(u): ``size`` (its mean, in nats), ``against`` (share of the labels against the policy)
-    with ``stderr``, ``fitted``, and ``pairs``."""
+    """By abs(u): ``size`` (mean, nats), ``against`` (share of labels), ``stderr``, ``fitted``, ``pairs``."""
     fit: GoodnessOfFit
-    """Whether the curve is that of the labels; not tested where u says nothing of them."""
     mixture: Mixture
     draws: np.ndarray
     """(R, 2) eps and k of the resamples."""
     known: bool = False
-    """Whether the rate was given, and not estimated."""
     assumed: bool = False
-    """Whether a known rate was given for the case alone that none can be estimated."""
+    """Whether it was given only in case that it cannot be estimated."""
 
     @property
     def stderr(self) -> float:
-        """Its standard error, by resampling prompts."""
+        """Standard error, by resampling prompts."""
         return 0.0 if self.known else float(np.std(self.draws[:, 0], ddof=1))
 
     @property
     def low(self) -> float:
-        """The lower end of the 95% interval, by resampling prompts."""
+        """Lower end of the 95% interval, by resampling prompts."""
         return float(np.quantile(self.draws[:, 0], 0.025))
 
     @property
     def high(self) -> float:
-        """The upper end."""
+        """Upper end of the 95% interval."""
         return float(np.quantile(self.draws[:, 0], 0.975))
 
     @property
     def identified(self) -> bool:
-        """True if the rate was given or can be told from the labels."""
+        """True if the rate was given or is identifiable from the labels."""
         return self.known or (self.separates and self.gain > 0)
 
     @property
     def at_most(self) -> float:
-        """What the surest tenth leaves to flips that are independent of the pair: two standard errors above.
+        """Bound by the tenth with the largest abs(u): two standard errors above its ``against``.
 
-        A policy takes the wrong side now and then, which only adds to the labels against it. NaN where one
-        prompt has all of these pairs.
+        NaN if one prompt has all of these pairs.
         """
         top = self.tenths.iloc[-1]
         # No label of n against the policy leaves 3 / n (95%).
         return float(max(top["against"] + 2 * top["stderr"], 3 / top["pairs"]))
 
     def wrong(self, u: np.ndarray) -> np.ndarray:
-        """(N,) probability that each label is wrong; NaN where the rate is not identified."""
+        """Return (N,) P(wrong) of each label; NaN if the rate is not identified."""
         if not self.identified:
             return np.full(len(u), np.nan)
         rates = np.clip(self.draws[:, 0], 1e-6, None)
@@ -128,25 +112,20 @@ def estimate_noise_rate(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> NoiseRate:
-    """Fit the noise rate, or only how sure the policy is where that rate is ``known``.
+    """Fit the noise rate, or only k if it is ``known``, to (N,) u under the labels and prompt numbers from 0.
 
-    Args:
-        u: (N,) implicit reward differences in the order of the labels, finite.
-        prompts: (N,) numbers of the pairs' prompts from 0 on; pairs of one prompt are resampled together.
-        known: the noise rate, in [0, 0.5); None to estimate it.
-        resamples: of the bootstrap.
-        seed: of the bootstrap.
+    Pairs of one prompt are resampled together.
     """
-    size, against = np.abs(u), sides(u)
+    size, against = np.abs(u), against_policy(u)
     counts = Counts(u, _BINS)
     whole = counts.of(np.ones(len(u)))
     among = (0.0, HIGHEST) if known is None else (known, known)
     (rate,), slope, loss = fit_curve(counts.size, *whole, rates=among)
     _, _, clean_loss = fit_curve(counts.size, *whole, rates=(0.0, 0.0))
     penalty = np.log(len(u))
-    # Pairs of a prompt repeat each other, so their likelihoods count as those of fewer pairs.
+    # Pairs of a prompt depend on each other, so the likelihood is divided by the design effect.
     effect = design_effect(against, prompts)
-    start = [(max(rate, 0.02), slope)]  # a resample's fit is near that of the pairs
+    start = [(max(rate, 0.02), slope)]
     draws = []
     for weights in resampled_prompts(prompts, resamples, seed):
         (again,), steepness, _ = fit_curve(counts.size, *counts.of(weights), rates=among, starts=start)
@@ -170,13 +149,13 @@ def estimate_noise_rate(
 
 
 def rate_by(pairs: pd.DataFrame, scorer: Scorer, known: float | None = None) -> NoiseRate:
-    """The noise rate by one of the scores of N pairs; see ``estimate_noise_rate``."""
+    """Return the noise rate by one of the scores of N pairs; see ``estimate_noise_rate``."""
     return estimate_noise_rate(pairs[BASIS[scorer]].to_numpy(), pairs["prompt"].to_numpy(), known)
 
 
 @dataclass(frozen=True)
 class SampleEstimate:
-    """The noise rate by a random sample that a person has read."""
+    """The noise rate by a random sample that was read by hand."""
 
     wrong: int
     right: int
@@ -185,17 +164,17 @@ class SampleEstimate:
 
     @property
     def read(self) -> int:
-        """Labels that are found wrong or right."""
+        """Number of labels found wrong or right."""
         return self.wrong + self.right
 
     @property
     def rate(self) -> float:
-        """Share of the wrong ones among them; NaN without any."""
+        """Share of wrong labels among those; NaN without any."""
         return self.wrong / self.read if self.read else float("nan")
 
     @cached_property
     def interval(self) -> tuple[float, float]:
-        """The 95% interval by Clopper and Pearson, which holds the truth at least that often; else NaN."""
+        """95% interval by Clopper and Pearson; NaN without labels."""
         if not self.read:
             return float("nan"), float("nan")
         found = binomtest(self.wrong, self.read).proportion_ci(0.95, method="exact")
@@ -203,20 +182,17 @@ class SampleEstimate:
 
     @property
     def told(self) -> float | None:
-        """The rate that an audit is told, or the interval's upper end where no label was wrong.
-
-        None where the sample leaves half of the labels or more.
-        """
+        """The rate, or the interval's upper end if no label was wrong; None outside (0, 0.5)."""
         share = self.rate if self.wrong else self.interval[1]
         return share if 0 < share < 0.5 else None
 
     def contradicts(self, own: NoiseRate) -> bool:
-        """Return whether the interval has nothing in common with that of an audit's own estimate."""
+        """Return whether the interval does not overlap that of an audit's own estimate."""
         low, high = self.interval
         return own.identified and not own.known and (low > own.high or high < own.low)
 
     def sentences(self, own: NoiseRate, used: float | None) -> list[str]:
-        """What the sample says, beside the audit's ``own`` estimate and the rate that is ``used``, if any."""
+        """Return sentences on the sample, the audit's ``own`` estimate and the rate that is ``used``."""
         if not self.read:
             return []
         out = ""
@@ -241,7 +217,7 @@ class SampleEstimate:
         return told
 
     def table(self, own: NoiseRate) -> pd.DataFrame:
-        """One row: what was decided, the share with its interval, and the audit's own estimate."""
+        """Return one row: counts of decisions, the share with its interval, and the audit's own estimate."""
         counts = {name: getattr(self, name) for name in ("wrong", "right", "dropped", "unsure")}
         ends = (self.rate, *self.interval)
         found = (own.rate, own.low, own.high) if own.identified else (float("nan"),) * 3
@@ -252,13 +228,12 @@ class SampleEstimate:
 
 @dataclass(frozen=True)
 class DecidedRate:
-    """The noise rate that an audit goes on with."""
+    """The noise rate that an audit uses."""
 
     rate: NoiseRate
     notes: list[str]
-    """Sentences that a reader has to know of it."""
     sample: pd.DataFrame | None
-    """``SampleEstimate.table`` where a sample was read."""
+    """``SampleEstimate.table`` if a sample was read."""
 
 
 def decide(
@@ -269,11 +244,9 @@ def decide(
     by_heart: bool,
     read: SampleEstimate | None = None,
 ) -> DecidedRate:
-    """Decide the noise rate: ``share``, else that of a sample that was read, else the estimate.
+    """Return the noise rate to use: ``share``, else that of the sample ``read``, else the estimate.
 
-    ``fallback_share`` is assumed where the estimate fails, or where it is too low since the scorer has
-    learned the labels ``by_heart``. Where labels have moved u so far that nothing else is left of it,
-    ``unpulled_u`` of the pairs becomes u.
+    ``fallback_share`` is assumed if the estimate fails or the scorer has memorised labels (``by_heart``).
     """
     notes: list[str] = []
     sample: pd.DataFrame | None = None
@@ -288,9 +261,9 @@ def decide(
     needed = share is None and (by_heart or not found.identified)
     told = share is not None or (needed and fallback_share is not None)
     if told and not found.separates and not pairs["unpulled_u"].equals(pairs["u"]):
-        pairs["unpulled_u"] = pairs["u"]  # what the labels have added is all there is
+        pairs["unpulled_u"] = pairs["u"]  # u has no other signal left
         found = rate_by(pairs, scorer, share)
-    # Scores that are no better than coin flips tell labels apart at no rate.
+    # Scores that are no better than coin flips separate labels at no rate.
     if needed and found.separates and fallback_share is not None:
         assumed = fallback_share if by_heart else min(fallback_share, found.at_most)
         found = replace(rate_by(pairs, scorer, assumed), assumed=True)
@@ -303,9 +276,9 @@ def decide(
 
 
 def design_effect(values: np.ndarray, clusters: np.ndarray) -> float:
-    """How many times the variance of a mean is that of N independent values of 0 and 1; at least 1.
+    """Return the variance of a mean of N clustered 0/1 values relative to independent ones, at least 1.
 
-    Values of a cluster may depend on each other; with one cluster it is N, since all may say the same.
+    With a single cluster it is N.
     """
     alone = values.mean() * (1 - values.mean()) / max(len(values) - 1, 1)
     together = clustered_standard_error(values, clusters) ** 2

@@ -19,9 +19,7 @@ Action = Literal["drop", "flip"]
 BETA = 0.1
 MAX_LENGTH = 1024
 OF_A_RUN = ("checkpoint", "micro_batch_size")
-"""Options that mean nothing without a run."""
 OF_A_MODEL = ("reference", "beta", "max_length", "dtype")
-"""Options that a run answers itself."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +29,12 @@ class AuditOptions:
     Args:
         scorer: who judges: "vnet" is the run's own weights, "dpo" two DPO policies, trained for it on half of
             the prompts each, about the half that they have not seen, "policy" the policy against its
-            reference, "first_visit" the run's policy as it was before it learned from the pair for the first
-            time, by the records of WeightRecorder, "probe" a linear reward on what the untouched model's
-            layers hold of the responses, learned from the labels of other prompts. Default for a run: the
-            probe where it agrees with more labels, which it has not seen, than the run's policy before it
-            learned from each pair, by more than a standard error; else the weights where they differ, and the
-            policy where they do not. Default for a model: policy; probe takes the model that training is to
-            begin with.
+            reference, "first_visit" the run's policy before it learned from the pair for the first time, by
+            the records of WeightRecorder, "probe" a linear reward on the base model's hidden states, learned
+            from the labels of other prompts. Default for a run: the probe where it agrees with more labels,
+            which it has not seen, than the run's policy before it learned from each pair, by more than a
+            standard error; else the weights where they differ, and the policy where they do not. Default for
+            a model: policy; probe takes the model that training is to begin with.
         output: folder to write to; default: ``audit`` inside the run's folder. A model needs one.
         checkpoint: which of the run's folder ``checkpoints``, by its name without .ckpt.
         reference: the model that a model's training began with; default: what an adapter names as its base. A
@@ -54,18 +51,18 @@ class AuditOptions:
         share: of wrong labels, where it is known, say from a sample read by hand; default: estimated, which
             fails where the policy has learned too little.
         fallback_share: of wrong labels, where the estimate fails or would be too low, since the policy has
-            learned its labels by heart; less where so few labels are against the policy on the pairs that it
-            is surest of that no such share of independent flips can be among them, and none where scores fit
-            labels that are coin flips as well: ``share`` tells these, too, how many are wrong.
+            memorised its labels; less where too few labels are against the policy on the pairs that it is
+            surest of, and none where scores fit labels that are coin flips as well: ``share`` applies there,
+            too.
         cleaned: file to write the training pairs to, in the format of their source; it is replaced where it
             exists.
         action: what is done there with suspects: "drop" them, or "flip" their label; with ``decisions`` it
             may be left out, and then only what is decided changes.
-        sample: number of pairs drawn at random that the report lists first, without a word of what the audit
-            makes of them, so that the share of wrong labels can be told from decisions on them.
+        sample: number of pairs drawn at random that the report lists first, without the audit's results, so
+            that decisions on them give the share of wrong labels.
         decisions: file of decisions on pairs, as the report's page saves it or Label Studio exports it.
             Decided labels are wrong with probability 0 or 1, ``cleaned`` follows them, and those on the
-            random sample tell the share of wrong labels where ``share`` does not.
+            random sample give the share of wrong labels where ``share`` does not.
         label_studio: file to write the listed pairs to, as tasks of Label Studio (.json).
 
     Raises:
@@ -114,7 +111,7 @@ class AuditOptions:
             fix = "drop or flip" if self.action is None else "the file to write"
             raise UserError(f"{given} is given without {other}; say with --{other} {fix}.")
         self._check_places()
-        _ = self.decided  # a file that cannot be read is told of before anything is done
+        _ = self.decided  # reads the file, so that errors come first
 
     def _check_places(self) -> None:
         if self.output is not None:
@@ -130,26 +127,22 @@ class AuditOptions:
 
     @cached_property
     def decided(self) -> Decisions | None:
-        """What a person has decided."""
+        """Decisions read from the file ``decisions``."""
         return None if self.decisions is None else read_decisions(self.decisions)
 
     @property
     def changed(self) -> dict[str, object]:
-        """Options that are not as by default, by name."""
+        """Options that differ from their defaults, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 
     def refuse(self, names: tuple[str, ...], why: str) -> None:
-        """Refuse options that would be without effect.
-
-        Raises:
-            UserError: one of them is given.
-        """
+        """Raise a UserError if one of these options, which would have no effect, is given."""
         for name in names:
             if name in self.changed:
                 raise UserError(f"{name} is {getattr(self, name)}, but {why}; leave it out.")
 
     def command(self, run: str, source: object) -> str:
-        """The command line of this audit for a card; places of this machine are left out."""
+        """Return the command line of this audit for a card, without local paths."""
         words = ["pacmr", "audit", str(public(run))]
         if source is not None:
             words += ["--source", type(source).__name__, "..."]

@@ -1,17 +1,11 @@
-"""Estimates how far training on a pair's own label has moved u towards it, which hides wrong labels.
+"""Self-influence: how far training on a pair's own label has moved its u, which hides wrong labels.
 
-A policy that has learned from a label agrees with it more often than one that has not, so too few labels look
-wrong. To first order an AdamW step at rate lr on a batch of B pairs moves the pairs' u by
+To first order an AdamW step at rate lr on a batch of B pairs moves u by
 
     du_i = lr / B  sum_j K_ij pull_j,    K_ij = (grad u_i)^T P (grad u_j),    P = 1 / (sqrt(v) + eps),
 
-with pull = -g dl/du, the loss l, the pair's weight g, and Adam's second moments v. Over a run the own term of
-a pair of N adds up to sum_t lr_t / N K_ii pull_i. The other pairs answer: what one label has moved lowers
-their pull by D = -dpull/du, so that an early push has decayed by exp(-A D) at the end, A = sum_t lr_t / N K.
-Averaged over the time of the visit that leaves (1 - exp(-A D)) / (A D) of it.
-
-K is measured on a sample of pairs at the run's end, each of which stands for its share of the others. In the
-embedded world (20 to 40% flips, 15 runs) it comes to 0.041 to 0.059 nats, where 0.034 to 0.063 are true.
+with pull = -g dl/du. Over a run a pair's own term adds up to sum_t lr_t / N K_ii pull_i. A move lowers later
+pulls by D = -dpull/du, so (1 - exp(-A D)) / (A D) of it is left at the end, A = sum_t lr_t / N K.
 """
 
 from __future__ import annotations
@@ -32,29 +26,24 @@ from ..modules import PreferenceModule
 from ..modules.schedule import updates_within, warmup_cosine
 from ..objectives import DPO
 from ..policy.lora import UnhookedLoraError
-from ..runs.finished_run import MOST_AT_ONCE, PreferenceData, Run
+from ..runs.finished_run import MOST_AT_ONCE, FinishedRun, PreferenceData
 from ..runs.folder import METRICS
 
 SAMPLE = 128
-"""Pairs whose gradients are taken, at most. In the embedded world so many tell the mean within 4% (standard
-deviation over samples), 512 within 2%."""
+"""Largest number of pairs whose gradients are computed; the mean is then within about 4%."""
 WIDTH = 65536
-"""Numbers that a pair's gradient is sketched by where it has more: K is then within about 1 / sqrt(WIDTH)."""
+"""Length that longer gradients are sketched to; K is then within about 1 / sqrt(WIDTH)."""
 EPS = 1e-8
-"""AdamW's."""
 LARGEST = 0.3
-"""Of u's standard deviation: above it a label's own part in u is too large for a first order."""
+"""Self-influence, in standard deviations of u, above which a first order is too coarse."""
 
 
 def own_pull(
-    module: PreferenceModule, data: PreferenceData, run: Run, updates: int, seed: int = 0
+    module: PreferenceModule, data: PreferenceData, run: FinishedRun, updates: int, seed: int = 0
 ) -> float | None:
-    """Nats of u that a pull of 1 has come to by the run's checkpoint, after so many updates of the policy.
+    """Return the change of u, in nats, per unit gradient on the pair's own label, up to the checkpoint.
 
-    Returns:
-        What ``last_pass``'s column ``pull`` is to be multiplied by; None where the checkpoint has no state of
-        AdamW, the model's layers do not show the gradient of each pair, or labels have moved their own u so
-        far that a first order says nothing.
+    None if there is no AdamW state or per-pair gradient, or if the change is too large for a first order.
     """
     moments = _moments(module, run.checkpoint)
     if moments is None:
@@ -81,13 +70,10 @@ def own_pull(
 
 
 def remaining(kernel: np.ndarray, u: np.ndarray, pairs: int) -> np.ndarray:
-    """(M,) nats that a pull of 1 on each of a sample of M of N ``pairs`` leaves in its own u, as all answer.
-
-    ``kernel`` is (M, M) A between them, ``u`` (M,) theirs.
-    """
+    """Return (M,) nats left by pulls of 1 on all of N pairs, from (M, M) A and (M,) u of a sample."""
     answers = kernel * (pairs / len(u))
     np.fill_diagonal(answers, np.diag(kernel))
-    root = np.sqrt(expit(u) * expit(-u))  # of D, by which the answers become symmetric
+    root = np.sqrt(expit(u) * expit(-u))  # of D, which makes the answers symmetric
     decay, directions = np.linalg.eigh(root[:, None] * answers * root)
     decay = decay.clip(1e-9)
     left = (directions * (-np.expm1(-decay) / decay)) @ directions.T
@@ -97,7 +83,7 @@ def remaining(kernel: np.ndarray, u: np.ndarray, pairs: int) -> np.ndarray:
 def _gradients(
     module: PreferenceModule, data: PreferenceData, sample: list[int], moments: dict[str, Tensor]
 ) -> tuple[np.ndarray, Tensor]:
-    """(M,) u, and (M, W) gradients of u times the root of P, sketched where they are long."""
+    """(M,) u, and (M, W) gradients of u times the root of P, sketched if they are long."""
     size = module.micro_batch_size or MOST_AT_ONCE
     device = next(iter(moments.values())).device
     sketched = sum(moment.numel() for moment in moments.values()) > WIDTH
@@ -110,7 +96,7 @@ def _gradients(
     def row_vectors() -> Tensor:
         parts = []
         for number, (name, moment) in enumerate(moments.items()):
-            # At its visit a pair's own gradient is a part of v, the larger the fewer others use the number.
+            # A pair's own gradient is part of v at its visit.
             own = (1 - module.betas[1]) * (sums[name] / data.global_batch_size).square()
             scaled = (sums.pop(name) / ((moment + own).sqrt() + EPS).sqrt()).flatten(1)
             if not sketched:
@@ -129,14 +115,14 @@ def _gradients(
         with torch.no_grad():
             batch = batch.with_reference(module.policy.reference_log_probs(batch))
         rewards, _ = each_gradient(module.policy, objective, batch, take)
-        # DPO's loss has the slope -sigmoid(-u), whatever the run's own was.
+        # Divide by the slope of DPO's loss, sigmoid(-u).
         found.append(row_vectors() / torch.sigmoid(-rewards.u)[:, None])
         u.append(rewards.u)
     return torch.cat(u).double().cpu().numpy(), torch.cat(found)
 
 
 def _moments(module: PreferenceModule, checkpoint: Path) -> dict[str, Tensor] | None:
-    """Adam's v without its bias, by parameter; None where the checkpoint has none."""
+    """Bias-corrected Adam v by parameter; None if the checkpoint has none."""
     found = torch.load(checkpoint, map_location="cpu", weights_only=True).get("optimizer_states")
     if not found or "exp_avg_sq" not in next(iter(found[0].get("state", {}).values()), {}):
         return None
@@ -149,8 +135,8 @@ def _moments(module: PreferenceModule, checkpoint: Path) -> dict[str, Tensor] | 
     return moments
 
 
-def _clipped(module: PreferenceModule, run: Run, updates: int) -> float:
-    """The factor by which clipping has shortened gradients, on average over those of these updates logged."""
+def _clipped(module: PreferenceModule, run: FinishedRun, updates: int) -> float:
+    """Mean factor of gradient clipping over the logged updates."""
     path = Path(run.folder) / METRICS
     if module.max_grad_norm is None or not path.is_file():
         return 1.0

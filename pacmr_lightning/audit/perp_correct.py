@@ -1,8 +1,4 @@
-"""PerpCorrect: DPO on a few clean pairs, and how unlikely its policy finds all other pairs' responses.
-
-The differences of log-perplexity of right and wrong labels are modelled by two normal distributions that
-mirror each other at 0. The round that tells them apart best corrects the labels.
-"""
+"""PerpCorrect: rounds of DPO on a few clean pairs and on labels corrected by log-perplexities."""
 
 from __future__ import annotations
 
@@ -27,61 +23,56 @@ from ..batch import PairBatch
 from ..errors import UserError
 from ..files import replacing
 from ..policy import PolicyModel
-from ..policy.rows import padded, row_multiple, separate_rows
-from ..runs.finished_run import NO_NOISE, PreferenceData, Run, find_run, load
+from ..policy.token_layout import padded, row_multiple, separate_rows
+from ..runs.finished_run import NO_NOISE, FinishedRun, PreferenceData, find_run, load_run
 from ..runs.folder import CONFIG
 
 _SCORES = "scores.parquet"
-"""Inside a round's folder: it is complete."""
+"""Written when a round is complete."""
 _FITTED = ("mu", "sigma", "alpha", "threshold", "separation")
-"""What the table says of a round's mixture."""
 BINS = 100
-"""Of the histogram that the curve is fitted to."""
 WORST_DISTANCE = 0.1
-"""Between the fitted distribution and that of the values, at most, for a fit to count."""
+"""Largest accepted distance between the fitted distribution function and that of the values."""
 _STARTS = (-0.25, -0.5, -0.75, -0.95)
-"""Of mu, in units of the values' root mean square, which mu^2 + sigma^2 is the square of."""
+"""In units of the values' root mean square."""
 
 
 @dataclass(frozen=True)
 class SymmetricMixture:
-    """alpha N(mu, sigma^2) + (1 - alpha) N(-mu, sigma^2), of pairs whose label is right and wrong."""
+    """alpha N(mu, sigma^2) + (1 - alpha) N(-mu, sigma^2), of right and wrong labels."""
 
     mu: float
-    """Mean of pairs whose label is right; below 0."""
+    """Of right labels; below 0."""
     sigma: float
     alpha: float
     """Share of right labels."""
     distance: float
-    """Largest difference between its distribution function and that of the values it was fitted to."""
+    """Largest difference from the values' distribution function."""
 
     @property
     def threshold(self) -> float:
-        """t in [mu, -mu], below which labels are kept: where both kinds are alike often, if inside.
-
-        It maximises ``accuracy``: alpha phi((t - mu) / sigma) = (1 - alpha) phi((t + mu) / sigma).
-        """
+        """t in [mu, -mu] that maximises ``accuracy``; labels below it are kept."""
         with np.errstate(divide="ignore", over="ignore"):
             crossing = self.sigma**2 * logit(self.alpha) / (-2 * self.mu)
         return float(np.clip(crossing, self.mu, -self.mu))
 
     def accuracy(self, threshold: float) -> float:
-        """Share of labels that are right once all pairs from a threshold on have the other."""
+        """Return the share of right labels once all pairs from a threshold on are swapped."""
         right = norm.cdf(threshold, self.mu, self.sigma)
         return float(self.alpha * right + (1 - self.alpha) * norm.sf(threshold, -self.mu, self.sigma))
 
     @property
     def separation(self) -> float:
-        """The best such share for a threshold in [mu, -mu]."""
+        """Accuracy at the best threshold."""
         return self.accuracy(self.threshold)
 
     def wrong(self, values: np.ndarray) -> np.ndarray:
-        """(N,) posterior probability that the label of a pair with such a value is wrong."""
+        """Return (N,) P(wrong) of pairs with such values."""
         return expit(-2 * self.mu / self.sigma**2 * values - logit(self.alpha))
 
     @property
     def problem(self) -> str | None:
-        """Why labels should not be corrected by this fit; None where nothing speaks against it."""
+        """Why labels should not be corrected by this fit; None if nothing is wrong with it."""
         if self.distance > WORST_DISTANCE:
             return f"misses the distribution by {self.distance:.2f}"
         if self.alpha < 0.5:
@@ -92,11 +83,7 @@ class SymmetricMixture:
 def fit_mixture(values: np.ndarray) -> SymmetricMixture:
     """Fit the mixture's density to a histogram of N values by least squares, as PerpCorrect does.
 
-    The curve is taken at the middle of each bin (the method's own code: at its left edge), from several
-    starting points (its single one suits values of a few nats only).
-
-    Raises:
-        UserError: the values do not differ, one is not finite, or the fit does not converge.
+    Unlike its code: at the middle of each bin, and from several starting points.
     """
     if not np.isfinite(values).all() or np.ptp(values) == 0:
         raise UserError(
@@ -128,7 +115,7 @@ def fit_mixture(values: np.ndarray) -> SymmetricMixture:
             "the rounds with another --rounds.learning_rate."
         )
     _, mu, sigma, alpha = min(found)
-    # The distribution function of the values jumps, and is compared on either side.
+    # The empirical distribution function jumps, so compare on either side.
     fitted = alpha * norm.cdf(scaled, mu, sigma) + (1 - alpha) * norm.cdf(scaled, -mu, sigma)
     steps = np.arange(len(scaled) + 1) / len(scaled)
     distance = max(np.abs(fitted - steps[1:]).max(), np.abs(fitted - steps[:-1]).max())
@@ -140,21 +127,14 @@ def _density(x: np.ndarray, mu: float, sigma: float, alpha: float) -> np.ndarray
 
 
 def selection(values: np.ndarray, alpha: float, size: int) -> tuple[list[int], list[int]]:
-    """Return indices of pairs to learn from next, the surest first: whose label is kept, and exchanged.
-
-    A share alpha of ``size`` pairs has the lowest values, the rest the highest.
-    """
+    """Return the surest ``size`` indices: labels to keep (a share alpha, lowest values), and to swap."""
     order = np.argsort(values, kind="stable").tolist()
     keep = round(size * alpha)
     return order[:keep], order[::-1][: size - keep]
 
 
 def mean_nll(policy: PolicyModel, batch: PairBatch) -> Tensor:
-    """(N, 2) mean negative log-likelihood in nats a token, of prompt with chosen and prompt with rejected.
-
-    The mean runs over all tokens that have one before them: prompt, response and EOS. It is the logarithm of
-    the perplexity, and what transformers' models return as the loss of a text.
-    """
+    """Return (N, 2) mean negative log-likelihood in nats per token, of prompt with chosen or rejected."""
     rows = separate_rows(batch)
     assert rows.real is not None
     row, column = rows.real[:, 1:].nonzero(as_tuple=True)
@@ -166,7 +146,7 @@ def mean_nll(policy: PolicyModel, batch: PairBatch) -> Tensor:
 
 @dataclass(frozen=True)
 class Rounds:
-    """How PerpCorrect's rounds are trained; the defaults are those of its code.
+    """Settings of PerpCorrect's rounds; the defaults are those of its code.
 
     Args:
         count: how many.
@@ -197,8 +177,8 @@ class Rounds:
                 f"more than all training pairs; give at most {1 / (self.count - 1):.3g}."
             )
 
-    def config(self, first: Run, folder: Path, rows: Path) -> dict[str, Any]:
-        """Configuration of one round: the first run's model and machine, and DPO on a file of rows."""
+    def config(self, first: FinishedRun, folder: Path, rows: Path) -> dict[str, Any]:
+        """Return the configuration of one round: the first run's, with DPO on a file of rows."""
         found = yaml.safe_load((Path(first.folder) / CONFIG).read_text(encoding="utf-8"))
         model, data, trainer = (found[section] for section in ("model", "data", "trainer"))
         micro = model["init_args"].get("micro_batch_size")
@@ -209,7 +189,7 @@ class Rounds:
             "learning_rate": self.learning_rate,
             "micro_batch_size": micro and math.gcd(micro, self.batch_size),
         }
-        # Nothing is validated, but without a file for it some of the prompts would be set aside.
+        # Not validated on, but without a file some prompts would be set aside.
         files = {"train": str(rows), "validation": str(rows)}
         ignored = (*NO_NOISE, "clean_meta", "hold_out_clean_meta", "augmentations")
         ignored += ("curriculum", "curriculum_share")
@@ -232,30 +212,21 @@ class Rounds:
 
     def run(
         self,
-        first: Run,
+        first: FinishedRun,
         data: PreferenceData,
         folder: Path,
         write: Callable[[Path, list[int], list[int]], object],
         fit: Callable[[Path, list[str]], object],
         micro_batch_size: int | None = None,
     ) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Train the rounds that are not on disk yet.
+        """Train the rounds that are not on disk yet; return labels by the best round, and one row per round.
 
-        Args:
-            first: the run whose labels are to be corrected.
-            data: its datamodule, with all N training pairs under their labels as trained.
-            folder: of the rounds.
-            write: writes a round's file: clean pairs, pairs under their label, and others under the opposite
-                one.
-            fit: trains in a folder, with the words of a command line.
-            micro_batch_size: pairs in one forward pass that scores; None is that of training.
-
-        Returns:
-            N rows of labels by the best round: ``id``, ``observed``, ``suggested``, ``p_wrong`` (1 from the
-            threshold on, else 0), ``posterior`` (by the fitted mixture) and ``d``. And one row a round.
+        ``data`` has all N training pairs as trained. ``write`` writes a round's file of pairs under their
+        label and under the opposite one; ``fit`` trains in a folder with command-line arguments. Labels have
+        ``id``, ``observed``, ``suggested``, ``p_wrong`` (0 or 1), ``posterior`` (by the mixture) and ``d``.
 
         Raises:
-            UserError: in no round the differences tell right labels from wrong ones.
+            UserError: no round separates right labels from wrong ones.
         """
         pairs, number = data.train_pairs, len(data.train_pairs)
         learned: tuple[list[int], list[int]] = ([], [])
@@ -266,7 +237,6 @@ class Rounds:
                 print(
                     f"Round {i} of {self.count}: {len(learned[0])} labels kept, {len(learned[1])} exchanged."
                 )
-                # Written on every start, and the same each time.
                 write(folder / f"{i}.jsonl", *learned)
                 config = self.config(first, place, folder / f"{i}.jsonl")
                 with replacing(folder / f"{i}.yaml") as temporary:
@@ -289,7 +259,7 @@ class Rounds:
             "id": pairs.rows["id"][:],
             "observed": np.where(pairs.swapped, "rejected", "chosen"),
             "suggested": np.where(wrong, "flip", "keep"),
-            "p_wrong": wrong.astype(float),  # PerpCorrect decides; the next is what it decides by
+            "p_wrong": wrong.astype(float),
             "posterior": mixture.wrong(d),
             "d": d,
         }
@@ -297,8 +267,8 @@ class Rounds:
 
 
 def _score(folder: Path, pairs: Any, micro_batch_size: int | None) -> None:
-    """Writes d = log PPL(chosen) - log PPL(rejected) of N pairs by a round's policy."""
-    module, *_ = load(find_run(str(folder), "last"), as_trained=True)
+    """Write d = log PPL(chosen) - log PPL(rejected) of N pairs by a round's policy."""
+    module, *_ = load_run(find_run(str(folder), "last"), as_trained=True)
     nll = pair_log_probs(
         module,
         pairs,
@@ -311,7 +281,7 @@ def _score(folder: Path, pairs: Any, micro_batch_size: int | None) -> None:
     with replacing(folder / _SCORES) as temporary:
         pd.DataFrame({"d": (nll[:, 0] - nll[:, 1]).double().numpy()}).to_parquet(temporary)
     del module
-    gc.collect()  # the next round's model needs its memory
+    gc.collect()  # frees memory for the next round
 
 
 def _best(found: list[tuple[SymmetricMixture, np.ndarray]]) -> int:

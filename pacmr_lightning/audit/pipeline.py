@@ -1,4 +1,4 @@
-"""The whole audit: scores, noise rate, findings, and the files that show them."""
+"""The whole audit: scores, noise rate, findings and files."""
 
 from __future__ import annotations
 
@@ -19,43 +19,40 @@ from .html_report import html_report
 from .noise_rate import decide
 from .options import AuditOptions
 from .scored_pairs import ScoredPairs, score_model, score_run
-from .suspect_traits import rules, suspect_traits
+from .suspect_traits import label_rules, suspect_traits
 from .words import rate_in_words
 
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit found, and where it is written."""
+    """Results of an audit, and its files."""
 
     table: pd.DataFrame
-    """One row a pair, the most suspect first; the rows of ``pairs.parquet``."""
+    """One row per pair, the most suspect first: ``pairs.parquet``."""
     findings: Findings
     traits: pd.DataFrame
-    """What suspects have in common, as ``suspect_traits`` makes it."""
     notes: list[str]
-    """Further sentences on the pairs."""
     files: dict[str, Path]
-    """Files that were written, by name; ``cleaned`` and ``label_studio`` by their options."""
+    """Written files by name, ``cleaned`` and ``label_studio`` among them."""
     cleaned: CleanedFile | None
-    """The file ``cleaned``."""
     command: str
-    """The command line of the audit, as a card may show it."""
+    """Command line of the audit, without local paths."""
 
     @property
     def noise_rate(self) -> float | None:
-        """Expected share of wrong labels; None where it cannot be told, and ``statement`` says why."""
+        """Expected share of wrong labels; None if not identified (see ``statement``)."""
         return self.findings.rate.rate if self.findings.rate.identified else None
 
     @property
     def statement(self) -> str:
-        """The noise rate with its uncertainty, or the reason why there is none."""
+        """The noise rate with its uncertainty, or why there is none."""
         return f"Expected share of wrong labels: {rate_in_words(self.findings.rate)}."
 
     def push(self, repository: str, private: bool = False) -> None:
-        """Upload the file ``cleaned`` to the Hugging Face Hub (OWNER/NAME) as a dataset, with a card.
+        """Upload the cleaned file to the Hugging Face Hub (OWNER/NAME) as a dataset with a card.
 
         Raises:
-            UserError: there is no such file, or the Hub cannot be reached, or refuses; the file stays.
+            UserError: no cleaned file was written, or the upload fails; the file is kept.
         """
         if self.cleaned is None:
             raise UserError("No cleaned pairs were written; give the audit the option cleaned.")
@@ -63,13 +60,13 @@ class AuditResult:
 
 
 def audit(run: str, source: Any = None, options: AuditOptions | None = None) -> AuditResult:
-    """Look for wrong labels among all training pairs of a finished run, or among the pairs of a source.
+    """Look for wrong labels among the training pairs of a finished run, or among the pairs of a source.
 
-    Writes ``pairs.parquet``, ``report.html`` and tables as CSV, which docs/audit.md describes.
+    Writes ``pairs.parquet``, ``report.html`` and CSV tables; see docs/audit.md.
 
     Args:
-        run: folder of a finished preference run, whose labels are those that it was trained on; or, with a
-            source, folder or Hub id of a model: a PEFT adapter, or a whole one.
+        run: folder of a finished preference run, labels as trained; with a source, folder or Hub id of a
+            model: a PEFT adapter or a whole model.
         source: a ``datamodules.Source`` of pairs for a model, such as ``Files("pairs.jsonl")``.
         options: see ``AuditOptions``.
 
@@ -116,9 +113,9 @@ def conclude(
         "pairs": table,
         "methods": findings.methods,
         "groups": findings.groups,
-        "suspect_traits": traits.assign(rule=rules(traits, findings.rate)),
+        "suspect_traits": traits.assign(rule=label_rules(traits, findings.rate)),
     }
-    (folder / "sample.csv").unlink(missing_ok=True)  # of an audit that was told of a sample
+    (folder / "sample.csv").unlink(missing_ok=True)  # of an earlier audit
     if decision.sample is not None:
         tables["sample"] = decision.sample
     page = html_report(findings, run, {pair: texts[pair] for pair in listed}, notes, traits, drawn)
@@ -140,7 +137,7 @@ def conclude(
 
 
 def _changes(table: pd.DataFrame, options: AuditOptions) -> tuple[set[str], set[str]]:
-    """Ids of pairs to drop, and to exchange: suspects, unless a person has decided on them."""
+    """Ids of pairs to drop, and to swap: suspects, unless decided by hand."""
     suspects = set(table["id"][table["suggested"] == "flip"])
     drop = suspects if options.action == "drop" else set()
     exchange = suspects if options.action == "flip" else set()
@@ -151,7 +148,6 @@ def _changes(table: pd.DataFrame, options: AuditOptions) -> tuple[set[str], set[
 
 
 def _texts(scored: ScoredPairs, table: pd.DataFrame) -> dict[str, Texts]:
-    """Prompts and responses of the pairs of a table by id and in its order, labels as trained."""
     found = scored.source.texts(scored.rows, table["id"].tolist())
     return {
         name: Texts(prompt, *(sides if observed == "chosen" else sides[::-1]))

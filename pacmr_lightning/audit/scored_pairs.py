@@ -1,4 +1,4 @@
-"""Scores of all training pairs: of a finished run, or by a model and pairs that come without a run."""
+"""Scores of all training pairs, by a finished run or by a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..modules import PreferenceModule
 from ..objectives import AnnotatorRPOEM
 from ..policy import PolicyModel
 from ..policy.base_model import adapter_base, is_adapter
-from ..runs.finished_run import PreferenceData, find_run, load
+from ..runs.finished_run import PreferenceData, find_run, load_run
 from ..runs.folder import read_weights, weight_parts
 from ..weighting import AuditedWeights, DropFlipped, OracleWeights
 from .cross_fit import FOLDER, CrossFit
@@ -34,36 +34,29 @@ class ScoredPairs:
     """N training pairs with the scores of a scorer, and of others that were computed."""
 
     pairs: pd.DataFrame
-    """N rows, as ``last_pass`` makes them, with ``cross_fit_u`` and ``unpulled_u`` (u without what
-    ``own_pull`` puts down to the pair's own label), and perhaps ``annotator``, ``learned_rate``,
-    ``first_visit_u`` and ``probe_u``."""
+    """``last_pass``, ``cross_fit_u``, ``unpulled_u`` (without self-influence), and perhaps other scores."""
     scorer: Scorer
     rows: Dataset
-    """Of the data, the pairs among them."""
     source: Any
     """A ``datamodules.Source``."""
     varies: bool = False
-    """Whether the weights are an opinion of labels that ranks them."""
+    """Whether the weights rank labels."""
     by_heart: bool = False
-    """Whether the scorer has learned these labels, and nobody knows how far: the rate is too low then."""
+    """Whether the scorer has memorised labels to an unknown extent, so that the rate is too low."""
     noise_flips: dict[str, bool] | None = None
     """Whether a run's noise has flipped a label, by id."""
     notes: list[str] = field(default_factory=list)
-    """What a reader has to know of the pairs, in sentences."""
 
 
 def score_run(run: str, options: AuditOptions) -> ScoredPairs:
-    """Score all training pairs of a finished run, labels as trained.
-
-    What a model computed or learned stays in ``audit`` inside the run's folder for a second call.
-    """
+    """Score all training pairs of a finished run as trained; results of models are kept in its ``audit``."""
     options.refuse(OF_A_MODEL, f"{run} is a run, which says that itself")
     scorer = options.scorer
     found = find_run(run, options.checkpoint)
     choose = scorer is None and bool(weight_parts(run))
     visits = read_weights(run) if choose or scorer == "first_visit" else None
-    module, data, updates = load(found, as_trained=True)
-    micro_batch_size = options.micro_batch_size or module.micro_batch_size  # cross-fitting's policies too
+    module, data, updates = load_run(found, as_trained=True)
+    micro_batch_size = options.micro_batch_size or module.micro_batch_size
     data.setup("fit")
     _check_pairs(options, data.source, data.train_pairs.rows["id"][:], data.train_pairs.swapped)
     kept = Path(run) / "audit"
@@ -82,7 +75,7 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
             "found out of labels; use --scorer policy."
         )
     if visits is not None:
-        # A pair that no update has seen has no visit, and its u is that of a policy that has not seen it.
+        # A pair without a visit has not been seen, so its present u is a pre-update score.
         first = visits.drop_duplicates("id").set_index("id")["u"].reindex(pairs["id"])
         pairs["first_visit_u"] = first.astype(float).fillna(pairs.set_index("id")["u"]).to_numpy()
     if scorer == "probe" or (choose and pairs["prompt"].nunique() >= FOLDS):
@@ -97,7 +90,7 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     unit = None if scorer in ("first_visit", "probe") else own_pull(module, data, found, updates)
     pairs["unpulled_u"] = pairs["u"] - (unit or 0) * pairs.pop("pull")
     beta = module.objective.beta
-    del module  # the other policies need its memory
+    del module  # frees memory for the other policies
     cross_fit = CrossFit(found, data, updates, beta, kept / FOLDER, micro_batch_size)
     u = cross_fit.u() if scorer == "dpo" else cross_fit.kept()
     pairs["cross_fit_u"] = np.nan if u is None else u.to_numpy()
@@ -107,11 +100,7 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
 
 
 def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
-    """Score all pairs of a source by a model that was trained elsewhere, or that is to be trained.
-
-    A policy's u is beta times its log-ratio difference to the reference; a linear probe's is the log-odds of
-    a label, which needs no training.
-    """
+    """Score all pairs of a source by a model: u by policy and reference, or log-odds by a linear probe."""
     why = f"{model} is a model and no run"
     options.refuse(OF_A_RUN, why)
     scorer: Scorer = options.scorer or "policy"
@@ -130,7 +119,7 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     first = data.train_pairs.batch([0])
     if reference is None:
         u = probe_log_odds(data.state_differences(_placed(model, options, first)), prompts)
-        delta = np.full(len(u), np.nan)  # of both responses together nothing is known
+        delta = np.full(len(u), np.nan)
         note = f"A linear probe has read the states of {model}; nothing was trained but the probe."
     else:
         ours, base = (
@@ -167,11 +156,7 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
 
 
 def base_of(policy: str) -> str:
-    """The model that an adapter was trained on.
-
-    Raises:
-        UserError: the policy is not there or no adapter, or its base is not named.
-    """
+    """Return the base model of an adapter; anything else raises a UserError."""
     if not is_adapter(policy):
         raise UserError(
             f"policy is {policy}, which is no adapter that names its base model; name another, or give the "
@@ -181,15 +166,14 @@ def base_of(policy: str) -> str:
 
 
 def _placed(name: str, options: AuditOptions, pair: Any) -> PolicyModel:
-    """A model as it is, where it is to run."""
     model = PolicyModel(name, rank=1, dtype=options.dtype or "float32")
-    model.build(announce=False, pair=pair)  # it is neither trained nor, maybe, a reference
+    model.build(announce=False, pair=pair)
     Fabric(accelerator="auto", devices=1).to_device(model)
     return model
 
 
 def _check_pairs(options: AuditOptions, source: Any, ids: list[str], swapped: list[bool]) -> None:
-    """Refuse pairs that are fewer than the sample, that nobody decided on, or that cannot be written."""
+    """Raise if the sample is too large, decisions do not fit, or ``cleaned`` cannot be written."""
     if options.sample > len(ids):
         raise UserError(f"sample is {options.sample}, but there are {len(ids)} training pairs; lower it.")
     if options.decided is not None:
@@ -199,7 +183,7 @@ def _check_pairs(options: AuditOptions, source: Any, ids: list[str], swapped: li
 
 
 def _probe_or(own: Scorer, pairs: pd.DataFrame) -> tuple[Scorer, str]:
-    """The probe where it agrees with more unseen labels than the policy did, else the run's own; and why."""
+    """Return the probe if it agrees with more unseen labels than the policy, else ``own``; and why."""
     probe, policy = (signed_rank_agreement(pairs[name].to_numpy()) for name in ("probe_u", "first_visit_u"))
     judge: Scorer = "probe" if probe > policy + agreement_error(len(pairs)) else own
     return judge, (
@@ -209,10 +193,7 @@ def _probe_or(own: Scorer, pairs: pd.DataFrame) -> tuple[Scorer, str]:
 
 
 def _varies(module: PreferenceModule, pairs: pd.DataFrame) -> bool:
-    """Return whether the weights rank labels by something that the run has found out.
-
-    Those that a weighting is told beforehand do not; co-teaching's keep a pair or drop it.
-    """
+    """Return whether the weights rank labels by something the run has learned."""
     none = (AuditedWeights, DropFlipped, OracleWeights)
     return not isinstance(module.weighting, none) and bool(np.ptp(pairs["weight"]) > 1e-6)
 

@@ -1,4 +1,4 @@
-"""The choices of ``pacmr audit --scorer``: who judges the labels, and what the scores are called."""
+"""Choices of ``pacmr audit --scorer``, and names of their scores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMES: dict[Scorer, str] = {
     "first_visit": "u at the first visit",
     "probe": "linear probe",
 }
-"""What tables call the scores."""
+"""Names in tables."""
 SCORES: dict[Scorer, str] = {
     "vnet": "weight",
     "dpo": "cross_fit_u",
@@ -21,8 +21,8 @@ SCORES: dict[Scorer, str] = {
     "first_visit": "first_visit_u",
     "probe": "probe_u",
 }
-"""Columns of the scores; a low value makes a label suspect."""
+"""Columns; low values are suspect."""
 BASIS: dict[Scorer, str] = SCORES | {"vnet": "unpulled_u"}
-"""Columns that change sign with the label, from which the noise rate is estimated."""
+"""Columns that change sign with the label, for the noise rate."""
 UNSEEN: tuple[Scorer, ...] = ("probe", "dpo", "first_visit")
-"""Scorers that have not learned the labels that they judge."""
+"""Scorers that were not trained on the labels that they score."""

@@ -1,9 +1,7 @@
-"""What the suspects have in common and other pairs have not: length, single words, category, annotator.
+"""Traits that suspected label errors have in common: length, single words, category, annotator.
 
-A policy that has learned a rule of thumb of whoever labelled suspects the pairs that break the rule. u alone
-cannot show that: the rule's followers look right and its breakers wrong. But what the suspects' chosen
-responses have or lack names the rule. So does whatever makes responses good, which a policy learns as well;
-a rule differs in that nearly all labels follow it.
+A policy that has learned the labellers' shortcut suspects the pairs that break it, which u alone cannot show.
+Real quality shows in the same way; of a shortcut, nearly all labels follow it.
 """
 
 from __future__ import annotations
@@ -20,17 +18,12 @@ from .group_reliability import GROUPINGS
 from .noise_rate import NoiseRate
 
 LEVEL = 0.05
-"""Share of false alarms among the traits that are reported; the chance of any where nothing is there."""
+"""False discovery rate of the traits that are reported."""
 LEAST = 10
-"""Suspects, and other pairs, that a trait has to decide before it is tested; twice that to be listed."""
+"""Suspects, and other pairs, that a trait must decide to be tested; twice that to be listed."""
 FOLLOWED = 0.75
-"""Share of the labels from which on they are said to follow a trait.
-
-In the embedded world right labels follow no word in more than 69% (lower end of the interval); under a
-favourite word, or a preference for the longer response, they follow one in 78% and more.
-"""
+"""Share of labels, for a shortcut; on the synthetic benchmark clean labels follow no word so often."""
 _BLOCK = 50
-"""Groups that are tested at a time."""
 COLUMNS = [
     *("kind", "trait", "suspects", "others", "in_suspects", "in_others", "difference", "low", "high"),
     *("p", "p_adjusted", "in_all", "in_all_low", "in_all_high"),
@@ -40,21 +33,15 @@ COLUMNS = [
 def suspect_traits(
     pairs: pd.DataFrame, suspect: np.ndarray, chosen: Sequence[str], rejected: Sequence[str]
 ) -> pd.DataFrame:
-    """Compare (N,) suspects with the other pairs, trait by trait.
+    """Compare (N,) suspects with the other pairs, trait by trait: one row per trait, the clearest first.
 
-    A word decides a pair where one response alone has it, length where one response has more characters, and
-    the pair has the trait where that response is the chosen one. A category or an annotator decides all pairs
-    that have one, and those of the group have the trait. Each trait is tested among the pairs that it
-    decides; sums over prompts are taken as independent, not pairs. Benjamini and Hochberg's correction is
-    over all traits that are tested.
+    A word decides a pair if one response alone has it, length if one response is longer, a group all pairs
+    with one. Sums over prompts are independent units, and p is adjusted by Benjamini and Hochberg.
 
-    Returns:
-        One row a trait: ``kind`` ("length", "word", "category" or "annotator"), ``trait``, ``suspects`` and
-        ``others`` (pairs that it decides), ``in_suspects`` and ``in_others`` (share of them that has it),
-        ``difference`` of the two with its 95% interval ``low`` to ``high``, ``p`` and ``p_adjusted`` (NaN
-        where suspects or others are fewer than ``LEAST``), and ``in_all`` (share of both together) with
-        ``in_all_low`` and ``in_all_high``. First come those with ``p_adjusted`` under ``LEVEL``, the largest
-        differences in front, by the end of the interval that is next to zero.
+    Columns: ``kind`` ("length", "word", "category" or "annotator"), ``trait``, ``suspects`` and ``others``
+    (pairs that it decides), ``in_suspects`` and ``in_others`` (shares that have it), ``difference`` with 95%
+    interval ``low`` to ``high``, ``p``, ``p_adjusted`` (NaN below ``LEAST``), ``in_all``, ``in_all_low``,
+    ``in_all_high``.
     """
     clusters = pd.factorize(pairs["prompt"])[0]
     blocks = [_lengths(chosen, rejected), _words(chosen, rejected), *_groups(pairs)]
@@ -76,11 +63,10 @@ def suspect_traits(
     )
 
 
-def rules(traits: pd.DataFrame, rate: NoiseRate) -> pd.Series:
-    """Which traits are a rule that most labels follow.
+def label_rules(traits: pd.DataFrame, rate: NoiseRate) -> pd.Series:
+    """Return which traits most labels follow, as a mask.
 
-    Flips at a rate eps that are independent of the pair leave at most 1 - eps of the labels to any trait. An
-    eps that was estimated lowers the line from ``FOLLOWED``; one that was given may be too high on purpose.
+    Independent flips leave at most 1 - eps of the labels to a trait; a given eps may be too high on purpose.
     """
     estimated = rate.identified and not rate.known
     bound = min(FOLLOWED, 1 - rate.low) if estimated else FOLLOWED
@@ -88,12 +74,12 @@ def rules(traits: pd.DataFrame, rate: NoiseRate) -> pd.Series:
 
 
 def at_least(traits: pd.DataFrame) -> pd.Series:
-    """Share of the labels that go with a trait, or against it, at least."""
+    """Return the lower bound of the share of labels that follow a trait or its opposite."""
     return traits["in_all_low"].clip(lower=1 - traits["in_all_high"])
 
 
 _Block = tuple[str, Sequence[str], sparse.csr_matrix, sparse.csr_matrix]
-"""Kind, V names, and two (N, V) matrices of 0 and 1: pairs that a trait decides, and those that have it."""
+"""Kind, V names, and two (N, V) 0/1 matrices: pairs that a trait decides, and pairs that have it."""
 
 
 def _lengths(chosen: Sequence[str], rejected: Sequence[str]) -> _Block:
@@ -102,11 +88,10 @@ def _lengths(chosen: Sequence[str], rejected: Sequence[str]) -> _Block:
 
 
 def _words(chosen: Sequence[str], rejected: Sequence[str]) -> _Block:
-    # Whatever decides enough pairs is in as many responses.
     counter = CountVectorizer(binary=True, token_pattern=r"(?u)\b\w+\b", min_df=2 * LEAST, dtype=np.int32)
     try:
         there = counter.fit_transform([*chosen, *rejected])
-    except ValueError:  # no word is left
+    except ValueError:
         empty = sparse.csr_matrix((len(chosen), 0))
         return "word", [], empty, empty
     first, second = there[: len(chosen)].tocsr(), there[len(chosen) :].tocsr()
@@ -135,12 +120,11 @@ def _column(values: np.ndarray) -> sparse.csr_matrix:
 def _compared(
     decides: sparse.csr_matrix, has: sparse.csr_matrix, suspect: np.ndarray, clusters: np.ndarray
 ) -> pd.DataFrame:
-    """Shares, interval and p of V traits.
+    """Shares, intervals and p of V traits.
 
-    With z = 1 for suspects and y = 1 for pairs that have the trait, the score (z - mean z)(y - mean y) of
-    pairs of one prompt is summed; where the trait is independent of suspicion these sums have mean 0. Their
-    variance is the sum of their squares, and no less than that of independent pairs: of rare traits the
-    squares tell too little.
+    Scores (z - mean z)(y - mean y), z = 1 for suspects and y = 1 for pairs with the trait, are summed over
+    prompts. Their variance is the sum of squares, at least that of independent pairs: rare traits have few
+    squares.
     """
     by_prompt = sparse.csr_matrix((np.ones(len(clusters)), (clusters, np.arange(len(clusters)))))
     only = sparse.diags(suspect.astype(float))
@@ -167,11 +151,11 @@ def _compared(
             _wilson(share, size, square, prompts)
             for share, size, square in zip((*shares, mean_y), (suspects, others, total), squares, strict=True)
         )
-        # Suspects and others of one prompt go together where all of its pairs are of one group.
+        # Suspects and others of a prompt are correlated if a prompt's pairs share a group.
         together = np.asarray(residuals[0].multiply(residuals[1]).sum(0)).ravel()
         correlation = np.nan_to_num(together / np.sqrt(squares[0] * squares[1]))
     difference = shares[0] - shares[1]
-    # Newcombe's interval of a difference, out of those of both shares and their correlation.
+    # Newcombe's interval of a difference, from both shares' intervals and their correlation.
     low = difference - _hypotenuse(shares[0] - low_1, high_2 - shares[1], correlation)
     high = difference + _hypotenuse(high_1 - shares[0], shares[1] - low_2, correlation)
     return pd.DataFrame(
@@ -202,9 +186,9 @@ def _squares(sums: sparse.spmatrix) -> np.ndarray:
 def _wilson(
     share: np.ndarray, size: np.ndarray, squares: np.ndarray, prompts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Wilson's 95% interval of a share, with as many pairs as would have the variance over prompts."""
+    """Wilson's 95% interval of a share, for the effective number of pairs over prompts."""
     ratio = squares / (size * share * (1 - share)) * prompts / (prompts - 1)
-    # Where all pairs agree there is no variance, and each prompt counts once.
+    # Without variance each prompt counts once.
     n = np.where((share > 0) & (share < 1), size / np.fmax(ratio, 1.0), np.minimum(size, prompts))
     z = norm.ppf(0.975)
     middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)

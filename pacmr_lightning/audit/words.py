@@ -1,4 +1,4 @@
-"""Sentences of an audit: the noise rate and its limits, rules, and what suspects have in common."""
+"""Sentences of an audit: noise rate, limits, shortcuts, and traits of suspected label errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .findings import Findings
 from .group_reliability import GROUPINGS
 from .noise_rate import NoiseRate
 from .scorers import NAMES, Scorer
-from .suspect_traits import LEVEL, at_least, rules
+from .suspect_traits import LEVEL, at_least, label_rules
 
 _UNSEEN: dict[Scorer, str] = {
     "dpo": "u is that of two DPO policies, each of them trained on half of the prompts, about the half that "
@@ -23,16 +23,13 @@ _UNSEEN: dict[Scorer, str] = {
     "probe": "u is the log-odds of the label by a linear reward on what the untouched model's layers hold "
     "of the responses, fitted to the labels of other prompts.",
 }
-"""Scorers that have not learned the labels that they judge."""
 COIN_FLIPS = (
     "Without the share that is told these scores fit labels that are coin flips as well, so P(wrong) may say "
     "nothing of a pair."
 )
-"""Where the rate is known, and nothing else is."""
 _LEARNED = "u is that of a policy that has learned these labels, wrong ones among them"
 _PLACES = {"length": "where lengths differ", "word": "where one response has it"}
 SHOWN = 5
-"""Traits that get a sentence."""
 _RULE_OR_QUALITY = (
     "The policy doubts these labels because it has learned to prefer the opposite, which may be what makes "
     "responses better or a rule of thumb of whoever labelled; which of the two it is, scores cannot tell."
@@ -45,7 +42,7 @@ _FOLLOWED = (
 
 
 def rate_in_words(rate: NoiseRate) -> str:
-    """The expected share of wrong labels with its uncertainty, or why there is none."""
+    """Return the noise rate with its uncertainty, or why it is not identified."""
     if rate.identified and rate.known:
         return f"{rate.rate:.1%}, {_source(rate)}"
     if rate.identified:
@@ -59,7 +56,7 @@ def rate_in_words(rate: NoiseRate) -> str:
 
 
 def fit_in_words(rate: NoiseRate) -> str:
-    """Whether labels are against the policy as often as the curve has it, and what a refusal means."""
+    """Return whether the labels fit the curve, and what a poor fit means."""
     p = rate.fit.p
     if isnan(p):
         return "Whether the curve fits cannot be tested: too little is known of these labels."
@@ -71,7 +68,7 @@ def fit_in_words(rate: NoiseRate) -> str:
             "has learned, or flips at near ties, can give the same curve."
         )
     fitted, pairs = rate.tenths["fitted"], rate.tenths["pairs"]
-    # Where no label of a part is against the policy, its own error is 0 and would make any gap the largest.
+    # A part without any label against the policy has standard error 0, so use the fit's as well.
     error = np.maximum(rate.tenths["stderr"].fillna(0), np.sqrt(fitted * (1 - fitted) / pairs))
     worst = rate.tenths.iloc[int(((rate.tenths["against"] - fitted) / error).abs().fillna(0).argmax())]
     said = (
@@ -97,7 +94,7 @@ def _source(rate: NoiseRate) -> str:
 
 
 def findings_in_words(findings: Findings) -> list[str]:
-    """How the scorer's threshold and noise rate came about, and how far to trust them."""
+    """Return how threshold and noise rate were found, and their limits."""
     rate, scorer = findings.rate, findings.scorer
     top = rate.tenths.iloc[-1]
     told = [_UNSEEN[scorer] if scorer in _UNSEEN else _learned(findings.pairs)]
@@ -170,8 +167,8 @@ def _learned(pairs: pd.DataFrame) -> str:
 
 
 def rules_in_words(traits: pd.DataFrame, rate: NoiseRate, shown: int = SHOWN) -> list[str]:
-    """The lengths and words that most labels follow, and what that does to an audit; nothing if none."""
-    found = traits.assign(sure=at_least(traits))[rules(traits, rate)]
+    """Return sentences on the lengths and words that most labels follow; empty if none."""
+    found = traits.assign(sure=at_least(traits))[label_rules(traits, rate)]
     found = found.sort_values("sure", ascending=False, kind="stable")
     told = []
     for row in found.head(shown).to_dict("records"):
@@ -199,7 +196,7 @@ def rules_in_words(traits: pd.DataFrame, rate: NoiseRate, shown: int = SHOWN) ->
 def traits_in_words(
     traits: pd.DataFrame, groups: pd.DataFrame, doubted: str, shown: int = SHOWN
 ) -> list[str]:
-    """A sentence for each of the first traits that tell ``doubted`` pairs from others, and its meaning."""
+    """Return a sentence for each of the first traits that separate ``doubted`` pairs from others."""
     if traits["p"].isna().all():
         return [f"There are too few {doubted}, or other pairs, to say what they have in common."]
     found = traits[traits["p_adjusted"] < LEVEL]
@@ -216,7 +213,7 @@ def traits_in_words(
 
 
 def share_of(share: float) -> str:
-    """A share in percent; tenths where it would else be rounded to nothing or all."""
+    """Return a share in percent, with tenths near 0 and 1."""
     return f"{share:.0%}" if 0.02 <= share <= 0.98 or share in (0, 1) else f"{share:.1%}"
 
 

@@ -10,8 +10,11 @@ from typing import Any, NoReturn, get_args, get_origin
 from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace, add_instantiator, auto_cli
 
 from .exceptions import construct, stop
-from .sentences import read
+from .sentences import cause_of
 from .shipped_configs import with_files
+
+NUMBERS = (int | float, int | float | None)
+"""Types of options such as ``trainer.limit_val_batches``: 1 is one batch, 1.0 is all of them."""
 
 add_instantiator(construct, object)
 
@@ -22,6 +25,14 @@ class OneSentence(ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **{"allow_abbrev": False} | kwargs)
         self._file: str | None = None
+
+    def add_argument(self, *args: Any, **kwargs: Any) -> Any:
+        """Tries int before float: ``typing`` may return the union of another package, in its order."""
+        action: Any = kwargs.get("action")
+        kind = getattr(action, "_typehint", None)
+        if kind in NUMBERS:
+            action._typehint = NUMBERS[NUMBERS.index(kind)]
+        return super().add_argument(*args, **kwargs)
 
     def parse_args(self, args: Any = None, *rest: Any, **options: Any) -> Any:
         """Resolve names of shipped configs first."""
@@ -37,7 +48,7 @@ class OneSentence(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print one sentence and exit with status 2; if nested, raise ArgumentError as jsonargparse does."""
-        cause = read(message, getattr(ex, "subcommand_parser", None) or self)
+        cause = cause_of(message, getattr(ex, "subcommand_parser", None) or self)
         if not self.exit_on_error:
             raise ArgumentError(None, f'Parser key "{cause.key}":\n  {cause.text}') from ex
         stop(f"{self._file}: {cause}" if self._file else str(cause))

@@ -44,10 +44,10 @@ class Cause:
 
 def short_message(message: str) -> str:
     """Return the first cause in a message as a sentence: key, value and what is allowed."""
-    return str(read(message, None))
+    return str(cause_of(message, None))
 
 
-def read(message: str, parser: ArgumentParser | None) -> Cause:
+def cause_of(message: str, parser: ArgumentParser | None) -> Cause:
     """Return the cause in a message of a parser, which has the names to propose."""
     cause = _cause(message, parser)
     return _with_classes(replace(cause, text=cause.text.replace("{value}", "the class")), None)

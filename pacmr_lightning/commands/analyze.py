@@ -1,4 +1,4 @@
-"""Compares what a policy prefers under each prompt and under its rewording, and counts confident mistakes."""
+"""Compares preferences under original and augmented prompts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..analysis.consistency import check_taus, judged_pairs, measure
+from ..analysis.consistency import check_taus, consistency_by_threshold, judged_pairs
 from ..command_line.parser import run_tool
-from ..errors import UserError
+from ..errors import UserError, check_at_least
 from ..files import check_writable, replacing
-from ..runs.finished_run import Run, find_run, load
+from ..runs.finished_run import FinishedRun, find_run, load_run
 from ..runs.folder import ANALYSIS
 
 TAUS = (0.55, 0.6, 0.7)
-"""The thresholds of the paper's table."""
+"""The paper's thresholds."""
 CURVE = tuple(np.round(np.arange(0.5, 0.951, 0.01), 2).tolist())
-"""Thresholds of the figure's curves."""
 
 COLUMNS: dict[str, Callable[[pd.Series], str]] = {
     "Task": lambda row: row["task"],
@@ -33,9 +32,9 @@ COLUMNS: dict[str, Callable[[pd.Series], str]] = {
     "Clean accuracy (%)": lambda row: _percent(row["clean_accuracy"]),
     "Direction agreement (%)": lambda row: _percent(row["direction_agreement"]),
 }
-"""Heading and cell of each column of the paper's table, over the rows of ``measure``."""
+"""Columns of the paper's table, over the rows of ``measure``."""
 BY_RUN = ("Task", "N", "Binary l1")
-"""Columns that say the same at every threshold."""
+"""Columns that do not depend on the threshold."""
 
 
 def analyze(
@@ -51,10 +50,9 @@ def analyze(
 ) -> pd.DataFrame:
     """Repeats the paper's analysis of prompt-augmentation consistency with the policies of finished runs.
 
-    Each run's policy is the probe and its base the reference. The labels are those found in its data; the
-    noise that the run was trained with is switched off. Writes ``consistency-SPLIT.csv`` (with standard
-    errors), ``.md``, ``.png`` and ``.pdf``, and ``pairs-SPLIT.parquet`` with the values of every pair. What
-    was computed stays in ``answers.sqlite``, so that a second call goes on where the first was killed.
+    Each run's policy is the probe and its base the reference; labels are the data's, without the run's noise.
+    Writes ``consistency-SPLIT.csv`` (with standard errors), ``.md``, ``.png`` and ``.pdf``, and
+    ``pairs-SPLIT.parquet`` with the values of every pair. ``answers.sqlite`` lets a second call resume.
 
     Args:
         runs: folders of preference runs.
@@ -69,33 +67,30 @@ def analyze(
             what each run's configuration names, or else the rows' own, or those of rules.
 
     Returns:
-        The rows of ``measure`` with the run's ``task``, its folder ``run``, ``step`` (policy updates behind
-        the checkpoint) and ``split``.
+        The rows of ``measure`` with ``task``, folder ``run``, ``step`` (policy updates) and ``split``.
 
     Raises:
-        UserError: an option is out of range, a run's files are missing or do not fit, or none of its pairs
-            has a second view.
+        UserError: an option is out of range, or a run's files or pairs do not fit.
     """
     check_taus(taus)
     if not runs:
         raise UserError("runs is empty, but at least one folder of a preference run is needed.")
     if seed < 0:
         raise UserError(f"seed is {seed}, but it must be 0 or more.")
-    if micro_batch_size is not None and micro_batch_size < 1:
-        raise UserError(f"micro_batch_size is {micro_batch_size}, but it must be at least 1.")
+    check_at_least(1, micro_batch_size=micro_batch_size)
     if augmentations is not None and split != "train":
         raise UserError(
             f"augmentations is {augmentations}, but the datamodule reads it for training pairs only; give "
             "the validation rows an augmented_prompt, or leave it out."
         )
-    # All of them before the first is computed, which may take hours.
+    # First, since computing may take hours.
     probes = [find_run(run, checkpoint) for run in dict.fromkeys(runs)]
     folder = Path(output) if output else Path(probes[0].folder) / ANALYSIS
     check_writable("output", str(folder), folder)
     judged: dict[str, pd.DataFrame] = {}
     parts, notes = [], []
     for label, run in zip(_labels(probes), probes, strict=True):
-        module, data, step = load(run, augmentations)
+        module, data, step = load_run(run, augmentations)
         frame = judged_pairs(
             module,
             data,
@@ -105,7 +100,7 @@ def analyze(
             seed=seed,
             micro_batch_size=micro_batch_size,
         )
-        rows = measure(frame, taus)
+        rows = consistency_by_threshold(frame, taus)
         names = {"task": label, "run": run.folder, "step": step, "split": split}
         parts.append(pd.DataFrame(names, index=rows.index).join(rows))
         notes.append(_note(label, run, step, split, frame))
@@ -117,15 +112,13 @@ def analyze(
     return table
 
 
-def _labels(probes: Sequence[Run]) -> list[str]:
-    """Names of the runs in table and figure: their tasks, or their folders where two have one task."""
+def _labels(probes: Sequence[FinishedRun]) -> list[str]:
     tasks = [run.data["init_args"].get("task", "preferences") for run in probes]
     return tasks if len(set(tasks)) == len(tasks) else [run.folder for run in probes]
 
 
-def _note(label: str, run: Run, step: int, split: str, pairs: pd.DataFrame) -> str:
-    """What a reader has to know of the probe and the pairs to judge a run's numbers."""
-    everything = measure(pairs, [0.5]).iloc[0]
+def _note(label: str, run: FinishedRun, step: int, split: str, pairs: pd.DataFrame) -> str:
+    everything = consistency_by_threshold(pairs, [0.5]).iloc[0]
     accuracy = f"{_percent(everything['clean_accuracy'])} ± {_percent(everything['clean_accuracy_stderr'])}%"
     given = int(pairs["given_view"].sum())
     parts = [
@@ -145,8 +138,8 @@ def _percent(share: float) -> str:
     return "-" if np.isnan(share) else f"{100 * share:.2f}"
 
 
-def cells(table: pd.DataFrame) -> list[list[str]]:
-    """The rows of the paper's table; what belongs to a whole run stands in the run's first row only."""
+def formatted_rows(table: pd.DataFrame) -> list[list[str]]:
+    """Return the cells of the paper's table; a run's common values are only in its first row."""
     new_run = table["run"].ne(table["run"].shift())
     return [
         ["" if name in BY_RUN and not first else cell(row) for name, cell in COLUMNS.items()]
@@ -157,7 +150,7 @@ def cells(table: pd.DataFrame) -> list[list[str]]:
 def _write(
     folder: Path, split: str, table: pd.DataFrame, judged: dict[str, pd.DataFrame], notes: list[str]
 ) -> None:
-    from ..analysis.consistency_figure import draw
+    from ..analysis.consistency_figure import draw_consistency
 
     name = f"consistency-{split}"
     everything = pd.concat([frame.assign(task=label) for label, frame in judged.items()], ignore_index=True)
@@ -165,20 +158,24 @@ def _write(
         everything.to_parquet(temporary, index=False)
     with replacing(folder / f"{name}.csv") as temporary:
         table.to_csv(temporary, index=False)
-    lines = ["| " + " | ".join(row) + " |" for row in (COLUMNS, ["---"] * len(COLUMNS), *cells(table))]
+    lines = [
+        "| " + " | ".join(row) + " |" for row in (COLUMNS, ["---"] * len(COLUMNS), *formatted_rows(table))
+    ]
     lines += ["", *(f"- {note}" for note in notes)]
     with replacing(folder / f"{name}.md") as temporary:
         temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
     taus = sorted(set(table["tau"]))
-    curves = {label: measure(frame, sorted({*CURVE, *taus})) for label, frame in judged.items()}
-    draw(curves, taus, folder / name)
+    curves = {
+        label: consistency_by_threshold(frame, sorted({*CURVE, *taus})) for label, frame in judged.items()
+    }
+    draw_consistency(curves, taus, folder / name)
 
 
 def _show(folder: Path, table: pd.DataFrame, notes: list[str]) -> None:
     shown = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in COLUMNS:
         shown.add_column(heading, justify="left" if heading == "Task" else "right")
-    for row in cells(table):
+    for row in formatted_rows(table):
         shown.add_row(*row)
     console = Console(markup=False)
     console.print(shown)

@@ -1,4 +1,4 @@
-"""Which labels of preference pairs look wrong, by a run or a model, and the pairs without them."""
+"""``pacmr audit``: suspected label errors of preference pairs, and cleaned pairs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..audit.words import COIN_FLIPS, fit_in_words, rate_in_words, rules_in_word
 from ..command_line.parser import run_tool
 from ..datamodules.sources import Source
 from ..errors import UserError
-from ..runs.hub import check_repository
+from ..runs.hub_upload import check_repository
 
 _FORMS = {
     "suspects": ("suspects", "{:,}"),
@@ -26,7 +26,6 @@ _FORMS = {
     "auroc": ("AUROC", "{:.2f}"),
     "average_precision": ("AP", "{:.2f}"),
 }
-"""Headings and forms of the columns of the table."""
 
 
 def audit(
@@ -38,17 +37,16 @@ def audit(
 ) -> None:
     """Looks at all training pairs of a finished run once more, labels as trained; or at pairs by a model.
 
-    Writes ``pairs.parquet`` and ``pairs.csv`` (one row a pair, the most suspect first), ``methods.csv`` (what
-    each score found), ``groups.csv`` (how reliable each category's and annotator's labels are),
-    ``suspect_traits.csv`` (what suspects have in common) and ``report.html``. What a model computed or
-    learned stays in ``audit`` inside the run's folder, so that a second call goes on where the first was
-    killed.
+    Writes ``pairs.parquet`` and ``pairs.csv`` (one row a pair, the most suspect first), ``methods.csv`` (each
+    score's results), ``groups.csv`` (reliability of each category's and annotator's labels),
+    ``suspect_traits.csv`` (what suspects have in common) and ``report.html``. Results of models stay in
+    ``audit`` inside the run's folder, so that a second call resumes.
 
     With ``source`` the pairs are audited by a policy that was trained elsewhere, or by a model that is to be
-    trained. Where a policy was trained on these very labels it agrees with them too much, so that the share
-    of wrong ones is likely to be higher than estimated; the ranking is still of use. A linear probe
-    (``scorer`` probe) needs no training: it learns from what the model's layers hold of the responses and
-    from the labels of other prompts. ``AuditedWeights`` can learn from the table at once.
+    trained. A policy that was trained on these labels agrees with them too much, so the share of wrong ones
+    is likely to be higher than estimated; the ranking is still of use. A linear probe (``scorer`` probe)
+    needs no training: it learns from the model's hidden states and the labels of other prompts.
+    ``AuditedWeights`` can learn from the table.
 
     Args:
         run: folder of a preference run; with ``source``, folder or Hub id of a PEFT adapter or a whole model.
@@ -76,7 +74,7 @@ def audit(
 
 
 def show(found: AuditResult) -> None:
-    """Print what each score found, the noise rate with its doubts, and where the rest is."""
+    """Print each score's results, the noise rate with its limits, and the files."""
     console, findings = Console(), found.findings
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("score")
@@ -122,5 +120,5 @@ def show(found: AuditResult) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """``pacmr audit RUN`` and the options of ``AuditOptions``."""
+    """Run ``pacmr audit``."""
     run_tool("audit", audit, arguments, positional=True)

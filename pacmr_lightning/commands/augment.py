@@ -1,4 +1,4 @@
-"""Writes second wordings of the training prompts: back-translations, paraphrases or rules."""
+"""Command ``pacmr augment``: augmented training prompts by back-translation, paraphrase or rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ..command_line.parser import run_tool
 from ..datamodules.augmentation.augmentation_report import examples, summary
-from ..datamodules.augmentation.files import prompt_hash, training_prompts, write_augmentations
+from ..datamodules.augmentation.augmented_prompts import prompt_hash, training_prompts, write_augmentations
 from ..datamodules.augmentation.paraphrase import Paraphrase  # noqa: F401 - for its short name on the command line
 from ..datamodules.augmentation.rewriter import Rewriter, augment_prompts
 from ..datamodules.augmentation.translation import BackTranslation
@@ -30,11 +30,10 @@ def augment(
     n: int | None = None,
     seed: int = 42,
 ) -> None:
-    """Words the prompts of training pairs differently, for VNet's second views; responses stay as they are.
+    """Writes augmented prompts of the training pairs for VNet; responses stay as they are.
 
-    Writes OUTPUT, which the datamodule reads as its augmentations, and OUTPUT's name with -report.md, a
-    report with examples. Work in progress is in OUTPUT.answers.sqlite: run the same command again after a
-    kill and it goes on.
+    Writes OUTPUT, which the datamodule reads as its augmentations, and a report with examples (OUTPUT's name
+    with -report.md). OUTPUT.answers.sqlite stores work in progress: the same command resumes a killed run.
 
     Args:
         source: where the pairs come from.
@@ -47,7 +46,7 @@ def augment(
     path = Path(output).expanduser()
     if path.suffix != ".parquet" or path.is_dir():
         raise UserError(f"output is {output!r}, but it must be a file that ends in .parquet.")
-    settings = rewriter.settings  # a model that cannot be loaded says so here, before long work
+    settings = rewriter.settings  # fails before long work if a model cannot be loaded
     prompts = training_prompts(source.load("train"))
     if not prompts:
         raise UserError(f"No training pair of {source.name} has a prompt that can be used; look at its rows.")

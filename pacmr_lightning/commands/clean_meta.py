@@ -1,4 +1,4 @@
-"""Makes a small set of pairs with clean labels: judges correct a sample of the training pairs."""
+"""Command ``pacmr clean-meta``: judges correct a small sample of the training pairs."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from rich.console import Console
 from rich.table import Table
 
 from ..command_line.parser import run_tool
-from ..command_line.tables import plain_table
+from ..command_line.plain_table import plain_table
 from ..datamodules.chat import decode_messages
 from ..datamodules.cleaned import plain_row, write_table
 from ..datamodules.prompts import split_row
-from ..datamodules.rows import values_of
+from ..datamodules.row_values import values_of
 from ..datamodules.sampling import stratified_sample
 from ..datamodules.sources import Source
 from ..errors import UserError
 from ..evaluation.answer_store import AnswerStore
 from ..evaluation.conversation import TEMPLATE_COLUMNS
 from ..evaluation.judging import Comparison, EndpointJudge, PairJudge, Preference, Verdict
-from ..evaluation.response_files import answers_path, write_json_lines
+from ..evaluation.response_files import answers_path
 from ..evaluation.reward_model import RewardModelJudge
+from ..files import write_json_lines
 
 # The judges are imported for their short names on the command line.
 __all__ = ["EndpointJudge", "RewardModelJudge", "clean_meta", "main"]
 
 _ON_LABEL: dict[Preference, str] = {"first": "right", "second": "wrong", "none": "none"}
-"""What a preference says of a pair's label, with the chosen response first."""
 _MORE = ("augmented_prompt", "annotator", *TEMPLATE_COLUMNS)
 _ORDER = pa.struct({"verdict": pa.string(), "answer": pa.string(), "problem": pa.string()})
 _VERDICT = pa.struct({"judge": pa.string(), "verdict": pa.string(), "orders": pa.list_(_ORDER)})
@@ -38,10 +38,10 @@ _VERDICT = pa.struct({"judge": pa.string(), "verdict": pa.string(), "orders": pa
 
 @dataclass(frozen=True, kw_only=True)
 class _Pair(Comparison):
-    """A training pair, first the chosen response."""
+    """A training pair, with the chosen response first."""
 
     row: dict[str, Any]
-    """As the file has it, but for ``corrected`` and ``verdicts``."""
+    """Without ``corrected`` and ``verdicts``."""
 
 
 def clean_meta(
@@ -54,13 +54,12 @@ def clean_meta(
 ) -> None:
     """Writes a sample of the training pairs in which wrong labels are corrected.
 
-    The sample has the categories in the proportions of the training pairs. A pair's responses are exchanged
-    where all judges find the label wrong, each of them in both orders of the responses. In the embedded world
-    the gold reward decides, without judges.
+    The sample is stratified by category. A pair's responses are swapped where all judges, each in both
+    orders, find the label wrong. In the embedded world the gold reward decides, without judges.
 
-    The file is for ``--data.clean_meta Files --data.clean_meta.train FILE``: rows keep the ids of the
-    training pairs, so that these are left out of training. ``corrected`` says where the responses were
-    exchanged, ``verdicts`` what each judge said of the label as it was found.
+    The file is for ``--data.clean_meta Files --data.clean_meta.train FILE``: rows keep their ids, so that
+    these pairs are left out of training. ``corrected`` marks swapped responses, ``verdicts`` has each judge's
+    verdict on the original label.
 
     Args:
         source: where the training pairs come from.
@@ -102,7 +101,7 @@ def clean_meta(
             verdicts = [judge.compare(pairs, answers) for judge in judges]
         wrong = [all(v.preferred == "second" for v in of_pair) for of_pair in zip(*verdicts, strict=True)]
     else:
-        # Not the row's eta: that is the same where there is one, but this is what it is made of.
+        # Not the row's eta, which derives from the reward and may be absent.
         reward = source.gold_reward
         wrong = [reward(str(p.prompt), p.first) < reward(str(p.prompt), p.second) for p in pairs]
     names = [judge.name for judge in judges]
@@ -139,7 +138,6 @@ def clean_meta(
 
 
 def _sample(source: Source, n: int, seed: int) -> tuple[list[_Pair], int]:
-    """Return the sample, and how many pairs could have been in it."""
     columns = ("id", "category", "chat", "prompt", "chosen", "rejected", *_MORE)
     usable = []
     for name, category, chat, prompt, chosen, rejected, *more in values_of(source.load("train"), *columns):
@@ -154,14 +152,13 @@ def _sample(source: Source, n: int, seed: int) -> tuple[list[_Pair], int]:
         row = {"id": name, "prompt": prompt, "chosen": chosen, "rejected": rejected, "category": category}
         row |= plain_row({"chat": chat, **dict(zip(_MORE, more, strict=True))})
         usable.append(_Pair(prompt=prompt, first=split.chosen, second=split.rejected, row=row))
-    # Labels are flipped by the hash of id and seed alone, and a sample must not be what the noise takes.
+    # Label noise uses the hash of id and seed alone; the sample must be independent of it.
     names = [f"clean {pair.row['id']}" for pair in usable]
     taken = stratified_sample(names, [pair.row["category"] for pair in usable], n, seed)
     return [usable[i] for i in taken], len(usable)
 
 
 def _table(names: list[str], verdicts: list[list[Verdict]]) -> Table:
-    """Return what each judge found, and what it cost."""
     headings = ("right", "wrong", "none", "inconsistent", "tokens in", "tokens out", "from store")
     table = plain_table("judge", *headings)
     for name, of in zip(names, verdicts, strict=True):

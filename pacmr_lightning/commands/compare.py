@@ -1,4 +1,4 @@
-"""A table of finished runs side by side, and a figure of how they learned."""
+"""Compares finished runs in a table and a figure (``pacmr compare``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS = {
     "AUROC u": "{flip_auroc_u:.2f}",
     "time": "{seconds:.0f} s",
 }
-"""Heading and format of each column, over the keys of the summary and of its ``metrics``."""
+"""Heading and format of each column, over the keys of the summary and its ``metrics``."""
 
 NOTES = (
     "accuracy: of the sign of u on validation pairs, labels as given",
@@ -33,8 +33,8 @@ NOTES = (
 )
 
 
-def table(runs: list[str]) -> Table:
-    """One row a run; columns that no run knows are left out."""
+def comparison_table(runs: list[str]) -> Table:
+    """Return a table of runs, without columns that no run has."""
     summaries = [read_summary(run) for run in runs]
     rows = [[_cell(form, summary) for form in COLUMNS.values()] for summary in summaries]
     result = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
@@ -48,7 +48,6 @@ def table(runs: list[str]) -> Table:
 
 
 def _cell(form: str, summary: dict[str, Any]) -> str:
-    """The formatted numbers; empty where the run does not know one of them."""
     known = {key: value for key, value in {**summary["metrics"], **summary}.items() if value is not None}
     try:
         return form.format_map(known)
@@ -57,7 +56,7 @@ def _cell(form: str, summary: dict[str, Any]) -> str:
 
 
 def _validated(run: str) -> str | None:
-    """Return a sentence where a run's last validation is older than its last update."""
+    """A note if a run's last validation is older than its last update."""
     summary = read_summary(run)
     if summary.get("val_step") in (None, summary.get("steps")):
         return None
@@ -75,14 +74,14 @@ def compare(runs: list[str], figure: str | None = None) -> None:
         UserError: a run has no summary, or the figure's name another ending.
     """
     console = Console(markup=False)
-    console.print(table(runs))
+    console.print(comparison_table(runs))
     notes = [*NOTES, *filter(None, map(_validated, runs))]
     for note in notes:
         console.print(f"  {note}", highlight=False, style="dim")
     if figure:
-        from ..analysis.learning_curves import draw
+        from ..analysis.learning_curves import draw_learning_curves
 
-        draw(runs, figure)
+        draw_learning_curves(runs, figure)
         console.print(f"Figure: {figure}", highlight=False)
 
 

@@ -1,4 +1,4 @@
-"""PerpCorrect: a second pass over labels that policies of a few clean pairs have corrected."""
+"""``pacmr correct``: train again on labels corrected by PerpCorrect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..datamodules.sources import Source
 from ..errors import UserError
 from ..evaluation.answer_store import content_key
 from ..files import replacing
-from ..runs.finished_run import PreferenceData, Run, find_run, load
+from ..runs.finished_run import FinishedRun, PreferenceData, find_run, load_run
 from ..runs.folder import SUMMARY
 from .second_pass import (
     AUDIT,
@@ -35,9 +35,8 @@ from .second_pass import (
 )
 
 RECORD = "correct.json"
-"""File of what was asked for, inside the second pass's folder."""
 ROUNDS = "rounds"
-"""Folder of the rounds inside it; each is a run, and complete once it has ``scores.parquet``."""
+"""Folder of the rounds' runs; one is complete once it has ``scores.parquet``."""
 PAIRS = "pairs.parquet"
 TABLE = "rounds.csv"
 
@@ -53,11 +52,11 @@ def correct(
 ) -> None:
     """Trains a run's policy once more, from the reference, on labels that PerpCorrect has corrected.
 
-    Each round trains DPO, from the reference, on the clean pairs and on those training pairs that the round
-    before was surest of, and asks it how unlikely it finds chosen and rejected responses. The round that
-    tells right labels from wrong ones best decides which labels change. The second pass is a run of its own
-    beside the first, with the rounds in its folder ``rounds``, an audit of the first run in ``audit``, and a
-    comparison of the two runs at the end. The same command goes on where it was killed.
+    Each round trains DPO, from the reference, on the clean pairs and on the training pairs that the round
+    before was surest of, and scores all pairs by its perplexities. The round that separates right labels from
+    wrong ones best decides which labels change. The second pass is a run of its own beside the first, with
+    the rounds in its folder ``rounds``, an audit of the first run in ``audit``, and a comparison of the two
+    runs at the end. The same command resumes where it was killed.
 
     Args:
         run: folder of a finished preference run.
@@ -70,9 +69,8 @@ def correct(
         micro_batch_size: pairs in one forward pass that scores; default: that of training.
 
     Raises:
-        UserError: there are no clean pairs, or fewer than a batch; an option is out of range, or rounds add
-            no pair; the run's files are missing; the folder holds something else; or no round tells right
-            labels from wrong ones.
+        UserError: there are no clean pairs, or fewer than a batch; options or files do not fit; the folder
+            holds something else; or no round separates right labels from wrong ones.
     """
     check_beta(beta)
     first = find_run(run, "last")
@@ -109,14 +107,14 @@ def correct(
     compare_passes(run, folder)
 
 
-def _data(first: Run, clean: Source | None, rounds: Rounds) -> PreferenceData:
-    """The run's data with all training pairs, labels as trained, and the clean pairs beside them."""
+def _data(first: FinishedRun, clean: Source | None, rounds: Rounds) -> PreferenceData:
+    """The run's data with all training pairs as trained, and the clean pairs."""
     if clean is None and not first.data["init_args"].get("clean_meta"):
         raise UserError(
             f"The run {first.folder} has no clean pairs, which PerpCorrect starts from; give some, such as "
             "--clean Files --clean.train clean.jsonl of pacmr clean-meta, or use pacmr refine without any."
         )
-    _, data, _ = load(first, as_trained=True)
+    _, data, _ = load_run(first, as_trained=True)
     data.clean_meta = data.clean_meta if clean is None else clean
     data.hold_out_clean_meta = False
     data.setup("fit")
@@ -134,7 +132,7 @@ def _data(first: Run, clean: Source | None, rounds: Rounds) -> PreferenceData:
 
 
 def _write_pairs(data: PreferenceData, path: Path, kept: list[int], exchange: list[int]) -> None:
-    """The clean pairs, training pairs under their label as trained, and others under the opposite one."""
+    """Write clean pairs, training pairs as trained, and others with the label swapped."""
     found = data.source.load("train")
     places = {name: i for i, name in enumerate(found["id"][:])}
     rows = list(data.clean_meta.load_all())
@@ -142,12 +140,12 @@ def _write_pairs(data: PreferenceData, path: Path, kept: list[int], exchange: li
         for i in indices:
             row = found[places[data.train_pairs.rows[i]["id"]]]
             rows.append(exchanged(row) if data.train_pairs.swapped[i] != opposite else row)
-    # A pair may be a clean one and selected, too, and an id comes once in a file.
+    # Ids must be unique, and a pair may be both clean and selected.
     write_rows(({**row, "id": None} for row in rows), path)
 
 
 def _show(table: pd.DataFrame, pairs: int, folder: Path) -> None:
-    """The rounds, and their estimate of the share of wrong labels beside the audit's."""
+    """Print the rounds, and their noise rate beside the audit's."""
     shown = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("round", "kept", "exchanged", "wrong", "separation", "threshold", "changed"):
         shown.add_column(heading, justify="right", no_wrap=True)
@@ -176,5 +174,5 @@ def _show(table: pd.DataFrame, pairs: int, folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """``pacmr correct RUN`` and the options of ``correct``."""
+    """Run ``pacmr correct``."""
     run_tool("correct", correct, arguments, positional=True)

@@ -23,10 +23,10 @@ from ..policy import PolicyModel
 from ..policy.base_model import adapter_chain
 from ..policy.lora import ADAPTER
 from ..policy.merged_adapters import untie_head
-from ..runs.finished_run import find_run, load
+from ..runs.finished_run import find_run, load_run
 from ..runs.folder import SUMMARY
-from ..runs.hub import check_repository
-from ..runs.hub import push as upload
+from ..runs.hub_upload import check_repository
+from ..runs.hub_upload import push as upload
 from ..runs.model_card import model_card, on_hub, weighting_settings
 from ..runs.summary import read_summary
 from ..weighting.vnet import VNet, save_vnet
@@ -90,7 +90,7 @@ def export(
         if merged:
             # Merging into 4-bit weights would round to 4 bits again, so use the stored base.
             stored.model["init_args"]["policy"]["init_args"]["quantization"] = None
-        module, data, step = load(stored)
+        module, data, step = load_run(stored)
         learned = [*module.policy.adapter().values(), *(module.vnet.parameters() if module.vnet else ())]
         if not all(torch.isfinite(value).all() for value in learned):
             raise UserError(

@@ -26,7 +26,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from ..callbacks import GenerationWriter, LogProgress, NoiseMask, RunCheckpoint
 from ..command_line.parser import OneSentence
 from ..datamodules import PreferenceDataModule, SFTDataModule  # noqa: F401
-from ..datamodules.stream import check_shares
+from ..datamodules.stream import check_rank_shares
 from ..errors import UserError
 from ..modules import PreferenceModule, SFTModule  # noqa: F401
 from ..runs.checkpoints import CheckpointFiles, to_resume_from
@@ -196,9 +196,9 @@ class PacmrCLI(LightningCLI):
             check_strategy(trainer.strategy, self.model.policy.quantization)
         if fits and isinstance(self.datamodule, PreferenceDataModule):
             # Before the processes start; the loader checks it later.
-            check_shares("global_batch_size", self.datamodule.global_batch_size, processes)
+            check_rank_shares("global_batch_size", self.datamodule.global_batch_size, processes)
             if self.datamodule.meta_every is not None:
-                check_shares("meta_batch_size", self.datamodule.meta_batch_size, processes)
+                check_rank_shares("meta_batch_size", self.datamodule.meta_batch_size, processes)
         return trainer
 
 

@@ -1,4 +1,4 @@
-"""Writes a model's responses to evaluation prompts, by asking an OpenAI-compatible endpoint."""
+"""Command ``pacmr generate``: responses of a model behind an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from jsonargparse import lazy_instance
 from rich.console import Console
 
 from ..command_line.parser import run_tool
-from ..datamodules.prompt_loader import draw_prompts
+from ..datamodules.evaluation_prompts import draw_prompts
 from ..datamodules.sources import Source
 from ..errors import UserError
 from ..evaluation.answer_store import AnswerStore
 from ..evaluation.conversation import as_messages
 from ..evaluation.endpoint import Endpoint
 from ..evaluation.prompt_batch import Response
-from ..evaluation.response_files import answers_path, output_path, write_json_lines
+from ..evaluation.response_files import answers_path, output_path
+from ..files import write_json_lines
 
 _ENDPOINT = lazy_instance(Endpoint, max_tokens=128)
 
@@ -25,11 +26,10 @@ def generate(
 ) -> None:
     """Writes the responses of a model behind an endpoint, in the format of pacmr predict.
 
-    The same n and seed give the prompts that pacmr predict answers, with the same ids (predict_prompts and
-    predict_seed of its data), so that pacmr judge can compare the two. Chat messages are sent as they are,
-    transcripts of Human and Assistant turn by turn, other texts as one turn of the user. Reasoning between
-    tags such as <think> and </think> is left out of the responses. Answers are in
-    OUTPUT.answers.sqlite as they come: run the same command again after a kill and it goes on.
+    The same n and seed give the prompts and ids of pacmr predict (predict_prompts and predict_seed of its
+    data), so that pacmr judge can compare the two. Chat messages are sent as they are, Human/Assistant
+    transcripts by turn, other texts as one user turn. Reasoning, such as between <think> and </think>, is
+    removed. Answers are stored in OUTPUT.answers.sqlite: the same command resumes a killed run.
 
     Args:
         source: where the prompts come from.

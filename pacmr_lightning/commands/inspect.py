@@ -1,4 +1,4 @@
-"""Looks at preference data: what is kept, lengths, repeats, contradictions, rows as the model sees them."""
+"""Command ``pacmr inspect``: statistics of preference data, and rows as the model sees them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from rich.console import Console
 from rich.table import Table
 
 from ..command_line.parser import run_tool
-from ..command_line.tables import plain_table
+from ..command_line.plain_table import plain_table
 from ..datamodules.inspection.pair_statistics import PARTS, PERCENTILES, DataStatistics, advice, inspect_pairs
 from ..datamodules.inspection.token_rows import LEGEND, show_rows
-from ..datamodules.pairs import Pairs
 from ..datamodules.sources import Source
 from ..datamodules.splits import Split
 from ..datamodules.tokenization import NO_SECOND_VIEW, REASONS
+from ..datamodules.tokenized_pairs import TokenizedPairs
 from ..datamodules.tokenizer import load_tokenizer
 from ..errors import UserError
 from ..files import replacing
 
 _CATEGORIES = 10
-"""Categories that are printed; the file has all of them."""
 
 
 def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str | None = None) -> None:
@@ -44,16 +43,16 @@ def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str |
         )
     loaded = load_tokenizer(tokenizer)
     report, kept = inspect_pairs(source, loaded, max_length)
-    # Of a generated world the prompts are few and known; that both splits have them is no mistake.
+    # Synthetic data has few prompts, so shared ones are expected.
     sentences = advice(report, max_length, overlap=source.gold_reward is None)
     console = Console(highlight=False, markup=False)
     console.print(f"{source.name}, tokenizer {tokenizer}, max_length {max_length}", style="bold")
-    for numbers_table in tables(report):
+    for numbers_table in statistics_tables(report):
         console.print(numbers_table)
     rows, table = kept["train"]
     console.print("Three training pairs as the model sees them", style="bold")
     console.print(LEGEND, style="italic")
-    for part in show_rows(Pairs(rows, loaded.pad_token_id), loaded, table["tokens"].tolist()):
+    for part in show_rows(TokenizedPairs(rows, loaded.pad_token_id), loaded, table["tokens"].tolist()):
         console.print(part)
     console.print()
     for sentence in sentences:
@@ -71,8 +70,8 @@ def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str |
         console.print(f"Numbers: {output}")
 
 
-def tables(report: DataStatistics) -> Iterator[Table]:
-    """Yield everything but the rows, to print."""
+def statistics_tables(report: DataStatistics) -> Iterator[Table]:
+    """Yield the statistics as tables."""
     splits = report.splits
     table = plain_table("", *splits)
     for sections in zip(*(_pair_numbers(split, report) for split in splits), strict=True):
@@ -107,7 +106,6 @@ def tables(report: DataStatistics) -> Iterator[Table]:
 
 
 def _pair_numbers(split: Split, report: DataStatistics) -> list[dict[str, str]]:
-    """Return the numbers of a split by their labels, in sections."""
     numbers = report.splits[split]
     counts, repeats, bias = numbers.counts, numbers.repeats, numbers.bias
     rows, kept = counts["rows"], counts["kept"]

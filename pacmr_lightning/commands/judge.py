@@ -1,4 +1,4 @@
-"""Judges the responses of one model against those of another: win rate, win-score and intervals."""
+"""Command ``pacmr judge``: win rate, win-score and intervals of one model against another."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from typing import Any
 from rich.console import Console
 
 from ..command_line.parser import run_tool
-from ..command_line.tables import plain_table
+from ..command_line.plain_table import plain_table
 from ..errors import UserError
 from ..evaluation.answer_store import AnswerStore, content_key
 from ..evaluation.judging import EndpointJudge, GoldJudge, Opinion, PairJudge, Preference
-from ..evaluation.response_files import pair_rows, read_responses, write_json_lines
+from ..evaluation.response_files import pair_rows, read_responses
 from ..evaluation.reward_model import RewardModelJudge
 from ..evaluation.win_rate import JudgedPair, WinRate, draw_win_rate, judge_responses, summarize
-from ..files import replacing, save_figure
+from ..files import replacing, save_figure, write_json_lines
 
 # The judges are imported for their short names on the command line.
 __all__ = ["EndpointJudge", "GoldJudge", "RewardModelJudge", "judge_files", "main"]
 
 ANSWERS, VERDICTS, SUMMARY, FIGURE = "answers.sqlite", "verdicts.jsonl", "summary.json", "win-rate"
-"""Files in the output folder."""
 MILLION = 1_000_000
 _VERDICTS: dict[Preference, str] = {"first": "win", "second": "loss", "none": "none"}
 
@@ -42,9 +41,9 @@ def judge_files(
 ) -> None:
     """Judges the responses of one model (A) against those of another (B) to the same prompts.
 
-    Each pair is judged in both orders of its responses. Where the two answers disagree, or one of them is no
-    verdict or does not come, the pair is a tie. Rows belong together by ``id``, or by prompt and order where
-    they have none. Answers are stored as they come, so that a killed run goes on and a rerun asks nobody.
+    Each pair is judged in both orders. It is a tie where the two answers disagree, or one of them is invalid
+    or missing. Rows match by ``id``, or by prompt and order where they have none. Answers are stored, so that
+    a killed run resumes and a rerun costs nothing.
 
     Args:
         first: JSON Lines file of A with ``prompt`` and ``response``, such as a run's ``generations.jsonl``.
@@ -100,7 +99,6 @@ def judge_files(
 def _costs(
     judged: Sequence[JudgedPair], prompt_price: float | None, completion_price: float | None
 ) -> dict[str, Any]:
-    """Return tokens of all distinct questions, and of those that were asked now; their price where known."""
     opinions: dict[str, Opinion] = {}
     for one in judged:
         if one.verdict is not None:
@@ -119,7 +117,6 @@ def _costs(
 
 
 def _row(one: JudgedPair) -> dict[str, Any]:
-    """Return a line of the verdicts; ``orders`` shows first A, then B in the first place."""
     orders = [] if one.verdict is None else one.verdict.told(_VERDICTS)
     pair = one.pair
     texts = {"prompt": pair.prompt, "responses": [pair.first, pair.second]}

@@ -1,4 +1,4 @@
-"""Makes preference pairs of two responses to each prompt, with labels drawn from a reward."""
+"""Command ``pacmr label``: preference pairs with labels drawn from a reward."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ..evaluation.response_files import (
     output_path,
     pair_rows,
     read_responses,
-    write_json_lines,
 )
-from ..evaluation.reward import LexiconReward, Reward
+from ..evaluation.reward_function import LexiconReward, RewardFunction
+from ..files import write_json_lines
 
 # The reward is imported for its short name on the command line.
 __all__ = ["LexiconReward", "label", "main"]
@@ -32,18 +32,17 @@ def label(
     second: str,
     *,
     output: str,
-    reward: Reward,
+    reward: RewardFunction,
     temperature: float = 1.0,
     categories: str | None = None,
     seed: int = 42,
 ) -> None:
     """Makes preference pairs of two responses to each prompt, with labels drawn from a reward.
 
-    The label is a Bradley-Terry draw: the first response is chosen with probability
-    sigmoid((r(first) - r(second)) / temperature). So labels contradict the reward now and then, as people do,
-    and how often is known: eta in the output is the probability that the chosen response beats the other one.
-    Rows of the two files belong together by id, or by prompt and order. Pairs of equal responses, and those
-    with an empty one, are left out.
+    Labels are Bradley-Terry draws: P(first is chosen) = sigmoid((r(first) - r(second)) / temperature). So
+    some labels contradict the reward; eta in the output is the probability that the chosen response beats the
+    other one. Rows of the two files match by id, or by prompt and order. Pairs with equal or empty responses
+    are left out.
 
     Args:
         first: JSON Lines file with prompt and response, such as pacmr predict writes at a temperature.
@@ -77,11 +76,11 @@ def label(
     )
 
 
-def _row(pair: ResponsePair, reward: Reward, temperature: float, seed: int) -> dict[str, Any]:
+def _row(pair: ResponsePair, reward: RewardFunction, temperature: float, seed: int) -> dict[str, Any]:
     prompt = pair.prompt if isinstance(pair.prompt, str) else message_text(pair.prompt[-1])
     eta = float(expit((reward(prompt, pair.first) - reward(prompt, pair.second)) / temperature))
     chosen, rejected = pair.first, pair.second
-    # Prompts may have been drawn, and labels may yet be flipped, by the hash of id and seed alone.
+    # Its own hash: sampling of prompts and label noise use that of id and seed alone.
     if unit_hash(f"label of {pair.id}", seed) >= eta:
         chosen, rejected, eta = rejected, chosen, 1 - eta
     sides: dict[str, Any] = {"chosen": chosen, "rejected": rejected}
@@ -91,7 +90,6 @@ def _row(pair: ResponsePair, reward: Reward, temperature: float, seed: int) -> d
 
 
 def _with_categories(rows: list[dict[str, Any]], path: str) -> list[dict[str, Any]]:
-    """Return the rows, each with the category that a file has for its prompt."""
     named: dict[str, str] = {}
     for place, row in numbered_rows(path):
         prompt, category = row.get("prompt"), row.get("category")

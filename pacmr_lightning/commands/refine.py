@@ -1,4 +1,4 @@
-"""A second pass over the same labels, which learns from what an audit of the first pass found."""
+"""``pacmr refine``: train again on the same labels, with an audit of the first run."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ from .second_pass import (
 Labels = Literal["soft", "weights", "drop", "flip", "easiest"]
 
 RECORD = "refine.json"
-"""File of what was asked for, inside the second pass's folder."""
 USES: dict[Labels, dict[str, bool]] = {
     "soft": {"soft_labels": True, "hard": False},
     "weights": {"soft_labels": False, "hard": False},
     "drop": {"soft_labels": False, "hard": True},
     "flip": {"soft_labels": True, "hard": True},
 }
-"""Options of ``AuditedWeights`` by what a pair that may be wrong is used for."""
+"""Options of ``AuditedWeights``."""
 
 
 def refine(
@@ -51,12 +50,11 @@ def refine(
     easiest: float | None = None,
     decisions: str | None = None,
 ) -> None:
-    """Trains a run's policy once more, from the reference, with what the run's own audit says of each label.
+    """Trains a run's policy once more, from the reference, with the run's own audit of each label.
 
-    All of the run's configuration is carried over, but that the reference's log-probabilities are read from
-    disk, where the audit has left them. The second pass is a run of its own beside the first, with
-    the audit in its folder ``audit`` and a comparison of the two at the end. The same command goes on where
-    it was killed.
+    The run's configuration is carried over, with the reference's log-probabilities cached by the audit. The
+    second pass is a run of its own beside the first, with the audit in its folder ``audit`` and a comparison
+    of the two at the end. The same command resumes where it was killed.
 
     Args:
         run: folder of a finished preference run.
@@ -65,19 +63,19 @@ def refine(
             the label as observed, as far as it is; "drop" leaves suspects out; "flip" exchanges them;
             "easiest" trains on the pairs that policies which have not seen them find easiest, from easy to
             difficult (Selective DPO), and needs ``--scorer dpo``.
-        share: of wrong labels, where it is known; default: what the audit estimates, and where it cannot,
-            the most that the pairs which the policy is surest of leave, up to 0.45: told too high a share the
-            second pass loses little, told too low a one most of its gain. Told a share, it also goes on where
-            the scores may say nothing of the labels.
-        beta: of the second pass; default: the first run's. A policy goes further with soft labels than with
-            wrong ones, so the beta that suits DPO on clean labels is a good first choice.
+        share: of wrong labels, where it is known; default: what the audit estimates, and where it cannot, the
+            most that the pairs which the policy is surest of leave, up to 0.45: too high a share loses little
+            of the second pass's gain, too low a one most of it. With a share, it also goes on where the
+            scores may say nothing of the labels.
+        beta: of the second pass; default: the first run's. Soft labels raise the KL to the reference, so the
+            beta that suits DPO on clean labels is a good first choice.
         scorer: who judges: "policy" is the run's own, the others as in ``pacmr audit``; "dpo" trains two more
             policies.
         checkpoint: which of the run's folder ``checkpoints`` judges, by its name without .ckpt.
         micro_batch_size: pairs in one forward pass of the audit; default: that of training.
         easiest: share of the pairs that is taken with ``--labels easiest``; default: 0.5.
         decisions: file of a person's decisions on pairs, as in ``pacmr audit``: these labels are fixed, and
-            those of them on a random sample tell the share where ``share`` does not.
+            those of them on a random sample give the share where ``share`` does not.
 
     Raises:
         UserError: the run's files are missing, an option is out of range, or the folder holds something else.
@@ -111,14 +109,14 @@ def refine(
     if not (folder / SUMMARY).exists():
         use = _use(labels, audited / "pairs.parquet", easiest)
         if "reference" in first.data["init_args"]:
-            use["data.reference"] = "cached"  # the audit has left it on disk
+            use["data.reference"] = "cached"  # written by the audit
         train_again(first, folder, "refined", beta, use, (AUDIT, RECORD))
     compare_passes(run, folder)
     _warn_of_rules(audited)
 
 
 def _warn_of_rules(audited: Path) -> None:
-    """Say after a long training, beside the comparison, what the audit before it has found."""
+    """Print the audit's shortcuts again, beside the comparison after a long training."""
     traits = pd.read_csv(audited / "suspect_traits.csv", keep_default_na=False)  # "null" is a word
     rules = traits[traits["rule"]]
     names = [
@@ -156,7 +154,7 @@ def _check_easiest(labels: Labels, easiest: float | None, scorer: str, decisions
 
 
 def _use(labels: Labels, table: Path, easiest: float | None) -> dict[str, str]:
-    """Options of ``pacmr fit`` with which the second pass learns from the audit."""
+    """Options of ``pacmr fit`` for the second pass."""
     if labels == "easiest":
         order = {"data.curriculum": str(table), "data.curriculum_share": str(easiest)}
         return {"model.weighting": "Unweighted", **order}
@@ -168,5 +166,5 @@ def _use(labels: Labels, table: Path, easiest: float | None) -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> None:
-    """``pacmr refine RUN`` and the options of ``refine``."""
+    """Run ``pacmr refine``."""
     run_tool("refine", refine, arguments, positional=True)

@@ -1,4 +1,4 @@
-"""A second pass: a run of its own beside the first, in one command that goes on where it was killed."""
+"""A second pass: a run of its own beside the first, in one command that can resume."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..files import check_writable, content_digest, replacing
 from ..objectives import DPO
 from ..runs.checkpoints import LAST
-from ..runs.finished_run import Run
+from ..runs.finished_run import FinishedRun
 from ..runs.folder import CHECKPOINTS, CONFIG
 from ..runs.loggers import loggers_of_another
 from ..runs.summary import read_summary
@@ -26,44 +26,36 @@ from .audit import show
 from .compare import compare
 
 AUDIT = "audit"
-"""Folder of the audit of the first run, inside the second pass's folder."""
 SAFE_SHARE = 0.45
-"""Of wrong labels, at most, where the audit cannot tell it."""
+"""Largest share of wrong labels assumed if the audit cannot estimate it."""
 FURTHEST = 10.0
-"""Nats from the reference to whole responses. The best of 60,000 samples of the reference is as far."""
+"""KL to the reference, in nats per response, above which a second pass is doubted."""
 
 
 def check_beta(beta: float | None) -> None:
-    """Check the second pass's beta before the work that comes before it.
-
-    Raises:
-        UserError: it is not above 0, or infinite.
-    """
+    """Raise a UserError for a beta that DPO refuses."""
     if beta is not None:
         DPO(beta)
 
 
 def folder_beside(run: str, ending: str) -> Path:
-    """The folder of a run's second pass where none is named: the run's name and an ending, in its folder."""
+    """Return the default folder of a second pass: the run's name and an ending, beside the run."""
     path = Path(run)
-    path = path if path.name not in ("", "..") else path.resolve()  # "." has no name of its own
+    path = path if path.name not in ("", "..") else path.resolve()  # "." has no name
     return path.with_name(f"{path.name}-{ending}")
 
 
 def kept_file(name: str, path: Path) -> str:
-    """Return what a record keeps of a file, which may change under its name."""
+    """Return a file's name with a hash of its content, for the record."""
     return f"{name} ({content_digest(path)[:12] if path.is_file() else 'missing'})"
 
 
 def _check_folder(folder: Path, asked: dict[str, Any], record: str) -> None:
-    """Refuse a folder that holds a run, a second pass that was asked for with other options, or other files.
-
-    What else is in the folder goes when the second pass's fit begins, so nothing else may be in it.
-    """
+    """Refuse a folder that holds anything else, since the second pass's fit clears it."""
     check_writable("output", str(folder), folder)
     path = folder / record
     if not (folder / CONFIG).exists() and not path.exists():
-        # An audit that was killed before the record was written has left its folder alone.
+        # A killed audit leaves its folder without a record.
         names = sorted(left.name for left in folder.iterdir()) if folder.exists() else []
         if strange := [name for name in names if name != AUDIT and not name.endswith(".partial")]:
             raise UserError(
@@ -89,20 +81,8 @@ def audit_first(
     options: AuditOptions,
     needs_rate: bool = False,
 ) -> None:
-    """Audit the first run, unless that is done, and keep what was asked for.
-
-    Args:
-        run: folder of the first run.
-        folder: of the second pass.
-        asked: its options.
-        record: file in the folder for them.
-        options: of the audit.
-        needs_rate: whether nothing can be learned from an audit without a noise rate.
-
-    Raises:
-        UserError: the folder holds something else, or the audit cannot be made or cannot tell the rate.
-    """
-    read_summary(run)  # which the comparison at the end needs
+    """Audit the first run, unless that is done, and write its options ``asked`` to the file ``record``."""
+    read_summary(run)  # needed by the comparison at the end
     _check_folder(folder, asked, record)
     if (folder / record).exists():
         return
@@ -119,20 +99,19 @@ def audit_first(
 
 
 def train_again(
-    first: Run, folder: Path, ending: str, beta: float | None, options: dict[str, str], own: Iterable[str]
+    first: FinishedRun,
+    folder: Path,
+    ending: str,
+    beta: float | None,
+    options: dict[str, str],
+    own: Iterable[str],
 ) -> None:
-    """``pacmr fit`` with the first run's configuration and other options; it goes on where it was killed.
+    """Run ``pacmr fit`` with the first run's configuration and other options; it resumes.
 
-    Args:
-        first: the first run.
-        folder: of the second pass, which is a run of its own.
-        ending: of the method's name.
-        beta: of the objective; None for the first run's.
-        options: of the command line, by name.
-        own: names of what belongs to the second pass in that folder and not to its fit.
+    ``ending`` is added to the method's name; files ``own`` stay in the folder.
     """
     model = first.model["init_args"]
-    named = {"model.method": f"{model['method']}-{ending}", **objective(model, beta)}
+    named = {"model.method": f"{model['method']}-{ending}", **objective_options(model, beta)}
     options = named | options | {"trainer.default_root_dir": str(folder)}
     if isinstance(asked := first.trainer.get("logger"), (dict, list)):
         options["trainer.logger"] = json.dumps(loggers_of_another(asked, folder.name))
@@ -140,8 +119,8 @@ def train_again(
     fit(folder, words + [word for name, value in options.items() for word in (f"--{name}", value)], own)
 
 
-def objective(options: dict[str, Any], beta: float | None) -> dict[str, str]:
-    """DPO in place of an objective that weighs or corrects labels itself, since the audit does it now."""
+def objective_options(options: dict[str, Any], beta: float | None) -> dict[str, str]:
+    """Return options for DPO if the objective corrects labels itself, since the audit does it now."""
     first = options.get("objective") or {"class_path": "pacmr_lightning.objectives.DPO"}
     beta = (first.get("init_args") or {}).get("beta") if beta is None else beta
     kind = resolve_name(first["class_path"])
@@ -153,11 +132,8 @@ def objective(options: dict[str, Any], beta: float | None) -> dict[str, str]:
 
 
 def fit(folder: Path, words: list[str], own: Iterable[str] = ()) -> None:
-    """``pacmr fit`` in this process; a folder with a checkpoint goes on, what else a kill has left goes.
-
-    ``own`` names what is not the run's in that folder.
-    """
-    from .fit import PacmrCLI  # its import takes long, and bad input is told of before
+    """Run ``pacmr fit`` in this process: resume from a checkpoint, or clear the folder except for ``own``."""
+    from .fit import PacmrCLI  # a slow import, after the checks of options
 
     if (folder / CHECKPOINTS / LAST).exists():
         words = [*words, "--ckpt_path", "last"]
@@ -170,7 +146,7 @@ def fit(folder: Path, words: list[str], own: Iterable[str] = ()) -> None:
 
 
 def compare_passes(first: str, folder: Path) -> None:
-    """Print the two runs side by side and what speaks against the second, and draw validated ones."""
+    """Print the two runs side by side with doubts about the second, and draw validated ones."""
     runs = [first, str(folder)]
     compare(runs, figure=str(folder / "comparison.png") if all(map(validated, runs)) else None)
     for doubt in doubts(*map(read_summary, runs)):
@@ -178,12 +154,7 @@ def compare_passes(first: str, folder: Path) -> None:
 
 
 def doubts(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """Reasons not to use a second pass before somebody has read what it writes, by the summaries of two runs.
-
-    It is worse than the first pass where it has gone too far, which its KL says (``val/sequence_kl``;
-    docs/results.md has how well), or where it agrees with clearly fewer labels of the validation pairs. That
-    is seldom by chance, and seldom seen: flipped validation labels hide most of it.
-    """
+    """Return reasons to distrust a second pass: a high KL, or significantly lower validation accuracy."""
     found = []
     kls = [summary["metrics"].get("val/sequence_kl") for summary in (first, second)]
     if kls[1] is not None and kls[1] > FURTHEST:
@@ -203,7 +174,7 @@ def doubts(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
 
 @contextmanager
 def _command_line(words: list[str]) -> Iterator[None]:
-    """Inside, the process was started with these words, with which Lightning starts DDP's other processes."""
+    """Set sys.argv, with which Lightning starts DDP's other processes."""
     before = sys.argv
     sys.argv = [before[0], *words]
     try:

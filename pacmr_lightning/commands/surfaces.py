@@ -1,4 +1,4 @@
-"""One page of what the VNets of several runs believe, and how far apart they are."""
+"""Command ``pacmr surfaces``: VNet weight functions of several runs on one page, and their distances."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from ..analysis.surface import load
-from ..analysis.surface_distance import distances, run_names
+from ..analysis.surface import load_surface
+from ..analysis.surface_distance import pairwise_distances, run_names
 from ..command_line.parser import run_tool
-from ..command_line.tables import plain_table
+from ..command_line.plain_table import plain_table
 from ..errors import UserError
 from ..files import replacing, save_figure
 
@@ -25,7 +25,7 @@ NOTES = (
 
 
 def surfaces(runs: list[str], *, output: str, step: int | Literal["last"] = "last") -> pd.DataFrame | None:
-    """Lays the VNets of several runs side by side, and prints how far apart their weight functions are.
+    """Draws the VNets of several runs side by side, and prints the distances of their weight functions.
 
     Args:
         runs: folders of runs with the callback VNetSurfaces.
@@ -38,8 +38,8 @@ def surfaces(runs: list[str], *, output: str, step: int | Literal["last"] = "las
     path = Path(output)
     if path.suffix not in (".png", ".pdf"):
         raise UserError(f"output is {output}, but the figure's name must end in .png or .pdf.")
-    found = [(load(run, None if step == "last" else step), run) for run in dict.fromkeys(runs)]
-    # Unknown noise last.
+    found = [(load_surface(run, None if step == "last" else step), run) for run in dict.fromkeys(runs)]
+    # Unknown noise rates last.
     found.sort(key=lambda pair: (np.isnan(pair[0].noise_rate), pair[0].noise_rate))
     laid_out, folders = zip(*found, strict=True)
     for surface, folder in found:
@@ -55,7 +55,7 @@ def surfaces(runs: list[str], *, output: str, step: int | Literal["last"] = "las
     save_figure(draw_page(laid_out, names), path.with_suffix(""))
     table = None
     if len(laid_out) > 1:
-        table = distances(laid_out, names)
+        table = pairwise_distances(laid_out, names)
         with replacing(path.with_suffix(".csv")) as temporary:
             table.to_csv(temporary, index=False)
         _show(table)

@@ -1,4 +1,4 @@
-"""Runs methods x noise rates x options x seeds as a sweep file says, and makes their tables and figures."""
+"""Runs a sweep and makes its tables and figures (``pacmr sweep``)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..sweep.cells import Cell, cells, config_contents
 from ..sweep.spec import Sweep, read_sweep
-from ..sweep.state import reason, state
+from ..sweep.state import reason, state_of
 
 
 def run_sweep(
@@ -27,8 +27,8 @@ def run_sweep(
 ) -> None:
     """Runs methods x noise rates x options x seeds as a sweep file says; makes their tables and figures.
 
-    Each cell is one run of pacmr fit in its own folder. Cells that are finished are skipped, and those that
-    were interrupted go on from their last checkpoint: the same command continues a sweep.
+    Each cell is one run of pacmr fit in its own folder. Finished cells are skipped and interrupted ones go on
+    from their last checkpoint, so the same command continues a sweep.
 
     Args:
         file: sweep file, such as configs/sweeps/world.yaml.
@@ -57,9 +57,9 @@ def run_sweep(
 
 
 def show(sweep: Sweep, found: list[Cell], note: str = "") -> None:
-    """Check the cells' options, and print their commands and how many there are, with a note after it."""
-    states = [state(cell) for cell in found]
-    check_options(found)
+    """Check the cells' options, and print commands and number of cells, with a note."""
+    states = [state_of(cell) for cell in found]
+    check_swept_options(found)
     for preparation in sweep.preparations():
         there = " (is there)" if Path(preparation.output).exists() else ""
         print(f"{preparation.output}{there}: pacmr {preparation.command}")
@@ -72,23 +72,23 @@ def show(sweep: Sweep, found: list[Cell], note: str = "") -> None:
 def run_cells(sweep: Sweep, found: list[Cell], retry_failed: bool) -> None:
     """Run the cells that are left; Ctrl-C ends the program."""
     wanted = ("waiting", "failed") if retry_failed else ("waiting",)
-    states = [state(cell) for cell in found]
+    states = [state_of(cell) for cell in found]
     left = [cell for cell, its in zip(found, states, strict=True) if its in wanted]
     if not left:
         return
-    check_options(left)
-    from ..sweep.runner import run
+    check_swept_options(left)
+    from ..sweep.runner import run_all
 
     try:
-        run(sweep, left, states.count("done"))
+        run_all(sweep, left, states.count("done"))
     except KeyboardInterrupt:
         print("Stopped; the same command goes on.")
         sys.exit(130)
 
 
 def finish(found: list[Cell], report: Callable[[list[Cell]], Path]) -> None:
-    """Write the report of the cells that are done; name those that have failed, with exit status 1."""
-    states = {cell.name: state(cell) for cell in found}
+    """Write the report of finished cells; name failed ones and exit with status 1."""
+    states = {cell.name: state_of(cell) for cell in found}
     done, failed = ([cell for cell in found if states[cell.name] == its] for its in ("done", "failed"))
     if done:
         print(f"Tables and figures of {len(done)} cells: {report(done)}")
@@ -99,14 +99,8 @@ def finish(found: list[Cell], report: Callable[[list[Cell]], Path]) -> None:
         sys.exit(1)
 
 
-def check_options(found: list[Cell]) -> None:
-    """Parses the cells' arguments as ``pacmr fit`` would, and makes the objects that they name.
-
-    Cells that differ in noise rate and seed only are tried once.
-
-    Raises:
-        UserError: an option does not exist, or its value is wrong.
-    """
+def check_swept_options(found: list[Cell]) -> None:
+    """Parse the cells' arguments as ``pacmr fit`` would, once per method and variation."""
     from .fit import parser_of
 
     parser = parser_of("fit")

@@ -1,1 +1,1 @@
-"""Judging and generation: chat endpoints, judges, and a store for what they said."""
+"""Judging and generation: chat endpoints, judges and a store of answers."""

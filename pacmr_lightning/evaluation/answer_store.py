@@ -1,4 +1,4 @@
-"""A store on disk for answers that cost time or money."""
+"""A persistent store for answers that cost time or money."""
 
 from __future__ import annotations
 
@@ -14,24 +14,13 @@ from ..errors import UserError
 
 
 def content_key(*parts: Any) -> str:
-    """Return a key that depends on each of the JSON-serialisable parts and on nothing else."""
+    """Return a hash of the JSON-serialisable parts."""
     text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 class AnswerStore:
-    """JSON values by key in one SQLite file, so that a killed program goes on where it was.
-
-    A value that ``put`` has returned from survives a kill, and one that it was about to write is either whole
-    or absent. Several processes may use one file.
-
-    Args:
-        path: the file; it and its folder are made where they do not exist.
-
-    Raises:
-        UserError: the file cannot be opened or is no such file. ``get`` and ``put``: it cannot be read or
-            written, because the disk is full for instance; what was put before stays.
-    """
+    """An atomic key-value store of JSON values in one SQLite file, which several processes may share."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -71,7 +60,7 @@ class AnswerStore:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        # ValueError: what stands there is no JSON.
+        # ValueError: a value is not JSON.
         except (sqlite3.Error, OSError, ValueError) as error:
             raise UserError(
                 f"The file of answers {self.path} cannot be used ({error}); free disk space, or delete it to "

@@ -1,4 +1,4 @@
-"""Prompts as conversations: chat messages of a transcript, and a transcript of chat messages."""
+"""Conversion between transcripts and chat messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 Messages = list[dict[str, Any]]
 
 TEMPLATE_COLUMNS = ("tools", "chat_template_kwargs")
-"""Columns of a row that its chat template reads beside the messages."""
+"""Columns that a row's chat template reads beside the messages."""
 
 _TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 _ROLES = {"Human": "user", "Assistant": "assistant"}
@@ -17,12 +17,7 @@ _NAMES = {role: name for name, role in _ROLES.items()}
 
 
 def as_messages(prompt: str | Messages) -> Messages:
-    """The turns of a prompt.
-
-    Args:
-        prompt: chat messages, which stay as they are; a transcript that begins with ``Human:``, whose empty
-            last turn (``Assistant:``) is left out; or another text, which is one turn of the user.
-    """
+    """Return a prompt as chat messages, without a transcript's empty last ``Assistant:`` turn."""
     if not isinstance(prompt, str):
         return prompt
     start, *parts = _TURN.split(prompt)
@@ -43,7 +38,7 @@ def message_text(message: dict[str, Any]) -> str:
 
 
 def as_text(messages: Messages) -> str:
-    """A transcript of ``Human:`` and ``Assistant:`` turns; other roles by their own names."""
+    """Return a transcript of ``Human:`` and ``Assistant:`` turns; other roles by their own names."""
     return "\n\n".join(
         f"{_NAMES.get(m['role'], m['role'].title())}: {message_text(m).strip()}" for m in messages
     )

@@ -1,4 +1,4 @@
-"""A chat model behind an OpenAI-compatible API that answers many conversations, each of them once."""
+"""A client for chat models behind an OpenAI-compatible API."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 OPENAI_URL = "https://api.openai.com/v1"
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0
-"""Seconds before a broken answer is asked for again: doubled each time, as the openai client does it."""
+"""Seconds before an invalid answer is requested again, doubled each time, as in the openai client."""
 _NO_KEY = "none"
-"""The openai client wants a key, also where the server does not."""
+"""The openai client requires a key, even where the server does not."""
 _TOKEN_PARAMETERS = ("max_tokens", "max_completion_tokens")
 _OWN_FAULT = re.compile(
     r"context.?(length|window|size)|too long|content.?(filter|policy|management)|flagged", re.I
 )
-"""What servers say of a conversation that they refuse for itself, in many words and with many codes."""
+"""Server messages that reject one conversation for its own content or length."""
 _FEWEST = 3
-"""Failures one after the other from which on a server seems to be broken."""
+"""Least number of consecutive failures after which the server counts as broken."""
 _TAGS = "think|thinking|thought|thoughts|reason|reasoning|reflection|scratchpad"
 _MARK = re.compile(
     rf"(?P<begin><(?:\w+:)?(?:{_TAGS})>|\[THINK\]|◁think▷|<\|begin_of_thought\|>|<unused94>)"
@@ -48,19 +48,16 @@ class Answer:
     """A model's answer, or the reason why there is none."""
 
     text: str | None
-    """None where there is no answer; the store keeps it with the model's reasoning."""
+    """Without reasoning, which the store keeps; None where there is no answer."""
     prompt_tokens: int = 0
-    """Paid for the request, now or when the answer was stored; 0 where the server does not count."""
+    """As billed, also for a stored answer; 0 where the server does not count."""
     completion_tokens: int = 0
     cached: bool = False
-    """True if the answer comes from the store."""
     problem: str | None = None
-    """Why ``text`` is None."""
     finish_reason: str | None = None
-    """Why the text ends, in the server's word; None where it does not say."""
 
     def is_cut(self, max_tokens: int | None) -> bool:
-        """Return whether a limit ended the text; of a server that gives no reason, by its count of tokens."""
+        """Return whether a token limit ended the text, by its count where the server gives no reason."""
         if self.finish_reason is None:
             return max_tokens is not None and self.completion_tokens >= max_tokens
         return self.finish_reason == "length"
@@ -68,23 +65,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Failure:
-    """A request that failed after all retries."""
-
     problem: str
-    """For people."""
     cause: str
-    """The same for failures of the same kind."""
     scope: Literal["request", "server", "unknown"]
-    """Whose fault it is: this conversation's, the server's, or one or the other."""
     example: str = ""
-    """The server's answer, for messages."""
 
 
 class Endpoint:
-    """A model behind an OpenAI-compatible chat API: OpenAI itself, another provider, or a local server.
+    """A model behind an OpenAI-compatible chat API: OpenAI, another provider or a local server.
 
-    The key comes from an environment variable and is never written or printed; a server on this machine
-    needs none.
+    The key comes from an environment variable and is never written or printed; local servers need none.
 
     Args:
         model: the model's name, as the server knows it.
@@ -98,7 +88,7 @@ class Endpoint:
 
     Attributes:
         settings: what an answer depends on beside the conversation, JSON-serialisable.
-        where: what errors call the endpoint.
+        where: the endpoint's name in errors.
 
     Raises:
         UserError: an option is out of range.
@@ -149,25 +139,13 @@ class Endpoint:
         description: str = "Asking",
         valid: Callable[[str], bool] = bool,
     ) -> list[Answer]:
-        """Return the model's answers, from the store where they are there, else from the server.
+        """Return the model's N answers to N lists of messages; each new one goes into the store as it comes.
 
-        Each answer is stored as soon as it has come, so a killed program asks again only what was under way.
-
-        Args:
-            conversations: N lists of ``{"role": ..., "content": ...}``; equal ones are asked once.
-            store: of the answers, under a hash of ``settings`` and conversation.
-            description: title of the progress bar.
-            valid: an answer for which it is false, without the model's reasoning, counts as broken: it is
-                asked again like one that did not come, also where it was in the store.
-
-        Returns:
-            N answers in the order of the conversations, without the model's reasoning. After all retries one
-            may have no text; it is not stored, so that the next call asks again.
+        Answers for which ``valid`` is false are requested again, stored ones included. An answer that failed
+        after all retries has no text and is not stored.
 
         Raises:
-            UserError: there is no key, or the ``openai`` package is missing; no request can succeed (wrong
-                key, unknown model, refused parameter, no server); or one after the other fails for the same
-                reason. What was answered before is kept.
+            UserError: the key or the ``openai`` package is missing, or retries cannot succeed.
         """
         keys = [content_key(self.settings, messages) for messages in conversations]
         asked = dict(zip(keys, conversations, strict=True))
@@ -224,15 +202,14 @@ class Endpoint:
             try:
                 await asyncio.gather(*workers)
             finally:
-                # Where one has raised, nobody waits for what the others would get.
+                # After an error, cancel the rest.
                 for task in workers:
                     task.cancel()
                 await asyncio.gather(*workers, return_exceptions=True)
         return found
 
     def _api_key(self) -> str | None:
-        """Return the API key; None where the server needs none."""
-        # Keys that are read from a file often end in a newline, which no header may hold.
+        # Keys read from a file often end in a newline, which is invalid in a header.
         key = os.environ.get(self.key_variable, "").strip()
         if not key:
             if urlsplit(self.base_url).hostname in _LOCAL:
@@ -250,12 +227,10 @@ class Endpoint:
 
 
 def without_thoughts(text: str) -> str:
-    """Return a model's answer without its reasoning; empty where it never came to an answer.
+    """Return a model's answer without its reasoning; empty if it has only reasoning.
 
-    Reasoning is the text between tags such as ``<think>`` and ``</think>``, before an end without a
-    beginning (which then stood in the prompt), after a beginning of a line without an end (which a limit of
-    tokens cut off), or in another channel of gpt-oss than ``final``. Text without such marks is
-    returned as it is.
+    Reasoning is the text between tags such as ``<think>`` and ``</think>``, before an end tag alone, after an
+    unclosed begin tag at the start of a line, or outside the ``final`` channel of gpt-oss.
     """
     start = text.lstrip().removeprefix("<|start|>assistant")
     if start.startswith("<|channel|>"):
@@ -271,7 +246,7 @@ def without_thoughts(text: str) -> str:
             continue
         parts = [] if begin is None else [*parts, text[after:begin]]
         after, begin = mark.end(), None
-    # In the middle of a line it is only mentioned.
+    # In the middle of a line the tag is only mentioned.
     cut = begin is not None and not text[after:begin].rpartition("\n")[2].strip()
     if not after and not cut:
         return text
@@ -279,29 +254,24 @@ def without_thoughts(text: str) -> str:
 
 
 class _Requests:
-    """Requests to one endpoint: retries, broken answers, and errors that no retry mends."""
+    """Requests to one endpoint, with retries and classified errors."""
 
     def __init__(self, client: AsyncOpenAI, endpoint: Endpoint, key: str | None):
         self.client = client
         self.endpoint = endpoint
-        self.key = key  # which no message may repeat
-        # OpenAI's newer models refuse the old name, and other servers often do not know the new one.
+        self.key = key  # must not appear in messages
+        # OpenAI's newer models refuse the old name; other servers often lack the new one.
         self.tokens_as = _TOKEN_PARAMETERS[endpoint.base_url == OPENAI_URL]
         self.tokens_switched = False
 
     async def answer(self, messages: Any, valid: Callable[[str], bool]) -> Answer | _Failure:
-        """Return the model's answer, after as many retries as it takes and the endpoint allows.
-
-        Raises:
-            UserError: neither this nor any other request can succeed.
-        """
         from openai import APIError
 
         left = self.endpoint.retries
         pause = _FIRST_PAUSE
         while True:
             tokens_as = self.tokens_as
-            # The client repeats what HTTP says may be repeated; what it used up is gone.
+            # The client does HTTP retries; subtract those used.
             completions = self.client.with_options(max_retries=left).chat.completions.with_raw_response
             try:
                 response = await completions.create(messages=messages, **self._parameters())
@@ -318,11 +288,10 @@ class _Requests:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _other_name_helps(self, sent: str, error: APIError) -> bool:
-        """Return whether to send the request again, with the other name for the limit of tokens."""
         if getattr(error, "status_code", None) not in (400, 422):
             return False
         if sent != self.tokens_as:
-            return True  # Another request has found out in the meantime.
+            return True  # Another request has switched in the meantime.
         said = self._said(error)
         if self.tokens_switched or not _names(error, said, sent) or _OWN_FAULT.search(said):
             return False
@@ -331,12 +300,11 @@ class _Requests:
         return True
 
     def _read(self, content: bytes, valid: Callable[[str], bool]) -> Answer | _Failure:
-        """Return the answer in the body of a response with status 200."""
         try:
             body = json.loads(content)
             choice = body["choices"][0]
             message = choice["message"]
-            # A refusal is an answer too; it stands in a place of its own.
+            # A refusal is an answer too, in its own field.
             text = message.get("content") or message.get("refusal") or ""
             text.encode()
             usage = body.get("usage") or {}
@@ -365,18 +333,14 @@ class _Requests:
         )
 
     def _failure(self, error: APIError) -> _Failure:
-        """Return what an error that the client gave up on means for this request.
-
-        Raises:
-            UserError: it means the same for all others.
-        """
+        """Return the failure of one request, or raise UserError if all requests would fail alike."""
         from openai import APIConnectionError, APIStatusError, APITimeoutError
 
         where, said = self.endpoint.where, self._said(error)
         if isinstance(error, APITimeoutError):
             return _Failure(f"no answer within {self.endpoint.timeout:g} s", "time-out", "server")
         if isinstance(error, APIConnectionError):
-            # By name, for the exception belongs to whichever HTTP library the client uses.
+            # By name: the class belongs to the client's HTTP library.
             if type(error.__cause__).__name__ == "ConnectError":
                 raise UserError(
                     f"{where} cannot be reached ({error.__cause__}); start the server or check base_url."
@@ -402,7 +366,7 @@ class _Requests:
         if status in (400, 422):
             for name, value in self._parameters().items():
                 if _names(error, said, name):
-                    # What the user has set, under whatever name it was sent.
+                    # The option as the user set it.
                     option = "max_tokens" if name in _TOKEN_PARAMETERS else name
                     fix = "set temperature: null" if name == "temperature" else f"change {option}"
                     raise UserError(f"{where} refuses {name} {value} ({problem}); {fix}.")
@@ -410,7 +374,6 @@ class _Requests:
         return _Failure(problem, cause, "server" if overloaded else "unknown")
 
     def _parameters(self) -> dict[str, Any]:
-        """Return the fields of a request beside its messages."""
         asked = {
             "model": self.endpoint.model,
             self.tokens_as: self.endpoint.max_tokens,
@@ -419,7 +382,6 @@ class _Requests:
         return {name: value for name, value in asked.items() if value is not None}
 
     def _said(self, error: APIError) -> str:
-        """Return the server's own words, short and without the key."""
         body = error.body
         said = body.get("message") if isinstance(body, dict) else body
         text = re.sub(r"\s+", " ", said if isinstance(said, str) else error.message).strip()
@@ -430,7 +392,7 @@ class _Requests:
 
 @dataclass
 class _Progress:
-    """The progress bar, and the watch for a server that answers nobody."""
+    """A progress bar that raises when the server fails consistently."""
 
     bar: tqdm[Any]
     endpoint: Endpoint
@@ -444,11 +406,7 @@ class _Progress:
     cause: str | None = None
 
     def add(self, result: Answer | _Failure) -> None:
-        """Count a result.
-
-        Raises:
-            UserError: there is no hope for those that are waiting.
-        """
+        """Count a result; raise UserError if the remaining requests cannot succeed."""
         if isinstance(result, Answer):
             self.answered += 1
             self.tokens_in += result.prompt_tokens
@@ -459,7 +417,7 @@ class _Progress:
         tokens = f"tokens {self.tokens_in} in, {self.tokens_out} out"
         self.bar.set_postfix_str(f"{tokens}, {self.stored} stored, {self.failed} failed", refresh=False)
         self.bar.update()
-        # A broken answer after good ones is the conversation's fault; a run must get past it.
+        # An invalid answer after good ones concerns one conversation and must not end the run.
         ever_answered = bool(self.answered or self.stored)
         harmless = ("request", "unknown") if ever_answered else ("request",)
         if isinstance(result, Answer) or result.scope in harmless:
@@ -484,7 +442,7 @@ def _stored(answer: Answer) -> dict[str, Any]:
 
 
 def _names(error: APIError, said: str, parameter: str) -> bool:
-    # "model" is in every other sentence about anything.
+    # Most messages hold the word "model".
     by_word = parameter != "model" and re.search(rf"\b{parameter}\b", said) is not None
     return error.param == parameter or by_word
 
@@ -506,6 +464,6 @@ def _run(work: Coroutine[Any, Any, dict[str, Answer]]) -> dict[str, Answer]:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(work)
-    # A notebook has a loop of its own in this thread, in which another one cannot run.
+    # A notebook already runs an event loop in this thread.
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, work).result()

@@ -1,4 +1,4 @@
-"""Responses of a policy to prompts: how tokens are chosen, where a response ends, how much they repeat."""
+"""Generation of responses: decoding, end of a response, repetition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..chat_template import end_tokens
-from ..errors import UserError
+from ..errors import UserError, check_at_least
 from ..numerics import numerics
 from ..policy import PolicyModel
 from ..policy.limits import positions
@@ -22,7 +22,7 @@ from .prompt_batch import PromptBatch, Response
 
 @dataclass(frozen=True)
 class Decoding:
-    """How a response's tokens are chosen (paper, section "Evaluation Protocol and Judge Prompt").
+    """Decoding options (Qu et al., section "Evaluation Protocol and Judge Prompt").
 
     Raises:
         UserError: an option is out of range, or has no effect.
@@ -54,20 +54,16 @@ def respond(
     max_new_tokens: int,
     decoding: Decoding,
 ) -> list[Response]:
-    """Return the policy's responses to N prompts.
+    """Return the policy's responses to N prompts, at most ``max_new_tokens`` tokens each.
 
-    Responses are cut at ``max_new_tokens`` tokens. Greedy ones do not depend on what else is in the batch, up
-    to rounding. Samples depend on the seed and on the batch's ids, but not on the batches before it; the
-    global random state is left as it was.
-
-    Raises:
-        UserError: ``max_new_tokens`` is below 1, or the model has too few positions for prompt and response.
+    Up to rounding, greedy responses do not depend on the rest of the batch. Samples depend on the seed and
+    the batch's ids; the global random state is unchanged.
     """
     check_room(policy, batch, max_new_tokens)
     ends = end_tokens(tokenizer, policy.model.generation_config.eos_token_id)
     options: dict[str, Any] = {"do_sample": decoding.temperature > 0}
     if decoding.temperature > 0:
-        # transformers' own top_k keeps the 50 likeliest tokens only.
+        # transformers' default top_k is 50.
         options |= {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": 0}
     device = batch.input_ids.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -83,7 +79,7 @@ def respond(
     responses = []
     for row, length in zip(sequences.tolist(), batch.attention_mask.sum(1).tolist(), strict=True):
         prompt, tokens = row[: batch.input_ids.shape[1]], row[batch.input_ids.shape[1] :]
-        # After the first token that ends it there is padding.
+        # The rest is padding.
         end = next((i for i, token in enumerate(tokens) if token in ends), None)
         text = decode_response(tokenizer, prompt, tokens[:end])
         if end is None:
@@ -94,10 +90,7 @@ def respond(
 
 
 def decode_response(tokenizer: PreTrainedTokenizerBase, prompt: list[int], response: list[int]) -> str:
-    """Return the text of a response's tokens in their place after a prompt's, without special tokens.
-
-    SentencePiece tokenizers drop the space before the first word of what they decode.
-    """
+    """Return a response decoded after its prompt, as SentencePiece tokenizers drop a leading space."""
     before, both, alone = (
         tokenizer.decode(tokens, skip_special_tokens=True)
         for tokens in (prompt[-1:], [*prompt[-1:], *response], response)
@@ -107,13 +100,8 @@ def decode_response(tokenizer: PreTrainedTokenizerBase, prompt: list[int], respo
 
 
 def check_room(policy: PolicyModel, batch: PromptBatch, max_new_tokens: int) -> None:
-    """Check that the model can answer N prompts.
-
-    Raises:
-        UserError: ``max_new_tokens`` is below 1, or the model has too few positions for prompt and response.
-    """
-    if max_new_tokens < 1:
-        raise UserError(f"max_new_tokens is {max_new_tokens}, but it must be at least 1.")
+    """Raise UserError if ``max_new_tokens`` is below 1 or the model has too few positions."""
+    check_at_least(1, max_new_tokens=max_new_tokens)
     limit = positions(policy.model.config)
     longest = batch.input_ids.shape[1]
     if limit is not None and longest + max_new_tokens > limit:
@@ -126,14 +114,14 @@ def check_room(policy: PolicyModel, batch: PromptBatch, max_new_tokens: int) -> 
 
 
 def is_reference(policy: PolicyModel) -> bool:
-    """Return whether the policy is still the reference: LoRA's B matrices are zero until they are trained."""
+    """Return whether the policy equals the reference: LoRA's B matrices are zero until they are trained."""
     return not any(p.any() for name, p in policy.adapter().items() if ".lora_B." in name)
 
 
 def generation_key(
     policy: PolicyModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int, decoding: Decoding
 ) -> str:
-    """Return a hash of all that a response depends on beside its prompt: weights, their use, and decoding."""
+    """Return a hash of weights, their use and decoding: all that a response depends on beside its prompt."""
     weights = hashlib.sha256(policy.reference_digest().encode())
     for name, parameter in sorted(policy.adapter().items()):
         weights.update(name.encode() + parameter.detach().cpu().numpy().tobytes())
@@ -149,20 +137,13 @@ def generation_key(
 
 
 def distinct_bigrams(responses: Iterable[Sequence[Hashable]]) -> float:
-    """Return distinct-2 (Li et al., arXiv 1510.03055): different bigrams of all responses, as a share of all.
-
-    It falls with the number of responses (sequences of words or tokens), so compare equally many. NaN where
-    there is no bigram.
-    """
+    """Return distinct-2 (Li et al., arXiv 1510.03055) of equally many responses; NaN without bigrams."""
     found = [bigram for response in responses for bigram in pairwise(response)]
     return len(set(found)) / len(found) if found else float("nan")
 
 
 def repeated_bigrams(responses: Iterable[Sequence[Hashable]]) -> float:
-    """Return the share of bigrams that stood before in the same response (Welleck et al., arXiv 1908.04319).
-
-    Responses are sequences of words or tokens. NaN where there is no bigram.
-    """
+    """Return the share of bigrams repeated within a response (Welleck et al., arXiv 1908.04319), or NaN."""
     found = [list(pairwise(response)) for response in responses]
     total = sum(map(len, found))
     return 1 - sum(len(set(bigrams)) for bigrams in found) / total if total else float("nan")

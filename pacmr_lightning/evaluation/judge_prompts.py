@@ -1,4 +1,4 @@
-"""What judges are asked and how they must reply (paper, appendix on evaluation), word for word."""
+"""Judge prompts and reply formats, verbatim from Qu et al., appendix on evaluation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ SYSTEM: dict[Task, str] = {
         "model identities."
     ),
 }
-"""System prompt of each task."""
 
 USER: dict[Task, str] = {
     "summary": """\
@@ -65,10 +64,9 @@ More helpful: <"A" or "B">
 
 Assistant:""",
 }
-"""User prompt of each task."""
 
 NO_HISTORY = "(none)"
-"""Where the final user query is the first one; the paper does not say what to write."""
+"""For a first query; Qu et al. do not say what to write."""
 
 _MARKS = r"[\s*_`\"'“”‘’„«»]*"
 _VERDICT_WORDS: dict[Task, str] = {"summary": "preferred", "dialogue": r"more\s+helpful"}
@@ -79,19 +77,11 @@ _VERDICTS: dict[Task, re.Pattern[str]] = {
 
 
 def judge_messages(task: Task, prompt: str | Messages, first: str, second: str) -> Messages:
-    """The conversation that asks a judge which of two responses is better.
-
-    Args:
-        task: ``summary`` of the prompt's text, or ``dialogue``.
-        prompt: a text, an HH transcript, or chat messages. The final user query is the last turn of the user;
-            turns before it are the history.
-        first: what is called A.
-        second: what is called B.
-    """
-    # One pass: what looks like a placeholder in a post stays what it is.
+    """Return the conversation that asks a judge to compare responses A (``first``) and B (``second``)."""
+    # One pass: text in a post that looks like a placeholder stays.
     if task == "summary":
         post = prompt if isinstance(prompt, str) else _post(prompt)
-        # It asks for the summary and is no part of the post.
+        # The cue for the summary is no part of the post.
         texts = {"prompt": post.strip().removesuffix("TL;DR:").rstrip()}
     else:
         history, query = _split_query(as_messages(prompt))
@@ -101,11 +91,10 @@ def judge_messages(task: Task, prompt: str | Messages, first: str, second: str) 
 
 
 def parse_verdict(task: Task, answer: str) -> Literal["A", "B"] | None:
-    """Which response an answer names; None where it does not say so in the way that was asked for.
+    """Return the response that an answer names; None for an invalid answer.
 
-    The last line must be the verdict and nothing else: ``Preferred: A``, or ``More helpful: "A"``. Quotes,
-    Markdown emphasis, a final period and the case of the words do not matter. A line before it with the other
-    verdict makes the answer invalid.
+    The last line must be the verdict alone (``Preferred: A``, or ``More helpful: "A"``), and no earlier line
+    may have the other one. Quotes, Markdown emphasis, a final period and case are ignored.
     """
     lines = answer.strip().splitlines()
     found = [_VERDICTS[task].fullmatch(line) for line in lines]
@@ -116,12 +105,11 @@ def parse_verdict(task: Task, answer: str) -> Literal["A", "B"] | None:
 
 
 def _post(messages: Messages) -> str:
-    # Datasets of summaries in chat form hold the post as the only message.
+    # Chat-format summary datasets hold the post as the only message.
     return message_text(messages[0]) if len(messages) == 1 else as_text(messages)
 
 
 def _split_query(messages: Messages) -> tuple[Messages, str]:
-    """The turns before the last one of the user; that one, with what stands after it."""
     last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=0)
     if not messages[last + 1 :]:
         return messages[:last], message_text(messages[last]).strip()

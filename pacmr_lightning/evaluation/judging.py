@@ -32,16 +32,13 @@ class Opinion:
     """A judge's answer about a pair in one order."""
 
     preferred: Preference
-    """By its place in the ``Comparison``, not that at which the judge saw it; ``none`` for neither."""
+    """By the place in the ``Comparison``, not the order shown; ``none`` for neither."""
     answer: str | None
-    """The judge's own words, without its reasoning; None where there are none."""
     problem: str | None = None
-    """Why ``preferred`` is ``none``, where that is no opinion of the judge."""
     prompt_tokens: int = 0
-    """Paid for, now or when the answer came into the store; 0 for local models."""
+    """As billed, also for a stored answer; 0 for local models."""
     completion_tokens: int = 0
     cached: bool = False
-    """True if it comes from the store."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +46,11 @@ class Verdict:
     """A judge's opinions of a pair in both orders."""
 
     orders: tuple[Opinion, Opinion]
-    """First with the comparison's first response as A, then with its second one as A."""
+    """With the comparison's first response as A, then with its second one as A."""
 
     @property
     def preferred(self) -> Preference:
-        """The response that both orders name; ``none`` where they disagree, or one of them names none."""
+        """The response named in both orders, else ``none``."""
         one, other = (opinion.preferred for opinion in self.orders)
         return one if one == other else "none"
 
@@ -66,39 +63,30 @@ class Verdict:
 
     @property
     def inconsistent(self) -> bool:
-        """True if both orders name a response, and not the same one."""
+        """True if the two orders name different responses."""
         return {opinion.preferred for opinion in self.orders} == {"first", "second"}
 
 
 def by_scores(first: float, second: float, cached: bool = False) -> Verdict:
-    """Return the verdict that the response with the higher score is better; equal scores prefer neither."""
+    """Return the verdict for the response with the higher score; equal scores prefer neither."""
     better: Preference = "first" if first > second else "second" if second > first else "none"
     return Verdict((Opinion(better, f"scores {first:.6g} and {second:.6g}", cached=cached),) * 2)
 
 
 class PairJudge(ABC):
-    """A judge of which of two responses is better."""
+    """Base of judges that decide which of two responses is better."""
 
     name: str
-    """Of the judge, in messages and files."""
     settings: dict[str, Any]
     """All that its verdicts depend on, JSON-serialisable."""
 
     @abstractmethod
     def compare(self, items: Sequence[Comparison], store: AnswerStore) -> list[Verdict]:
-        """Return verdicts on N pairs, in their order.
-
-        Args:
-            items: N pairs.
-            store: of the judge's answers; what is in there is not asked again.
-
-        Raises:
-            UserError: the judge cannot work at all. Its answers until then are kept.
-        """
+        """Return verdicts on N pairs in order, reusing stored answers; raise UserError if the judge fails."""
 
 
 class EndpointJudge(PairJudge):
-    """A chat model with the paper's judge prompts; it must name the same response in both orders.
+    """A chat model with the judge prompts of Qu et al.; it must name the same response in both orders.
 
     Args:
         task: ``summary`` or ``dialogue``, which decides the prompts; also by the names of the paper's data,
@@ -116,7 +104,7 @@ class EndpointJudge(PairJudge):
         self.settings = {"task": self.task, **self.endpoint.settings}
 
     def compare(self, items: Sequence[Comparison], store: AnswerStore) -> list[Verdict]:
-        """Ask 2 N questions, except those whose answers are in the store."""
+        """Send 2 N questions, except those whose answers are in the store."""
         asked = [
             judge_messages(self.task, item.prompt, *shown)
             for item in items
@@ -129,7 +117,6 @@ class EndpointJudge(PairJudge):
         ]
 
     def _opinion(self, answer: Answer, a: Preference, b: Preference) -> Opinion:
-        """Return the opinion in an answer, where ``a`` was called A and ``b`` B."""
         costs = (answer.prompt_tokens, answer.completion_tokens, answer.cached)
         if answer.text is None:
             return Opinion("none", None, answer.problem, *costs)
@@ -143,9 +130,7 @@ class EndpointJudge(PairJudge):
 
 
 class GoldJudge(PairJudge):
-    """The embedded world's gold reward as a judge; equal rewards prefer neither.
-
-    No order is involved, so both opinions of a verdict are the same. Nothing is stored, for it costs nothing.
+    """The gold reward of the synthetic benchmark as a judge; equal rewards prefer neither.
 
     Args:
         seed: of the embedded world (``--data.source.seed`` of the runs).
@@ -160,11 +145,7 @@ class GoldJudge(PairJudge):
         self.settings = {"world": seed}
 
     def compare(self, items: Sequence[Comparison], store: AnswerStore) -> list[Verdict]:
-        """Score 2 N responses.
-
-        Raises:
-            UserError: a prompt is not of the embedded world.
-        """
+        """Score 2 N responses; a prompt from elsewhere raises UserError."""
         verdicts = []
         for item in items:
             if not isinstance(item.prompt, str):

@@ -1,4 +1,4 @@
-"""Prompts that a policy answers, as a batch, and its responses."""
+"""Prompts as a batch for generation, and responses."""
 
 from __future__ import annotations
 
@@ -17,16 +17,13 @@ class Response:
     """A model's response to a prompt."""
 
     text: str
-    """Without the token that ended it, and without special tokens."""
     finish_reason: Literal["stop", "length"]
-    """``length`` where it was cut at the limit of tokens."""
     prompt_tokens: int | None
-    """None where nobody has counted them, as some servers do not."""
     response_tokens: int | None
-    """Generated tokens, with the one that ended the response; likewise."""
+    """Generated tokens, the end token included; None where the server does not count."""
 
     def row(self, name: str, prompt: str | Messages) -> dict[str, Any]:
-        """Return the row of a file of responses, for a prompt's id and its text or chat messages."""
+        """Return the row of a file of responses."""
         counts = {"prompt_tokens": self.prompt_tokens, "response_tokens": self.response_tokens}
         answer = {"response": self.text, "finish_reason": self.finish_reason}
         return {"id": name, "prompt": prompt, **answer, **counts}
@@ -37,21 +34,20 @@ class PromptBatch:
     """N prompts, padded on the left to L tokens, so that every answer begins at position L."""
 
     ids: list[str]
-    """N prompt ids."""
     prompts: list[str]
     """N prompts as the model reads them, for gold rewards."""
     input_ids: Tensor
-    """(N, L) int64 token ids: padding, then the prompt."""
+    """(N, L) int64 token ids."""
     attention_mask: Tensor
     """(N, L) int64: 0 for padding, 1 for the prompt."""
     asked: list[str | Messages]
-    """N prompts for judges: chat messages where the data holds such, else the same texts."""
+    """N prompts for judges: chat messages where the data has them, else the same texts."""
     places: list[int]
-    """N places in the order of the data, in which files are written; batches may be in another one."""
+    """N positions in the data; files are written in this order."""
     columns: list[dict[str, Any]]
-    """N further columns of their rows, ``tools`` and ``chat_template_kwargs``, for files of responses."""
+    """N dicts of row columns for files of responses: ``tools`` and ``chat_template_kwargs``."""
     answers: list[Response] | None = None
-    """N answers of an earlier run, so that nothing has to be generated."""
+    """N answers of an earlier run, if nothing is to be generated."""
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
@@ -68,10 +64,7 @@ class PromptBatch:
         places: Sequence[int] | None = None,
         columns: Sequence[dict[str, Any]] | None = None,
     ) -> PromptBatch:
-        """Lay N prompts of at least one token each out as rows, padded with a token that is not attended to.
-
-        ``asked``, ``places`` and ``columns`` are by default the texts, the order of the batch, and none.
-        """
+        """Collate N prompts of at least one token; ``asked`` and ``places`` default to texts and order."""
         length = max((len(t) for t in tokens), default=0)
         input_ids = torch.full((len(tokens), length), pad_id, dtype=torch.long)
         attention_mask = torch.zeros_like(input_ids)

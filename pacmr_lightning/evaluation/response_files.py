@@ -1,16 +1,16 @@
-"""Files of responses, a JSON object a line, and the responses of two of them to the same prompts."""
+"""JSON Lines files of responses, and their pairing by prompt."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import obstacle, replacing
+from ..files import obstacle
 from .answer_store import content_key
 from .conversation import TEMPLATE_COLUMNS
 from .judging import Comparison
@@ -21,22 +21,18 @@ class ResponsePair(Comparison):
     """Two models' responses to one prompt."""
 
     id: str
-    """The rows' own, else a hash of the prompt with the number of the response to it."""
+    """The rows' id, else a hash of the prompt and the response's number."""
     columns: dict[str, Any] = field(default_factory=dict, hash=False)
-    """``tools`` and ``chat_template_kwargs`` of the first model's row, where it has such."""
+    """``tools`` and ``chat_template_kwargs`` of the first model's row, if any."""
 
     @property
     def identical(self) -> bool:
-        """True if both are the same but for space around them, which the judges' prompts leave out."""
+        """True if both are the same but for space around them, which judges do not see."""
         return self.first.strip() == self.second.strip()
 
 
 def output_path(output: str | Path) -> Path:
-    """Return the path of a file that can be written; nothing is made yet.
-
-    Raises:
-        UserError: it does not end in .jsonl, or nothing can be written there.
-    """
+    """Return the path of a writable .jsonl file, or raise UserError; nothing is created."""
     path = Path(output).expanduser()
     if path.suffix != ".jsonl" or path.is_dir():
         raise UserError(f"output is {output}, but it must be a file ending in .jsonl.")
@@ -49,22 +45,12 @@ def output_path(output: str | Path) -> Path:
 
 
 def answers_path(path: Path) -> Path:
-    """Return the file of the answers so far, with which a run that was ended goes on."""
+    """Return the path of the stored answers that an interrupted run resumes from."""
     return path.with_name(f"{path.name}.answers.sqlite")
 
 
-def write_json_lines(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write JSON Lines, whole or not at all."""
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-
 def read_responses(path: str | Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSON Lines file, such as ``pacmr predict`` writes, without blank lines.
-
-    Raises:
-        UserError: the file is missing, or a line is no JSON object.
-    """
+    """Return the objects of a JSON Lines file, such as ``pacmr predict`` writes, without blank lines."""
     path = Path(path).expanduser()
     if not path.is_file():
         found = "is no file" if path.exists() else "does not exist"
@@ -84,7 +70,7 @@ def read_responses(path: str | Path) -> list[dict[str, Any]]:
         ) from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8 text; save it as UTF-8.") from None
-    # A whole number of more than 4,300 digits, or lists in lists in lists.
+    # Integers over 4,300 digits, or deeply nested lists.
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}, line {number} cannot be read ({str(error).partition(';')[0]}).") from None
     return rows
@@ -95,20 +81,13 @@ def pair_rows(
     second: Sequence[Mapping[str, Any]],
     names: tuple[str, str] = ("the first list", "the second list"),
 ) -> list[ResponsePair]:
-    """Return the responses that answer the same question side by side, in the order of the first list.
+    """Return the responses to the same prompts as pairs, in the order of the first list.
 
-    Rows with an ``id`` belong together by it, and must have the same prompt. Rows without one, as in a run's
-    ``samples.jsonl``, belong together by prompt and order: the second response to a prompt in one list is
-    compared with the second one to it in the other.
-
-    Args:
-        first: rows with ``prompt`` (a text or chat messages), ``response`` (a text), and optionally ``id``.
-        second: rows of the other model.
-        names: of the two, for errors.
+    Rows have ``prompt`` (a text or chat messages), ``response`` and optionally ``id``, by which they match.
+    Without ids, the k-th responses to a prompt match.
 
     Raises:
-        UserError: a row is wrong; an id comes twice; only some rows have ids; a row has no counterpart; or
-            two rows with one id have different prompts.
+        UserError: a row is invalid or has no counterpart, or ids are duplicated, incomplete or inconsistent.
     """
     one, other = (_keyed(rows, name) for rows, name in zip((first, second), names, strict=True))
     has_ids, other_has_ids = (rows[0].get("id") is not None for rows in (first, second))
@@ -147,7 +126,6 @@ def pair_rows(
 
 
 def _keyed(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Mapping[str, Any]]:
-    """Return the rows by id, or by prompt and how often it came before."""
     if not rows:
         raise UserError(f"{name} is empty; it must hold at least one response.")
     keyed: dict[str, Mapping[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""A reward model as a judge: the response with the higher score is the better one."""
+"""A reward model as a judge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from ..chat_template import render_messages
-from ..errors import UserError
+from ..errors import UserError, check_at_least
 from ..model_folder import first_line, model_place, model_state
 from ..numerics import numerics
 from ..policy.limits import positions
@@ -30,7 +30,7 @@ class RewardModelJudge(PairJudge):
     """A sequence classifier with one label, such as the reward models on the Hugging Face Hub.
 
     It scores prompt and response together, in the tokenizer's chat template where it has one, else as one
-    text. No order is involved, so both opinions of a verdict are the same; equal scores prefer neither.
+    text. Both opinions of a verdict are the same; equal scores prefer neither.
 
     Args:
         model: folder or Hub id.
@@ -51,9 +51,7 @@ class RewardModelJudge(PairJudge):
         max_length: int = 2048,
         device: str | None = None,
     ):
-        for option, value in (("batch_size", batch_size), ("max_length", max_length)):
-            if value < 1:
-                raise UserError(f"{option} is {value}, but it must be at least 1.")
+        check_at_least(1, batch_size=batch_size, max_length=max_length)
         self.name = str(model)
         self.dtype = dtype
         self.batch_size = batch_size
@@ -62,15 +60,11 @@ class RewardModelJudge(PairJudge):
         self.settings = {"reward_model": self.name, "dtype": dtype, "max_length": max_length}
 
     def compare(self, items: Sequence[Comparison], store: AnswerStore) -> list[Verdict]:
-        """Score 2 N responses, except those whose scores are in the store.
-
-        Raises:
-            UserError: the model cannot be loaded, is no reward model, or cannot read ``max_length`` tokens.
-        """
+        """Score 2 N responses, except those whose scores are in the store."""
         responses = [(item.prompt, r) for item in items for r in (item.first, item.second)]
         try:
             state = model_state(model_place(self.name) or self.name)
-        except OSError:  # loading it says what is wrong
+        except OSError:  # loading it reports the error
             state = None
         judge = content_key(self.settings, state, numerics(self.device))
         keys = [content_key(judge, *response) for response in responses]
@@ -92,7 +86,6 @@ class RewardModelJudge(PairJudge):
     def _scores(
         self, responses: dict[str, tuple[str | Messages, str]], store: AnswerStore
     ) -> dict[str, dict[str, Any]]:
-        """Return value and problem of each response, one of which is None; problems of texts are not kept."""
         found: dict[str, dict[str, Any]] = {}
         tokens = {}
         for key, (prompt, response) in responses.items():
@@ -106,7 +99,7 @@ class RewardModelJudge(PairJudge):
                     continue
                 problem = f"prompt and response are longer than max_length {self.max_length} tokens"
             found[key] = {"value": None, "problem": problem}
-        # By length, so that little is padded.
+        # By length, for little padding.
         waiting = sorted(tokens, key=lambda key: len(tokens[key]), reverse=True)
         size = self.batch_size if waiting and self._pad_id is not None else 1
         with tqdm(total=len(waiting), desc=f"Scoring with {self.name}", disable=not waiting) as bar:
@@ -146,7 +139,7 @@ class RewardModelJudge(PairJudge):
             dtype=getattr(torch, self.dtype),
             output_loading_info=True,
         )
-        # Without a head of its own, transformers makes one up, with a warning only.
+        # transformers initialises a missing head at random, with a warning only.
         if model.config.num_labels != 1 or loading["missing_keys"]:
             raise UserError(
                 f"{self.name} is no reward model (it has {model.config.num_labels} labels, and "
@@ -174,11 +167,7 @@ class RewardModelJudge(PairJudge):
 
     @cached_property
     def _pad_id(self) -> int | None:
-        """What the model takes for padding. None: responses must be scored one at a time.
-
-        Decoders take the score at the last token that is not padding. So padding must be what it was in
-        training, or a token that no text ends in.
-        """
+        """Padding that ends no text, as decoders score at the last other token; None: score one at a time."""
         config = self._model.config.get_text_config()
         if config.pad_token_id is None and self._tokenizer.pad_token_id != self._tokenizer.eos_token_id:
             config.pad_token_id = self._tokenizer.pad_token_id
@@ -186,12 +175,7 @@ class RewardModelJudge(PairJudge):
 
 
 def judged_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, response: str) -> list[int]:
-    """Return the token ids of prompt and response as a reward model reads them: see ``RewardModelJudge``.
-
-    Raises:
-        jinja2.TemplateError: the chat template refuses the conversation.
-        ValueError: there are several templates and none is the default.
-    """
+    """Return the token ids of prompt and response as ``RewardModelJudge`` reads them."""
     if tokenizer.chat_template is None:
         text = prompt if isinstance(prompt, str) else f"{as_text(prompt)}\n\nAssistant: "
         return tokenizer(text + response, verbose=False)["input_ids"]
@@ -201,7 +185,7 @@ def judged_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, re
 
 
 def classified(model: PreTrainedModel, tokens: list[list[int]], pad_id: int) -> Tensor:
-    """Return the (N, L) logits of N texts, by their token ids, from a sequence classifier with L labels."""
+    """Return the (N, L) logits of a sequence classifier with L labels for N lists of token ids."""
     rows = [torch.tensor(ids, device=model.device) for ids in tokens]
     ids = pad_sequence(rows, batch_first=True, padding_value=pad_id)
     mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)

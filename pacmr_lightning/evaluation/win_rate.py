@@ -1,4 +1,4 @@
-"""How often one model's responses beat another's (paper, appendix on evaluation), and how far to trust it."""
+"""Win rates between two models (Qu et al., appendix on evaluation), with confidence intervals."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 Outcome = Literal["win", "tie", "loss"]
 OUTCOMES: tuple[Outcome, ...] = ("win", "tie", "loss")
 COLORS = ("#0072B2", "0.82", "#D55E00")
-"""Of wins, ties and losses in the figure; the outer two by Okabe and Ito."""
+"""Of wins, ties and losses; the outer two by Okabe and Ito."""
 SLOPE_C = 100.0
-"""Inverse strength of the L2 penalty on the slope, phi^2 / (2 C): next to nothing where there is data, but
-finite where length alone decides every verdict."""
+"""Inverse strength of the L2 penalty on the slope, phi^2 / (2 C): weak, but enough if length decides all."""
 TOLERANCE, ITERATIONS = 1e-9, 1000
-"""Scikit-learn's own 1e-4 leaves the rate wrong in its third digit where samples are small."""
+"""Scikit-learn's default of 1e-4 leaves errors in the third digit of the rate for small samples."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,11 @@ class JudgedPair:
 
     pair: ResponsePair
     verdict: Verdict | None
-    """None where both responses are identical: nobody was asked, for it is a tie."""
+    """None for identical responses, which are ties and are not judged."""
 
     @property
     def outcome(self) -> Outcome:
-        """Of the first response. Inconsistent, invalid and missing answers are ties."""
+        """The first response's outcome. Inconsistent, invalid and missing answers are ties."""
         outcomes: dict[Preference, Outcome] = {"first": "win", "none": "tie", "second": "loss"}
         return outcomes["none" if self.verdict is None else self.verdict.preferred]
 
@@ -56,43 +55,39 @@ class Estimate:
 
 @dataclass(frozen=True)
 class WinRate:
-    """The first model against the second one.
+    """Results of the first model against the second.
 
-    Intervals are percentiles of a bootstrap over prompts: a resample takes all pairs of a prompt or none. An
-    interval of no width, where all verdicts are the same, says nothing of the uncertainty.
+    Intervals are percentiles of a bootstrap that resamples prompts with all their pairs. An interval of no
+    width (all verdicts equal) says nothing about uncertainty.
     """
 
     pairs: int
     prompts: int
-    """Distinct ones."""
+    """Distinct prompts."""
     wins: int
     ties: int
     losses: int
     win_rate: Estimate
-    """Share of the pairs that the first model wins, as in the paper: a tie is no win."""
+    """Share of pairs that the first model wins; as in Qu et al., a tie is no win."""
     tie_rate: Estimate
     loss_rate: Estimate
     win_score: Estimate
-    """1 + (wins - losses) / pairs; half of it is the win rate in which a tie is half a win."""
+    """1 + (wins - losses) / pairs: twice the win rate that counts a tie as half a win."""
     length_controlled_win_rate: Estimate | None
-    """Win rate with ties as half a win, at equal length (``rates_at_equal_length``); None where all pairs
-    differ in length by the same."""
+    """Win rate at equal length, with ties as half a win; None if all pairs differ equally in length."""
     length_unit: Literal["characters"]
-    """Never tokens: those of two models may be of two tokenizers, and servers also count hidden reasoning."""
+    """Never tokens: tokenizers differ, and servers count hidden reasoning."""
     mean_length: tuple[float, float]
     empty: tuple[int, int]
-    """Empty responses of each model; they are judged like others."""
     identical: int
-    """Pairs of identical responses: ties about which nobody is asked, left out of the shares below."""
+    """Pairs of identical responses: ties, not judged and not in the shares below."""
     flipped: float | None
-    """Share of the pairs asked about in which both orders name a response, but not the same one."""
+    """Share of the judged pairs in which the two orders name different responses."""
     invalid: float | None
-    """Share of the answers that hold no verdict."""
+    """Share of answers without a verdict."""
     unanswered: float | None
-    """Share of the questions without an answer."""
     first_shown: float | None
-    """Share of the verdicts for the response that was shown first: 0.5 for a judge without a position bias,
-    and for one that scores each response by itself. None where there is no verdict."""
+    """Share of verdicts for the response shown first: 0.5 without position bias. None without verdicts."""
 
 
 def win_rate(
@@ -103,30 +98,14 @@ def win_rate(
     seed: int = 42,
     resamples: int = 1000,
 ) -> WinRate:
-    """Judge the responses of two models to the same prompts.
-
-    Args:
-        first: rows as ``response_files.pair_rows`` takes them.
-        second: rows of the other model.
-        judge: decides which response is better.
-        store: of the judge's answers; None keeps none.
-        seed: of the bootstrap.
-        resamples: of the bootstrap.
-
-    Raises:
-        UserError: the rows do not belong together, or the judge cannot work.
-    """
+    """Judge the responses of two models to the same prompts; for rows see ``response_files.pair_rows``."""
     return summarize(judge_responses(pair_rows(first, second), judge, store), seed, resamples)
 
 
 def judge_responses(
     pairs: Sequence[ResponsePair], judge: PairJudge, store: AnswerStore | None = None
 ) -> list[JudgedPair]:
-    """Return verdicts on N pairs, in their order.
-
-    Raises:
-        UserError: the judge cannot work, does not answer each question, or gives no verdict at all.
-    """
+    """Return verdicts on N pairs, in their order; raise UserError if the judge gives none."""
     asked = [pair for pair in pairs if not pair.identical]
     if store is None:
         with AnswerStore(":memory:") as forgotten:
@@ -151,15 +130,15 @@ def judge_responses(
 
 
 def summarize(judged: Sequence[JudgedPair], seed: int = 42, resamples: int = 1000) -> WinRate:
-    """Return the numbers of N judged pairs, at least one, with a bootstrap of ``resamples`` by ``seed``."""
+    """Return the statistics of N >= 1 judged pairs, with a bootstrap."""
     outcomes = np.array([OUTCOMES.index(one.outcome) for one in judged])
     _, prompts = np.unique([content_key(one.pair.prompt) for one in judged], return_inverse=True)
-    # Without space at the ends, which judges do not see.
+    # Judges do not see space at the ends.
     lengths = np.array([[len(one.pair.first.strip()), len(one.pair.second.strip())] for one in judged])
     by_prompt = np.zeros((prompts.max() + 1, len(OUTCOMES)))
     np.add.at(by_prompt, (prompts, outcomes), 1)
     n = len(by_prompt)
-    # How often each prompt comes in a resample.
+    # (resamples, prompts) counts.
     draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
     counts, resampled = by_prompt.sum(0), draws @ by_prompt
     shares, others = counts / counts.sum(), resampled / resampled.sum(1, keepdims=True)
@@ -204,40 +183,31 @@ def summarize(judged: Sequence[JudgedPair], seed: int = 42, resamples: int = 100
 
 
 def length_term(differences: np.ndarray) -> np.ndarray | None:
-    """Return tanh(d / s), with the sample standard deviation s of (N,) differences in length d, uncentred.
-
-    None where all differences are the same, so that length cannot be told from the rest.
-    """
+    """Return tanh(d / s), with uncentred deviation s of (N,) length differences d; None if all are equal."""
     if len(differences) < 2 or np.ptp(differences) == 0:
         return None
     return np.tanh(differences / differences.std(ddof=1))
 
 
 def rates_at_equal_length(outcomes: np.ndarray, term: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the length-controlled win rate, in which a tie is half a win, of R samples: (R,).
+    """Return the (R,) length-controlled win rates of R samples of N pairs, with a tie as half a win.
 
     The logistic regression of length-controlled AlpacaEval (Dubois et al. 2024, arXiv 2404.04475) for two
-    models: P(first wins) = sigmoid(theta + phi tanh(d / s)), fitted to the outcomes by maximum likelihood;
-    the result is sigmoid(theta), the probability at d = 0. Left out is what needs verdicts on many other
-    models: the difficulty of each prompt. AlpacaEval's code also adds verdicts on two variants of its
-    baseline, at a weight of 0.2, and penalizes all coefficients by their L1 norm; here phi has the weak L2
-    penalty of ``SLOPE_C`` and theta none.
-
-    Args:
-        outcomes: (N,) 1 where the first response wins, 0 where the second one does, 0.5 for a tie.
-        term: (N,) as ``length_term`` makes it.
-        counts: (R, N) how often each sample holds each pair.
+    models: P(first wins) = sigmoid(theta + phi tanh(d / s)) by maximum likelihood; the result is
+    sigmoid(theta). There is no prompt difficulty, which needs verdicts on many other models, and the only
+    penalty is ``SLOPE_C`` (AlpacaEval: L1 on all coefficients, and verdicts on variants of its baseline at
+    weight 0.2). ``outcomes`` (N,) are 1, 0.5 or 0; ``counts`` (R, N) tell how often a sample holds a pair.
     """
-    different, which = np.unique(counts, axis=0, return_inverse=True)  # few, where there are few pairs
+    different, which = np.unique(counts, axis=0, return_inverse=True)  # few, for few pairs
     return np.array([_rate(outcomes, term, count) for count in different])[which.reshape(-1)]
 
 
 def _rate(outcomes: np.ndarray, term: np.ndarray, count: np.ndarray) -> float:
     wins, losses = count * outcomes, count * (1 - outcomes)
-    # Where all win or all lose, no finite theta has the highest likelihood.
+    # Without both, theta has no finite maximum-likelihood estimate.
     if not wins.any() or not losses.any():
         return float(wins.any())
-    # Of scikit-learn's solvers the one that also ends, and ends exactly, where length decides every verdict.
+    # The scikit-learn solver that converges, exactly, even where length decides every verdict.
     model = LogisticRegression(C=SLOPE_C, solver="newton-cg", tol=TOLERANCE, max_iter=ITERATIONS)
     won = np.repeat([True, False], len(term))
     model.fit(np.tile(term, 2)[:, None], won, sample_weight=np.concatenate([wins, losses]))
@@ -254,7 +224,7 @@ def _estimate(value: float, resampled: np.ndarray) -> Estimate:
 
 
 def draw_win_rate(result: WinRate, files: tuple[str, str], judge: str) -> Figure:
-    """Return a figure: one bar, with the 95% intervals of the shares of wins and losses at its inner ends."""
+    """Return a bar chart of wins, ties and losses with 95% intervals."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 2.4), layout="constrained")
@@ -279,7 +249,7 @@ def draw_win_rate(result: WinRate, files: tuple[str, str], judge: str) -> Figure
         errors = [[100 * (at - low)], [100 * (high - at)]]
         axis.errorbar(100 * at, -0.16, xerr=errors, color="black", capsize=3, linewidth=1.2)
     score = result.win_score
-    # Most files are called generations.jsonl, in a folder that is called as the run.
+    # Most files are called generations.jsonl, in a folder named after the run.
     first, second = (Path(*Path(file).parts[-2:]) for file in files)
     axis.set_title(
         f"A: {first}   B: {second}\n"

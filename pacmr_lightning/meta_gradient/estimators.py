@@ -1,8 +1,4 @@
-"""Central difference, ghost dot-product and exact: estimators of what VNet's gradient needs of a pair.
-
-c_i = d . grad l_i(omega) (paper, section 5.4 and appendix A): d is d_meta, l_i the loss of pair i before its
-weight. Only c_i costs passes of the policy; VNet's own gradient is then -1/N sum_i c_i dV_i/dTheta.
-"""
+"""Estimators of c_i = d_meta . grad l_i(omega) in VNet's gradient -1/N sum_i c_i dV_i/dTheta."""
 
 from __future__ import annotations
 
@@ -22,11 +18,11 @@ from .step_pairs import StepPairs
 from .virtual_step import shifted
 
 NOISE_WARNING = 0.5
-"""Relative error of the coefficients above which an estimator is more noise than signal."""
+"""Relative error of the coefficients above which a warning is printed."""
 
 
 class MetaGradientEstimator(ABC):
-    """Estimates c_i for N pairs; ``VNetWeighting`` asks for them once an update, on every rank.
+    """Estimates c_i for N pairs, once per VNet update, on every rank.
 
     Args:
         clip: coefficients are clipped to [-clip, clip] (the paper's constant is 10); None for no clipping.
@@ -36,9 +32,8 @@ class MetaGradientEstimator(ABC):
     """
 
     exact: bool = False
-    """Whether there is nothing to estimate."""
     differentiates_twice: bool = False
-    """Whether it needs the graph of a gradient, which neither ZeRO-3 nor fused attention gives."""
+    """Whether it needs the graph of a gradient, which ZeRO-3 and fused attention do not give."""
 
     def __init__(self, clip: float | None = 10.0):
         if clip is not None and not clip > 0:
@@ -47,18 +42,17 @@ class MetaGradientEstimator(ABC):
 
     @abstractmethod
     def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
-        """(N,) unclipped coefficients.
+        """Return (N,) unclipped coefficients.
 
         Args:
-            pairs: this rank's N train pairs at omega, which must be left as it is:
-                ``virtual_step.shifted`` runs the policy elsewhere. ``pairs.losses`` are those at omega,
-                ``per_pair_gradients.pair_losses`` computes them anew, for no more of
-                ``pairs.micro_batches()`` at a time.
+            pairs: this rank's N train pairs at omega, which must not change: ``virtual_step.shifted`` runs
+                the policy elsewhere. ``pairs.losses`` are those at omega, ``per_pair_gradients.pair_losses``
+                computes others, for one of ``pairs.micro_batches()`` at a time.
             direction: d, full-size and the same on all ranks.
         """
 
     def clipped(self, coefficients: Tensor) -> Tensor:
-        """(N,) coefficients within the clipping bounds, which VNet then learns from."""
+        """Return (N,) clipped coefficients, which VNet learns from."""
         return coefficients if self.clip is None else coefficients.clamp(-self.clip, self.clip)
 
 
@@ -67,8 +61,8 @@ class CentralDifference(MetaGradientEstimator):
 
     Args:
         epsilon: the paper's eps, 3e-3.
-        relative: the step is epsilon / norm(d), so that its length does not depend on how long d is. Under a
-            bf16 base a raw step along a short d drowns in rounding; 0.03 to 0.1 relative survives it.
+        relative: the step is epsilon / norm(d), so its length does not depend on d's. Under a bf16 base a raw
+            step along a short d drowns in rounding; 0.03 to 0.1 relative survives it.
         clip: see ``MetaGradientEstimator``.
     """
 
@@ -81,7 +75,7 @@ class CentralDifference(MetaGradientEstimator):
 
     @torch.no_grad()
     def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
-        """(N,) unclipped coefficients."""
+        """Return (N,) unclipped coefficients."""
         if pairs.objective.holds_factors:
             name = type(pairs.objective).__name__
             raise UserError(
@@ -103,15 +97,15 @@ class CentralDifference(MetaGradientEstimator):
 class ExactCoefficients(MetaGradientEstimator):
     """c_i by differentiating through the gradient with its graph retained (paper, appendix A.3).
 
-    The derivative of d . grad (sum_i w_i l_i) with respect to w_i is c_i. It takes the memory that the other
-    estimators avoid, and attention that can be differentiated twice; it is there for tests and benchmarks.
+    The derivative of d . grad (sum_i w_i l_i) with respect to w_i is c_i. For tests and benchmarks: it takes
+    much memory, and attention that can be differentiated twice.
     """
 
     exact = True
     differentiates_twice = True
 
     def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
-        """(N,) unclipped coefficients."""
+        """Return (N,) unclipped coefficients."""
         policy = pairs.policy
         parameters = list(policy.adapter().values())
         parts = []
@@ -133,23 +127,17 @@ class ExactCoefficients(MetaGradientEstimator):
 
 
 class GhostDotProduct(MetaGradientEstimator):
-    """c_i exactly, for all pairs at once, in at most one ordinary backward pass (``StepPairs.along``).
-
-    A pair's gradient of a LoRA linear is formed while backward is there, and multiplied with d.
-    """
+    """c_i exactly by ghost dot products, in at most one ordinary backward pass (``StepPairs.along``)."""
 
     exact = True
 
     def coefficients(self, pairs: StepPairs, direction: Direction) -> Tensor:
-        """(N,) unclipped coefficients."""
+        """Return (N,) unclipped coefficients."""
         return pairs.along(direction)
 
 
 def relative_error(estimator: MetaGradientEstimator, coefficients: Tensor, exact: Tensor) -> Tensor:
-    """Distance of this rank's (N,) coefficients from the exact ones, relative and over all ranks, 0-dim.
-
-    Warns where the coefficients are more noise than signal.
-    """
+    """Return the 0-dim relative error of (N,) coefficients over all ranks; warn if it is large."""
     squares = torch.stack([(coefficients - exact).square().sum(), exact.square().sum()])
     sum_over_ranks([squares])
     error = (squares[0] / squares[1]).sqrt()
@@ -162,13 +150,7 @@ def relative_error(estimator: MetaGradientEstimator, coefficients: Tensor, exact
 
 
 def coefficient_metrics(coefficients: Tensor, clipped: Tensor, total: Tensor) -> dict[str, Tensor]:
-    """Mean and mean absolute value of the clipped (N,) coefficients and the share that was clipped.
-
-    Args:
-        coefficients: this rank's, unclipped.
-        clipped: the same within the bounds.
-        total: 0-dim number of pairs over all ranks.
-    """
+    """Return metrics of clipped (N,) coefficients; ``total`` is the 0-dim number of pairs over all ranks."""
     cut = (clipped != coefficients).to(clipped.dtype)
     sums = torch.stack([clipped.sum(), clipped.abs().sum(), cut.sum()])
     sum_over_ranks([sums])

@@ -1,4 +1,4 @@
-"""Outer objectives: what the policy should be good at after the virtual step."""
+"""Outer objectives: losses of the policy after the virtual step."""
 
 from __future__ import annotations
 
@@ -26,31 +26,30 @@ class OuterGradient:
 
     d_meta: Direction
     retained: int
-    """Meta pairs over all ranks that contributed; 0 means that there is nothing to learn from."""
+    """Number of meta pairs in the loss, over all ranks."""
     metrics: dict[str, Tensor]
-    """Scalars to log, over all ranks."""
+    """Over all ranks."""
 
 
 class OuterObjective(ABC):
     """A loss of the meta pairs whose gradient with respect to omega is d_meta.
 
-    ``VNetWeighting`` asks for it at each of its updates, on every rank, while the policy runs at the virtual
-    parameters; the reference stays where it is.
+    ``VNetWeighting`` calls it at each update, on every rank, with the policy at the virtual parameters.
     """
 
     @abstractmethod
     def gradient(
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
     ) -> OuterGradient:
-        """The loss's gradient, summed over ranks, as ``gradient.accumulated_gradient`` makes it.
+        """Return the loss's gradient, summed over ranks, as by ``gradient.accumulated_gradient``.
 
         Args:
             policy: gives ``log_probs`` of pairs, with gradient, and ``reference_log_probs``, without.
             beta: the objective's, for ``Rewards``.
-            meta: this rank's M pairs. ``meta.augmented`` are the same pairs under reworded prompts; None
-                where the datamodule has clean meta pairs. Where some are left out, the ranks' numbers of
-                forward passes differ, and ``policy.in_step`` evens them out for ZeRO-3.
-            micro_batch_size: pairs that a forward pass with gradient may hold; None for all.
+            meta: this rank's M pairs. ``meta.augmented`` are the same pairs under augmented prompts; None
+                with clean meta pairs. If some are left out, ranks run different numbers of forward passes,
+                which ``policy.in_step`` evens out for ZeRO-3.
+            micro_batch_size: pairs of a forward pass with gradient; None for all.
 
         Raises:
             UserError: the meta pairs are of the wrong kind.
@@ -58,24 +57,24 @@ class OuterObjective(ABC):
 
 
 class PromptConsistency(OuterObjective):
-    """The policy should judge a pair the same way when its prompt is reworded (paper, section 5.2).
+    """Base class: a pair's preference should not change with its augmented prompt (section 5.2).
 
     u of the original views, without gradient, gives pseudo-labels; the loss is the cross-entropy of the
-    augmented views of the retained pairs against them. Observed labels are not used.
+    augmented views of the retained pairs. Observed labels are not used.
     """
 
     @abstractmethod
     def targets(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """From (M,) original u: the (K,) indices that are retained and their (K,) targets in [0, 1]."""
+        """Return the (K,) indices of retained pairs and their targets in [0, 1] for (M,) original u."""
 
     def divisor(self, retained: Tensor, total: Tensor) -> Tensor:
-        """What the summed loss is divided by: M, the meta pairs over all ranks, unless overridden."""
+        """Return the divisor of the summed loss, by default M over all ranks."""
         return total
 
     def gradient(
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
     ) -> OuterGradient:
-        """See ``OuterObjective``; ``meta.augmented`` holds the reworded views."""
+        """See ``OuterObjective``."""
         if meta.augmented is None:
             raise UserError(
                 f"{type(self).__name__} compares a pair with its reworded view, but the meta pairs have "
@@ -96,7 +95,6 @@ class PromptConsistency(OuterObjective):
         views = []
 
         def losses() -> Iterator[Tensor]:
-            """Of micro-batches of retained pairs: the loss of u(A(z_j)) under the pseudo-labels."""
             parts, done = augmented[retained].micro_batches(_even(len(retained), micro_batch_size)), 0
             for part, counted in policy.in_step(parts, augmented[:1]):
                 view = _u(policy, beta, part)
@@ -115,15 +113,14 @@ class PromptConsistency(OuterObjective):
 
 
 def pseudo_label_loss(u: Tensor, targets: Tensor) -> Tensor:
-    """(K,) cross-entropies of sigma(u), the first response is better, against targets in [0, 1]."""
+    """Return (K,) cross-entropies of sigma(u), P(first is better), against targets in [0, 1]."""
     return -targets * F.logsigmoid(u) - (1 - targets) * F.logsigmoid(-u)
 
 
 def _consistency_metrics(
     u: Tensor, retained: Tensor, view: Tensor, targets: Tensor, flipped: Tensor, divisor: Tensor
 ) -> dict[str, Tensor]:
-    """Metrics over all ranks of (M,) u and flipped, (K,) indices of the retained pairs, their view's u and
-    pseudo-labels, and the summed loss's divisor."""
+    """Metrics over all ranks; u and flipped are (M,), retained indices, view and targets (K,)."""
     original, flips, as_observed = u[retained], flipped[retained], targets >= 0.5
     known = flips != UNKNOWN
     total = _sums_over_ranks(
@@ -153,9 +150,9 @@ def _consistency_metrics(
 class PromptAugmentationConsistency(PromptConsistency):
     """Consistency with hard pseudo-labels of confident pairs: the paper's outer objective (section 5.3).
 
-    u of the original view gives label 0 (first response better) where sigma(u) >= tau and label 1 where
-    sigma(u) <= 1 - tau; other pairs are left out and never run with gradient. The loss is 1/M sum of
-    -log sigma(u(A(z))) for label 0 and -log sigma(-u(A(z))) for label 1.
+    u of the original view gives label 0 (first response better) if sigma(u) >= tau and label 1 if sigma(u) <=
+    1 - tau; other pairs are left out. The loss is 1/M sum of -log sigma(u(A(z))) for label 0 and -log
+    sigma(-u(A(z))) for label 1.
 
     Args:
         tau: confidence threshold, 0.5 <= tau < 1; the paper uses 0.6.
@@ -170,40 +167,40 @@ class PromptAugmentationConsistency(PromptConsistency):
         self.normalize = normalize
 
     def targets(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Confident pairs and their labels, as the probability that the first response is better."""
-        # logit(tau) on u itself, since sigma(u) rounds to 1 for large u.
+        """Return confident pairs and P(first is better), 0 or 1."""
+        # Compare u with logit(tau), since sigma(u) rounds to 1 for large u.
         threshold = math.log(self.tau / (1 - self.tau))
         kept = (u.abs() >= threshold).nonzero(as_tuple=True)[0]
         return kept, (u[kept] >= threshold).to(u.dtype)
 
     def divisor(self, retained: Tensor, total: Tensor) -> Tensor:
-        """M, or the number of retained pairs."""
+        """Return M, or the number of retained pairs."""
         return total if self.normalize == "meta" else retained
 
 
 class SoftPromptConsistency(PromptConsistency):
     """Consistency with soft pseudo-labels: cross-entropy against the stopped prediction sigma(u(z)).
 
-    No threshold: every meta pair counts, an unsure one towards staying unsure. Hard labels reward confidence
-    and can confirm themselves in long runs; these have no such reward.
+    There is no threshold. Hard labels reward confidence and can confirm themselves in long runs; these do
+    not.
     """
 
     def targets(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """All pairs and sigma(u)."""
+        """Return all pairs and sigma(u)."""
         return torch.arange(len(u), device=u.device), u.sigmoid()
 
 
 class CleanPreference(OuterObjective):
-    """DPO's loss on pairs with clean labels: MWN-DPO (paper, appendix G, Algorithm 2)."""
+    """DPO's loss on clean pairs: MWN-DPO (appendix G, Algorithm 2)."""
 
     def loss(self, rewards: Rewards) -> Tensor:
-        """(N,) losses of N meta pairs."""
+        """Return (N,) losses of N meta pairs."""
         return -F.logsigmoid(rewards.u)
 
     def gradient(
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
     ) -> OuterGradient:
-        """See ``OuterObjective``; the meta pairs are clean ones, without reworded views."""
+        """See ``OuterObjective``; the meta pairs are clean ones."""
         if meta.augmented is not None:
             raise UserError(
                 "CleanPreference learns from clean pairs, but the meta pairs are noisy training pairs; give "
@@ -230,12 +227,11 @@ class CleanPreference(OuterObjective):
 
 
 def _even(pairs: int, most: int | None) -> int | None:
-    """Size of the fewest micro-batches that ``most`` allows, about equal, since the largest sets the peak."""
+    """Size of the fewest micro-batches of at most ``most`` pairs, about equal for a low peak."""
     return most if most is None or pairs <= most else math.ceil(pairs / math.ceil(pairs / most))
 
 
 def _u(policy: PolicyModel, beta: float, pairs: PairBatch) -> Tensor:
-    """(N,) implicit reward differences at the policy's current parameters."""
     return Rewards(policy.log_probs(pairs), policy.reference_log_probs(pairs), beta).u
 
 

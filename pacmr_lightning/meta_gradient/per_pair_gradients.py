@@ -1,8 +1,7 @@
 """The gradient of each pair's own loss, for all pairs from one forward and one backward pass.
 
-A linear's weight gradient for one row is the sum over its tokens of g_t x_t^T, x the layer's input and g the
-gradient at its output (arXiv 1510.01799). Keeping that sum by row costs no more arithmetic than adding the
-rows up, and LoRA's matrices are so small that all rows' sums take a few percent of what a forward pass holds.
+A linear's weight gradient for one row is the sum over its tokens of g_t x_t^T, for inputs x and output
+gradients g (arXiv 1510.01799). LoRA's matrices are so small that these sums by row take little memory.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from ..objectives import Objective
 from ..objectives.soft_labels import SoftLabelDifference
 from ..policy import PolicyModel
 from ..policy.lora import UnhookedLoraError
-from ..policy.rows import Rows
+from ..policy.token_layout import Rows
 from ..rewards import Rewards
 from ..strategies.sharding import shape
 
 Take = Callable[[str, Tensor], None]
-"""Gets the name of an adapter parameter and its gradient for each of n pairs, (n, *shape)."""
+"""Called with an adapter parameter's name and its gradients of n pairs, (n, *shape)."""
 
 
 def pair_losses(
@@ -35,16 +34,13 @@ def pair_losses(
     rows: Rows | None = None,
     entropies: bool = False,
 ) -> tuple[Rewards, Tensor]:
-    """Rewards and (N,) losses of pairs that bring their reference log-probabilities.
-
-    A pair that the objective has dropped has loss 0, so that it pulls nowhere, whoever asks.
-    """
+    """Return rewards and (N,) losses of pairs with reference log-probabilities; dropped pairs have loss 0."""
     rewards = Rewards.of(policy.log_probs(batch, rows, entropies), batch, objective.beta)
     return rewards, _kept(objective, batch, objective(rewards))
 
 
 def rest_losses(objective: SoftLabelDifference, rewards: Rewards, batch: PairBatch) -> Tensor:
-    """(N,) losses that no weight multiplies, of pairs with soft labels; see ``pair_losses``."""
+    """Return the (N,) losses without weight under soft labels."""
     return _kept(objective, batch, objective.rest(rewards))
 
 
@@ -62,21 +58,13 @@ def each_gradient(
     entropies: bool = False,
     rows: Rows | None = None,
 ) -> tuple[Rewards, Tensor]:
-    """One forward and one backward pass, which shows ``take`` every parameter's gradient by pair.
+    """Call ``take`` with every parameter's gradients by pair, from one forward and one backward pass.
 
-    A layer that is used several times shows as many parts of its gradient, one that is not used (an expert
-    that no token was sent to) zeros. With ``take_rest``, which pairs
-    with soft labels need, a second backward pass shows it the gradients of ``rest_losses``. ``entropies`` and
-    ``rows`` are those of ``PolicyModel.log_probs``.
-
-    Returns:
-        Rewards and (n,) losses of the pairs, detached.
-
-    Raises:
-        UnhookedLoraError: a LoRA layer is not called, or not on one row for each pair (or each response).
+    A layer that is used several times gives as many parts, an unused one zeros. ``take_rest``, for soft
+    labels, gets the gradients of ``rest_losses`` from a second backward pass. Returns rewards and (n,)
+    losses, detached. A LoRA layer that does not see whole rows raises UnhookedLoraError.
     """
-    # Everything that depends on LoRA depends on it, so that backward reaches all layers and yet computes no
-    # weight gradient of its own.
+    # All outputs depend on it, so backward reaches all layers without computing weight gradients.
     anchor = torch.zeros((), device=batch.input_ids.device, requires_grad=True)
     rows = policy.rows(batch) if rows is None else rows
     policy.check_hooked()
@@ -105,11 +93,8 @@ def each_gradient(
 
 @contextmanager
 def _watched(policy: PolicyModel, owner: Tensor, pairs: int, anchor: Tensor, take: Take) -> Iterator[None]:
-    """Inside, backward shows ``take`` the gradients. It must run inside: checkpoints repeat the forward.
-
-    ``owner`` is the (R, T) number of the pair that each token belongs to.
-    """
-    # Rows are those of the pairs, or (one sequence a row) chosen ones before rejected ones, or all in one.
+    """Backward must run inside and calls ``take``; ``owner`` is the (R, T) pair number of each token."""
+    # Rows are pairs, or responses (chosen before rejected), or all packed in one.
     unpacked = _unpacking(owner[0], pairs) if len(owner) % pairs else None
 
     def watch(name: str, module: nn.Linear, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
@@ -141,7 +126,7 @@ def _watched(policy: PolicyModel, owner: Tensor, pairs: int, anchor: Tensor, tak
 
 
 def _unpacking(owner: Tensor, pairs: int) -> Callable[[Tensor], Tensor]:
-    """A function that makes (pairs, longest, H) rows, filled up with zeros, of the one row's (1, T, H)."""
+    """Return a function from one row's (1, T, H) to zero-padded (pairs, longest, H)."""
     sorted_owner, order = owner.sort(stable=True)
     counts = owner.bincount(minlength=pairs)
     column = torch.arange(len(owner), device=owner.device) - (counts.cumsum(0) - counts)[sorted_owner]
@@ -156,13 +141,13 @@ def _unpacking(owner: Tensor, pairs: int) -> Callable[[Tensor], Tensor]:
 
 
 class _Watched(torch.autograd.Function):
-    """The identity of a layer's output; its backward shows the layer's input and its output's gradient."""
+    """Identity; backward passes the layer's input and its output's gradient to ``see``."""
 
     @staticmethod
     def forward(
         ctx: Any, output: Tensor, x: Tensor, anchor: Tensor, see: Callable[[Tensor, Tensor], None]
     ) -> Tensor:
-        # Saved as autograd does it, so that a checkpoint drops it and finds it again. The layer keeps it too.
+        # Saved by autograd, so that a checkpoint drops it; the layer keeps it anyway.
         ctx.save_for_backward(x)
         ctx.see = see
         return output.view_as(output)

@@ -1,8 +1,7 @@
 """A step's training pairs at the policy's current parameters: rewards, losses, and sums of gradients.
 
-A VNet update and the policy update that follows it need the same pairs at the same omega for three things:
-the virtual step, the coefficients c_i, and the policy's own gradient. Where memory allows, each pair's
-gradient is kept from one pass and serves all three; else the pairs are run again for each.
+The virtual step, the coefficients c_i and the policy's own gradient need the same pairs at the same omega. If
+memory allows, each pair's gradient is kept from one pass for all three; else the pairs run again for each.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from ..objectives import Objective
 from ..objectives.soft_labels import SoftLabelDifference
 from ..policy import PolicyModel
 from ..policy.lora import UnhookedLoraError
-from ..policy.rows import Rows
+from ..policy.token_layout import Rows
 from ..ranks import sum_over_ranks
 from ..rewards import Rewards
 from .per_pair_gradients import each_gradient, pair_losses, rest_losses
 
 SHARE = 1 / 8
-"""Of the memory that a plain step holds anyway: what kept gradients may add."""
+"""Kept gradients' share of the memory of a plain step."""
 FREE = 0.8
-"""Of the memory that a GPU's largest step so far has left free: what kept gradients may take there."""
+"""Kept gradients' share of the memory that a GPU's largest step so far has left free."""
 SMALL = 2**26
-"""Bytes that they may take whatever else is held."""
+"""Bytes that kept gradients may always take."""
 
 
 @dataclass
@@ -42,13 +41,12 @@ class PairLosses:
     batch: PairBatch
     rewards: Rewards
     losses: Tensor
-    """(n,) losses before any weight."""
+    """(n,), before any weight."""
     place: slice
-    """Of the n pairs in the batch."""
 
 
 Factors = Callable[[PairLosses], Tensor]
-"""(n,) factors of n pairs' losses: a pure function, called for all pairs at once or for some at a time."""
+"""(n,) factors of n pairs' losses: a pure function, called for all pairs at once or for some."""
 
 
 @dataclass(eq=False)
@@ -56,12 +54,11 @@ class StepPairs(ABC):
     """This rank's N pairs of an optimizer step, while the policy's parameters stay at omega.
 
     Args:
-        policy: at omega; nothing here changes it.
-        objective: l, the per-pair loss; under soft labels ``SoftLabelDifference``, whose ``rest`` no weight
-            multiplies.
-        batch: N pairs, which bring their reference log-probabilities.
-        micro_batch_size: pairs a forward pass may hold; None for all.
-        entropies: whether ``rewards`` come with the policy's entropies.
+        policy: at omega; it is not changed.
+        objective: the per-pair loss l; for soft labels ``SoftLabelDifference``, whose ``rest`` has no weight.
+        batch: N pairs with reference log-probabilities.
+        micro_batch_size: pairs of a forward pass; None for all.
+        entropies: whether ``rewards`` include the policy's entropies.
     """
 
     policy: PolicyModel
@@ -82,14 +79,9 @@ class StepPairs(ABC):
         soft_labels: bool = False,
         entropies: bool = False,
     ) -> StepPairs:
-        """The pairs in the form that suits what a step does with them; arguments as the class's, and these:
+        """Return the pairs, with each pair's gradient kept if it is used ``often`` and affordable.
 
-        Args:
-            often: the step needs them for more than its own gradient, so that keeping each pair's gradient
-                pays. They are not kept all the same where a LoRA layer mixes rows, where they would take much
-                of the memory beside the base and one micro-batch's activations (on a GPU: of what a step
-                leaves free), and under ZeRO-3, which puts parameters away to save memory.
-            soft_labels: what a weight leaves of 1 goes to the pair's other label.
+        It is not if a LoRA layer mixes rows, or under ZeRO-3. ``soft_labels``: loss g l(u) + (1 - g) l(-u).
         """
         if soft_labels:
             objective = SoftLabelDifference(objective)
@@ -102,7 +94,7 @@ class StepPairs(ABC):
 
     @property
     def soft(self) -> SoftLabelDifference | None:
-        """The objective, where labels are soft."""
+        """The objective, if labels are soft."""
         return self.objective if isinstance(self.objective, SoftLabelDifference) else None
 
     @property
@@ -117,28 +109,25 @@ class StepPairs(ABC):
 
     @abstractmethod
     def weighted(self, factors: Factors, rest_over: Tensor | None = None) -> Direction:
-        """sum_i f_i grad l_i over the pairs of all ranks, which call it together.
+        """Return sum_i f_i grad l_i over the pairs of all ranks; all ranks call it.
 
-        Args:
-            factors: gives f.
-            rest_over: 0-dim number by which the losses that no weight multiplies are divided, under soft
-                labels; the gradient of their sum is added.
+        Under soft labels the gradient of the losses without weight, divided by 0-dim ``rest_over``, is added.
         """
 
     @abstractmethod
     def along(self, direction: Direction) -> Tensor:
-        """(N,) direction . grad l_i, exactly.
+        """Return (N,) direction . grad l_i, exactly.
 
         Raises:
             UserError: a LoRA layer does not see whole rows.
         """
 
     def micro_batches(self) -> list[PairBatch]:
-        """The pairs in the parts that one forward pass holds."""
+        """Return the pairs by forward pass."""
         return list(self.batch.micro_batches(self.micro_batch_size))
 
     def with_rows(self) -> Iterator[tuple[PairBatch, Rows]]:
-        """``micro_batches`` and the rows of each, which all passes over the pairs share."""
+        """Yield ``micro_batches`` with the rows of each, made once."""
         parts = self.micro_batches()
         if self._rows is None:
             self._rows = [self.policy.rows(part) for part in parts]
@@ -146,18 +135,18 @@ class StepPairs(ABC):
 
 
 class RecomputedStepPairs(StepPairs):
-    """Runs the pairs anew for each question; of a pass it keeps rewards and losses only."""
+    """Runs the pairs again for each result; only rewards and losses are kept."""
 
     _seen: list[PairLosses] | None = None
 
     @property
     def rewards(self) -> Rewards:
-        """Of the first pass; where none was made yet, of one without gradient."""
+        """Of the first pass."""
         return Rewards.cat([seen.rewards for seen in self._first_pass()])
 
     @property
     def losses(self) -> Tensor:
-        """See ``rewards``."""
+        """Of the first pass."""
         return torch.cat([seen.losses for seen in self._first_pass()])
 
     @torch.no_grad()
@@ -167,7 +156,7 @@ class RecomputedStepPairs(StepPairs):
         return self._seen
 
     def _passes(self) -> Iterator[tuple[PairLosses, Tensor, Rewards]]:
-        """For each micro-batch what is seen of it, and its losses and rewards with their graph."""
+        """Yield each micro-batch detached, and its losses and rewards with their graph."""
         done = 0
         for part, rows in self.with_rows():
             rewards, losses = pair_losses(self.policy, self.objective, part, rows, self.entropies)
@@ -192,11 +181,7 @@ class RecomputedStepPairs(StepPairs):
         return gradient
 
     def along(self, direction: Direction) -> Tensor:
-        """One forward and one backward pass; a pair's gradient is multiplied with the direction and dropped.
-
-        (Ghost clipping, arXiv 2110.05679, and in-run data Shapley, arXiv 2406.11011, avoid forming it; for
-        matrices as narrow as LoRA's that is no less arithmetic.)
-        """
+        """One forward and one backward pass; each pair's gradient is multiplied and dropped."""
 
         def dot(dots: list[Tensor], name: str, gradients: Tensor) -> None:
             dots.append(gradients.flatten(1) @ direction[name].flatten())
@@ -211,11 +196,7 @@ class RecomputedStepPairs(StepPairs):
 
 @dataclass(eq=False)
 class KeptStepPairs(StepPairs):
-    """Each pair's own gradient from one forward and one backward pass: whatever is asked then runs nothing.
-
-    Raises:
-        UnhookedLoraError: see ``each_gradient``.
-    """
+    """Keeps each pair's gradient from one forward and one backward pass, for all results."""
 
     def __post_init__(self) -> None:
         def keep(kept: Direction, name: str, gradients: Tensor) -> None:
@@ -226,9 +207,8 @@ class KeptStepPairs(StepPairs):
 
         rewards, losses = [], []
         self._rest: Direction = {}
-        """Under soft labels the gradient of the sum of the losses that no weight multiplies."""
         self.parts: list[Direction] = []
-        """For each micro-batch of n pairs the gradients of their losses, (n, *shape) by parameter."""
+        """Gradients of each micro-batch of n pairs, (n, *shape) by parameter."""
         for part, rows in self.with_rows():
             kept: Direction = {}
             rest = None if self.soft is None else add
@@ -251,7 +231,7 @@ class KeptStepPairs(StepPairs):
         return self._losses
 
     def weighted(self, factors: Factors, rest_over: Tensor | None = None) -> Direction:
-        """A product with the kept gradients."""
+        """Multiply the kept gradients."""
         f = factors(PairLosses(self.batch, self._rewards, self._losses, slice(0, len(self.batch))))
         total: Direction = {}
         done = 0
@@ -269,13 +249,13 @@ class KeptStepPairs(StepPairs):
         return total
 
     def along(self, direction: Direction) -> Tensor:
-        """A product with the kept gradients."""
+        """Multiply the kept gradients."""
         dots = [[g.flatten(1) @ direction[name].flatten() for name, g in p.items()] for p in self.parts]
         return torch.cat([torch.stack(part).sum(0) for part in dots])
 
 
 def _affordable(policy: PolicyModel, batch: PairBatch, micro_batch_size: int | None) -> bool:
-    """Return whether a VNet update keeps each pair's gradient; printed if they are large."""
+    """Return whether to keep each pair's gradient; printed if they are large."""
     adapter = sum(p.numel() for p in policy.adapter().values())
     held = sum(p.numel() * p.element_size() for p in policy.parameters())
     if not policy.gradient_checkpointing:
@@ -286,7 +266,7 @@ def _affordable(policy: PolicyModel, batch: PairBatch, micro_batch_size: int | N
     if not kept and policy.device.type == "cuda":
         if policy.left_free is None and policy.has_stepped:
             policy.left_free = _left_free(policy.device)
-        if policy.left_free is None:  # what a step needs is not known yet
+        if policy.left_free is None:  # before the first step
             return False
         kept = needed <= FREE * policy.left_free
         room = f"; a step leaves {policy.left_free / 2**30:.1f} GiB free"
@@ -300,16 +280,16 @@ def _affordable(policy: PolicyModel, batch: PairBatch, micro_batch_size: int | N
 
 
 def _left_free(device: torch.device) -> int:
-    """Bytes of a GPU that neither others nor this process's largest step so far have taken."""
+    """Bytes that neither others nor this process's largest step have taken."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
 
 
 def affordable(pairs: int, adapter: int, held: float) -> bool:
-    """Whether pairs' gradients of an adapter are small beside ``held``: base, adapter and ``kept_inputs``."""
+    """Return whether pairs' gradients are small beside ``held``: base, adapter and ``kept_inputs``."""
     return 4 * pairs * adapter <= max(SMALL, SHARE * held)
 
 
 def kept_inputs(linears: Mapping[str, nn.Linear], tokens: int) -> int:
-    """Bytes of what LoRA layers keep of their inputs, in fp32, where activations are not computed again."""
+    """Return the bytes of LoRA layers' fp32 inputs that are kept without activation checkpointing."""
     return 4 * tokens * sum(linear.in_features for linear in linears.values())

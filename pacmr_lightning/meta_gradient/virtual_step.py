@@ -1,4 +1,4 @@
-"""Runs the policy as if its LoRA parameters were moved along a direction, without writing to them."""
+"""The policy with its LoRA parameters moved along a direction, without writing to them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from ..gradient import Direction
 from ..policy import PolicyModel
 
 STEP = 0.02
-"""Size of a check's random move of each parameter."""
 MISSED = 0.1
-"""Share of what the move changes by which the shift may differ: rounding in bfloat16 stays below it."""
+"""Largest relative error of a check; rounding in bfloat16 stays below it."""
 
 
 def _add(weight: Tensor, scale: float, module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-    # In fp32 also under bf16 autocast, which would round a small shift away.
+    # In fp32: bf16 autocast would round a small shift away.
     with torch.autocast(output.device.type, enabled=False):
-        # One pass over the output, which is much wider than LoRA's matrix: no product of its own, scaled and
-        # added, is written.
+        # One pass over the output, which is much wider than LoRA's matrix.
         x, y = inputs[0].to(weight.dtype), output.to(weight.dtype)
         return torch.addmm(y.flatten(0, -2), x.flatten(0, -2), (scale * weight).T).view(y.shape)
 
@@ -33,17 +31,12 @@ def _add(weight: Tensor, scale: float, module: nn.Module, inputs: tuple[Tensor],
 def shifted(policy: PolicyModel, direction: Direction, scale: float) -> Iterator[None]:
     """Inside, every LoRA linear W x gives (W + scale D) x; the parameters themselves stay as they are.
 
-    Gradients taken inside are those at the shifted point, with respect to the unshifted parameters. Backward
-    has to run inside too where activations are checkpointed, since it repeats the forward. Nothing is left
-    behind when the body raises. The reference does not see the shift: its adapter is off.
-
-    Args:
-        policy: the model to shift.
-        direction: D, a full-size tensor for each adapter parameter, the same on every rank.
-        scale: c.
+    Gradients are those at the shifted point. With activation checkpointing backward must run inside too. The
+    reference is not shifted: its adapter is off. ``direction`` is D, a full-size tensor for each adapter
+    parameter, the same on every rank.
 
     Raises:
-        UserError: the adapter has layers that such a shift would miss.
+        UserError: the adapter has layers that a shift would miss.
     """
     policy.check_hooked()
     handles = []
@@ -58,10 +51,7 @@ def shifted(policy: PolicyModel, direction: Direction, scale: float) -> Iterator
 
 @torch.no_grad()
 def check_shifted(policy: PolicyModel, pair: PairBatch) -> None:
-    """Refuse an adapter with layers that ``shifted`` misses, by really moved parameters on a batch.
-
-    The parameters are put back. Nothing is compared where ZeRO-3 keeps them in parts.
-    """
+    """Compare ``shifted`` with moved parameters, and refuse layers it misses; ZeRO-3 is not checked."""
     policy.check_hooked()
     if policy.is_sharded:
         return

@@ -1,4 +1,4 @@
-"""The LightningModules."""
+"""LightningModules."""
 
 from .preference import PreferenceModule
 from .sft import SFTModule

@@ -1,4 +1,4 @@
-"""The trainer's datamodule, which Lightning sets without declaring it."""
+"""Access to the trainer's datamodule, which Lightning does not declare."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from lightning.pytorch import Trainer
 
 
 def datamodule(trainer: Trainer) -> Any:
-    """The trainer's datamodule, of any class that has what is asked of it; None where loaders were given."""
+    """Return the trainer's datamodule; None if loaders were given."""
     return trainer.datamodule  # type: ignore[attr-defined]

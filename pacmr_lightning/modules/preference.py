@@ -1,4 +1,4 @@
-"""PreferenceModule: policy + objective + weighting, trained by Algorithm 1 of the paper."""
+"""PreferenceModule: policy, objective and weighting, trained by the paper's Algorithm 1."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..batch import LogProbs, PairBatch, PairedBatch
+from ..batch import LogProbs, PairBatch, TrainingBatch
 from ..errors import UserError
 from ..evaluation.generation import Decoding, respond
 from ..evaluation.prompt_batch import PromptBatch, Response
 from ..gradient import clip, norm
 from ..meta_gradient.step_pairs import StepPairs
 from ..meta_gradient.virtual_step import check_shifted
-from ..metrics import REWARDS, Means, WeightStatistics, gold_accuracy, reward_values
+from ..metrics import REWARDS, RunningMeans, WeightStatistics, gold_accuracy, reward_values
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
 from ..ranks import on_all_ranks, sum_over_ranks
@@ -33,14 +33,14 @@ from .schedule import check_schedule, planned_updates, warmup_cosine
 from .trained_only import TrainedOnly
 
 CURVES = 20
-"""Numbers that an objective has learned (of annotators: hundreds, maybe) up to which they are logged."""
+"""Maximum count of an objective's learned values to log; there may be hundreds of annotators."""
 
 
 class PreferenceModule(TrainedOnly):
-    """Trains a LoRA policy on preference pairs; every method is a choice of objective and weighting.
+    """Train a LoRA policy on preference pairs; a method is a choice of objective and weighting.
 
     One ``training_step`` is one policy update on a whole optimizer-step batch, which the module cuts into
-    micro-batches itself; ``global_step`` counts policy updates.
+    micro-batches; ``global_step`` counts policy updates.
 
     Args:
         policy: the model with its adapter; it is loaded when the trainer starts.
@@ -81,8 +81,7 @@ class PreferenceModule(TrainedOnly):
             raise UserError(f"max_grad_norm is {max_grad_norm}, but it must be above 0, or null for none.")
         if micro_batch_size is not None and micro_batch_size < 1:
             raise UserError(f"micro_batch_size is {micro_batch_size}, but it must be at least 1, or null.")
-        # From LightningCLI come plain values from which a checkpoint alone can build everything; from Python
-        # come objects, which a checkpoint must not pickle.
+        # LightningCLI passes plain values; objects from Python must not be pickled into a checkpoint.
         from_cli = _given_hyperparameters.get() is not None
         self.save_hyperparameters(ignore=() if from_cli else ("policy", "objective", "weighting"))
         self.policy = policy
@@ -105,41 +104,37 @@ class PreferenceModule(TrainedOnly):
         self.micro_batch_size = micro_batch_size
         self.max_new_tokens = max_new_tokens
         self.automatic_optimization = False
-        # Checkpoints hold the trainable parameters only; on_load_checkpoint checks that all are there.
         self.strict_loading = False
 
-        self.held_out_means = Means((*REWARDS, "kl", "gold_accuracy"))
+        self.held_out_means = RunningMeans((*REWARDS, "kl", "gold_accuracy"))
         self.decoding = Decoding()
-        """Of ``predict``."""
-        # check_finite looks at what they are given.
-        self.train_means = Means((*REWARDS, "grad_norm"), checked=False)
+        # check_finite checks their inputs.
+        self.train_means = RunningMeans((*REWARDS, "grad_norm"), checked=False)
         self.weight_statistics = WeightStatistics()
         self.checked_pair: PairBatch | None = None
         self.options: dict[str, Any] = {}
-        """Of this fit, as its checkpoints keep them."""
         self.outer_values: dict[str, Tensor] = {}
-        """Of the last VNet update, until they are logged."""
 
     @property
     def vnet(self) -> torch.nn.Module | None:
-        """VNet, where the weighting has one; no submodule, so that nothing casts, shards or steps it."""
+        """VNet, if any; no submodule, so that nothing casts, shards or steps it."""
         return self.weighting.vnet
 
     @property
     def vnet_optimizer(self) -> torch.optim.Optimizer | None:
-        """VNet's optimizer, where the weighting has one."""
+        """VNet's optimizer, if any."""
         return self.weighting.vnet_optimizer
 
     def configure_model(self) -> None:
-        """Loads the policy; the second call does nothing."""
+        """Load the policy, once."""
         self.policy.build(pair=self.checked_pair)
 
     def setup(self, stage: str) -> None:
-        """Moves metrics and the weighting to the device, before a restore; tells the noise rate."""
+        """Move metrics and the weighting to the device, before a restore; set the noise rate."""
         check_strategy(self.trainer.strategy, self.policy.quantization)
         device = self.trainer.strategy.root_device
         self.weighting.to(device)
-        # DeepSpeed moves no module whose parameters it keeps in parts, and so none of its metrics.
+        # DeepSpeed does not move the metrics of modules whose parameters it shards.
         for metrics in (self.train_means, self.weight_statistics, self.held_out_means):
             metrics.to(device)
         data = datamodule(self.trainer)
@@ -164,9 +159,9 @@ class PreferenceModule(TrainedOnly):
         self.options = self._fit_options()
 
     def on_fit_start(self) -> None:
-        """Lets the datamodule ask the reference, which is on its device now, for what it keeps on disk."""
+        """Let the datamodule compute the reference's values to cache."""
         check_adapter(self.policy.adapter())
-        self.policy.reference_digest()  # which takes longer than a checkpoint should
+        self.policy.reference_digest()  # computed now, since a checkpoint should not take so long
         if self.policy.is_sharded:
             self.weighting.check_sharded()
         data = datamodule(self.trainer)
@@ -191,19 +186,19 @@ class PreferenceModule(TrainedOnly):
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def on_train_start(self) -> None:
-        """Set this fit's learning rate, betas and weight decay where a checkpoint restored its own."""
+        """Set this fit's optimizer options after a checkpoint restored its own."""
         use_options(self, self.learning_rate, self.betas, self.weight_decay)
 
-    def training_step(self, batch: PairedBatch, batch_idx: int) -> dict[str, Any]:
-        """One iteration of Algorithm 1: a VNet update where one is due, then one policy update."""
+    def training_step(self, batch: TrainingBatch, batch_idx: int) -> dict[str, Any]:
+        """One iteration of Algorithm 1: a VNet update if due, then one policy update."""
         train, update = batch.train, self.global_step
-        # What a step does is a sum over pairs, except where an objective groups them as they come.
+        # A step is a sum over pairs, except where an objective groups them.
         if self.micro_batch_size is not None and not self.objective.grouped:
             train = train.longest_first()
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
         assert not isinstance(optimizer, list) and isinstance(schedule, LRScheduler)
         learns = self.weighting.every is not None and update % self.weighting.every == 0
-        # Lines 2 and 3: this rank's train batch at omega, of which u and Delta are asked.
+        # Lines 2 and 3: train batch at omega.
         pairs = StepPairs.of(
             self.policy,
             self.objective,
@@ -214,10 +209,10 @@ class PreferenceModule(TrainedOnly):
             entropies=self.weighting.needs_entropies,
         )
         if learns:
-            # Lines 4 to 11: Theta, by a virtual update of the policy and the meta batch of line 6.
+            # Lines 4 to 11: Theta, by a virtual update of the policy and the meta-batch of line 6.
             meta = self._meta(batch)
             self.outer_values = self.weighting.update(pairs, meta, optimizer.param_groups[0]["lr"])
-        # Line 12: weights under the new Theta, and the policy's update of omega by the weighted loss.
+        # Line 12: update of omega under the new Theta.
         inner = weighted_gradient(pairs, self.weighting)
         self._observe(pairs, inner)
         if self.max_grad_norm is not None:
@@ -242,8 +237,8 @@ class PreferenceModule(TrainedOnly):
             [self.policy.reference_log_probs(part) for part in batch.micro_batches(self.micro_batch_size)]
         )
 
-    def _meta(self, batch: PairedBatch) -> PairBatch:
-        """The meta pairs of a VNet update; none for a weighting that needs none."""
+    def _meta(self, batch: TrainingBatch) -> PairBatch:
+        """Return the meta-batch of a VNet update; empty for a weighting without one."""
         if batch.meta is not None:
             return batch.meta
         if self.weighting.needs_meta:
@@ -254,9 +249,9 @@ class PreferenceModule(TrainedOnly):
         return batch.train[:0]
 
     def _observe(self, pairs: StepPairs, inner: WeightedGradient) -> None:
-        """Checks the step's numbers, shows them to what learns from visits, and adds them to the metrics."""
+        """Check the step's values, and pass them to objective, weighting and metrics."""
         train, rewards = pairs.batch, pairs.rewards
-        # Soft or not, the loss of a run's curve is that of the labels as observed.
+        # The logged loss is that of the observed labels, also with soft labels.
         losses = pairs.losses if pairs.soft is None else self.objective(rewards)
         check_finite(losses, train.ids, inner.gradient)
         self.objective.observe(rewards, train.ids)
@@ -276,7 +271,7 @@ class PreferenceModule(TrainedOnly):
             self.log_dict({f"train/{name}": value for name, value in learned.items()})
 
     def on_validation_start(self) -> None:
-        """Checks that the policy can read the pairs, where no fit has done so."""
+        """Check that the policy can read the pairs if no fit has done so."""
         data = datamodule(self.trainer)
         if data is not None and not self.trainer.training:
             data.check_model(self.policy)
@@ -284,7 +279,7 @@ class PreferenceModule(TrainedOnly):
     on_test_start = on_validation_start
 
     def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
-        """Adds N held-out pairs to the means: the unweighted loss, rewards, KL to the reference."""
+        """Add N held-out pairs to the means: unweighted loss, rewards, KL to the reference."""
         self._held_out_step(batch)
 
     def test_step(self, batch: PairBatch, batch_idx: int) -> None:
@@ -303,11 +298,11 @@ class PreferenceModule(TrainedOnly):
                 self.held_out_means.update(values)
 
     def on_validation_epoch_end(self) -> None:
-        """Logs the means as ``val/...``."""
+        """Log the means as ``val/...``."""
         self._log_held_out("val")
 
     def on_test_epoch_end(self) -> None:
-        """Logs the means as ``test/...``."""
+        """Log the means as ``test/...``."""
         self._log_held_out("test")
 
     def _log_held_out(self, split: str) -> None:
@@ -316,14 +311,14 @@ class PreferenceModule(TrainedOnly):
             self.log(f"{split}/{name}", value, prog_bar=shown)
 
     def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[Response]:
-        """Responses to N prompts, decoded as ``decoding`` says; the answers that the batch brings, if any."""
+        """Return responses to N prompts, decoded by ``decoding``, or the batch's own."""
         if batch.answers is not None:
             return batch.answers
         tokenizer = datamodule(self.trainer).tokenizer
         return respond(self.policy, tokenizer, batch, self.max_new_tokens, self.decoding)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the trainable parameters only; add options, the reference's digest and what is learned."""
+        """Keep trainable parameters only; add options, the reference's digest and learned state."""
         names = {f"policy.{name}" for name in self.policy.adapter()}
         checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k in names}
         checkpoint["options"] = self.options
@@ -357,20 +352,19 @@ class PreferenceModule(TrainedOnly):
         self.weighting.load_state_dict(checkpoint["weighting"])
         self.objective.load_state_dict(checkpoint["objective"])
         metrics = checkpoint["metrics"]
-        # They are sums over all ranks, of which one goes on with them.
+        # Sums over all ranks, continued by one.
         if self.global_rank == 0:
             self.train_means.load_state_dict(metrics["means"])
             self.weight_statistics.load_state_dict(metrics["weights"])
         self.outer_values = metrics["outer"]
 
     def _fit_options(self) -> dict[str, Any]:
-        """Return the options that decide this fit's numbers, as plain values by dotted name."""
         policy = self.policy
         lora = {
             {"r": "rank", "lora_alpha": "alpha"}.get(name, name): value for name, value in policy.lora.items()
         }
         if not isinstance(lora["target_modules"], str):
-            lora["target_modules"] = set(lora["target_modules"])  # their order changes nothing
+            lora["target_modules"] = set(lora["target_modules"])  # order does not matter
         own = {name: getattr(self, name) for name in (*OPTIMIZER, "max_grad_norm", "micro_batch_size")}
         numbers = {
             "dtype": str(policy.dtype).removeprefix("torch."),
@@ -388,7 +382,7 @@ class PreferenceModule(TrainedOnly):
         return {**flat_options("", found), **trainer_options(self)}
 
     def _reference_weights(self) -> dict[str, Any]:
-        """Return the digest of the reference's weights, and what it depends on beside them."""
+        """Return the digest of the reference's weights, and what it depends on besides them."""
         policy = self.policy
         return {
             "digest": policy.reference_digest(),
@@ -398,7 +392,7 @@ class PreferenceModule(TrainedOnly):
 
     def _check_reference(self, saved: dict[str, Any]) -> None:
         now = self._reference_weights()
-        # In another precision the same weights are other bytes: a fit refuses that by the option's name.
+        # Other precisions have other bytes; a fit reports those by option name.
         if now != saved and all(now[name] == saved[name] for name in ("dtype", "quantization")):
             raise UserError(
                 f"The weights of {self.policy.name} differ from those that the checkpoint was trained on; "
@@ -407,7 +401,6 @@ class PreferenceModule(TrainedOnly):
 
 
 def _record(pairs: StepPairs, weights: Weights) -> PairRecord:
-    """What the step believed of each pair, for callbacks."""
     batch, rewards = pairs.batch, pairs.rewards
     return PairRecord(
         ids=batch.ids,
@@ -422,7 +415,7 @@ def _record(pairs: StepPairs, weights: Weights) -> PairRecord:
 
 
 def check_finite(losses: Tensor, ids: list[str], gradient: dict[str, Tensor]) -> None:
-    """Ends the run on all ranks, before the update, where a pair's loss or the gradient is not finite."""
+    """Raise UserError on all ranks if a pair's loss or the gradient is not finite."""
     bad = ~torch.isfinite(losses)
     count = (bad.any() | ~torch.isfinite(norm(gradient))).float()
     sum_over_ranks([count])

@@ -1,4 +1,4 @@
-"""The options that decide a run's numbers: kept in its checkpoints and compared when a fit resumes."""
+"""Options that decide a run's results: saved in checkpoints and compared on resuming."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _USED = {
     *("trainer.precision", "trainer.gradient_clip_val", "trainer.gradient_clip_algorithm"),
     *("policy.attn_implementation", "policy.layout", "policy.compile"),
 }
-"""Options that a resumed fit takes from its own configuration; all others must be the checkpoint's."""
+"""Options that a resumed fit may change; all others must equal the checkpoint's."""
 
 
 def is_fitting(module: LightningModule) -> bool:
-    """Return whether a trainer fits the module; false for an evaluation, and without a trainer."""
+    """Return true while a trainer fits the module."""
     try:
         return module.trainer.state.fn == TrainerFn.FITTING
-    except RuntimeError:  # Lightning's, where there is no trainer
+    except RuntimeError:  # Lightning's, without a trainer
         return False
 
 
 def trainer_options(module: LightningModule) -> dict[str, Any]:
-    """Return what the trainer adds to a module's options: the planned updates, its precision and the seed."""
+    """Return the planned updates, precision and seed."""
     return {
         "planned updates": planned_updates(module.trainer),
         "trainer.precision": module.trainer.precision,
@@ -47,10 +47,7 @@ def trainer_options(module: LightningModule) -> dict[str, Any]:
 def flat_options(name: str, value: Any) -> dict[str, Any]:
     """Return an option as plain values by dotted name.
 
-    Args:
-        name: of the option.
-        value: a plain value, a mapping, a sequence, or an object. An object's options are the arguments of
-            its class that it keeps under their names. A file is known by its name and content.
+    An object has the arguments of its class that it keeps under their names; a file its name and content.
     """
     if isinstance(value, str) and os.path.isfile(value):
         return {name: f"{Path(value).name} ({content_digest(value)[:12]})"}
@@ -75,24 +72,15 @@ def flat_options(name: str, value: Any) -> dict[str, Any]:
 def _arguments(kind: type) -> list[str]:
     try:
         return list(inspect.signature(kind).parameters)
-    except (TypeError, ValueError):  # a class of an extension in C
+    except (TypeError, ValueError):  # a class of a C extension
         return []
 
 
 def check_options(saved: dict[str, Any], now: dict[str, Any], done: int) -> None:
-    """Compare a resumed fit's options with the checkpoint's, and print those that it may change.
-
-    Args:
-        saved: the checkpoint's.
-        now: the fit's.
-        done: updates of the checkpoint.
-
-    Raises:
-        UserError: another option differs.
-    """
+    """Raise UserError if a resumed fit's option differs that may not change; print those that may."""
     changed = [name for name in now | saved if now.get(name) != saved.get(name)]
     told = {name: f"{name} {now.get(name)} instead of {saved.get(name)}" for name in changed}
-    # The options of another class are not compared.
+    # Options of another class are not compared.
     refused = [told[name] for name in changed if name not in _USED and name.rpartition(".")[0] not in told]
     if refused:
         raise UserError(
@@ -110,10 +98,7 @@ def check_options(saved: dict[str, Any], now: dict[str, Any], done: int) -> None
 def use_options(
     module: LightningModule, learning_rate: float, betas: tuple[float, float], weight_decay: float
 ) -> None:
-    """Set the optimizer's options of this fit where a checkpoint has restored its own.
-
-    The learning rate is the schedule's at the update that comes next. Nothing changes in a fit from step 0.
-    """
+    """Set this fit's optimizer options (the schedule's next learning rate) after a checkpoint's restore."""
     schedule = module.lr_schedulers()
     if not isinstance(schedule, LambdaLR):  # a subclass has another one
         return

@@ -1,4 +1,4 @@
-"""The learning rate's course, and how many updates it spreads over."""
+"""Learning-rate schedule and number of updates."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ from .datamodule import datamodule
 
 
 def check_schedule(learning_rate: float, warmup_ratio: float, min_lr_ratio: float) -> None:
-    """Checks what the modules take.
-
-    Raises:
-        UserError: a value is out of its range.
-    """
+    """Raise UserError if a schedule option is out of its range."""
     if not learning_rate > 0:
         raise UserError(f"learning_rate is {learning_rate}, but it must be above 0 (the paper: 5e-6).")
     if not 0 <= warmup_ratio < 1:
@@ -30,7 +26,7 @@ def check_schedule(learning_rate: float, warmup_ratio: float, min_lr_ratio: floa
 def warmup_cosine(
     optimizer: Optimizer, updates: int, warmup_ratio: float, min_lr_ratio: float
 ) -> LRSchedulerConfigType:
-    """Lightning's description of a linear warm-up and a cosine to ``min_lr_ratio`` of the peak, by update."""
+    """Return Lightning's config of a linear warm-up and a cosine to ``min_lr_ratio`` of the peak."""
     schedule = get_cosine_with_min_lr_schedule_with_warmup(
         optimizer, round(warmup_ratio * updates), updates, min_lr_rate=min_lr_ratio
     )
@@ -38,13 +34,9 @@ def warmup_cosine(
 
 
 def planned_updates(trainer: Trainer) -> int:
-    """Optimizer steps of a whole fit.
+    """Return the optimizer steps of a whole fit; raises UserError if it is unbounded.
 
-    ``trainer.estimated_stepping_batches`` would say the same, but it also starts the loader's iterator,
-    before a checkpoint has restored the step that the loader has to begin with.
-
-    Raises:
-        UserError: neither max_steps nor max_epochs bounds the fit.
+    Unlike ``trainer.estimated_stepping_batches``, it leaves the loader alone until a checkpoint is restored.
     """
     updates = updates_within(
         len(datamodule(trainer).train_dataloader()),
@@ -65,14 +57,9 @@ def updates_within(
     max_epochs: int | None,
     accumulate: int = 1,
 ) -> int | None:
-    """Updates to which the trainer's options bound a fit, at least 1; None where they do not.
+    """Return the bound on updates, at least 1; None if the options give none.
 
-    Args:
-        batches: of an epoch.
-        limit: how many of them are taken, or where it is a float which share.
-        max_steps: of the fit; None and -1 are no bound.
-        max_epochs: of the fit; None and -1 are no bound.
-        accumulate: batches of an update.
+    ``limit`` of an epoch's ``batches`` is a count or, if a float, a share; None and -1 are no bound.
     """
     if limit is not None:
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: makes the reference model that preference training starts from."""
+"""Supervised fine-tuning of the reference model for preference training."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ from peft import LoraConfig, PeftModel
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from ..chat_template import stop_at_end_tokens
 from ..errors import UserError
 from ..numerics import AskedDtype, base_dtype, recomputes
 from ..policy.attention import exclude_cudnn
-from ..policy.base_model import load_base, recompute_activations, weights_digest
-from ..policy.logprobs import upcast
+from ..policy.base_model import adapter_chain, load_base, recompute_activations, weights_digest
+from ..policy.chunked_log_probs import upcast
 from ..policy.lora import OVERRULED, add_lora, check_keys
 from ..policy.merged_adapters import untie_head
 from .datamodule import datamodule
@@ -33,39 +39,36 @@ from .schedule import check_schedule, planned_updates, warmup_cosine
 from .trained_only import TrainedOnly
 
 IGNORED = -100
-"""Label of tokens that carry no loss, as everywhere in torch."""
+"""Label of tokens without loss, as in torch."""
 
 LORA = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-"""Keys of ``peft.LoraConfig`` where ``lora`` does not say otherwise."""
+"""Default keys of ``peft.LoraConfig``."""
 
 
 OVERRULED_LLAMA = dict.fromkeys(
     ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"), "the tokenizer sets it; leave it out"
 ) | {"dtype": "set the module's dtype instead"}
-"""Keys of LlamaConfig that are not the user's to set, and what to do about each."""
+"""Keys of LlamaConfig that users may not set, with the remedy."""
 
 
 class Perplexity(MeanMetric):
-    """exp of the mean of the token losses it is given (nats)."""
+    """exp of the mean token loss (nats)."""
 
     def compute(self) -> Tensor:
-        """Perplexity over all tokens of all ranks, a scalar."""
+        """Return the perplexity over all tokens and ranks, 0-dim."""
         return super().compute().exp()
 
 
 class SFTModule(TrainedOnly):
-    """Trains a causal language model on completions and saves it as a Hugging Face folder.
+    """Train a causal language model on completions and save it as a Hugging Face folder.
 
-    The loss is the mean cross-entropy in nats over the response tokens (labels other than -100) of an
-    update, all ranks and accumulated batches together. Batches are dicts of (N, L) int64 tensors
-    ``input_ids``, ``attention_mask`` and ``labels`` (not shifted), as ``SFTDataModule`` makes them. Logs
-    ``train/loss``, ``val/loss`` and ``val/perplexity``.
+    The loss is the mean cross-entropy in nats over an update's response tokens (labels other than -100), all
+    ranks and accumulated batches together. Batches are dicts of (N, L) int64 ``input_ids``,
+    ``attention_mask`` and ``labels`` (not shifted), as from ``SFTDataModule``.
 
-    When fitting ends, the weights of the last step are saved with the tokenizer, LoRA merged into the base:
-    one plain model, which is the reference of preference training. (With ``fast_dev_run`` nothing is saved.)
-    Checkpoints are for resuming; with LoRA they hold the adapter only.
-
-    The defaults are those of OpenRLHF, which the paper builds on.
+    At the end (not with ``fast_dev_run``) the last weights are saved with the tokenizer, LoRA merged.
+    Checkpoints are for resuming; with LoRA they hold the adapter only. Defaults are OpenRLHF's, which the
+    paper builds on.
 
     Args:
         model: folder or Hub id of a pretrained model. Give this or ``from_scratch``.
@@ -80,12 +83,12 @@ class SFTModule(TrainedOnly):
         min_lr_ratio: share of the peak that the cosine falls to by the last step, in [0, 1].
         dtype: of the weights; LoRA adapters are fp32 always. "bfloat16" needs ``lora``, for it rounds small
             updates away; "auto" takes it on a GPU, with ``lora``.
-        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so on a GPU.
+        gradient_checkpointing: recompute activations in backward, for memory; "auto" does so on a GPU, but
+            under ``pacmr fit`` only where a step would not fit without it.
         save_to: folder that the model is saved in; None: ``<trainer.default_root_dir>/model``.
 
     Raises:
-        UserError: an option is out of range, or has no effect. Later: the model cannot be loaded or built,
-            does not fit the tokenizer, or could not be saved at the end.
+        UserError: an option is out of range, or has no effect.
     """
 
     def __init__(
@@ -116,13 +119,13 @@ class SFTModule(TrainedOnly):
             )
         check_keys("from_scratch", from_scratch, LlamaConfig, OVERRULED_LLAMA)
         check_keys("lora", lora, LoraConfig, OVERRULED)
-        # A checkpoint keeps plain values alone.
+        # A checkpoint keeps plain values only.
         model, save_to = (None if path is None else str(path) for path in (model, save_to))
         self.save_hyperparameters()
         self.network: PreTrainedModel | PeftModel | None = None
         self.options: dict[str, Any] = {}
         self._base_digest: str | None = None
-        # An adapter's checkpoint lacks the frozen base, so on_load_checkpoint checks it instead of Lightning.
+        # An adapter's checkpoint lacks the frozen base; on_load_checkpoint checks it.
         self.strict_loading = lora is None
         self.train_loss = MeanMetric(dist_sync_on_step=True)
         self.val_loss = MeanMetric()
@@ -130,16 +133,11 @@ class SFTModule(TrainedOnly):
 
     @property
     def folder(self) -> Path:
-        """Where the model is saved when fitting ends."""
+        """Folder of the saved model."""
         return Path(self.hparams["save_to"] or Path(self.trainer.default_root_dir) / "model").expanduser()
 
     def setup(self, stage: str) -> None:
-        """Checks what would otherwise fail after the training.
-
-        Raises:
-            UserError: there is no datamodule, the model's folder is taken by something else, or the strategy
-                shards the weights.
-        """
+        """Check what would otherwise fail after the training."""
         if datamodule(self.trainer) is None:
             raise UserError(
                 "SFTModule needs a datamodule, whose tokenizer it uses; give fit an SFTDataModule."
@@ -164,16 +162,12 @@ class SFTModule(TrainedOnly):
         self.options = self._options()
 
     def configure_model(self) -> None:
-        """Loads or makes the model and adds LoRA. Does nothing the second time.
-
-        Raises:
-            UserError: the model cannot be loaded or built, or does not fit the tokenizer.
-        """
+        """Load or make the model and add LoRA, once."""
         if self.network is not None:
             return
         exclude_cudnn()
         tokenizer = datamodule(self.trainer).tokenizer
-        dtype = base_dtype(self.hparams["dtype"], None if self.hparams["lora"] else False)
+        dtype = self._base_dtype()
         network: PreTrainedModel | PeftModel
         if self.hparams["from_scratch"] is not None:
             network = _new_llama(self.hparams["from_scratch"], tokenizer, dtype)
@@ -184,8 +178,8 @@ class SFTModule(TrainedOnly):
         if self.hparams["lora"] is not None:
             if is_fitting(self):
                 self._base_digest = weights_digest(network)
-            network = add_lora(network, {**LORA, **self.hparams["lora"]}, "lora")
-        # transformers loads models in eval mode, where dropout and gradient checkpointing do nothing.
+            network = self._with_lora(network)
+        # Loaded models are in eval mode, where dropout and gradient checkpointing are off.
         self.network = network.train()
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in network.parameters()]
         trained, total = sum(size for size, trains in sizes if trains), sum(size for size, _ in sizes)
@@ -193,28 +187,44 @@ class SFTModule(TrainedOnly):
             f"Model: {self.hparams['model'] or 'new'}, {trained:,} trained of {total:,} parameters."
         )
 
+    def unbuilt(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel | PeftModel:
+        """Return the network as ``configure_model`` makes it, on the meta device: no memory, no weights."""
+        with torch.device("meta"):
+            if self.hparams["from_scratch"] is not None:
+                network = _new_llama(self.hparams["from_scratch"], tokenizer, self._base_dtype())
+            else:
+                config = AutoConfig.from_pretrained(adapter_chain(self.hparams["model"])[-1])
+                network = AutoModelForCausalLM.from_config(config, dtype=self._base_dtype())
+            return network if self.hparams["lora"] is None else self._with_lora(network)
+
+    def _base_dtype(self) -> torch.dtype:
+        return base_dtype(self.hparams["dtype"], None if self.hparams["lora"] else False)
+
+    def _with_lora(self, network: PreTrainedModel) -> PeftModel:
+        return add_lora(network, {**LORA, **self.hparams["lora"]}, "lora")
+
     def token_losses(self, batch: dict[str, Tensor]) -> Tensor:
-        """(K,) cross-entropy in nats of the K response tokens of a batch, row by row, in at least fp32."""
+        """Return (K,) cross-entropies in nats of a batch's K response tokens, in at least fp32."""
         assert self.network is not None
         logits = self.network(
             input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
         ).logits
         targets = batch["labels"][:, 1:]
         is_response = targets != IGNORED
-        # Selected first: an fp32 copy of all logits would be the largest tensor of the step.
+        # Selected first: an fp32 copy of all logits would be the step's largest tensor.
         return cross_entropy(upcast(logits[:, :-1][is_response]), targets[is_response], reduction="none")
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """A batch's part of the mean over the response tokens of the whole update."""
+        """Return a batch's part of the update's mean over response tokens."""
         losses = self.token_losses(batch)
         self.train_loss(losses.detach())
         self.log("train/loss", self.train_loss, on_step=True, on_epoch=False, prog_bar=True)
-        # Lightning takes means over ranks and over the batches of a full update, also in a short one.
+        # Lightning averages over ranks and over the batches of a full update, also in a short one.
         parts = self.trainer.world_size * self.trainer.accumulate_grad_batches
         return losses.sum() * (parts / datamodule(self.trainer).update_tokens(batch_idx))
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Collects the token losses of the validation rows."""
+        """Collect the validation rows' token losses."""
         losses = self.token_losses(batch)
         self.val_loss.update(losses)
         self.val_perplexity.update(losses)
@@ -222,11 +232,7 @@ class SFTModule(TrainedOnly):
         self.log("val/perplexity", self.val_perplexity)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW; warm-up, then a cosine over the run's optimizer steps.
-
-        Raises:
-            UserError: the trainer does not say when it stops.
-        """
+        """AdamW; warm-up, then a cosine over the run's optimizer steps."""
         optimizer = torch.optim.AdamW(
             [p for p in self.parameters() if p.requires_grad],
             lr=self.hparams["learning_rate"],
@@ -238,11 +244,7 @@ class SFTModule(TrainedOnly):
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def on_fit_start(self) -> None:
-        """Refuses a trainer precision that turned the trained weights into half precision.
-
-        Raises:
-            UserError: a trained weight is below fp32, or the model cannot read the rows.
-        """
+        """Refuse a trainer precision that cast trained weights to half precision."""
         assert self.network is not None
         network = self.network.get_base_model() if isinstance(self.network, PeftModel) else self.network
         datamodule(self.trainer).check_model(self.hparams["model"] or "from_scratch", network)
@@ -254,7 +256,7 @@ class SFTModule(TrainedOnly):
                 )
 
     def on_fit_end(self) -> None:
-        """Saves the model on rank zero; Lightning has moved it to the CPU by now."""
+        """Save the model on rank zero; it is on the CPU by now."""
         # Lightning sets fast_dev_run without declaring it.
         if not self.trainer.is_global_zero or self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
@@ -270,11 +272,7 @@ class SFTModule(TrainedOnly):
             checkpoint["state_dict"] = {name: state[name] for name in self.trained_names()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that the checkpoint holds every trained weight and, in a fit, its base and its options.
-
-        Raises:
-            UserError: a weight is missing, the base has other weights, or an option cannot change.
-        """
+        """Check for every trained weight and, in a fit, the base and the options."""
         missing = [name for name in self.trained_names() if name not in checkpoint["state_dict"]]
         if missing:
             raise UserError(
@@ -291,7 +289,7 @@ class SFTModule(TrainedOnly):
             )
 
     def on_train_start(self) -> None:
-        """Set this fit's learning rate, betas and weight decay where a checkpoint restored its own."""
+        """Set this fit's optimizer options after a checkpoint restored its own."""
         use_options(self, *(self.hparams[name] for name in ("learning_rate", "betas", "weight_decay")))
 
     def _options(self) -> dict[str, Any]:
@@ -307,11 +305,6 @@ class SFTModule(TrainedOnly):
 def _new_llama(
     options: dict[str, Any], tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype
 ) -> PreTrainedModel:
-    """A randomly initialized Llama model with the tokenizer's vocabulary and special tokens.
-
-    Raises:
-        UserError: the options (keys of ``LlamaConfig``) do not describe a model.
-    """
     try:
         config = LlamaConfig(
             **options,
@@ -329,11 +322,6 @@ def _new_llama(
 
 
 def _load_pretrained(name: str, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype) -> PreTrainedModel:
-    """A pretrained causal language model that knows all tokens of the tokenizer.
-
-    Raises:
-        UserError: there is no such model, or the tokenizer is not one of its own kind.
-    """
     if not tokenizer.name_or_path:
         raise UserError(
             f"The model {name} is pretrained, but the tokenizer is a new one, whose tokens it does not know; "
@@ -353,12 +341,7 @@ def _load_pretrained(name: str, tokenizer: PreTrainedTokenizerBase, dtype: torch
 
 
 def save_model(folder: Path, model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Saves model and tokenizer as a Hugging Face folder that takes the place of an older one.
-
-    An adapter is merged into its base, in a copy: the model itself stays as it is. The folder is written
-    under another name first, so nobody reads a part of it. Its generation config stops where ``predict``
-    does.
-    """
+    """Save model (adapter merged in a copy) and tokenizer as a Hugging Face folder, replaced atomically."""
     plain: Any = model
     if isinstance(model, PeftModel):
         adapted: Any = copy.deepcopy(model)

@@ -1,4 +1,4 @@
-"""Checkpoints that hold the adapter and what else is trained, and not the frozen base model."""
+"""Checkpoints without the frozen base model."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from lightning.pytorch import LightningModule
 
 
 class TrainedOnly(LightningModule):
-    """A module whose checkpoints hold no frozen base; the base of ``PreferenceModule`` and ``SFTModule``."""
+    """Base of modules whose checkpoints hold only trained parameters."""
 
     def trained_names(self) -> list[str]:
-        """Names of the parameters that are trained."""
+        """Return the names of trained parameters."""
         return [name for name, parameter in self.named_parameters() if parameter.requires_grad]
 
     def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
-        """As torch's; the frozen base, which is in no checkpoint, is not missing."""
+        """Load as in torch, but do not report the frozen base as missing."""
         found = super().load_state_dict(*arguments, **options)
         trained = set(self.trained_names())
         found.missing_keys[:] = [name for name in found.missing_keys if name in trained]

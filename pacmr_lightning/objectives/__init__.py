@@ -1,4 +1,4 @@
-"""Preference objectives: the loss of a pair, by what it looks at."""
+"""Preference objectives."""
 
 from .base import Objective
 from .flip_rate import CDPO, RDPO, RPOEM, AnnotatorRPOEM, LabelNoiseObjective

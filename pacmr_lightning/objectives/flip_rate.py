@@ -1,6 +1,6 @@
-"""Objectives with a rate of flipped labels: given to cDPO and rDPO, estimated along the way by RE-PO (EM).
+"""Objectives with a noise rate: given (cDPO, rDPO) or estimated by EM (RE-PO).
 
-u is the implicit reward difference beta h, ls is logsigmoid.
+u is the implicit reward margin beta h, ls is logsigmoid.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .base import Objective
 
 
 class LabelNoiseObjective(Objective):
-    """A loss that takes the rate of flipped labels.
+    """A loss that takes the noise rate.
 
     Args:
         beta: see ``Objective``.
@@ -57,11 +57,7 @@ class LabelNoiseObjective(Objective):
 
     @property
     def rate(self) -> float:
-        """``label_noise`` as a number.
-
-        Raises:
-            UserError: it is still "auto".
-        """
+        """``label_noise`` as a number; raises UserError if it is still "auto"."""
         if self.label_noise == "auto":
             raise UserError(
                 f"{type(self).__name__}'s label_noise is auto, but there is no noise rate to take it from; "
@@ -70,11 +66,11 @@ class LabelNoiseObjective(Objective):
         return self.label_noise
 
     def state_dict(self) -> dict[str, Any]:
-        """The rate, which "auto" may have set."""
+        """Return the rate."""
         return {"label_noise": self.label_noise}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the rate over where it is still "auto" here."""
+        """Take the saved rate if it is "auto" here."""
         super().load_state_dict(state)
         if self.label_noise == "auto" and state["label_noise"] != "auto":
             self.resolve_label_noise(state["label_noise"])
@@ -83,11 +79,11 @@ class LabelNoiseObjective(Objective):
 class CDPO(LabelNoiseObjective):
     """Conservative DPO, label smoothing: -(1 - eps) ls(u) - eps ls(-u); eps is ``label_noise``.
 
-    Smallest where sigmoid(u) = 1 - eps. (Mitchell, "A note on DPO with noisy preferences", 2023.)
+    Minimal where sigmoid(u) = 1 - eps. (Mitchell, "A note on DPO with noisy preferences", 2023.)
     """
 
     def __call__(self, rewards: Rewards) -> Tensor:
-        """(N,) losses, unreduced."""
+        """(N,) losses."""
         u, eps = rewards.u, self.rate
         return -(1 - eps) * F.logsigmoid(u) - eps * F.logsigmoid(-u)
 
@@ -95,11 +91,11 @@ class CDPO(LabelNoiseObjective):
 class RDPO(LabelNoiseObjective):
     """Robust DPO: [-(1 - eps) ls(u) + eps ls(-u)] / (1 - 2 eps); eps is ``label_noise`` (arXiv 2403.00409).
 
-    Its mean over labels that are flipped at rate eps is the true label's DPO loss. It has no lower bound.
+    At noise rate eps its mean is the true labels' DPO loss. It has no lower bound.
     """
 
     def __call__(self, rewards: Rewards) -> Tensor:
-        """(N,) losses, unreduced."""
+        """(N,) losses."""
         u, eps = rewards.u, self.rate
         return (-(1 - eps) * F.logsigmoid(u) + eps * F.logsigmoid(-u)) / (1 - 2 * eps)
 
@@ -107,18 +103,15 @@ class RDPO(LabelNoiseObjective):
 class RPOEM(Objective):
     """RE-PO (EM): -w ls(u) - (1 - w) ls(-u), w = sigmoid(u + logit(1 - eps)) held fixed (arXiv 2509.24159).
 
-    w is the posterior probability that the label is right, eps the flip rate. After each update eps moves to
-    the batch's mean of 1 - w: eps <- (1 - momentum) eps + momentum mean(1 - w). The gradient is that of the
-    likelihood of labels that are flipped at rate eps, -log[(1 - eps) sigmoid(u) + eps sigmoid(-u)].
+    w is the posterior probability that the label is right, eps the noise rate. After each update
+    eps <- (1 - momentum) eps + momentum mean(1 - w). The gradient is that of
+    -log[(1 - eps) sigmoid(u) + eps sigmoid(-u)].
 
     Args:
         beta: see ``Objective``.
         initial_rate: eps before the first update, in (0, 0.5); at 0.5 a fresh policy (u = 0) has no gradient.
             The paper's main experiments are reported to start at 0.1 (a reliability of 0.9).
         momentum: how far eps moves at an update, in (0, 1]; the paper's is reported to be 0.1.
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     corrects_labels = True
@@ -138,46 +131,41 @@ class RPOEM(Objective):
         self.estimated_rate = initial_rate
 
     def right(self, rewards: Rewards) -> Tensor:
-        """(N,) posterior probabilities w that the labels are right, detached."""
+        """(N,) detached posterior probabilities w that the labels are right."""
         eps = self.estimated_rate
         return torch.sigmoid(rewards.u.detach() + math.log1p(-eps) - math.log(eps))
 
     def __call__(self, rewards: Rewards) -> Tensor:
-        """(N,) losses, unreduced."""
+        """(N,) losses."""
         u, w = rewards.u, self.right(rewards)
         return -w * F.logsigmoid(u) - (1 - w) * F.logsigmoid(-u)
 
     @torch.no_grad()
     def observe(self, rewards: Rewards, ids: list[str]) -> None:
-        """Move eps towards the mean of 1 - w over all ranks. See ``Objective``."""
+        """Move eps towards the mean of 1 - w over all ranks."""
         wrong = 1 - self.right(rewards)
         sums = torch.stack([wrong.sum(), wrong.new_tensor(len(wrong))])
         sum_over_ranks([sums])
         self.estimated_rate = self._moved(self.estimated_rate, float(sums[0] / sums[1]))
 
     def _moved(self, rate: float, wrong: float) -> float:
-        """A rate after an update in which the mean of 1 - w was ``wrong``."""
         found = (1 - self.momentum) * rate + self.momentum * wrong
-        # Away from 0 and 1, from which EM never comes back and where the logit is infinite.
+        # EM never leaves 0 or 1, where the logit is infinite.
         return min(max(found, 1e-6), 1 - 1e-6)
 
 
 class AnnotatorRPOEM(RPOEM):
-    """``RPOEM`` in which every annotator k has a flip rate eps_k of their own (arXiv 2509.24159).
+    """``RPOEM`` with a noise rate eps_k for every annotator k (arXiv 2509.24159).
 
-    The paper writes the reliability eta_k = 1 - eps_k: w = eta_k sigmoid(u) / [eta_k sigmoid(u) + (1 - eta_k)
-    sigmoid(-u)]. After each update eps_k of the batch's annotators moves to the mean of 1 - w over their own
-    pairs, and the common rate to that over all pairs. The common rate is that of pairs whose annotator is
-    unknown, held-out pairs among them, and what an annotator starts from when first met. (In the paper all
-    start from one value; that differs for those who come late.)
+    With the reliability eta_k = 1 - eps_k, w = eta_k sigmoid(u) / [eta_k sigmoid(u) + (1 - eta_k)
+    sigmoid(-u)]. After each update eps_k moves to the mean of 1 - w over the annotator's pairs, and the
+    common rate to that over all. Unknown annotators have the common rate, and new ones start from it (in the
+    paper, from one value).
 
     Args:
         beta: see ``Objective``.
         initial_rate: the common rate before the first update, in (0, 0.5); the paper's reliability of 0.9.
         momentum: see ``RPOEM``; an annotator's rate moves only in updates with pairs of theirs.
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     kept = ("estimated_rate", "annotator_rates")
@@ -185,10 +173,10 @@ class AnnotatorRPOEM(RPOEM):
     def __init__(self, beta: float = 0.1, initial_rate: float = 0.1, momentum: float = 0.1):
         super().__init__(beta, initial_rate, momentum)
         self.annotator_rates: dict[str, float] = {}
-        """eps_k of the annotators met so far."""
+        """eps_k of the annotators so far."""
 
     def rate_of(self, annotator: str | None) -> float:
-        """eps of an annotator's labels; the common rate where they were not met yet, or are unknown."""
+        """Return an annotator's eps; the common rate for new or unknown ones."""
         common = self.estimated_rate
         return common if annotator is None else self.annotator_rates.get(annotator, common)
 
@@ -201,26 +189,26 @@ class AnnotatorRPOEM(RPOEM):
             )
 
     def right(self, rewards: Rewards) -> Tensor:
-        """(N,) posterior probabilities w that the labels are right, detached."""
+        """(N,) detached posterior probabilities w that the labels are right."""
         u = rewards.u.detach()
         rates = [self.rate_of(name) for name in _annotators(rewards)]
         return torch.sigmoid(u + u.new_tensor([math.log1p(-eps) - math.log(eps) for eps in rates]))
 
     @torch.no_grad()
     def observe(self, rewards: Rewards, ids: list[str]) -> None:
-        """Move each eps_k, and the common rate, towards the mean of 1 - w. See ``Objective``."""
+        """Move each eps_k and the common rate towards the mean of 1 - w."""
         mine = list(zip(_annotators(rewards), (1 - self.right(rewards)).tolist(), strict=True))
         wrong = defaultdict(list)
         for name, value in on_all_ranks(mine):
             wrong[name].append(value)
-        # fmean rounds once, so that the order of the pairs and their places on ranks change nothing.
+        # fmean rounds once, so order and ranks change nothing.
         for name, values in wrong.items():
             if name is not None:
                 self.annotator_rates[name] = self._moved(self.rate_of(name), fmean(values))
         self.estimated_rate = self._moved(self.estimated_rate, fmean(chain(*wrong.values())))
 
     def learned(self) -> dict[str, float]:
-        """The reliability 1 - eps_k of each annotator."""
+        """Return the reliability 1 - eps_k of each annotator."""
         return {f"reliability/{name}": 1 - rate for name, rate in sorted(self.annotator_rates.items())}
 
 

@@ -1,4 +1,4 @@
-"""Objectives that weigh the pairs of a group against each other: Dr.DPO."""
+"""Objectives that weigh the pairs of a group against each other."""
 
 from __future__ import annotations
 
@@ -16,18 +16,15 @@ from .per_pair import DPO
 class DrDPO(DPO):
     """Distributionally robust DPO: -beta' log mean_i exp(-l_i / beta') over a group, l_i = -ls(u_i).
 
-    (arXiv 2407.07880.) Its gradient is that of sum_i w_i l_i with w = softmax(-l / beta') over the group,
-    held fixed. Calling the objective returns l_i; the group's part is ``group_weights``.
+    (arXiv 2407.07880.) Its gradient is that of sum_i w_i l_i with w = softmax(-l / beta') held fixed. Calling
+    the objective returns l_i.
 
     Args:
         beta: see ``Objective``.
         beta_prime: beta', above 0; the larger, the closer to DPO. The paper has 1.0.
-        group: "batch" is the optimizer-step batch over all ranks, so that neither micro-batches nor ranks
-            change anything. "micro_batch" has a softmax in each micro-batch, which counts by its share of the
-            pairs, as published code does; with micro-batches of one pair that is DPO.
-
-    Raises:
-        UserError: an argument is out of its range.
+        group: "batch" is the optimizer-step batch over all ranks. "micro_batch" has a softmax in each
+            micro-batch, which counts by its share of the pairs, as published code does; with micro-batches of
+            one pair that is DPO.
     """
 
     grouped = True
@@ -49,7 +46,7 @@ class DrDPO(DPO):
         self.group = group
 
     def group_weights(self, losses: Tensor, micro_batch_size: int | None = None) -> Tensor:
-        """(N,) weights, softmax(-l / beta') over the group. See ``Objective``."""
+        """(N,) weights, softmax(-l / beta') over the group."""
         if self.group == "batch":
             return (-losses / self.beta_prime - self._log_sum(losses)).exp()
         total = self._count(losses)
@@ -58,7 +55,7 @@ class DrDPO(DPO):
         return torch.cat(weights) if weights else losses
 
     def group_value(self, losses: Tensor, micro_batch_size: int | None = None) -> Tensor:
-        """0-dim -beta' log mean exp(-l / beta'), or its mean over micro-batches. See ``Objective``."""
+        """0-dim -beta' log mean exp(-l / beta'), or its mean over micro-batches."""
         total = self._count(losses)
         if self.group == "batch":
             return self.beta_prime * (total.log() - self._log_sum(losses))
@@ -69,11 +66,9 @@ class DrDPO(DPO):
         return -self.beta_prime * log_means / total
 
     def _micro_batches(self, losses: Tensor, size: int | None) -> list[Tensor]:
-        """As ``PairBatch.micro_batches`` cuts them; none where this rank has no pairs."""
         return [p for p in losses.split(size or max(len(losses), 1)) if len(p)]
 
     def _count(self, losses: Tensor) -> Tensor:
-        """0-dim number of pairs over all ranks."""
         count = losses.new_tensor(len(losses))
         sum_over_ranks([count])
         return count

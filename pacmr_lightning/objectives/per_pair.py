@@ -1,6 +1,6 @@
-"""Objectives that look at one pair at a time and are told nothing of its label: DPO, Hölder-DPO, IPO, R3M.
+"""Per-pair objectives without a noise rate: DPO, Hölder-DPO, IPO, R3M.
 
-u is the implicit reward difference beta h, ls is logsigmoid.
+u is the implicit reward margin beta h, ls is logsigmoid.
 """
 
 from __future__ import annotations
@@ -20,26 +20,20 @@ class DPO(Objective):
     """Direct preference optimization: -ls(u) (paper, equation 1; arXiv 2305.18290)."""
 
     def __call__(self, rewards: Rewards) -> Tensor:
-        """(N,) losses, unreduced."""
+        """(N,) losses."""
         return -F.logsigmoid(rewards.u)
 
 
 class HolderDPO(Objective):
     """Hölder-DPO: -(1 + g) p^g + g p^(1 + g), p = sigmoid(u), g is ``gamma`` (arXiv 2505.17859, equation 12).
 
-    Its slope is -g (1 + g) p^g (1 - p)^2, which tends to 0 on both sides: a pair that the policy holds for a
-    wrong label pulls no more than one that it has learned ("redescending"). A pair pulls hardest at
-    p = g / (2 + g), u = 0 with the paper's g; the loss lies between -1 and 0.
-
-    Where the first response is preferred with probability q, it is smallest at u = logit(q) / (2 - g). From
-    g = 2 on nothing holds u at a finite value: the majority's side is all that counts.
+    Its slope -g (1 + g) p^g (1 - p)^2 tends to 0 on both sides ("redescending") and is steepest at
+    p = g / (2 + g), which is u = 0 for the paper's g. If the first response is preferred with probability q,
+    the minimum is at u = logit(q) / (2 - g); from g = 2 on it is infinite.
 
     Args:
         beta: see ``Objective``; the paper has 0.1.
         gamma: g, above 0; larger trusts labels less. The paper has 2.
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     def __init__(self, beta: float = 0.1, gamma: float = 2.0):
@@ -49,9 +43,9 @@ class HolderDPO(Objective):
         self.gamma = gamma
 
     def __call__(self, rewards: Rewards) -> Tensor:
-        """(N,) losses, unreduced."""
+        """(N,) losses."""
         u, g = rewards.u, self.gamma
-        # p^g (1 + g (1 - p)), whose 1 - p is not rounded away for large u.
+        # p^g (1 + g (1 - p)), without rounding 1 - p for large u.
         return -(g * F.logsigmoid(u)).exp() * (1 + g * torch.sigmoid(-u))
 
 
@@ -61,8 +55,8 @@ class IPO(Objective):
     Args:
         beta: the paper's tau.
         length_normalize: False has sums of token log-ratios in h, as the paper writes it; True has each
-            response's mean over its tokens, h = r_c / len_c - r_r / len_r, as TRL does. The two want betas
-            of different size: a mean is tens of times smaller than a sum.
+            response's mean over its tokens, h = r_c / len_c - r_r / len_r, as TRL does, and needs a beta of
+            another size.
     """
 
     def __init__(self, beta: float = 0.1, length_normalize: bool = False):
@@ -70,11 +64,7 @@ class IPO(Objective):
         self.length_normalize = length_normalize
 
     def __call__(self, rewards: Rewards) -> Tensor:
-        """(N,) losses, unreduced.
-
-        Raises:
-            ValueError: ``length_normalize`` is on and the rewards bring no token counts.
-        """
+        """(N,) losses; raises ValueError if ``length_normalize`` lacks token counts."""
         h = rewards.h
         if self.length_normalize:
             if rewards.chosen_tokens is None or rewards.rejected_tokens is None:
@@ -87,15 +77,14 @@ class IPO(Objective):
 class R3M(Objective):
     """Robust reward modeling for DPO: min over d >= 0 of -ls(u + d) + lam d (arXiv 2406.15568, section 3.4).
 
-    d is what the pair's label is off by, 0 for most pairs (an L1 penalty). With t = logit(1 - lam), the
-    minimum is at d = max(0, t - u), the paper's equation 3.4. So the loss is -ls(u) where u >= t and its
-    tangent below, -ls(t) + lam (t - u): no pair pulls harder than lam.
+    d is the pair's label error, 0 for most pairs (L1 penalty). With t = logit(1 - lam), the minimum is at
+    d = max(0, t - u) (equation 3.4). So the loss is -ls(u) where u >= t, and its tangent -ls(t) + lam (t - u)
+    below: the slope is at most lam.
 
     Args:
         beta: see ``Objective``.
         lam: lambda, in (0, 1); near 1 it is DPO. The paper searches {0.65, 0.75, 0.85} on TL;DR and
-            {0.75, 0.8, 0.85} on HH; 0.75 is the middle of the one and a member of the other, and calls a pair
-            an outlier from u < -1.1 on.
+            {0.75, 0.8, 0.85} on HH; 0.75 is in both, and calls a pair an outlier from u < -1.1 on.
     """
 
     def __init__(self, beta: float = 0.1, lam: float = 0.75):
@@ -105,8 +94,8 @@ class R3M(Objective):
         self.lam = lam
 
     def __call__(self, rewards: Rewards) -> Tensor:
-        """(N,) losses, unreduced."""
+        """(N,) losses."""
         u = rewards.u
         t = math.log1p(-self.lam) - math.log(self.lam)
-        # Below t, u + d is t, and -ls(t) is -log(1 - lam). Computing u + d would round t away for large u.
+        # -ls(t) is -log(1 - lam); u + d would round t away for large u.
         return torch.where(u < t, self.lam * (t - u) - math.log1p(-self.lam), -F.logsigmoid(u))

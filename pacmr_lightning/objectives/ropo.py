@@ -1,4 +1,4 @@
-"""ROPO: a noise-tolerant loss of single pairs, and filtering of the pairs with the largest losses."""
+"""ROPO: a noise-tolerant loss with filtering."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ from .base import Objective
 class ROPO(Objective):
     """ROPO: 4a / (1 + a)^2 [-ls(u) + a sigmoid(-u)], a is ``alpha``; and filtering (arXiv 2404.04102).
 
-    The factor makes the steepest slope 1 (for a >= 1, at sigmoid(u) = (a - 1) / 2a), and pairs that disagree
-    strongly with their label (u far below 0) keep 4a / (1 + a)^2 of it.
+    The factor makes the steepest slope 1 (for a >= 1, at sigmoid(u) = (a - 1) / 2a); far below 0 the slope
+    tends to 4a / (1 + a)^2.
 
-    The paper trains and filters in turn: minimize sum_i w_i l_i over the policy and over w in {0, 1} with a
-    fixed number of ones, whose solution drops the pairs of largest loss. With ``filter_share`` this is done
-    every ``filter_every`` updates: of all pairs seen so far, the share with the largest last-seen loss gets
-    weight 0 until the next filtering, which decides anew (dropped pairs are still run and observed, and can
-    come back). A pair's loss is refreshed when it is visited, so a run needs more than one epoch for this to
-    change anything, and ``filter_every`` is best an epoch's number of updates. The step's loss stays divided
-    by all of its pairs. The paper's rejection sampling of new responses is not part of this.
+    The paper alternates training and filtering: it minimizes sum_i w_i l_i over the policy, then over binary
+    w with a fixed number of ones. Here, every ``filter_every`` updates the ``filter_share`` of all pairs seen
+    with the largest last-seen loss gets weight 0 until the next filtering; dropped pairs are still observed.
+    A run needs more than one epoch for this to matter; best filter once an epoch. The step's loss stays
+    divided by all of its pairs. The paper's rejection sampling of new responses is not included.
 
     Args:
         beta: see ``Objective``.
@@ -35,9 +33,6 @@ class ROPO(Objective):
             and 30 as its ablation.
         filter_share: share of the pairs to drop, in (0, 1); None for no filtering.
         filter_every: policy updates between filterings; None without ``filter_share``.
-
-    Raises:
-        UserError: an argument is out of its range, or one of the filter options is without the other.
     """
 
     def __init__(
@@ -65,17 +60,17 @@ class ROPO(Objective):
         self.kept = () if filter_share is None else ("updates", "last_loss", "dropped")
         self.updates = 0
         self.last_loss: dict[str, float] = {}
-        """Of each pair, at its last visit."""
+        """Loss of each pair at its last visit."""
         self.dropped: list[str] = []
-        """Pairs that the last filtering dropped, sorted."""
+        """Pairs dropped by the last filtering, sorted."""
 
     def __call__(self, rewards: Rewards) -> Tensor:
-        """(N,) losses, unreduced."""
+        """(N,) losses."""
         u, a = rewards.u, self.alpha
         return 4 * a / (1 + a) ** 2 * (a * torch.sigmoid(-u) - F.logsigmoid(u))
 
     def pair_weights(self, ids: list[str]) -> Tensor | None:
-        """(N,) 0 for pairs that the last filtering dropped, 1 for others. See ``Objective``."""
+        """(N,) 0 for dropped pairs, 1 for others."""
         if not self.dropped:
             return None
         dropped = set(self.dropped)
@@ -83,14 +78,14 @@ class ROPO(Objective):
 
     @torch.no_grad()
     def observe(self, rewards: Rewards, ids: list[str]) -> None:
-        """Remember each pair's loss; filters when it is time. See ``Objective``."""
-        if self.filter_share is None or self.filter_every is None:  # both or neither
+        """Store each pair's loss, and filter when due."""
+        if self.filter_share is None or self.filter_every is None:
             return
-        # All ranks remember all pairs: a checkpoint is written by one, and all have to drop the same.
+        # On all ranks: a checkpoint is written by one, and all must drop the same pairs.
         self.last_loss.update(on_all_ranks(list(zip(ids, self(rewards).tolist(), strict=True))))
         self.updates += 1
         if self.updates % self.filter_every == 0:
-            # Ties are broken by id, so that all ranks and a resumed run agree.
+            # Ties are broken by id, the same on all ranks and when resumed.
             worst_first = sorted(self.last_loss, key=lambda name: (-self.last_loss[name], name))
             self.dropped = sorted(worst_first[: round(self.filter_share * len(worst_first))])
             rank_zero_info(
@@ -99,7 +94,7 @@ class ROPO(Objective):
             )
 
     def check_plan(self, updates: int, updates_per_epoch: int) -> None:
-        """Refuse filtering in a run that visits no pair after the first filtering. See ``Objective``."""
+        """Refuse filtering after which no pair is visited."""
         if self.filter_share is None or self.filter_every is None:
             return
         if updates <= max(updates_per_epoch, self.filter_every):

@@ -1,4 +1,4 @@
-"""The loss of a soft label: of a label that is right with a probability."""
+"""Losses of soft labels."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from .base import Objective
 
 
 class SoftLabelDifference(Objective):
-    """What the probability p multiplies in the loss of a soft label.
+    """The factor of p in the soft-label loss p l(u) + (1 - p) l(-u).
 
-    The loss p l(u) + (1 - p) l(-u) is l(-u) + p [l(u) - l(-u)], where l(-u) is the loss under the other
-    label. So p is a weight of the difference, of which this is the value, and ``rest`` has no weight.
-    Everything that is linear in a pair's weight, VNet's update with it, takes the difference for its loss.
+    The loss is l(-u) + p [l(u) - l(-u)], so p weighs this difference and ``rest`` has no weight. Everything
+    linear in a pair's weight, such as VNet's update, uses the difference as its loss.
 
     Args:
         objective: l, which must not be grouped.
@@ -33,5 +32,5 @@ class SoftLabelDifference(Objective):
         return self.objective(rewards.exchanged())
 
     def pair_weights(self, ids: list[str]) -> Tensor | None:
-        """Those of the objective; they drop both labels."""
+        """The objective's, which drop both labels."""
         return self.objective.pair_weights(ids)

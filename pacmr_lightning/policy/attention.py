@@ -1,4 +1,4 @@
-"""Attention implementations a policy can run on, the token layouts they allow, and their masks."""
+"""Attention implementations and their token layouts and masks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from transformers.utils import is_flash_attn_2_available, is_kernels_available
 from ..batch import Segment
 from ..errors import UserError
 from .compiled import allow_recompilations
-from .rows import Layout, Rows
+from .token_layout import Layout, Rows
 
 AskedLayout = Literal["auto", "shared", "separate", "packed"]
 PreparedMask = Tensor | BlockMask
 
 FLEX, FLASH = "flex_attention", "flash_attention_2"
 PLAIN = ("sdpa", "eager")
-"""Made of torch's own operations: on any device, with a gradient that can be differentiated again."""
+"""Plain torch operations, twice differentiable on any device."""
 LAYOUT_NAMES = {
     "shared": "a shared prompt",
     "packed": "sequences packed into one row",
@@ -34,10 +34,9 @@ LAYOUT_NAMES = {
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """How log-probabilities are computed."""
+    """Attention implementation and token layout for log-probabilities."""
 
     attention: str
-    """As in transformers."""
     layout: Layout
 
     def __str__(self) -> str:
@@ -45,35 +44,27 @@ class AttentionPlan:
 
 
 def exclude_cudnn() -> None:
-    """Keep SDPA from cuDNN's kernels in this process, which plan anew for each number of rows and length.
-
-    For the whole process, since a layer whose activations are recomputed runs again in backward.
-    """
+    """Disable cuDNN's SDPA, which plans anew for each shape; globally, since backward recomputes forward."""
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def is_flash(attention: str) -> bool:
-    """Whether it is a FlashAttention, which knows causal sequences and no other masks."""
-    return "flash" in attention  # by which transformers knows them, the Hub's kernels included
+    """True for FlashAttention, which supports only causal masks."""
+    return "flash" in attention  # also in names of Hub kernels
 
 
 def attention_of(model: PreTrainedModel) -> str:
-    """The attention implementation that a model uses now."""
+    """Return the model's current attention implementation."""
     return model.config._attn_implementation
 
 
 def plain_attention(model: PreTrainedModel) -> str:
-    """transformers' own choice: torch's SDPA, or its own code for models that SDPA cannot compute."""
+    """Return "sdpa", or "eager" where the model does not support it."""
     return "sdpa" if model._supports_sdpa else "eager"
 
 
 def use_attention(model: PreTrainedModel, name: str) -> None:
-    """Switch a model's attention.
-
-    Raises:
-        ValueError: transformers cannot switch this model's.
-        ImportError: its kernels are not there.
-    """
+    """Switch a model's attention; raises ValueError or ImportError if that is impossible."""
     before = attention_of(model)
     if name == before:
         return
@@ -85,13 +76,9 @@ def use_attention(model: PreTrainedModel, name: str) -> None:
 
 
 def check_attention(attention: str, layout: AskedLayout, dtype: torch.dtype) -> None:
-    """Refuse what cannot work, before anything is loaded.
-
-    Raises:
-        UserError: the attention is unknown, or a FlashAttention that cannot do what is asked.
-    """
+    """Check the attention options before anything is loaded."""
     known = ["auto", "eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
-    if attention not in known and "/" not in attention:  # with a slash it is a kernel on the Hub
+    if attention not in known and "/" not in attention:  # with a slash: a kernel on the Hub
         raise UserError(
             f"attn_implementation is {attention}, but it must be one of {', '.join(known)}, or the Hub id of "
             "a kernel."
@@ -111,12 +98,7 @@ def check_attention(attention: str, layout: AskedLayout, dtype: torch.dtype) -> 
 def attention_plans(
     model: PreTrainedModel, asked: str, layout: AskedLayout, device: torch.device
 ) -> tuple[list[AttentionPlan], list[str]]:
-    """What is tried, in this order, and sentences about what could be asked for instead.
-
-    Unasked that is what transformers takes, on every device: kernels for GPUs that may be faster have to be
-    asked for. The order is fixed and not timed on the spot, so that a run that goes on, or another process,
-    computes the same. The model is loaded with what was asked for, or ("auto") with transformers' own choice.
-    """
+    """Return plans in a fixed order, so that all processes and resumed runs agree, and notes on others."""
     own = attention_of(model)
     own_layouts = ["packed" if is_flash(own) else "shared"] if layout == "auto" else [layout]
     found = [AttentionPlan(own, laid_out) for laid_out in dict.fromkeys([*own_layouts, "separate", "plain"])]
@@ -133,18 +115,14 @@ def attention_plans(
 
 
 def attention_inputs(rows: Rows, config: PretrainedConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """Arguments of the transformer's forward beside tokens and positions.
-
-    Plain causal rows pass their padding mask and leave the rest to the model. A packed row has none: models
-    find the sequences by their positions, FlashAttention by their lengths. Shared rows pass a prepared mask.
-    """
+    """Return the transformer's forward arguments other than tokens and positions."""
     if rows.real is not None:
         return {"attention_mask": rows.real.long()}
     if rows.lengths is None:
         return {"attention_mask": shared_mask(rows, config, dtype)}
     inputs: dict[str, Any] = {"attention_mask": None}
     if is_flash(config.get_text_config()._attn_implementation):
-        # Given once, since every layer would read them off the positions, and wait for the device.
+        # Otherwise every layer would derive them from the positions and synchronize the device.
         ends = F.pad(rows.lengths.cumsum(0, dtype=torch.int32), (1, 0))
         longest = int(rows.lengths.max())
         inputs |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
@@ -155,10 +133,9 @@ def attention_inputs(rows: Rows, config: PretrainedConfig, dtype: torch.dtype) -
 def shared_mask(
     rows: Rows, config: PretrainedConfig, dtype: torch.dtype
 ) -> PreparedMask | dict[str, PreparedMask]:
-    """A prepared mask of shared rows, (R, 1, T, T), in the form that the attention implementation takes.
+    """Return the (R, 1, T, T) mask of shared rows; a dict for mixed layer types.
 
-    Sliding windows, counted in positions and not in columns, are cut into it; a model that mixes layer types
-    gets a dict with a mask for each, as transformers expects.
+    Sliding windows count positions, not columns.
     """
     config = config.get_text_config()
     settings = config.to_dict()
@@ -171,9 +148,9 @@ def shared_mask(
 
     def prepared(limit: int | None) -> PreparedMask:
         def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            """Whether the query may look at the key: a ``mask_mod`` of FlexAttention."""
+            """``mask_mod`` of FlexAttention."""
             own, other = segments[row, query], segments[row, key]
-            # Padding looks at itself, which keeps its softmax finite; nobody else looks at padding.
+            # Padding attends to itself only, which keeps its softmax finite.
             seen = (query >= key) & ((own == other) | ((other == prompt) & (own > prompt)))
             if limit is not None:
                 seen = seen & (positions[row, query] - limit < positions[row, key])
@@ -183,7 +160,7 @@ def shared_mask(
             return create_block_mask(visible, count, None, length, length, device)
         row, column = torch.arange(count, device=device), torch.arange(length, device=device)
         dense = visible(row[:, None, None, None], row, column[:, None], column)
-        # What is added to the scores; of a boolean mask SDPA would make that in every layer anew.
+        # Additive: SDPA would convert a boolean mask in every layer.
         scores = torch.zeros(dense.shape, dtype=dtype, device=device)
         return scores.masked_fill_(~dense, torch.finfo(dtype).min)
 

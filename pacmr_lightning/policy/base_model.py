@@ -1,4 +1,4 @@
-"""The frozen base that a policy and its reference share: loaded, with one sentence for what goes wrong."""
+"""Loading of the frozen base model that policy and reference share."""
 
 from __future__ import annotations
 
@@ -33,23 +33,15 @@ def load_base(
     pair: PairBatch | None = None,
     dropout: bool = False,
 ) -> PreTrainedModel:
-    """Return the plain causal language model that a name stands for; adapters are merged.
-
-    An adapter means what PEFT computes with it: the merged model is compared with the unmerged one. The base
-    of an adapter may be an adapter itself.
+    """Return a causal language model; adapters are merged and compared with their unmerged form.
 
     Args:
-        name: folder or Hub id of a model or of a PEFT adapter.
+        name: folder or Hub id of a model or of a PEFT adapter, whose base may be an adapter itself.
         dtype: of the weights.
-        attention: as in transformers, whose own choice None is.
-        quantization: of the linear layers but the head.
-        pair: a batch whose first pair a merged adapter is compared on; None for ids from all over the
-            vocabulary.
-        dropout: leave the model's dropout as it is, and not switch it off.
-
-    Raises:
-        UserError: the model cannot be loaded or its adapter not merged, or it does not support the attention
-            or the quantization.
+        attention: as in transformers; None for its default.
+        quantization: of the linear layers except the head.
+        pair: used for the comparison; None for ids from the whole vocabulary.
+        dropout: keep the model's dropout instead of disabling it.
     """
     adapter = is_adapter(name)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
@@ -64,7 +56,7 @@ def load_base(
     with _loading(name, attention):
         if adapter:
             chain = adapter_chain(name)
-            # Compared on whatever device it is loaded on, where kernels for GPUs may not run.
+            # On whatever device it is loaded, where GPU kernels may not run.
             revision = PeftConfig.from_pretrained(chain[-2]).revision
             model = _pretrained(chain[-1], dtype=dtype, revision=revision)
             for base, its_adapter in pairwise(reversed(chain)):
@@ -86,17 +78,10 @@ def load_base(
 
 
 def _pretrained(name: str, **options: Any) -> PreTrainedModel:
-    """A causal language model, all of whose weights were in its files.
-
-    Raises:
-        UserError: the model is an encoder-decoder, or its files lack weights, which transformers would draw
-            at random.
-    """
-    # Unless it is false, transformers asks on the terminal whether to run a model's own code.
+    # Unless false, transformers asks on the terminal.
     options["trust_remote_code"] = False
     if AutoConfig.from_pretrained(name, trust_remote_code=False).is_encoder_decoder:
         raise UserError(f"The model {name} is an encoder-decoder; name a causal language model.")
-    # With its information, from_pretrained returns a pair.
     loaded: Any = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
     model, found = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
     if missing := sorted(found["missing_keys"]):
@@ -109,14 +94,13 @@ def _pretrained(name: str, **options: Any) -> PreTrainedModel:
 
 @contextmanager
 def _loading(name: str, attention: str | None = None) -> Iterator[None]:
-    """Turn what loading a model raises into a ``UserError``."""
     if Path(name).is_file():
         raise UserError(f"The model {name} is a file; name a folder that save_pretrained wrote, or a Hub id.")
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # safetensors, pickle and the quantisers have exceptions of their own
+    except Exception as error:  # safetensors, pickle and quantizers have their own
         if is_out_of_memory(error):
             raise
         raise UserError(f"The model {name} cannot be loaded: {_reason(error, attention)}") from None
@@ -143,11 +127,7 @@ def _reason(error: Exception, attention: str | None) -> str:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a folder or Hub id is a PEFT adapter and no model of its own.
-
-    Raises:
-        UserError: there is no such folder, or the Hub has nothing of that name.
-    """
+    """True if a folder or Hub id is a PEFT adapter."""
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_local and not Path(name).exists():
         raise UserError(
@@ -158,11 +138,7 @@ def is_adapter(name: str) -> bool:
 
 
 def adapter_base(name: str) -> str:
-    """Folder or Hub id of the model that an adapter was trained on, which may be an adapter itself.
-
-    Raises:
-        UserError: the adapter is for another task, or its configuration names no base, or none that is there.
-    """
+    """Return the folder or Hub id of an adapter's base, which may be an adapter itself."""
     config = PeftConfig.from_pretrained(name)
     base = config.base_model_name_or_path
     if not base:
@@ -186,11 +162,7 @@ def adapter_base(name: str) -> str:
 
 
 def adapter_chain(name: str) -> list[str]:
-    """The name, the base of the adapter that it is, that one's base, ..., and last a plain model.
-
-    Raises:
-        UserError: see ``adapter_base``; or the adapters are each other's base.
-    """
+    """Return the name and its successive bases; the last is a plain model."""
     chain = [name]
     while is_adapter(chain[-1]):
         base = adapter_base(chain[-1])
@@ -204,8 +176,7 @@ def adapter_chain(name: str) -> list[str]:
 
 
 def _switch_off_dropout(model: PreTrainedModel) -> None:
-    """Of layers, of the probabilities that are kept as numbers, and what else is random in training."""
-    # OPT skips whole layers, and Mixtral, MiniMax and DBRX multiply a router's inputs by noise.
+    # OPT skips whole layers; Mixtral, MiniMax and DBRX add noise to a router's inputs.
     others = ("pdrop", "layerdrop", "input_jitter_noise", "moe_jitter_eps")
     for holder in (model.config, *model.modules()):
         if isinstance(holder, nn.Dropout):
@@ -218,10 +189,7 @@ def _switch_off_dropout(model: PreTrainedModel) -> None:
 
 
 def weights_digest(model: PreTrainedModel) -> str:
-    """Return a hash (XXH3, 128 bits) of the model's weights, by name and byte; LoRA is no part of it.
-
-    It is the same on every device and under every strategy. Another dtype or quantization makes other bytes.
-    """
+    """Return a 128-bit XXH3 hash of the weights without LoRA, the same on every device and strategy."""
     digest = xxhash.xxh3_128()
     with torch.no_grad():
         for name, value in model.state_dict(keep_vars=True).items():
@@ -229,18 +197,15 @@ def weights_digest(model: PreTrainedModel) -> str:
                 continue
             with whole([value]):
                 digest.update(name.encode() + str(value.dtype).encode() + str(tuple(value.shape)).encode())
-                # Detached it is a plain tensor; bitsandbytes' own takes its layer's scales along to the CPU.
+                # Detached: .cpu() of bitsandbytes' own class also moves its layer's scales.
                 plain = value.detach().contiguous().cpu()
                 digest.update(plain.reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
 
 
 def recompute_activations(model: PreTrainedModel, recomputed: bool = True, dropout: bool = False) -> None:
-    """Set whether activations inside of a layer are computed again in backward, or kept.
-
-    With ``dropout`` the layers draw random numbers, so that checkpoints keep the generators' state.
-    """
-    # transformers calls activation checkpointing what it called gradient checkpointing at first.
+    """Turn activation checkpointing on or off; ``dropout`` saves the random state with it."""
+    # transformers' older name is gradient checkpointing.
     kind = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
     if recomputed:
         getattr(model, f"{kind}_checkpointing_enable")(

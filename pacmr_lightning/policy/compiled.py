@@ -1,4 +1,4 @@
-"""torch.compile for a policy's layers, which does not lose the hooks that the method puts on them."""
+"""torch.compile for a policy's layers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,15 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..errors import UserError
 
 RECOMPILATIONS = 64
-"""Of one function. FlexAttention needs 8 for one row or more, one block or more, with and without gradient,
-and 16 where two kinds of layers have masks of their own; past torch's limit of 8 it is slow in silence."""
+"""Limit per function. FlexAttention needs 8 to 16; past torch's limit of 8 it silently runs slowly."""
 
 
 def compile_layers(model: PreTrainedModel) -> None:
-    """Compiles each of the model's layers; they share the code, so that one is compiled for all.
+    """Compile each of the model's layers; layers share compiled code.
 
-    A compiled module silently skips hooks that come after its compilation
-    (``torch._dynamo.config.skip_nnmodule_hook_guards``), and VNet's update works through such hooks; with
-    guards on them, every update would compile anew. So a layer with a hook inside runs as it is, and so does
-    generation, which grows by one token at a time.
-
-    Raises:
-        UserError: the model has no layers that transformers knows.
+    Compiled modules skip hooks added later, which VNet's update needs
+    (``torch._dynamo.config.skip_nnmodule_hook_guards``); so layers with hooks run uncompiled, as does
+    generation.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
@@ -38,7 +33,7 @@ def compile_layers(model: PreTrainedModel) -> None:
 
 
 def allow_recompilations() -> None:
-    """Lets one function be compiled for all the shapes of a run."""
+    """Raise torch's limit on recompilations."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILATIONS)
 
 

@@ -1,4 +1,4 @@
-"""What a model can read: how many positions it has, and how many token ids."""
+"""Limits of a model: number of positions and of token ids."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..errors import UserError
 
 _STRETCHED = ("linear", "dynamic", "yarn")
-"""Kinds of rotary scaling that go beyond ``max_position_embeddings`` by their factor."""
+"""Rotary scalings that extend ``max_position_embeddings`` by their factor."""
 
 
 def positions(config: PreTrainedConfig) -> int | None:
-    """Return how many tokens a model can read; None for one without a limit, such as with ALiBi."""
+    """Return how many tokens a model can read; None if unlimited, such as with ALiBi."""
     config = config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
     if limit is None or getattr(config, "alibi", False):
         return None
     found = [limit]
     rope = getattr(config, "rope_parameters", None) or {}
-    for scaling in (rope, *rope.values()):  # some have one for each type of layers
+    for scaling in (rope, *rope.values()):  # some have one per layer type
         if isinstance(scaling, dict) and scaling.get("rope_type") in _STRETCHED:
             before = scaling.get("original_max_position_embeddings") or limit
             found.append(int(before * scaling.get("factor", 1)))
@@ -27,17 +27,7 @@ def positions(config: PreTrainedConfig) -> int | None:
 
 
 def check_tokens(name: str, model: PreTrainedModel, lengths: np.ndarray, largest: int) -> None:
-    """Check that a model can read N sequences.
-
-    Args:
-        name: of the model.
-        model: loaded.
-        lengths: (N,) tokens of each.
-        largest: token id that occurs in them, padding included.
-
-    Raises:
-        UserError: it has too few positions, or too few embeddings for the tokenizer.
-    """
+    """Raise UserError if the model cannot read (N,) lengths, or the largest token id."""
     limit = positions(model.config)
     if limit is not None and lengths.max() > limit:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The policy's LoRA adapter: made from checked options, plain fp32 linears that start as the identity."""
+"""The policy's LoRA adapter: options, construction and checks."""
 
 from __future__ import annotations
 
@@ -31,24 +31,17 @@ OVERRULED = {
         "it has no effect on the layers of these models; leave it out",
     ),
 }
-"""Keys of ``peft.LoraConfig`` that would do nothing, and what to do about each."""
+"""Ineffective keys of ``peft.LoraConfig``, with the remedy."""
 _FROM_DATA = ("corda", "eva", "lora_ga")
-"""Initialisations that PEFT leaves undone unless it is given data, or gradients, beforehand."""
+"""Initializations that need data or gradients."""
 
 
 class UnhookedLoraError(UserError):
-    """A LoRA layer's linears are not called on whole rows, so that hooks on them miss what it does."""
+    """A LoRA layer bypasses its linears, so that hooks on them miss its effect."""
 
 
 def check_keys(option: str, given: Mapping[str, Any] | None, config: type, taken: Mapping[str, str]) -> None:
-    """Check the keys of a dict that a config class is made from.
-
-    transformers' configs keep keys that they do not know, so that a misspelt one would do nothing. ``taken``
-    has the keys that would be overruled, and what to do about each.
-
-    Raises:
-        UserError: a key is ``taken``, or ``config`` does not know it.
-    """
+    """Raise UserError for keys that ``config`` lacks or that ``taken`` lists with a remedy."""
     known = inspect.signature(config).parameters
     for key in given or {}:
         if key in taken:
@@ -60,15 +53,7 @@ def check_keys(option: str, given: Mapping[str, Any] | None, config: type, taken
 
 
 def add_lora(model: PreTrainedModel, options: Mapping[str, Any], option: str) -> PeftModel:
-    """Return the model with a new, trainable LoRA adapter in fp32, and its own weights frozen.
-
-    Args:
-        model: the base.
-        options: keys of ``peft.LoraConfig``, which messages call ``option``.
-
-    Raises:
-        UserError: the options do not fit each other or the model, or one of them has no effect.
-    """
+    """Freeze the model and add a LoRA adapter in fp32; ``option`` names its ``options`` in messages."""
     initial = options.get("init_lora_weights", True)
     if initial in _FROM_DATA:
         raise UserError(
@@ -76,7 +61,7 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any], option: str) ->
             "leave it out."
         )
     targets = options["target_modules"]
-    # PEFT passes over a name that matches nothing, as long as another one matches.
+    # PEFT ignores a name without a match if another one matches.
     for key in ("target_modules", "exclude_modules"):
         if isinstance(options.get(key), (list, tuple, set)):
             for target in options[key]:
@@ -84,7 +69,7 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any], option: str) ->
                     raise UserError(f"{key} names {target}, {_which_there_are(model)}")
     try:
         with warnings.catch_warnings():
-            # PEFT only warns of an option that matches nothing, or goes with another one.
+            # PEFT only warns of an option without effect.
             for key in options.keys() - {"r", "target_modules"}:
                 warnings.filterwarnings("error", rf"(?s).*\b{key}\b")
             adapted = get_peft_model(model, LoraConfig(**options))
@@ -107,9 +92,9 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any], option: str) ->
 
 
 def linear_names(model: nn.Module) -> list[str]:
-    """Return the last parts of the names of the linear layers, the head left out."""
+    """Return the last name parts of the linear layers except the head."""
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-    # A router that is a linear layer with another forward returns more than a tensor.
+    # Excludes routers: linear subclasses whose forward returns several tensors.
     return sorted(
         {
             name.removesuffix(".base_layer").rpartition(".")[2]
@@ -130,12 +115,11 @@ def _which_there_are(model: nn.Module) -> str:
 
 
 def _listed(model: nn.Module, without: str = "") -> str:
-    """The names as one types them, without those that a message quotes."""
     return f"[{', '.join(name for name in linear_names(model) if repr(name) not in without)}]"
 
 
 def lora_linears(model: nn.Module) -> dict[str, nn.Linear]:
-    """The A and B linears of every LoRA layer, by the name of their weight in ``named_parameters``."""
+    """Return the A and B linears of every LoRA layer by parameter name."""
     return {
         f"{name}.{part}.{ADAPTER}.weight": getattr(layer, part)[ADAPTER]
         for name, layer in model.named_modules()
@@ -145,13 +129,7 @@ def lora_linears(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 def check_lora(model: PeftModel) -> None:
-    """Check that shifting the LoRA linears' outputs is the same as shifting every trainable parameter.
-
-    Raises:
-        UserError: a LoRA variant (DoRA and others) bypasses the linears, something else than them is
-            trainable, or the adapter does not start at the reference.
-        AssertionError: an adapter weight is not in fp32 (or float64).
-    """
+    """Raise UserError unless shifting the LoRA linears' outputs equals shifting all trainable parameters."""
     for name, layer in model.named_modules():
         if not isinstance(layer, LoraLayer):
             continue
@@ -180,14 +158,7 @@ def check_lora(model: PeftModel) -> None:
 
 
 def check_hooked(layers: Mapping[str, LoraLayer]) -> None:
-    """Check that each LoRA layer, by name, calls its linears, whose hooks move parameters and see gradients.
-
-    LoRA on a tensor of experts' weights (PEFT's ``ParamWrapper``) does not: it adds the product of its
-    matrices to the weights.
-
-    Raises:
-        UnhookedLoraError: a layer does not; names it, and linear layers to target instead.
-    """
+    """Raise UnhookedLoraError for a layer that bypasses its linears, such as PEFT's ``ParamWrapper``."""
     wrapped = {name: layer for name, layer in layers.items() if isinstance(layer, ParamWrapper)}
     if not wrapped:
         return

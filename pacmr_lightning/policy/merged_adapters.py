@@ -1,4 +1,4 @@
-"""Adapters inside of the base's weights: merged into it, and saved with the policy's own as one adapter."""
+"""Adapters merged into the base, and saved with the policy's as one."""
 
 from __future__ import annotations
 
@@ -20,18 +20,13 @@ from ..strategies.sharding import is_sharded
 from .lora import ADAPTER
 
 MERGE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
-"""Accepted mean difference of a token's log-probability, in nats, between two forms of a model, by dtype."""
+"""Accepted mean difference of a token's log-probability between two forms of a model, in nats."""
 CHECKED = 256
-"""Tokens of a pair on which they are compared, at most."""
+"""Maximum number of tokens compared."""
 
 
 def merge_adapter(model: PreTrainedModel, name: str, base: str, pair: PairBatch | None) -> PreTrainedModel:
-    """Return a base model with the adapter ``name`` inside of its weights; ``base`` names it in messages.
-
-    Raises:
-        UserError: this kind of adapter is no change of weights, the base is stored in 4 bits, or the merged
-            model differs from what PEFT computes.
-    """
+    """Merge the adapter ``name`` into its base (``base`` in messages); raises UserError if PEFT's differs."""
     config: Any = PeftConfig.from_pretrained(name)
     rank_zero_info(f"Merging the adapter {name} into its base {base}.")
     if getattr(model, "is_loaded_in_4bit", False):
@@ -53,7 +48,7 @@ def merge_adapter(model: PreTrainedModel, name: str, base: str, pair: PairBatch 
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")
             adapted = PeftModel.from_pretrained(model, name)
-    except (RuntimeError, UserWarning) as error:  # other shapes, or other names
+    except (RuntimeError, UserWarning) as error:  # other shapes or names
         raise UserError(
             f"The adapter {name} does not fit its base {base} ({str(error).strip().splitlines()[0][:200]}); "
             "set base_model_name_or_path in its adapter_config.json to the model that it was trained on."
@@ -88,8 +83,8 @@ def _embeddings(model: PreTrainedModel) -> nn.Embedding:
 
 
 def _make_room(model: PreTrainedModel, adapter: str) -> None:
-    """Grow the embeddings where the adapter's own tokenizer has more tokens, as PEFT's auto classes do."""
-    # From a folder, or from the Hub's cache; an adapter without a tokenizer has its base's.
+    """Grow the embeddings to the size of the adapter's own tokenizer, as PEFT's auto classes do."""
+    # An adapter without a tokenizer uses its base's.
     if cached_file(adapter, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False) is None:
         return
     size = len(AutoTokenizer.from_pretrained(adapter))
@@ -98,10 +93,7 @@ def _make_room(model: PreTrainedModel, adapter: str) -> None:
 
 
 def untie_head(model: PreTrainedModel) -> None:
-    """Give the head a weight of its own where it shares the embeddings' and an adapter changes one of them.
-
-    Unmerged, such an adapter changes that one alone.
-    """
+    """Untie head and embeddings where an adapter changes only one of them."""
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     if not any(isinstance(part, (BaseTunerLayer, AuxiliaryTrainingWrapper)) for part in (embeddings, head)):
         return
@@ -115,19 +107,10 @@ def untie_head(model: PreTrainedModel) -> None:
 
 
 def save_with_bases(policy: PeftModel, chain: list[str], folder: str, **options: Any) -> None:
-    """Save a policy's adapter together with those merged into its base, as one adapter for the plain model.
+    """Save the policy's adapter and those merged into its base as one adapter of the plain model.
 
-    By itself the policy's adapter fits a model that is nowhere on disk. LoRA's changes of weights add up, so
-    that their matrices side by side are one adapter, of the ranks' sum. What is saved is compared with the
-    policy first.
-
-    Args:
-        policy: the base with the merged adapters, and on it the policy's own.
-        chain: see ``base_model.adapter_chain``, of the base.
-        folder, options: of ``PeftModel.save_pretrained``.
-
-    Raises:
-        UserError: they are not one LoRA adapter, for one of them is of another kind.
+    LoRA updates add up, so the concatenated matrices form one adapter whose rank is the sum of the ranks. The
+    result is compared with the policy first. ``chain`` is the base's ``base_model.adapter_chain``.
     """
     *adapters, plain = chain
     model = cast("PreTrainedModel", policy.get_base_model())
@@ -168,13 +151,10 @@ def save_with_bases(policy: PeftModel, chain: list[str], folder: str, **options:
 def compared_tokens(
     model: PreTrainedModel, pair: PairBatch | None, own: list[int] | dict[str, list[int]] | None = None
 ) -> Tensor:
-    """(L,) token ids on which two forms of a model are compared, on the CPU.
+    """Return (L,) token ids on the CPU for comparing two forms of a model.
 
-    Args:
-        model: what must know the ids, and their number.
-        pair: a batch whose first prompt and chosen response are taken; None for ids from all over the
-            vocabulary.
-        own: ids that an adapter changes by themselves (``trainable_token_indices``); some come first.
+    They are from ``pair`` or the whole vocabulary, after some of ``own``, ids that an adapter changes
+    directly.
     """
     size = _embeddings(model).num_embeddings
     own = [i for ids in own.values() for i in ids] if isinstance(own, dict) else own or []
@@ -184,25 +164,21 @@ def compared_tokens(
         segments = pair.segment_ids[0]
         kept = (segments == Segment.PROMPT) | (segments == Segment.CHOSEN)
         tokens = pair.input_ids[0, kept][:CHECKED].cpu()
-    # Lightning builds a model with its own device as torch's default.
+    # Lightning sets its own device as torch's default.
     ids = torch.cat([torch.tensor(own[:8], dtype=torch.long, device="cpu"), tokens])
     return ids[ids < size][: getattr(model.config.get_text_config(), "max_position_embeddings", None)]
 
 
 @torch.no_grad()
 def next_token_log_probs(model: nn.Module, tokens: Tensor) -> Tensor:
-    """(L - 1,) log-probabilities of each token after those before it, in nats, by a plain forward pass."""
+    """Return (L - 1,) next-token log-probabilities in nats."""
     ids = tokens[None].to(next(model.parameters()).device)
     logits = model(input_ids=ids).logits[0, :-1]
     return logits.float().log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].to(logits.dtype)
 
 
 def check_same(expected: Tensor, found: Tensor, what: str, like: str) -> None:
-    """Compare (L,) log-probabilities in nats, which have the dtype of the models that gave them.
-
-    Raises:
-        UserError: they differ by more than rounding does.
-    """
+    """Raise UserError if (L,) log-probabilities differ by more than rounding in their dtype."""
     error = float((found - expected).abs().mean())
     if not error <= MERGE_TOLERANCE[expected.dtype]:
         raise UserError(

@@ -1,4 +1,4 @@
-"""PolicyModel: a frozen base with a LoRA adapter, its log-probabilities, and what it generates."""
+"""PolicyModel: a frozen base with a LoRA adapter, log-probabilities and generation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..batch import LogProbs, PairBatch
-from ..errors import UserError
+from ..errors import UserError, check_at_least
 from ..freed_memory import return_freed_memory
 from ..numerics import AskedDtype, base_dtype, numerics, recomputes
 from ..ranks import max_over_ranks
@@ -32,13 +32,13 @@ from .attention import (
     use_attention,
 )
 from .base_model import adapter_chain, load_base, recompute_activations, weights_digest
+from .chunked_log_probs import token_values, upcast
 from .compiled import compile_layers
-from .logprobs import token_values, upcast
 from .lora import OVERRULED, add_lora, check_hooked, check_keys, check_lora, lora_linears
 from .merged_adapters import check_same, compared_tokens, next_token_log_probs, save_with_bases
 from .quantized import AskedQuantization, check_quantization, quantized_numerics
-from .rows import Layout, Rows, rows_of
 from .selfcheck import choose_plan
+from .token_layout import Layout, Rows, rows_of
 
 OWN_KEYS = OVERRULED | {
     "r": "set the option rank instead",
@@ -47,26 +47,25 @@ OWN_KEYS = OVERRULED | {
     "lora_dropout": "dropout is always off; leave it out",
     "layer_replication": "the reference has the model's own layers; leave it out",
 }
-"""Keys of ``peft.LoraConfig`` that ``lora_options`` may not have, and what to do about each."""
+"""Keys of ``peft.LoraConfig`` that ``lora_options`` may not have, with the remedy."""
 
 
 class PolicyAndReference(NamedTuple):
-    """Log-probabilities of N pairs' responses under both models, and their KL, in nats."""
+    """Response log-probabilities of N pairs under both models, and their KL, in nats."""
 
     policy: LogProbs
     reference: LogProbs
     token_kl: Tensor
-    """(N,) KL(pi || pi_ref) of the next token, averaged over the positions of both responses."""
+    """(N,) KL(pi || pi_ref) of the next token, mean over both responses' positions."""
     chosen_kl: Tensor
-    """(N,) the same KL, summed over the positions of the chosen response."""
+    """(N,) the same KL, summed over the chosen response."""
 
 
 class PolicyModel(nn.Module):
     """Any Hugging Face causal LM with a PEFT LoRA adapter (paper, section 5.4).
 
-    The base weights are frozen and the adapter starts as the identity, so a fresh policy equals the
-    reference, which is the same model with the adapter off. Dropout is off everywhere: the virtual step and
-    the central difference compare forward passes at nearby parameters, which dropout would drown.
+    The base is frozen and the adapter starts as the identity, so a fresh policy equals the reference: the
+    base without adapter. Dropout is off, since it would drown the virtual step and the central difference.
 
     Args:
         model: folder or Hub id of the base model. A PEFT adapter folder is merged into its base first, so
@@ -74,14 +73,12 @@ class PolicyModel(nn.Module):
         rank: LoRA rank.
         alpha: LoRA alpha; the adapter's output is scaled by alpha / rank.
         target_modules: names of the linear layers that get an adapter; "all-linear" means all but the head.
-        lora_options: further keys of ``peft.LoraConfig``. Variants that do not go through plain LoRA linears
-            are refused, since the method moves those linears' outputs.
+        lora_options: further keys of ``peft.LoraConfig``; variants without plain LoRA linears are refused.
         dtype: of the frozen base; adapters are fp32 always. "bfloat16" is for GPUs, "auto" takes it on one.
         gradient_checkpointing: recompute activations in backward, for memory; "auto" does so on a GPU, but
             under ``pacmr fit`` only where a step would not fit without it.
         attn_implementation: as in transformers ("sdpa", "eager", "flash_attention_2", "flex_attention", ...);
-            "auto" is transformers' own choice (sdpa) on every device. On a GPU others may be faster, which a
-            line at the start names.
+            "auto" is transformers' own choice (sdpa). On a GPU others may be faster.
         layout: "shared" computes a prompt once for both responses, "separate" runs one sequence a row,
             "packed" puts the sequences into one row without padding (for FlashAttention), "auto" takes the
             attention's best one. Either is checked on a real pair first.
@@ -91,8 +88,7 @@ class PolicyModel(nn.Module):
             quantised scales), which compute in ``dtype``; the reference is that model. Needs bitsandbytes.
 
     Raises:
-        UserError: an argument is out of its range, the attention cannot do what is asked, or a package that
-            is needed is not installed.
+        UserError: an argument is invalid, or a required package is not installed.
     """
 
     def __init__(
@@ -115,8 +111,7 @@ class PolicyModel(nn.Module):
             raise UserError(f"LoRA rank is {rank}, but it must be at least 1 (the paper uses 16).")
         if not alpha > 0:
             raise UserError(f"LoRA alpha is {alpha}, but it must be above 0 (the paper uses 32).")
-        if logit_chunk < 1:
-            raise UserError(f"logit_chunk is {logit_chunk}, but it must be at least 1.")
+        check_at_least(1, logit_chunk=logit_chunk)
         self.dtype = base_dtype(dtype)
         check_attention(attn_implementation, layout, self.dtype)
         check_quantization(quantization)
@@ -134,7 +129,6 @@ class PolicyModel(nn.Module):
             "lora_dropout": 0.0,
             "task_type": "CAUSAL_LM",
         }
-        """Keys of ``peft.LoraConfig``."""
         self.name = str(model)
         self.gradient_checkpointing = recomputes(gradient_checkpointing)
         self.attn_implementation = attn_implementation
@@ -143,24 +137,17 @@ class PolicyModel(nn.Module):
         self.compiles = compile
         self.quantization = quantization
         self.has_stepped = False
-        """Set after this process's first optimizer step, when the device's peak memory is that of a step."""
+        """True after this process's first optimizer step, when peak memory is representative."""
         self.left_free: int | None = None
-        """Bytes of a GPU that such a step left free, where VNet's updates need to know."""
+        """GPU bytes that such a step left free, where VNet's updates need it."""
         self.keeps_gradients: bool | None = None
-        """The last decision on each pair's gradient that was printed."""
         self._digest: str | None = None
         self._plan: AttentionPlan | None = None
 
     def build(self, announce: bool = True, pair: PairBatch | None = None) -> None:
-        """Load the base and add the adapter. Does nothing the second time.
+        """Load the base and add the adapter, once; ``announce`` prints a summary.
 
-        Args:
-            announce: print which model is the reference, and what of the policy is trained.
-            pair: a batch whose first pair the reference is compared on with the model as named; without one
-                merged adapters alone are compared, on other tokens.
-
-        Raises:
-            UserError: the model cannot be loaded, or the LoRA options are not plain LoRA.
+        The reference is compared with the model as named on ``pair``; without it, only merged adapters are.
         """
         if hasattr(self, "peft"):
             return
@@ -175,7 +162,7 @@ class PolicyModel(nn.Module):
             expected = next_token_log_probs(base, tokens)
         self.peft = add_lora(base, self.lora, "lora_options")
         check_lora(self.peft)
-        # Dicts, not submodules: the modules are registered in self.peft already.
+        # A dict, not submodules: self.peft registers them already.
         self._linears = lora_linears(self)
         self._lora_layers = {
             name: layer for name, layer in self.model.named_modules() if isinstance(layer, LoraLayer)
@@ -196,7 +183,7 @@ class PolicyModel(nn.Module):
         self.train()
         if announce:
             trained = sum(parameter.numel() for parameter in self.adapter().values())
-            # A 4-bit layer's weight has half as many bytes as parameters, which transformers knows.
+            # A 4-bit weight has half as many bytes as parameters.
             rank_zero_info(
                 f"Reference: {self.name} without adapter; policy: the same with LoRA r={self.lora['r']}, "
                 f"{trained:,} trained of {base.num_parameters():,} parameters."
@@ -204,22 +191,22 @@ class PolicyModel(nn.Module):
 
     @property
     def model(self) -> PreTrainedModel:
-        """The transformers model, with LoRA layers inside."""
+        """The transformers model with LoRA layers."""
         return cast("PreTrainedModel", self.peft.get_base_model())
 
     @property
     def device(self) -> torch.device:
-        """Where the adapter is, and so where batches have to be."""
+        """The adapter's device."""
         return next(iter(self.adapter().values())).device
 
     @property
     def attention(self) -> str:
-        """The attention implementation that the model uses now."""
+        """The current attention implementation."""
         return attention_of(self.model)
 
     @property
     def is_sharded(self) -> bool:
-        """Whether ZeRO-3 keeps the parameters in parts: a forward pass then needs all ranks."""
+        """True under ZeRO-3, where a forward pass needs all ranks."""
         return any(is_sharded(parameter) for parameter in self.parameters())
 
     def adapter(self) -> dict[str, nn.Parameter]:
@@ -228,17 +215,17 @@ class PolicyModel(nn.Module):
         return {name: linear.weight for name, linear in self._linears.items()}  # type: ignore[misc]
 
     def lora_linears(self) -> dict[str, nn.Linear]:
-        """The A and B linears of every LoRA layer by parameter name (omega is their weights)."""
+        """The A and B linears of every LoRA layer by parameter name."""
         return self._linears
 
     def check_hooked(self) -> None:
-        """Raise an ``UnhookedLoraError`` where hooks on the adapter's linears miss what it does."""
+        """Raise UnhookedLoraError if hooks on the adapter's linears miss its effect."""
         check_hooked(self._lora_layers)
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Inside, the model is the reference: the same weights with the adapter off."""
-        # What peft's own disable_adapter does, without its walk through all modules on every step.
+        """Use the reference inside: the adapter is off."""
+        # As peft's disable_adapter, without its walk through all modules.
         for layer in self._lora_layers.values():
             layer.enable_adapters(False)
         try:
@@ -248,17 +235,13 @@ class PolicyModel(nn.Module):
                 layer.enable_adapters(True)
 
     def reference_digest(self) -> str:
-        """A hash of the reference's frozen weights, computed once; the adapter is no part of it."""
+        """Return the cached hash of the reference's frozen weights."""
         if self._digest is None:
             self._digest = weights_digest(self.model)
         return self._digest
 
     def in_step(self, parts: Iterable[PairBatch], filler: PairBatch) -> Iterator[tuple[PairBatch, bool]]:
-        """This rank's micro-batches, and whether each counts.
-
-        Where a forward pass needs all ranks, those with fewer micro-batches than others go on with
-        ``filler``, which does not count.
-        """
+        """Yield this rank's micro-batches and True; under ZeRO-3, then ``filler`` and False until all end."""
         parts = list(parts)
         rounds = len(parts)
         if self.is_sharded:
@@ -267,26 +250,19 @@ class PolicyModel(nn.Module):
         yield from ((filler, False) for _ in range(rounds - len(parts)))
 
     def rows(self, batch: PairBatch) -> Rows:
-        """The batch in the token layout that the self-check chose on the first batch it saw."""
+        """Lay out the batch as the self-check chose."""
         return rows_of(self._plan_for(batch).layout, batch)
 
     def log_probs(self, batch: PairBatch, rows: Rows | None = None, entropies: bool = False) -> LogProbs:
-        """Summed response log-probabilities of N pairs under the current model, as (N,) values in nats.
-
-        Args:
-            batch: N pairs.
-            rows: what ``rows`` made of them, where it has been asked already.
-            entropies: of the next token at each position of the responses too, without gradient; they cost
-                one more tensor of a chunk's logits.
-        """
+        """Return (N,) summed response log-probabilities, in nats; ``entropies`` adds the next tokens'."""
         return self.score(self.rows(batch) if rows is None else rows, entropies)
 
     def log_probs_in(self, layout: Layout, batch: PairBatch) -> LogProbs:
-        """Summed response log-probabilities of N pairs in a given layout, with the attention in use now."""
+        """Return summed response log-probabilities of N pairs in a given layout."""
         return self.score(rows_of(layout, batch))
 
     def score(self, rows: Rows, entropies: bool = False) -> LogProbs:
-        """Summed response log-probabilities of N pairs as the adapter is, on or off: (N,) values in nats."""
+        """Return summed response log-probabilities of laid-out pairs, adapter on or off."""
         states, head = self._predictions(rows)
         head_weights = self.model.get_output_embeddings().parameters()
         frozen = not rows.whole_logits and not any(weight.requires_grad for weight in head_weights)
@@ -298,7 +274,7 @@ class PolicyModel(nn.Module):
 
     @torch.no_grad()
     def reference_log_probs(self, batch: PairBatch) -> LogProbs:
-        """Those of the batch if it brings them, else computed now with the adapter off."""
+        """Return the batch's cached values, or compute them with the adapter off."""
         if batch.reference is not None:
             return batch.reference
         with self.reference():
@@ -306,10 +282,7 @@ class PolicyModel(nn.Module):
 
     @torch.no_grad()
     def judged(self, batch: PairBatch) -> PolicyAndReference:
-        """Log-probabilities of N pairs under policy and reference, and their KL: one forward pass of each.
-
-        The reference's log-probabilities are those that the batch brings, if any.
-        """
+        """Return log-probabilities of N pairs under policy and reference, and their KL."""
         rows = self.rows(batch)
         states, head = self._predictions(rows)
         with self.reference():
@@ -335,11 +308,9 @@ class PolicyModel(nn.Module):
 
     @torch.no_grad()
     def response_states(self, rows: Rows) -> Tensor:
-        """What the model's layers hold of N pairs' responses, as the adapter is: (N, 2, 2H) in fp32.
+        """Return (N, 2, 2H) fp32 states of chosen and rejected responses, adapter on or off.
 
-        For chosen and rejected: the mean of the middle layer's states over the tokens that predict the
-        response, in which words' meanings stand, and the last layer's state at the last of them, which has
-        seen the whole response.
+        The middle layer's mean over the predicting positions, and the last layer's last state.
         """
         found = self.model.base_model(**self._inputs(rows), output_hidden_states=True)
         middle = found.hidden_states[len(found.hidden_states) // 2][rows.source].float()
@@ -358,7 +329,7 @@ class PolicyModel(nn.Module):
             return self.response_states(rows)
 
     def _predictions(self, rows: Rows) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """(K, H) states that predict the response tokens, and what makes logits of them."""
+        """(K, H) states that predict the response tokens, and the function from states to logits."""
         if rows.whole_logits:
             return self.model(**self._inputs(rows)).logits[rows.source], nn.Identity()
         states = self.model.base_model(**self._inputs(rows)).last_hidden_state[rows.source]
@@ -371,12 +342,10 @@ class PolicyModel(nn.Module):
         return inputs | {"input_ids": rows.input_ids, "use_cache": False}
 
     def _pieces(self, rows: Rows) -> int:
-        """How often the head is asked; as often on every rank where it is gathered each time."""
         pieces = -(-len(rows.targets) // self.logit_chunk)
         return max_over_ranks(pieces, rows.targets.device) if self.is_sharded else pieces
 
     def _plan_for(self, batch: PairBatch) -> AttentionPlan:
-        """What the self-check chose on the first batch it saw."""
         if self._plan is None:
             if self.compiles and self.is_sharded:
                 raise UserError(
@@ -389,10 +358,10 @@ class PolicyModel(nn.Module):
         return self._plan
 
     def log_prob_options(self, batch: PairBatch) -> dict[str, Any]:
-        """What changes a log-probability beside weights and tokens; ways are tried on ``batch``."""
+        """Return what log-probabilities depend on besides weights and tokens."""
         plan = self._plan_for(batch)
         config = self.model.config.to_dict()
-        # Where the model lies and who wrote the file changes nothing.
+        # These do not change log-probabilities.
         ignored = ("_name_or_path", "transformers_version", "use_cache")
         return {
             "layout": plan.layout,
@@ -406,10 +375,10 @@ class PolicyModel(nn.Module):
 
     @torch.no_grad()
     def generate(self, **options: Any) -> Tensor:
-        """transformers' ``generate`` of the current model; returns prompt and continuation.
+        """Generate with transformers; returns prompt and continuation.
 
-        Of the model's own ``generation_config`` only the special tokens count: its penalties and cut-offs are
-        no part of the policy. FlexAttention, which would compile for every length, leaves this to SDPA.
+        Of the model's ``generation_config`` only special tokens apply. SDPA replaces FlexAttention, which
+        would compile for every length.
         """
         was_training, own, attention = self.training, self.model.generation_config, self.attention
         special = {name: getattr(own, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}

@@ -1,4 +1,4 @@
-"""A frozen base whose linear layers are kept in 4 bits (QLoRA, arXiv 2305.14314), by bitsandbytes."""
+"""Frozen base with 4-bit linear layers (QLoRA, arXiv 2305.14314), by bitsandbytes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ AskedQuantization = Literal["4bit"]
 
 
 def check_quantization(asked: AskedQuantization | None) -> None:
-    """Looks for the package before anything is loaded.
-
-    Raises:
-        UserError: the option has another value, or bitsandbytes is not installed.
-    """
+    """Raise UserError for another value, or if bitsandbytes is not installed."""
     if asked not in (None, "4bit"):
         raise UserError(f"quantization is {asked}, but it must be 4bit, or null for none.")
     if asked is not None and find_spec("bitsandbytes") is None:
@@ -30,11 +26,7 @@ def check_quantization(asked: AskedQuantization | None) -> None:
 
 
 def quantization_options(dtype: torch.dtype) -> dict[str, Any]:
-    """What ``from_pretrained`` needs for NF4 with quantised scales, computed in ``dtype``.
-
-    The model lies where a plain one would, on torch's default device (under Lightning the trainer's own), and
-    not on the GPU that transformers would choose for it.
-    """
+    """Return ``from_pretrained`` options for NF4 with quantized scales, on torch's default device."""
     config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -45,15 +37,9 @@ def quantization_options(dtype: torch.dtype) -> dict[str, Any]:
 
 
 def prepare_quantized(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Lets the model's 4-bit layers compute in ``dtype``, forward and backward, whenever they are called.
+    """Make the 4-bit layers compute in ``dtype``, forward and backward.
 
-    Of PEFT's ``prepare_model_for_kbit_training`` nothing is needed. It casts norms, embeddings and head to
-    fp32, for training under autocast: here they are frozen in ``dtype`` as those of any base, transformers'
-    norms compute in fp32 by themselves, and the adapter is fp32 anyway. It lets the embeddings' output
-    require a gradient, for reentrant checkpoints: ours are not (``recompute_activations``).
-
-    Raises:
-        UserError: the model has no 4-bit layer, or one whose scales bitsandbytes confuses on a CPU.
+    With an fp32 adapter and non-reentrant checkpoints, PEFT's own preparation is unnecessary.
     """
     from bitsandbytes.nn import Linear4bit, Params4bit
 
@@ -62,20 +48,20 @@ def prepare_quantized(model: PreTrainedModel, dtype: torch.dtype) -> None:
         raise UserError(f"{type(model).__name__} has no layer to keep in 4 bits; set quantization to null.")
     for layer in layers:
         state = cast(Params4bit, layer.weight).quant_state
-        # Its AVX-512 code counts the scales by row, and rounds down where rows are no whole blocks.
+        # The AVX-512 kernel miscounts scales of rows that are not whole blocks.
         if layer.weight.device.type == "cpu" and state.shape[-1] % state.blocksize:
             raise UserError(
                 f"{type(model).__name__} has a layer of {state.shape[-1]} inputs, no multiple of "
                 f"{state.blocksize}, which bitsandbytes computes wrongly on CPUs; set quantization to null."
             )
-        # A model that was stored in 4 bits has its own dtypes, of the forward and of the backward pass.
+        # A model stored in 4 bits has its own compute dtypes.
         layer.compute_dtype, layer.compute_type_is_set = dtype, True
         state.dtype = dtype
-        # On CPUs with AVX512-BF16 a layer would pack its weights anew in the first pass in eval mode, for a
-        # product that has no gradient, and stay so in training.
+        # With AVX512-BF16, eval mode would repack weights for a kernel without gradient, and training would
+        # keep them.
         layer.support_avx512bf16_for_cpu = False
 
 
 def quantized_numerics(asked: AskedQuantization | None) -> dict[str, str]:
-    """For keys of kept values: how weights are rounded, and by what; nothing for a plain base."""
+    """Return cache-key entries for the quantization; empty without it."""
     return {} if asked is None else {"quantization": f"{asked}, bitsandbytes {version('bitsandbytes')}"}

@@ -1,4 +1,4 @@
-"""Self-check: on one real pair, which attention and token layout a model computes correctly."""
+"""Self-check of attention and token layout on one real pair."""
 
 from __future__ import annotations
 
@@ -28,44 +28,36 @@ from .attention import (
     plain_attention,
     use_attention,
 )
-from .logprobs import upcast
+from .chunked_log_probs import upcast
 from .lora import linear_names, lora_linears
-from .rows import Layout
+from .token_layout import Layout
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2}
-"""Accepted difference of a response's mean token log-probability, in nats, by the base's dtype."""
+"""Accepted difference of a response's mean token log-probability, in nats, by dtype."""
 GRADIENT_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.3}
-"""Accepted relative error of the gradient at the embeddings, by the base's dtype."""
+"""Accepted relative error of the gradient at the embeddings, by dtype."""
 CAUSAL_FACTOR = 10
-"""How many times ``TOLERANCE`` later tokens may change a prediction, since sizes round differently."""
+"""Multiple of ``TOLERANCE`` that later tokens may change a prediction by, since shapes round differently."""
 JUDGE_BYTES = 2**32
-"""What the attention weights that others are compared with may take."""
+"""Maximum bytes of the trusted attention weights."""
 
-Score = Callable[[Layout, PairBatch], LogProbs]
+PairScore = Callable[[Layout, PairBatch], LogProbs]
 
 
-# Lightning validates in inference mode, in which no gradient can be checked.
+# Lightning validates in inference mode, which has no gradient.
 @torch.inference_mode(False)
 @torch.no_grad()
 def choose_plan(
-    model: PreTrainedModel, asked: str, layout: AskedLayout, batch: PairBatch, score: Score, compiled: bool
+    model: PreTrainedModel,
+    asked: str,
+    layout: AskedLayout,
+    batch: PairBatch,
+    score: PairScore,
+    compiled: bool,
 ) -> AttentionPlan:
-    """Return the first of the possible ways that computes what the model's forward does on plain sequences.
+    """Return and activate the first plan that matches the model's own forward on the batch's longest pair.
 
-    The model uses its attention from then on. Values and gradient are checked, since a shape or a device may
-    have a right forward pass only, against torch's SDPA (or transformers' eager attention) without any kernel
-    made for the machine. Warns of what was tried and cannot be used.
-
-    Args:
-        model: with LoRA layers inside.
-        asked: ``attn_implementation``, or "auto".
-        layout: which one is asked for.
-        batch: the longest of its pairs is taken.
-        score: the policy's log-probabilities of pairs in a layout.
-        compiled: the layers go through torch.compile.
-
-    Raises:
-        UserError: no plan works with the attention that was asked for.
+    Values and gradients are compared with SDPA's plain kernel, since a kernel may be wrong in backward only.
     """
     own, name = attention_of(model), type(model).__name__
     trusted = own if own in PLAIN else plain_attention(model)
@@ -73,17 +65,17 @@ def choose_plan(
     check = _PairCheck(model, _checked_pair(batch, model, device), score)
     candidates, notes = attention_plans(model, asked, layout, device)
     was_training = model.training
-    model.train()  # as it is trained: gradient checkpoints are kept in this mode only, and no dropout is
+    model.train()  # as in training, where gradient checkpoints apply; there is no dropout
     try:
         use_attention(model, trusted)
         with ExitStack() as stack:
             stack.enter_context(sdpa_kernel(check.trusted_kernels()))
-            if compiled:  # or this kernel would stay in what is compiled
+            if compiled:  # or this kernel would be compiled in
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             truth = check.trusted()
         for plan, following in zip(candidates, [*candidates[1:], None], strict=True):
             fault = None if plan == AttentionPlan(trusted, "plain") else check.fault(plan, truth)
-            if any(map(is_sharded, model.parameters())):  # a plan of some ranks alone leaves others waiting
+            if any(map(is_sharded, model.parameters())):  # all ranks must agree on a plan
                 agreed = max_over_ranks(int(fault is not None), device)
                 fault = (fault or "it fails in another process") if agreed else None
             if fault is None:
@@ -104,14 +96,14 @@ def choose_plan(
 
 
 def _checked_pair(batch: PairBatch, model: PreTrainedModel, device: torch.device) -> PairBatch:
-    """The batch's longest pair, its prompt repeated until a response lies further from it than the window."""
+    """The batch's longest pair, its prompt repeated until it exceeds the sliding window."""
     config = model.config.get_text_config().to_dict()
     window, limit = config.get("sliding_window"), config.get("max_position_embeddings")
     longest = int((batch.segment_ids != Segment.PAD).sum(1).argmax())
     pair = batch[longest : longest + 1]
     segments, tokens = pair.segment_ids[0], pair.input_ids[0]
     prompt, chosen, rejected = (tokens[segments == s] for s in list(Segment)[1:])
-    # A window that no sequence can outgrow is no window.
+    # Ignores a window that no sequence can exceed.
     if window is not None and (limit is None or window < limit):
         prompt = prompt.repeat(max(1, -(-(window + 1) // len(prompt))))
     found = PairBatch.collate(pair.ids, *([part.tolist()] for part in (prompt, chosen, rejected)))
@@ -122,18 +114,12 @@ def _checked_pair(batch: PairBatch, model: PreTrainedModel, device: torch.device
 
 @dataclass
 class _PairCheck:
-    """What a model computes of one pair, in one way and another."""
-
     model: PreTrainedModel
     pair: PairBatch
-    score: Score
+    score: PairScore
 
     def trusted(self) -> tuple[Tensor, Tensor]:
-        """What the model's own forward computes; see ``_computed``. Warns of adapters that it never calls.
-
-        Raises:
-            UserError: it fails, or a token's prediction depends on later tokens.
-        """
+        """Return the values of the model's own forward; warn of adapters that it never calls."""
         model, name = self.model, type(self.model).__name__
         called: set[str] = set()
         layers = [(key.rpartition(".")[2], m) for key, m in model.named_modules() if isinstance(m, LoraLayer)]
@@ -145,7 +131,7 @@ class _PairCheck:
         try:
             truth = self._computed("plain")
             ahead = self._looks_ahead()
-        except Exception as failure:  # whatever a model's code raises
+        except Exception as failure:  # any error of a model's code
             if is_out_of_memory(failure) or isinstance(failure, torch.distributed.DistError):
                 raise
             said = (str(failure).strip().splitlines() or [""])[0].rstrip(".")
@@ -158,7 +144,7 @@ class _PairCheck:
         finally:
             for handle in handles:
                 handle.remove()
-        # Values that are no numbers are named where pairs are scored.
+        # NaN is reported where pairs are scored.
         if ahead > CAUSAL_FACTOR * TOLERANCE[model.dtype]:
             raise UserError(
                 f"{name} is not causal: its predictions change by {ahead:.1e} nats a token with the tokens "
@@ -172,7 +158,7 @@ class _PairCheck:
         return truth
 
     def trusted_kernels(self) -> list[SDPBackend]:
-        """SDPA's plain code; where its attention weights would be large, the next plainest kernel first."""
+        """Return SDPA's plain kernel; if its weights would be large, the next plainest first."""
         config = self.model.config.get_text_config()
         recomputed = any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules())
         layers = 1 if recomputed else config.num_hidden_layers
@@ -182,11 +168,11 @@ class _PairCheck:
         return [*([] if kept <= JUDGE_BYTES else [SDPBackend.EFFICIENT_ATTENTION]), SDPBackend.MATH]
 
     def fault(self, plan: AttentionPlan, truth: tuple[Tensor, Tensor]) -> str | None:
-        """What is wrong with a plan, if anything."""
+        """Return what is wrong with a plan, if anything."""
         try:
             use_attention(self.model, plan.attention)
             values, gradient = self._computed(plan.layout)
-        except Exception as failure:  # kernels and compilers have exceptions of their own
+        except Exception as failure:  # any error of kernels and compilers
             lines = str(failure).strip().splitlines() or [""]
             return f"it fails with {type(failure).__name__}: {lines[0]}"
         tokens = [int((self.pair.segment_ids == s).sum()) for s in (Segment.CHOSEN, Segment.REJECTED)]
@@ -197,7 +183,7 @@ class _PairCheck:
         return None if error <= GRADIENT_TOLERANCE[self.model.dtype] else f"its gradient is {error:.0%} off"
 
     def _looks_ahead(self) -> float:
-        """Mean change of the first half's log-probabilities, in nats, where the rest is cut off."""
+        """Mean change of the first half's log-probabilities, in nats, without the rest."""
         tokens = self.pair.input_ids[:, : int((self.pair.segment_ids <= Segment.CHOSEN).sum())]
         half = tokens.shape[1] // 2 + 1
         whole, part = (
@@ -209,14 +195,14 @@ class _PairCheck:
         return float((whole - part).abs().mean())
 
     def _computed(self, layout: Layout) -> tuple[Tensor, Tensor]:
-        """(2,) log-probabilities, and the gradient of a combination of them by token id, (V', H)."""
+        """(2,) log-probabilities, and their gradient by token id, (V', H)."""
         embedded: list[tuple[Tensor, Tensor]] = []
 
         def watch(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
             embedded.append((inputs[0], output.requires_grad_()))
-            return output.clone()  # some models scale it in place, which a leaf does not allow
+            return output.clone()  # some models scale it in place, which a leaf forbids
 
-        # At the embeddings, since an adapter that is off, or has not learned yet, has no gradient.
+        # At the embeddings: a new or disabled adapter has no gradient.
         handle = self.model.get_input_embeddings().register_forward_hook(watch)
         try:
             with torch.enable_grad():
@@ -225,7 +211,7 @@ class _PairCheck:
                 (gradient,) = torch.autograd.grad((found.chosen - 0.5 * found.rejected).sum(), states)
         finally:
             handle.remove()
-        # Tokens of a prompt occur once or twice by layout, and padding has no gradient.
+        # By token id, since layouts repeat prompt tokens differently.
         known = self.pair.input_ids.unique()
         place = torch.searchsorted(known, tokens.flatten()).clamp(max=len(known) - 1)
         rows = wide(gradient.flatten(0, 1))

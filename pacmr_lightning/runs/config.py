@@ -14,12 +14,15 @@ from lightning.pytorch.utilities import rank_zero_info
 from ..files import replacing
 from ..modules import PreferenceModule
 from ..modules.datamodule import datamodule
+from ..modules.sft import SFTModule
 from ..numerics import base_dtype, recomputes
 from .folder import CHECKPOINTS, CONFIG
-from .memory_estimate import GIB, step_bytes
+from .memory_estimate import GIB, sft_step_bytes, step_bytes
 
 FREE = 0.9
-"""Share of a GPU's free memory that a step's estimate may take; the rest is for what is not counted."""
+"""Share of a GPU's free memory that a step may be estimated to take; the rest is for what is not counted."""
+MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+"""Dtypes of the trainer's mixed precisions."""
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -28,30 +31,28 @@ class SaveRunConfig(SaveConfigCallback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Resolve ``gradient_checkpointing: auto`` by memory on a GPU, now that lengths are known."""
         device = trainer.strategy.root_device
-        if stage != "fit" or not isinstance(pl_module, PreferenceModule) or device.type != "cuda":
+        if stage != "fit" or not isinstance(pl_module, PreferenceModule | SFTModule) or device.type != "cuda":
             return
-        options = _policy_options(self.config)
+        options = _network_options(self.config)
         if options.get("gradient_checkpointing") != "auto":
             return
-        policy, data = pl_module.policy, datamodule(trainer)
-        # Not estimated: DeepSpeed's shards, and attention that keeps its scores.
+        policy = None if isinstance(pl_module, SFTModule) else pl_module.policy
+        # The parts that a model is cut into, and attention's scores where no kernel avoids them.
         others = {"DeepSpeed": isinstance(trainer.strategy, DeepSpeedStrategy)}
-        others["eager attention"] = policy.attn_implementation == "eager"
+        others["eager attention"] = policy is not None and policy.attn_implementation == "eager"
         if uncounted := [name for name, there in others.items() if there]:
-            options["gradient_checkpointing"] = policy.gradient_checkpointing = True
-            rank_zero_info(
-                f"gradient_checkpointing auto is true: a step's memory with {uncounted[0]} is not estimated."
-            )
-            return
-        pairs = pl_module.micro_batch_size or data.global_batch_size // trainer.world_size
-        prompt, response = data.train_pairs.longest()
-        needed = step_bytes(policy, pairs, prompt, response, trainer.world_size)
-        free, _ = torch.cuda.mem_get_info(device)
-        policy.gradient_checkpointing = options["gradient_checkpointing"] = needed > FREE * free
-        rank_zero_info(
-            f"gradient_checkpointing auto is {str(policy.gradient_checkpointing).lower()}: without it a step "
-            f"takes some {needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB of the GPU are free."
-        )
+            recompute, why = True, f"a step's memory with {uncounted[0]} is not estimated"
+        else:
+            needed, (free, _) = _step_bytes(pl_module, trainer), torch.cuda.mem_get_info(device)
+            recompute = needed > FREE * free
+            step = f"without it a step takes some {needed / GIB:.1f} GiB"
+            why = f"{step}, and {free / GIB:.1f} GiB of the GPU are free"
+        options["gradient_checkpointing"] = recompute
+        if policy is None:
+            pl_module.hparams["gradient_checkpointing"] = recompute
+        else:
+            policy.gradient_checkpointing = recompute
+        rank_zero_info(f"gradient_checkpointing auto is {str(recompute).lower()}: {why}.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file on rank 0."""
@@ -68,17 +69,34 @@ class SaveRunConfig(SaveConfigCallback):
                 temporary.write_text(text)
 
 
+def _step_bytes(module: PreferenceModule | SFTModule, trainer: Trainer) -> float:
+    data = datamodule(trainer)
+    if isinstance(module, SFTModule):
+        tokens, responses = data.longest()
+        return sft_step_bytes(
+            module.unbuilt(data.tokenizer),
+            rows=data.batch_size,
+            tokens=tokens,
+            responses=responses,
+            devices=trainer.world_size,
+            mixed=MIXED.get(trainer.precision),
+        )
+    pairs = module.micro_batch_size or data.global_batch_size // trainer.world_size
+    prompt, response = data.train_pairs.longest()
+    return step_bytes(module.policy, pairs, prompt, response, trainer.world_size)
+
+
 def resolve_auto(config: Namespace) -> None:
     """Replace "auto" in the configuration, since other machines will read the run."""
     model = config.model.get("init_args") or Namespace()
     policy = model.get("policy")
-    options = _policy_options(config) if policy else model
+    options = _network_options(config)
     lora = policy or model.get("lora")
     gpu = config.trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     chosen: dict[str, str | bool] = {}
     if options.get("dtype") == "auto":
         chosen["dtype"] = str(base_dtype("auto", gpu and bool(lora))).removeprefix("torch.")
-    if options.get("gradient_checkpointing") == "auto" and not (gpu and policy):  # else ``SaveRunConfig``
+    if options.get("gradient_checkpointing") == "auto" and not gpu:  # else ``SaveRunConfig``
         chosen["gradient_checkpointing"] = recomputes("auto", gpu)
     for name, value in chosen.items():
         options[name] = value
@@ -87,5 +105,8 @@ def resolve_auto(config: Namespace) -> None:
         rank_zero_info(f"auto is {named}, {'on a GPU' if gpu else 'without a GPU'}.")
 
 
-def _policy_options(config: Namespace) -> Namespace:
-    return config.model.init_args.policy.init_args
+def _network_options(config: Namespace) -> Namespace:
+    """The options of the policy, or of a module that has none, in which changes count."""
+    model = config.model.get("init_args") or Namespace()
+    policy = model.get("policy")
+    return policy.init_args if policy else model

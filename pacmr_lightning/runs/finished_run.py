@@ -27,7 +27,7 @@ NO_NOISE: dict[str, Any] = {"noise_rate": 0.0, "noise_rates": None, "noise": Non
 
 
 @dataclass
-class Run:
+class FinishedRun:
     """Files and configuration of a finished run, not loaded yet."""
 
     folder: str
@@ -87,7 +87,7 @@ class PreferenceData(Protocol):
         """Return what determines the pairs and their order."""
 
 
-def find_run(folder: str, checkpoint: str) -> Run:
+def find_run(folder: str, checkpoint: str) -> FinishedRun:
     """Return the run in a folder, with the named checkpoint; UserError if it is no preference run."""
     path = Path(folder) / CONFIG
     if not path.is_file():
@@ -121,11 +121,11 @@ def find_run(folder: str, checkpoint: str) -> Run:
             f"{found} is a folder, as sharding strategies write it; train with trainer.strategy ddp or auto "
             "to get a single file."
         )
-    return Run(folder, model, data, trainer, base, found)
+    return FinishedRun(folder, model, data, trainer, base, found)
 
 
-def load(
-    run: Run, augmentations: str | None = None, *, as_trained: bool = False
+def load_run(
+    run: FinishedRun, augmentations: str | None = None, *, as_trained: bool = False
 ) -> tuple[PreferenceModule, PreferenceData, int]:
     """Return the run's module with the checkpoint's adapter, its datamodule, and the policy's step.
 

@@ -10,6 +10,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -19,7 +20,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from ..policy import PolicyModel
 from ..policy.base_model import adapter_chain, recompute_activations
-from ..policy.logprobs import token_values
+from ..policy.chunked_log_probs import token_values, upcast
 
 GIB = 2**30
 FP32 = 4
@@ -165,6 +166,43 @@ def step_bytes(
         logit_chunk=policy.logit_chunk,
     )
     return held(model, 0, devices, activations + unpacked, base=base).device
+
+
+def sft_step_bytes(
+    model: PreTrainedModel | PeftModel,
+    *,
+    rows: int,
+    tokens: int,
+    responses: int,
+    devices: int,
+    mixed: torch.dtype | None,
+) -> float:
+    """Bytes that a step of supervised fine-tuning holds on each device if no activations are recomputed.
+
+    Args:
+        model: on the meta device; all weights that require a gradient are trained. It cannot be used again.
+        rows: of a batch.
+        tokens: of each row.
+        responses: tokens of each row that have a loss.
+        devices: number of processes; one, or DDP's.
+        mixed: dtype of the trainer's mixed precision, if it has one.
+    """
+    model.train()
+    with FakeTensorMode():
+        _replace_by_fake(model)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        inputs = torch.zeros(rows, tokens, dtype=torch.long)
+        predicted = torch.zeros(rows * responses, dtype=torch.long)
+        with LiveBytes(model) as live:
+            with torch.autocast("cpu", mixed, enabled=mixed is not None):
+                out = model(input_ids=inputs, attention_mask=torch.ones_like(inputs), use_cache=False)
+                logits = upcast(out.logits[predicted, predicted])
+                del out
+                loss = cross_entropy(logits, predicted, reduction="none").sum()
+            torch.autograd.grad(loss, trained)
+    held = sum(p.numel() * p.element_size() for p in model.parameters())
+    # AdamW's two moments, the gradients of the batches before, and what processes exchange them in.
+    return held + (4 if devices > 1 else 3) * FP32 * sum(p.numel() for p in trained) + live.peak
 
 
 def activation_bytes(

@@ -14,8 +14,8 @@ from ..meta_gradient import CleanPreference
 from ..modules import PreferenceModule
 from ..weighting import VNet, VNetWeighting
 from ..weighting.features import PAPER
-from .finished_run import NO_NOISE, Run
-from .hub import is_repository
+from .finished_run import NO_NOISE, FinishedRun
+from .hub_upload import is_repository
 
 _USE = """\
 ```python
@@ -80,7 +80,7 @@ def on_hub(name: str) -> bool:
 
 
 def model_card(
-    run: Run,
+    run: FinishedRun,
     module: PreferenceModule,
     step: int,
     summary: dict[str, Any] | None,
@@ -134,7 +134,7 @@ def model_card(
     return "\n\n".join([*sections, "## Versions", _versions(summary)]) + "\n"
 
 
-def _front_matter(run: Run, module: PreferenceModule, hub_base: str | None, merged: bool) -> str:
+def _front_matter(run: FinishedRun, module: PreferenceModule, hub_base: str | None, merged: bool) -> str:
     tags = ["lora", type(module.objective).__name__.lower()]
     if isinstance(module.weighting, VNetWeighting) and module.weighting.vnet.features == PAPER:
         tags.append("mwn-dpo" if isinstance(module.weighting.outer, CleanPreference) else "pacmr-dpo")
@@ -148,7 +148,7 @@ def _front_matter(run: Run, module: PreferenceModule, hub_base: str | None, merg
     ).to_yaml()
 
 
-def _data(run: Run, summary: dict[str, Any] | None) -> list[str]:
+def _data(run: FinishedRun, summary: dict[str, Any] | None) -> list[str]:
     def listed(values: dict[str, Any]) -> str:
         return "\n".join(f"- {key}: `{value}`" for key, value in public(values).items())
 
@@ -165,7 +165,7 @@ def _data(run: Run, summary: dict[str, Any] | None) -> list[str]:
     return found
 
 
-def weighting_settings(run: Run, module: PreferenceModule) -> dict[str, Any]:
+def weighting_settings(run: FinishedRun, module: PreferenceModule) -> dict[str, Any]:
     """Return the weighting's configuration, with its default classes."""
     parts = {name: getattr(module.weighting, name, None) for name in ("outer", "estimator")}
     classes = {name: {"class": type(part).__name__} for name, part in parts.items() if part is not None}
@@ -173,7 +173,7 @@ def weighting_settings(run: Run, module: PreferenceModule) -> dict[str, Any]:
     return {"class": type(module.weighting).__name__, **classes, **given}
 
 
-def _settings(run: Run, module: PreferenceModule) -> dict[str, Any]:
+def _settings(run: FinishedRun, module: PreferenceModule) -> dict[str, Any]:
     left_out = ("policy", "max_new_tokens", "micro_batch_size", "objective", "weighting", "method")
     model = {key: value for key, value in run.model["init_args"].items() if key not in left_out}
     lora = ("rank", "alpha", "target_modules", "lora_options", "dtype", "quantization")

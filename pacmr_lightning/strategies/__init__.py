@@ -1,4 +1,4 @@
-"""Trainer strategies for a LoRA policy: what Lightning's DeepSpeed strategy lacks, and ZeRO's parts."""
+"""Trainer strategies for a LoRA policy."""
 
 from .checks import check_adapter, check_precision, check_strategy
 from .deepspeed import LoraDeepSpeedStrategy, set_gradient

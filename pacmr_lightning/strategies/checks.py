@@ -1,4 +1,4 @@
-"""Which strategies train an adapter as it should be, and that it stays in fp32 under them."""
+"""Checks of strategies and of the adapter's precision."""
 
 from __future__ import annotations
 
@@ -13,23 +13,14 @@ from ..errors import UserError
 from .deepspeed import LoraDeepSpeedStrategy
 
 FULL = (torch.float32, torch.float64)
-"""Precisions in which small updates are not rounded away."""
+"""Precisions that keep small updates."""
 
 
 def check_strategy(strategy: Strategy, quantization: str | None = None) -> None:
-    """Refuse strategies under which the method's steps would go wrong.
-
-    Args:
-        strategy: the trainer's.
-        quantization: the policy's.
-
-    Raises:
-        UserError: the strategy cuts parameters into pieces that only it knows, or casts the adapter; its
-            precision is not one; or it cannot hold a quantised base.
-    """
+    """Raise UserError for strategies that shard or cast the adapter, or do not support ``quantization``."""
     if (precision := strategy.precision_plugin.precision) not in ("32-true", "64-true"):
-        # Autocast would be at work in some passes of an update and not in others: hooks take products of
-        # gradients outside of it, and the reference on disk is computed before it begins.
+        # Hooks compute products of gradients outside of autocast, and the cached reference is computed
+        # without it.
         raise UserError(
             f"trainer.precision is {precision}, under which an adapter is not trained as it should be; leave "
             "it at 32-true, and for half precision set the policy's dtype, the base's, to bfloat16."
@@ -43,8 +34,7 @@ def check_strategy(strategy: Strategy, quantization: str | None = None) -> None:
             "DeepSpeed."
         )
     if quantization and lora:
-        # Stage 3 would cut packed weights apart from their scales, of which it knows nothing; at 1 and 2
-        # an adapter saves nothing that counts, and nobody has looked whether the engine keeps 4 bits.
+        # Stage 3 would separate packed weights from their scales; stages 1 and 2 are untested with 4 bits.
         raise UserError(
             f"quantization is {quantization}, with which no stage of DeepSpeed (ZeRO-1, 2, 3) is used; "
             "set trainer.strategy to auto or ddp, or quantization to null."
@@ -52,11 +42,7 @@ def check_strategy(strategy: Strategy, quantization: str | None = None) -> None:
 
 
 def check_adapter(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Look at the trained parameters, by name, before the first step.
-
-    Raises:
-        UserError: the trainer's precision has turned them into half precision.
-    """
+    """Raise UserError if the trainer's precision cast a trained parameter to half precision."""
     for name, parameter in parameters.items():
         if parameter.dtype not in FULL:
             raise UserError(
@@ -68,13 +54,7 @@ def check_adapter(parameters: Mapping[str, nn.Parameter]) -> None:
 def check_precision(
     optimizer: Any, parameters: Mapping[str, nn.Parameter], gradient: Mapping[str, Tensor]
 ) -> None:
-    """Assert that the adapter, its gradient and the optimizer's state are in fp32, under any base.
-
-    Args:
-        optimizer: the trainer's, after its first step.
-        parameters: the trained parameters by name.
-        gradient: their gradient by name.
-    """
+    """Assert that parameters, gradient and state of a stepped optimizer are in fp32, by parameter name."""
     # DeepSpeed's wraps torch's.
     base = getattr(optimizer.optimizer, "optimizer", optimizer.optimizer)
     states = {

@@ -1,9 +1,8 @@
-"""What Lightning's DeepSpeed strategy lacks for a LoRA policy, and its form for CPUs.
+"""DeepSpeed strategy for a LoRA policy.
 
-Measured with Lightning 2.6 and DeepSpeed 0.19. The engine owns the policy's optimizer and may shard its
-state (ZeRO-1), its gradients (2) and all parameters (3); adapters stay fp32 over a base of any dtype. Its
-AdamW does not step the parameters but flat fp32 copies of this rank's parts of them, which at stages 1 and 2
-DeepSpeed maps to the parameters and back, and at stage 3 this file does.
+With Lightning 2.6 and DeepSpeed 0.19 the engine may shard the optimizer's state (ZeRO-1), gradients (2) and
+parameters (3). Its AdamW steps flat fp32 copies of this rank's parts of the parameters; DeepSpeed maps these
+at stages 1 and 2, this file at stage 3.
 """
 
 from __future__ import annotations
@@ -24,29 +23,27 @@ from ..errors import UserError
 from .sharding import is_sharded, whole
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""AdamW's state beside its step."""
+"""AdamW's state besides its step."""
 
 
 class _AsLoaded(DeepSpeedPrecision):
-    """Lightning's own casts the base too, to fp32."""
+    """Does not cast the base to fp32, as Lightning's does."""
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         return module
 
 
 class LoraDeepSpeedStrategy(DeepSpeedStrategy):
-    """Lightning's ``DeepSpeedStrategy`` for models of which an adapter is trained.
+    """Lightning's ``DeepSpeedStrategy`` for training an adapter, with the same arguments.
 
-    It takes the same arguments, and differs in this:
+    Differences:
 
-    * Checkpoints are those of every other strategy: one file with the trained parameters and AdamW's state,
-      whole and in fp32, written through the trainer's ``checkpoint_io``. A run can go on with another number
-      of processes, another stage, or without DeepSpeed.
-    * At stage 3 the base is loaded from its shards straight into partitions (transformers does it), and the
-      adapter is made outside, where its initialisation is kept.
-    * The adapter's precision is its own: a half-precision ``trainer.precision``, which would cast it, is
-      refused.
-    * It runs on CPUs too (gloo, any number of processes), for tests.
+    * A checkpoint is one file with trained parameters and AdamW's state, whole and in fp32, written through
+      ``checkpoint_io``. Another number of processes, stage or strategy can resume it.
+    * At stage 3 the base is loaded straight into partitions; the adapter is made outside, which keeps its
+      initialization.
+    * A half-precision ``trainer.precision`` is refused, since it would cast the adapter.
+    * It also runs on CPUs (gloo), for tests.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -55,7 +52,7 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        """The process's device; on CPUs with an index, which DeepSpeed asks for."""
+        """The process's device; on CPUs with an index, which DeepSpeed needs."""
         return torch.device("cpu", 0) if self._on_cpu else super().root_device
 
     @property
@@ -63,7 +60,7 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
         return isinstance(self.accelerator, CPUAccelerator)
 
     def setup_environment(self) -> None:
-        """Start the processes' group; Lightning's own refuses CPUs here."""
+        """Start the process group; Lightning's refuses CPUs."""
         if self._on_cpu:
             DDPStrategy.setup_environment(self)
         else:
@@ -76,18 +73,14 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
             return
         import deepspeed
 
-        # An optional kernel for CPUs that are one machine; building it takes a compiler and half a minute.
+        # An optional CPU kernel that takes a compiler and half a minute to build.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         reset_seed()
         self.set_world_ranks()
         self._init_deepspeed_distributed()
 
     def setup(self, trainer: Any) -> None:
-        """Build the engine.
-
-        Raises:
-            UserError: the trainer's precision would cast the adapter.
-        """
+        """Build the engine."""
         precision = self.precision_plugin.precision
         if precision != "32-true":
             raise UserError(
@@ -98,21 +91,18 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
         super().setup(trainer)
 
     def _init_config_if_needed(self) -> None:
-        # For DeepSpeed's log of throughput alone; Lightning would ask the loader's batch sampler, of which
-        # there is none.
+        # Used only in a log; Lightning would read it from the loader's batch sampler, which is missing.
         assert self.config is not None
         self.config.setdefault("train_micro_batch_size_per_gpu", 1)
         super()._init_config_if_needed()
-        # torch's AdamW also where the state is offloaded: it is an adapter's, and DeepSpeed's own needs a
-        # compiler.
+        # DeepSpeed's own offloaded AdamW needs a compiler.
         self.config.setdefault("zero_force_ds_cpu_optimizer", False)
 
     @contextmanager
     def model_sharded_context(self) -> Iterator[None]:
-        """While the model is made: tells transformers to load it into partitions at stage 3.
+        """Make transformers load the model into partitions at stage 3.
 
-        Not Lightning's own context, under which the adapter too would be made in partitions, and lose its
-        initialisation.
+        Lightning's own context would also partition the adapter, and lose its initialization.
         """
         self._init_config_if_needed()
         if self.zero_stage_3:
@@ -121,24 +111,22 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
             policy = getattr(self.lightning_module, "policy", None)
             half = policy is not None and policy.dtype == torch.bfloat16
             assert self.config is not None
-            # transformers holds it weakly, and asks it again when it generates.
+            # transformers holds it weakly, also for generation.
             self._hf_config = HfDeepSpeedConfig({**self.config, "bf16": {"enabled": half}})
         yield
 
     def teardown(self) -> None:
-        """Leave transformers as it was."""
+        """Restore transformers' state."""
         self._hf_config = None
         super().teardown()
 
-    # Checkpoints
-
     def lightning_module_state_dict(self) -> dict[str, Tensor]:
-        """The trained parameters, whole, on the CPU; of ranks other than 0 nothing is used."""
+        """Return the whole trained parameters on the CPU; only rank 0's result is used."""
         with whole(self._trained().values()):
             return {name: p.detach().cpu().clone() for name, p in self._trained().items()}
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """AdamW's ``state_dict`` as a single process has it, on the CPU; all ranks take part."""
+        """Return AdamW's single-process ``state_dict`` on the CPU; a collective call."""
         from deepspeed.utils import safe_get_full_optimizer_state
 
         trained, base = list(self._trained().values()), optimizer.optimizer
@@ -167,11 +155,11 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
 
     @property
     def lightning_restore_optimizer(self) -> bool:
-        """Lightning restores the optimizer, through ``load_optimizer_state_dict``."""
+        """True: Lightning calls ``load_optimizer_state_dict``."""
         return True
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Put the trained parameters, and the optimizer's copies of them, in their places."""
+        """Load the trained parameters and the optimizer's copies of them."""
         values = checkpoint["state_dict"]
         with whole(self._trained().values(), change=True):
             for name, p in self._trained().items():
@@ -181,7 +169,7 @@ class LoraDeepSpeedStrategy(DeepSpeedStrategy):
                 _set_part(optimizer, p, values[name])
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Cut AdamW's state, of whatever strategy, to this rank's part."""
+        """Load this rank's part of any strategy's AdamW state."""
         optimizers: list[Any] = self.optimizers
         trained = list(self._trained().values())
         for optimizer, saved in zip(optimizers, checkpoint["optimizer_states"], strict=True):
@@ -216,7 +204,7 @@ def _set_part(optimizer: Any, parameter: nn.Parameter, value: Tensor, key: str |
         else:
             safe_set_full_optimizer_state(parameter, value, key)
         return
-    # DeepSpeed's own setter wants a size that the ranks divide; the last part is padded where they do not.
+    # DeepSpeed's own setter needs a size divisible by the ranks; the last part is padded otherwise.
     part, _ = optimizer._get_fp32_opt_state_partition(parameter, True, key)
     padded = value.new_zeros(part.numel() * torch.distributed.get_world_size())
     padded[: value.numel()] = value.flatten()
@@ -224,7 +212,6 @@ def _set_part(optimizer: Any, parameter: nn.Parameter, value: Tensor, key: str |
 
 
 def _flat_parameters(optimizer: Any) -> list[Tensor]:
-    """This rank's fp32 parts of the trained parameters, which the engine's AdamW steps."""
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):
         return optimizer.fp32_partitioned_groups_flat
     return optimizer.single_partition_of_fp32_groups
@@ -233,20 +220,14 @@ def _flat_parameters(optimizer: Any) -> list[Tensor]:
 def set_gradient(
     strategy: Strategy, parameters: Mapping[str, nn.Parameter], gradient: Mapping[str, Tensor]
 ) -> None:
-    """Give the optimizer a gradient for its next step, whoever owns the optimizer.
-
-    Args:
-        strategy: the trainer's.
-        parameters: the trained parameters by name.
-        gradient: by name, whole, the same on all ranks.
-    """
+    """Set the optimizer's next gradient: whole, by name, the same on all ranks."""
     if not isinstance(strategy, LoraDeepSpeedStrategy):
         for name, parameter in parameters.items():
             parameter.grad = gradient[name]
         return
     module = strategy.lightning_module
     assert module is not None
-    # The engine takes gradients from its own backward only, so it gets a loss that has this one.
+    # The engine takes gradients only from its own backward, so use a loss with this gradient.
     with whole(parameters.values()):
         loss = sum((p * gradient[name]).sum() for name, p in parameters.items())
         assert isinstance(loss, Tensor)

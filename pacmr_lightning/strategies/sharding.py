@@ -1,4 +1,4 @@
-"""Reading and writing parameters that DeepSpeed's ZeRO-3 keeps in parts, one on each rank."""
+"""Access to parameters sharded by DeepSpeed's ZeRO-3."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from torch import nn
 
 
 def is_sharded(parameter: nn.Parameter) -> TypeGuard[Any]:
-    """Whether this rank holds a part of the parameter only, which then has DeepSpeed's own attributes."""
+    """True if this rank holds only a part, with DeepSpeed's attributes."""
     return hasattr(parameter, "ds_id")
 
 
 def whole(parameters: Iterable[nn.Parameter], change: bool = False) -> AbstractContextManager[None]:
-    """Inside, the parameters are whole; all ranks enter together. Does nothing without ZeRO-3.
+    """Gather the parameters inside; all ranks enter together. Does nothing without ZeRO-3.
 
-    Args:
-        parameters: those to gather, the others stay as they are.
-        change: what rank 0 has at the end is cut into the parts again; else changes are lost.
+    With ``change``, rank 0's values are sharded again at the end; otherwise changes are lost.
     """
     sharded = [p for p in parameters if is_sharded(p)]
     if not sharded:

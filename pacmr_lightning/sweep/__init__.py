@@ -1,1 +1,1 @@
-"""Sweeps: methods x noise rates x options x seeds as separate runs, and the tables and figures of them."""
+"""Sweeps over methods, noise rates, options and seeds, with tables and figures."""

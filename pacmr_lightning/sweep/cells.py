@@ -1,4 +1,4 @@
-"""The cells of a sweep: each is one ``pacmr fit`` in its own folder."""
+"""Cells of a sweep: each is one ``pacmr fit`` in its own folder."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from .spec import Sweep, SweptMethod
 
 @dataclass(frozen=True)
 class Cell:
-    """One run."""
+    """One run of a sweep."""
 
     method: str
     noise: float
     seed: int
     variation: dict[str, Any]
-    """The value of each option that the method varies."""
+    """Values of the method's varied options."""
     folder: Path
-    """``<method>-noise<percent>[-<option><value>]-seed<k>`` in the sweep's."""
+    """``<method>-noise<percent>[-<option><value>]-seed<k>`` in the sweep's folder."""
     configs: list[str]
     options: list[str]
     after: Path | None
-    """Folder of the cell that has to be done first."""
+    """Folder of the cell to run first."""
     first: list[str]
-    """Arguments of the ``pacmr`` command before the run, if any."""
+    """Arguments of a ``pacmr`` command to run first, if any."""
 
     @property
     def name(self) -> str:
-        """That of its folder."""
+        """Name of the folder."""
         return self.folder.name
 
     @property
@@ -48,16 +48,14 @@ class Cell:
         return ["fit", *configs, *self.options, "--trainer.default_root_dir", str(self.folder)]
 
     def __str__(self) -> str:
-        """What tells the cell from all others."""
         varied = "".join(f", {option} = {value}" for option, value in self.variation.items())
         return f"({self.method}, noise rate {self.noise}{varied}, seed {self.seed})"
 
 
 def cells(sweep: Sweep) -> list[Cell]:
-    """All cells: seed by seed, so that a sweep that is stopped has whole seeds.
+    """Return all cells, seed by seed, so that a stopped sweep has whole seeds.
 
-    Raises:
-        UserError: two cells would be the same run, or have the same folder.
+    Raises UserError if two cells are the same run or share a folder.
     """
     found = [
         _cell(sweep, name, method, noise, seed, dict(zip(method.vary, values, strict=True)))
@@ -90,7 +88,6 @@ def _cell(
     folder = _folder(sweep, name, noise, seed, variation)
 
     def text(value: Any) -> str:
-        """As a word of the command line."""
         if not isinstance(value, str):
             return json.dumps(value)
         known = {"seed": seed, "noise": f"{noise:g}", "folder": folder} | ({"after": after} if after else {})
@@ -98,7 +95,7 @@ def _cell(
             value = value.replace(f"{{{key}}}", str(word))
         return value
 
-    # The command line takes the last of several values.
+    # The last of several values wins.
     given = [("model.method", name), *sweep.options.items(), *method.options.items(), *variation.items()]
     config = method.config or name
     file = config if config.endswith((".yaml", ".yml")) else f"configs/methods/{config}.yaml"
@@ -121,16 +118,12 @@ def _folder(sweep: Sweep, name: str, noise: float, seed: int, variation: dict[st
 
 
 def short_name(option: str) -> str:
-    """``tau`` of ``model.weighting.outer.tau``."""
+    """Return the last part, such as ``tau`` of ``model.weighting.outer.tau``."""
     return option.rpartition(".")[2]
 
 
 def config_contents(cell: Cell) -> dict[str, Any]:
-    """What the cell's config files say, by path.
-
-    Raises:
-        UserError: one of them cannot be read.
-    """
+    """Return the contents of the cell's config files by path."""
     found = {}
     for path in cell.configs:
         try:
@@ -145,5 +138,4 @@ def config_contents(cell: Cell) -> dict[str, Any]:
 
 @lru_cache
 def _yaml(path: Path, changed: int) -> Any:
-    """Read once for all cells, until it changes."""
     return yaml.safe_load(path.read_text(encoding="utf-8"))

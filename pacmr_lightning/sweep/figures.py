@@ -1,4 +1,4 @@
-"""The measures of a sweep over noise rates, and over an option that a method varies."""
+"""Figures of a sweep's measures over noise rates and varied options."""
 
 from __future__ import annotations
 
@@ -15,38 +15,32 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..files import save_figure
-from .results import GREEK, MEASURES, columns, means
+from .results import GREEK, MEASURES, option_columns, seed_means
 from .spec import Sweep
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Of Okabe and Ito, which the colour-blind can tell apart; yellow, too faint for lines, is left out."""
+"""Colour-blind safe (Okabe and Ito), without yellow, which is too faint for lines."""
 MARKERS = "osD^vP*X"
 LEGEND = "share of flipped labels (mean ± standard error over seeds)"
 
 
 def draw_all(sweep: Sweep, frame: pd.DataFrame, folder: Path) -> None:
-    """Writes every figure as .png and .pdf.
-
-    Args:
-        sweep: says which methods vary what.
-        frame: rows of ``results.results``.
-        folder: where to write.
-    """
-    numbers = means(frame)
-    save(draw_noise(frame, numbers), folder / "noise-rates")
+    """Write every figure as .png and .pdf into a folder; ``frame`` is from ``results.results``."""
+    numbers = seed_means(frame)
+    save_png_and_pdf(draw_noise(frame, numbers), folder / "noise-rates")
     if frame[["gold_reward", "val_accuracy"]].notna().all(axis=1).any():
-        save(draw_both(frame, numbers), folder / "reward-and-accuracy")
-    names = columns(sweep)
+        save_png_and_pdf(draw_both(frame, numbers), folder / "reward-and-accuracy")
+    names = option_columns(sweep)
     for name, method in sweep.methods.items():
         part = frame[frame["method"].eq(name)]
         options = [names[option] for option, values in method.vary.items() if len(values) > 1]
         if len(options) == 1 and len(part):
             figure = draw_option(part, numbers, options[0], method.label or name)
-            save(figure, folder / f"{name}-{options[0]}")
+            save_png_and_pdf(figure, folder / f"{name}-{options[0]}")
 
 
 def draw_noise(frame: pd.DataFrame, numbers: pd.DataFrame) -> Figure:
-    """Methods in rows, a panel a measure, and a mark with its standard error for each noise rate."""
+    """Draw methods in rows, a panel per measure, and mean ± standard error per noise rate."""
     measures = _drawn(numbers)
     rows = frame.drop_duplicates("row").sort_values("bound", kind="stable")["row"].tolist()
     rates = sorted(frame["noise"].unique())
@@ -69,7 +63,7 @@ def draw_noise(frame: pd.DataFrame, numbers: pd.DataFrame) -> Figure:
 
 
 def draw_both(frame: pd.DataFrame, numbers: pd.DataFrame) -> Figure:
-    """Gold reward against validation accuracy, a panel a noise rate: better is up and to the right."""
+    """Draw gold reward against validation accuracy, a panel per noise rate."""
     rows = frame.drop_duplicates("row").sort_values("bound", kind="stable")
     rates = sorted(frame["noise"].unique())
     figure, axes = _panels(len(rates), width=2.9, height=2.9, sharey=True)
@@ -92,7 +86,7 @@ def draw_both(frame: pd.DataFrame, numbers: pd.DataFrame) -> Figure:
 
 
 def draw_option(part: pd.DataFrame, numbers: pd.DataFrame, option: str, method: str) -> Figure:
-    """The measures of one method over the values of an option, a line for each noise rate."""
+    """Draw one method's measures over an option's values, a line per noise rate."""
     rows = part.drop_duplicates("row")
     numeric = pd.api.types.is_numeric_dtype(rows[option])
     places = rows[option] if numeric else range(len(rows))
@@ -114,29 +108,27 @@ def draw_option(part: pd.DataFrame, numbers: pd.DataFrame, option: str, method: 
 
 
 def _at(numbers: pd.DataFrame, measure: str, rate: float) -> pd.DataFrame:
-    """The numbers of a measure at a noise rate, by row."""
     return numbers[numbers["measure"].eq(measure) & numbers["noise"].eq(rate)].set_index("row")
 
 
 def _style(place: int, label: str) -> dict[str, Any]:
-    """Colour and marker of the so-many-th line."""
     own = {"color": COLORS[place % len(COLORS)], "marker": MARKERS[place % len(MARKERS)]}
     return {**own, "ms": 4, "label": label}
 
 
 def _drawn(numbers: pd.DataFrame) -> list[str]:
-    """The measures with numbers; the win-score says more than the win rate, which counts ties as losses."""
+    """Measures with numbers, except the win rate: the win-score counts ties."""
     known = set(numbers["measure"])
     return [name for name in MEASURES if name in known and name != "win_rate"]
 
 
 def _panels(count: int, width: float, height: float, sharey: bool = False) -> tuple[Figure, list[Axes]]:
-    """A figure with so many axes, three in a line."""
-    columns = min(3, count)
-    lines = -(-count // columns)
-    size = 0.8 + width * columns, 0.6 + height * lines
+    """A figure with ``count`` axes, three in a line."""
+    option_columns = min(3, count)
+    lines = -(-count // option_columns)
+    size = 0.8 + width * option_columns, 0.6 + height * lines
     figure, axes = plt.subplots(
-        lines, columns, figsize=size, sharey=sharey, squeeze=False, layout="constrained"
+        lines, option_columns, figsize=size, sharey=sharey, squeeze=False, layout="constrained"
     )
     for axis in axes.flat[count:]:
         axis.remove()
@@ -148,7 +140,7 @@ def _legend(figure: Figure, axis: Axes, title: str) -> None:
     figure.legend(handles, labels, title=title, loc="outside upper center", ncols=len(labels), frameon=False)
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Writes a figure as .png and .pdf, and forgets it; ``path`` has no ending."""
+def save_png_and_pdf(figure: Figure, path: Path) -> None:
+    """Save a figure as .png and .pdf, and close it; ``path`` has no ending."""
     save_figure(figure, path)
     plt.close(figure)

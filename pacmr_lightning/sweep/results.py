@@ -1,4 +1,4 @@
-"""The numbers of a sweep's finished cells, and their means and differences over seeds."""
+"""Results of a sweep's finished cells, with means and differences over seeds."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from .spec import Sweep
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a finished run."""
+    """A result of a run."""
 
     heading: str
     digits: int
-    """After the point."""
     of: Callable[[dict[str, Any]], float | None] | None = None
-    """From the summary; None: from a comparison with the anchor's samples."""
+    """Getter from the summary; None for comparisons with the anchor's samples."""
 
 
 MEASURES = {
@@ -40,41 +39,34 @@ MEASURES = {
     "flip_auroc": Measure("Flip AUROC of g", 3, itemgetter("flip_auroc")),
     "flip_auroc_u": Measure("Flip AUROC of u", 3, itemgetter("flip_auroc_u")),
 }
-"""Numbers of which more is better."""
+"""Measures to maximize."""
 KL = {"sequence_kl": Measure("Sequence KL", 2, lambda s: s["metrics"].get("val/sequence_kl"))}
 WEIGHTS = {
     f"weight_mean_{kind}": Measure(f"Mean weight ({kind})", 3, itemgetter(f"weight_mean_{kind}"))
     for kind in ("unflipped", "flipped")
 }
-"""Numbers of which more is not better, with ``KL``."""
+"""Measures without a direction, with ``KL``."""
 NUMBERS = MEASURES | KL | WEIGHTS
 GREEK = {"tau": "τ", "beta": "β", "epsilon": "ε"}
-"""Options as tables and figures call them."""
 TAKEN = ("row", "method", "noise", "seed", "task", "bound", "value", *NUMBERS)
-"""Columns that are no option's; pandas' ``melt`` refuses a frame that has its "value" already."""
+"""Columns that are no option's; "value" is reserved by pandas' ``melt``."""
 
 
-def columns(sweep: Sweep) -> dict[str, str]:
-    """The column of each varied option: its last word, or all of it where another column has that word."""
+def option_columns(sweep: Sweep) -> dict[str, str]:
+    """Return the column of each varied option: its last word, or its full name if that is taken."""
     options = dict.fromkeys(option for method in sweep.methods.values() for option in method.vary)
     words = Counter(map(short_name, options))
     return {o: o if words[short_name(o)] > 1 or short_name(o) in TAKEN else short_name(o) for o in options}
 
 
 def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
-    """One row a finished cell.
+    """Return one row per finished cell, by method in the sweep's order.
 
-    Args:
-        sweep: where labels come from.
-        done: cells that are finished, at least one.
-
-    Returns:
-        By method in the sweep's order: ``row`` (the method's label, with the values of what it varies),
-        ``method``, ``noise``, ``seed``, ``task``, ``bound``, the ``columns`` of varied options, and those
-        of ``NUMBERS`` (NaN where unknown).
+    Columns: ``row`` (the method's label with varied values), ``method``, ``noise``, ``seed``, ``task``,
+    ``bound``, the ``columns`` of varied options, and ``NUMBERS`` (NaN if unknown).
     """
     rows = []
-    names = columns(sweep)
+    names = option_columns(sweep)
     rewards = {_key(cell, cell.method, cell.variation): _sampled_rewards(cell) for cell in done}
     shared = sweep.methods[sweep.anchor].vary if sweep.anchor else {}
     for cell in done:
@@ -83,9 +75,9 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
         row |= {"task": summary["task"], "bound": sweep.methods[cell.method].bound}
         row |= {names[option]: value for option, value in cell.variation.items()}
         row |= {name: measure.of(summary) for name, measure in NUMBERS.items() if measure.of}
-        if summary["flip_auroc"] is None:  # all weights are the same
+        if summary["flip_auroc"] is None:  # all weights are equal
             row |= dict.fromkeys([*WEIGHTS, "weight_gap"])
-        # The anchor's cell of the same noise rate and seed, and the same values of what it varies itself.
+        # The anchor's cell with the same noise rate, seed and shared varied values.
         anchor = _key(cell, sweep.anchor, {option: cell.variation.get(option) for option in shared})
         own = _key(cell, cell.method, cell.variation)
         row |= _wins(rewards[own], None if anchor == own else rewards.get(anchor))
@@ -96,10 +88,10 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
 
 
 def row_label(sweep: Sweep, cell: Cell) -> str:
-    """The method's label, with the values of what it varies."""
+    """Return the method's label with its varied values."""
     method = sweep.methods[cell.method]
     several = [option for option, values in method.vary.items() if len(values) > 1]
-    names = [columns(sweep)[option] for option in several]
+    names = [option_columns(sweep)[option] for option in several]
     values = [cell.variation[option] for option in several]
     words = [f"{GREEK.get(name, name)} = {value}" for name, value in zip(names, values, strict=True)]
     return ", ".join([method.label or cell.method, *words])
@@ -110,7 +102,7 @@ def _key(cell: Cell, method: str | None, variation: dict[str, Any]) -> tuple[str
 
 
 def _sampled_rewards(cell: Cell) -> np.ndarray | None:
-    """(S,) gold rewards of the responses that the run's policy sampled, prompt by prompt."""
+    """(S,) gold rewards of the run's sampled responses, prompt by prompt."""
     path = cell.folder / SAMPLES
     if not path.exists():
         return None
@@ -119,39 +111,24 @@ def _sampled_rewards(cell: Cell) -> np.ndarray | None:
 
 
 def _wins(own: np.ndarray | None, anchor: np.ndarray | None) -> dict[str, float | None]:
-    """Win rate, and win-score = 1 + (wins - losses) / comparisons (paper, appendix E), by the gold reward."""
+    """Win rate, and win-score = 1 + (wins - losses) / comparisons (paper, appendix E), by gold reward."""
     if own is None or anchor is None or len(own) != len(anchor):
         return {"win_rate": None, "win_score": None}
     score = 1 + float(np.mean(np.sign(own - anchor)))
     return {"win_rate": 100 * float(np.mean(own > anchor)), "win_score": score}
 
 
-def means(frame: pd.DataFrame) -> pd.DataFrame:
-    """Mean and standard error over seeds.
-
-    Args:
-        frame: rows of ``results``.
-
-    Returns:
-        Rows ``row, noise, measure, mean, stderr, seeds``; the standard error is NaN for one seed.
-    """
+def seed_means(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return mean and standard error (NaN for one seed) over seeds of ``results`` rows."""
     long = frame.melt(["row", "noise"], list(NUMBERS), "measure", "value").dropna(subset="value")
     groups = long.groupby(["row", "noise", "measure"], sort=False)["value"]
     return groups.agg(mean="mean", stderr="sem", seeds="count").reset_index()
 
 
 def differences(frame: pd.DataFrame) -> pd.DataFrame:
-    """How much better one row is than another, seed by seed.
+    """Return mean paired differences over seeds, ``first`` minus ``second``, of all ordered pairs of rows.
 
-    Two cells of one seed and one noise rate have the same wrong labels and the same order of pairs, so what
-    they share drops out.
-
-    Args:
-        frame: rows of ``results``.
-
-    Returns:
-        Rows ``measure, noise, first, second, mean, stderr, seeds`` of first minus second, for all ordered
-        pairs of rows with a seed in common.
+    Cells with the same seed and noise rate share wrong labels and order, so these effects cancel.
     """
     found = []
     long = frame.melt(["row", "noise", "seed"], list(MEASURES), "measure", "value").dropna(subset="value")
@@ -161,5 +138,5 @@ def differences(frame: pd.DataFrame) -> pd.DataFrame:
             gaps = (by_seed[first] - by_seed[second]).dropna()
             if len(gaps):
                 found.append((measure, noise, first, second, gaps.mean(), gaps.sem(), len(gaps)))
-    columns = ["measure", "noise", "first", "second", "mean", "stderr", "seeds"]
-    return pd.DataFrame(found, columns=columns)
+    option_columns = ["measure", "noise", "first", "second", "mean", "stderr", "seeds"]
+    return pd.DataFrame(found, columns=option_columns)

@@ -1,4 +1,4 @@
-"""Runs the cells that are left, several at once; one that dies does not take the others down."""
+"""Runs cells in parallel; a failing cell does not stop the others."""
 
 from __future__ import annotations
 
@@ -19,17 +19,8 @@ from .cells import Cell
 from .spec import Sweep
 
 
-def run(sweep: Sweep, left: Sequence[Cell], done: int) -> None:
-    """Prepares what has to be there, and runs the cells; each leaves its exit status in its folder.
-
-    Args:
-        sweep: says how many at once, and on what.
-        left: the cells to run.
-        done: cells that are done already, for the progress.
-
-    Raises:
-        UserError: another process runs this sweep, a preparation failed, or there are too few GPUs.
-    """
+def run_all(sweep: Sweep, left: Sequence[Cell], done: int) -> None:
+    """Run the preparations and the cells that are left; ``done`` is the number of finished cells."""
     slots = _slots(sweep)
     os.environ["OMP_NUM_THREADS"] = str(sweep.threads)  # read by each process when it imports torch
     waiting, failed = list(left), 0
@@ -37,7 +28,7 @@ def run(sweep: Sweep, left: Sequence[Cell], done: int) -> None:
     with _only_one(Path(sweep.output)):
         _prepare(sweep)
         try:
-            # In a log a line for each cell stands in place of the bar.
+            # In a log, one line per cell replaces the bar.
             with tqdm(total=done + len(left), initial=done, unit="cell", disable=None) as bar:
                 while running or any(map(state.ready, waiting)):
                     while slots and (cell := next(filter(state.ready, waiting), None)):
@@ -55,13 +46,13 @@ def run(sweep: Sweep, left: Sequence[Cell], done: int) -> None:
                             waiting.insert(0, cell)
                             continue
                         bar.update()
-                        if state.state(cell) == "failed":
+                        if state.state_of(cell) == "failed":
                             failed += 1
                             tqdm.write(f"{cell.name} failed: {state.reason(cell)}")
                         elif bar.disable:
                             print(f"{cell.name} done")
             for cell in waiting:
-                assert cell.after is not None  # otherwise it would have run
+                assert cell.after is not None
                 print(f"{cell.name} was not run: {cell.after.name} failed")
         finally:
             for process in running:
@@ -69,7 +60,6 @@ def run(sweep: Sweep, left: Sequence[Cell], done: int) -> None:
 
 
 def _gpus() -> list[str]:
-    """The GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
     import torch
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -77,7 +67,7 @@ def _gpus() -> list[str]:
 
 
 def _slots(sweep: Sweep) -> list[str | None]:
-    """For each cell that runs at once, the GPUs that it sees."""
+    """Visible GPUs of each parallel cell."""
     if not sweep.devices:
         return [None] * sweep.jobs
     needed, gpus = sweep.jobs * sweep.devices, _gpus()
@@ -111,7 +101,7 @@ def _prepare(sweep: Sweep) -> None:
 
 @contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
-    """Two sweeps in one folder would run the same cells."""
+    """Lock the folder against a second sweep."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as file:
         try:

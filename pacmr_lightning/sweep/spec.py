@@ -1,4 +1,4 @@
-"""What a sweep file may say."""
+"""Dataclasses of a sweep file."""
 
 from __future__ import annotations
 
@@ -19,33 +19,31 @@ T = TypeVar("T")
 
 @dataclass
 class SweptMethod:
-    """A row of the tables."""
+    """A method of a sweep, one row of its tables."""
 
     config: str | None = None
     """Name of a file in ``configs/methods``, or a path; None: the file with the method's own name."""
     label: str | None = None
-    """What tables and figures call it; None: its name."""
+    """Name in tables and figures; None: the method's name."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of ``pacmr fit`` and their values, after those of the sweep."""
     vary: dict[str, list[Any]] = field(default_factory=dict)
-    """Options and the values that each of them takes in turn: every combination is a cell."""
+    """Options and their values; every combination is a cell."""
     after: str | None = None
-    """A method above this one, whose cell of the same noise rate and seed has to be done first; in options
-    and in ``first``, ``{after}`` stands for that cell's folder."""
+    """A method above this one, whose cell of the same noise rate and seed must be done first. In options and
+    ``first``, ``{after}`` stands for that cell's folder."""
     first: str | None = None
-    """Arguments of a ``pacmr`` command that each cell runs before its ``pacmr fit``; for what it writes,
-    ``{folder}`` stands for the cell's own folder."""
+    """Arguments of a ``pacmr`` command to run before each ``pacmr fit``; ``{folder}`` is the cell's."""
     bound: bool = False
-    """Whether it uses what no method can know: listed last in tables, and never the best."""
+    """True if it uses information that no method has: last in tables, and never the best."""
 
 
 @dataclass
 class Preparation:
-    """What has to be there before the cells run, such as the model after SFT."""
+    """A requirement of the cells, such as the model after SFT."""
 
     output: str
-    """File or folder that it makes; where that exists, nothing is done. With ``{seed}`` in it there is one
-    for each seed."""
+    """File or folder that it makes; skipped if it exists. With ``{seed}`` in it, one per seed."""
     command: str
     """Arguments of ``pacmr``."""
 
@@ -54,39 +52,38 @@ class Preparation:
 class Sweep:
     """Methods x noise rates x varied options x seeds.
 
-    Paths are relative to the working directory, as in ``pacmr fit --config``. In the values of options,
-    ``{seed}``, ``{noise}`` and ``{folder}`` stand for the cell's.
+    Paths are relative to the working directory. In values of options, ``{seed}``, ``{noise}`` and
+    ``{folder}`` stand for the cell's.
     """
 
     base: list[str]
-    """Config files that every cell begins with; later ones win, and a method's file comes after them."""
+    """Config files of every cell; later ones win, and a method's file comes last."""
     methods: dict[str, SweptMethod]
-    """By name, which is also the method's label in a run's summary."""
+    """By name, which is the method's label in a run's summary."""
     noise_rates: list[float]
-    """Shares of labels to flip, in [0, 1)."""
+    """Noise rates, in [0, 1)."""
     seeds: list[int]
-    """One run each."""
     output: str
-    """Folder of the cells; sweeps that name the same one share the cells that they have in common."""
+    """Folder of the cells; sweeps with the same folder share common cells."""
     report: str | None = None
-    """Folder of the tables and figures; None: that of the cells."""
+    """Folder of tables and figures; None: that of the cells."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of ``pacmr fit`` and their values, for every cell."""
     prepare: list[Preparation] = field(default_factory=list)
-    """What has to be there first, in this order."""
+    """Requirements, in order."""
     anchor: str | None = "dpo"
-    """Method that the others are compared with; None: no such comparison."""
+    """Method that others are compared with; None for no comparison."""
     comparisons: dict[str, list[str]] = field(default_factory=dict)
-    """Further tables of some methods only, by name."""
+    """Further tables of some methods, by name."""
     jobs: int = 1
-    """Cells that run at once."""
+    """Parallel cells."""
     threads: int = 1
-    """CPU threads of each of them."""
+    """CPU threads per cell."""
     devices: int = 0
-    """GPUs of each of them."""
+    """GPUs per cell."""
 
     def preparations(self) -> list[Preparation]:
-        """``prepare`` with the seeds put in."""
+        """Return ``prepare`` with the seeds filled in."""
         return [
             Preparation(*(word.replace("{seed}", str(seed)) for word in (entry.output, entry.command)))
             for entry in self.prepare
@@ -95,20 +92,12 @@ class Sweep:
 
 
 def read_sweep(path: str, jobs: int | None = None) -> Sweep:
-    """The sweep that a YAML file describes.
-
-    Args:
-        path: the file.
-        jobs: cells that run at once, instead of the file's number.
-
-    Raises:
-        UserError: the file cannot be read, or a key or a value in it is wrong.
-    """
+    """Read a sweep from a YAML file; ``jobs`` replaces the file's number."""
     return sweep_of(read_yaml(path), path, jobs)
 
 
 def read_yaml(path: str) -> dict[str, Any]:
-    """The keys and values of a sweep file, methods without settings as empty ones."""
+    """Return the contents of a sweep file, with empty settings as ``{}``."""
     try:
         found = yaml.safe_load(Path(resolved(path)).read_text(encoding="utf-8"))
     except OSError as error:
@@ -123,7 +112,7 @@ def read_yaml(path: str) -> dict[str, Any]:
 
 
 def sweep_of(found: Any, path: str, jobs: int | None) -> Sweep:
-    """The sweep that is written in a file; see ``read_sweep``."""
+    """Return the checked sweep of a file's contents."""
     sweep = parsed(Sweep, found, path)
     sweep.jobs = sweep.jobs if jobs is None else jobs
     _check_values(sweep, path)
@@ -131,11 +120,7 @@ def sweep_of(found: Any, path: str, jobs: int | None) -> Sweep:
 
 
 def parsed(kind: type[T], found: Any, place: str) -> T:
-    """An object of a dataclass from keys and values.
-
-    Raises:
-        UserError: a key is unknown, or a value has another type; ``place`` stands before it.
-    """
+    """Return a dataclass from keys and values; errors begin with ``place``."""
     _check_keys(kind, found, place)
     if isinstance(methods := found.get("methods"), dict):
         for name, settings in methods.items():
@@ -149,7 +134,6 @@ def parsed(kind: type[T], found: Any, place: str) -> T:
 
 
 def _check_keys(kind: type, found: Any, place: str) -> None:
-    """jsonargparse overlooks keys that it does not know in an object."""
     names = [entry.name for entry in fields(kind)]
     if not isinstance(found, dict):
         raise UserError(f"{place}: expected keys and values, but got {found!r}.")

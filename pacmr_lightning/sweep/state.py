@@ -1,4 +1,4 @@
-"""What a cell's folder says of it: done, failed, or still to run."""
+"""State of a cell, kept in its folder."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from ..runs.folder import CHECKPOINTS, CONFIG, SUMMARY
 from .cells import Cell, config_contents
 
 RECORD = "cell.json"
-"""File of a cell's arguments, of its configs' contents, and of its exit status."""
+"""Arguments, config contents and exit status of a cell."""
 LOG = "log.txt"
-"""File of a cell's output."""
+"""Output of a cell."""
 
 State = Literal["done", "failed", "waiting"]
 
 
-def state(cell: Cell) -> State:
-    """Failed is a cell that ended without its summary; one that was interrupted waits.
+def state_of(cell: Cell) -> State:
+    """Return a cell's state: failed if it ended without a summary; interrupted cells wait.
 
-    Raises:
-        UserError: the folder holds a run with other arguments or other configs.
+    Raises UserError if the folder holds a run with other arguments or configs.
     """
     if not any((cell.folder / name).exists() for name in (RECORD, CONFIG)):
         return "waiting"
@@ -43,10 +42,7 @@ def state(cell: Cell) -> State:
 
 
 def prepare(cell: Cell) -> list[list[str]]:
-    """Makes the cell's folder ready for a run that starts, or goes on; returns the commands to run.
-
-    A run that was interrupted before its first checkpoint starts anew.
-    """
+    """Prepare the cell's folder and return the commands to run; it resumes only from a checkpoint."""
     goes_on = (cell.folder / CHECKPOINTS / "last.ckpt").exists()
     if not goes_on and cell.folder.exists():
         shutil.rmtree(cell.folder)
@@ -56,14 +52,14 @@ def prepare(cell: Cell) -> list[list[str]]:
 
 
 def ready(cell: Cell) -> bool:
-    """Whether the cell that has to be done first, if any, is done."""
+    """True unless the cell's predecessor is unfinished."""
     return cell.after is None or (cell.after / SUMMARY).exists()
 
 
 def end(cell: Cell, status: int) -> bool:
-    """Keeps the exit status of a run, negative for a signal; false if the cell has to run once more.
+    """Save a run's exit status, negative for a signal; return false if the cell must run again.
 
-    A run that goes on from its last update has nothing left to train, and writes no summary.
+    A run resumed at its last update trains nothing, and writes no summary.
     """
     record = _read(cell)
     if status == 0 and record["resumed"] and not (cell.folder / SUMMARY).exists():
@@ -74,7 +70,7 @@ def end(cell: Cell, status: int) -> bool:
 
 
 def reason(cell: Cell) -> str:
-    """Why a cell failed: the signal that killed it, and the last line that it said."""
+    """Return why a cell failed: its signal and last line of output."""
     status = _read(cell)["exit"]
     if status == 0:
         return f"it wrote no {SUMMARY}; add the callback RunSummary to trainer.callbacks"
@@ -83,21 +79,21 @@ def reason(cell: Cell) -> str:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that is not empty."""
+    """Return a log's last nonempty line."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
 
 
 def _described(cell: Cell) -> dict[str, Any]:
-    """What decides the cell's result, as it comes back from JSON."""
+    """Settings that determine the cell's result, as read from JSON."""
     found = {"arguments": cell.arguments, "configs": config_contents(cell), "first": cell.first}
     found["files"] = _files([cell.arguments, found["configs"]], cell.folder.parent)
-    # Records have neither of the last two where they are empty.
+    # Records omit empty values.
     return json.loads(json.dumps({key: value for key, value in found.items() if value}, default=str))
 
 
 def _files(options: Any, output: Path) -> dict[str, str]:
-    """Return digests of the files that options name, by path: not of configs, nor of other cells' files."""
+    """Digests by path of files in options, except configs and other cells' files."""
     if isinstance(options, str):
         data = os.path.isfile(options) and not options.endswith((".yaml", ".yml"))
         made = data and Path(options).resolve().is_relative_to(output.resolve())
@@ -107,7 +103,6 @@ def _files(options: Any, output: Path) -> dict[str, str]:
 
 
 def _read(cell: Cell) -> dict[str, Any]:
-    """The record; empty where there is none that can be read."""
     try:
         return json.loads((cell.folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):

@@ -1,8 +1,4 @@
-"""The tables of a sweep in the paper's layouts, as Markdown, LaTeX and CSV, and its report.
-
-pandas' ``to_latex`` draws no rules under groups of columns, as the paper's tables have them, and its
-``to_markdown`` asks for a further package to save the four lines here.
-"""
+"""Tables of a sweep in the paper's layouts, as Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -17,12 +13,12 @@ import pandas as pd
 
 from ..files import replacing
 from .cells import Cell
-from .results import GREEK, MEASURES, NUMBERS, WEIGHTS, columns, differences, means, results
+from .results import GREEK, MEASURES, NUMBERS, WEIGHTS, differences, option_columns, results, seed_means
 from .spec import Sweep
 
 WIN = ("win_rate", "win_score")
 HEADLINE = ("gold_reward", "win_rate", "win_score", "val_accuracy", "weight_gap")
-"""Measures of the tables that list noise rates in rows."""
+"""Measures of the tables with noise rates in rows."""
 _ESCAPED = str.maketrans(
     {letter: f"\\{letter}" for letter in "%_&#${}"}
     | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
@@ -41,26 +37,25 @@ class Value:
     signed: bool = False
 
     def text(self, bold: str, plus_minus: str) -> str:
-        """Both rounded, the best with its mean in ``bold``."""
+        """Format both, with the mean in ``bold`` if it is the best."""
         mean = f"{self.mean:{'+' if self.signed else ''}.{self.digits}f}"
         mean = bold.format(mean) if self.best else mean
         return mean if math.isnan(self.stderr) else f"{mean}{plus_minus}{self.stderr:.{self.digits}f}"
 
 
 Entry = Value | str
-"""What stands in a table; an empty string where nothing is known."""
 
 
 @dataclass
 class Table:
-    """Rows under headings in two lines: a group, empty for none, and the column's own."""
+    """A table with two heading lines: group (maybe empty) and column."""
 
     name: str
     caption: str
     headings: list[tuple[str, str]]
     rows: list[list[Entry]]
     rules: tuple[int, ...] = ()
-    """Rows before which LaTeX draws a line."""
+    """Rows preceded by a line in LaTeX."""
 
     def __post_init__(self) -> None:
         self._flat = [f"{group}, {own}" if group else own for group, own in self.headings]
@@ -69,7 +64,7 @@ class Table:
         ]
 
     def markdown(self) -> str:
-        """A heading with the caption, and the table."""
+        """Return the caption and the table."""
         lines = [self._flat, ["---:" if number else "---" for number in self._numbers]]
         lines += [
             [e.text("**{}**", " ± ") if isinstance(e, Value) else e or "-" for e in row] for row in self.rows
@@ -77,7 +72,7 @@ class Table:
         return f"### {self.caption}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
     def latex(self) -> str:
-        """A table for the package booktabs, laid out as the paper's."""
+        """Return a booktabs table in the paper's layout."""
         kinds = "".join("c" if number else "l" for number in self._numbers)
         lines = [r"\begin{table*}[!t]", r"\centering", rf"\caption{{{_escape(self.caption)}.}}"]
         lines += [rf"\label{{tab:{self.name}}}", r"\small", rf"\begin{{tabular}}{{{kinds}}}", r"\toprule"]
@@ -95,7 +90,7 @@ class Table:
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table*}", ""])
 
     def csv(self) -> str:
-        """Numbers in full, each column of them followed by one of standard errors."""
+        """Return unrounded numbers, with a column of standard errors after each."""
         found: dict[str, list[float | str | None]] = {}
         for i, heading in enumerate(self._flat):
             entries = [row[i] for row in self.rows]
@@ -119,11 +114,7 @@ def _escape(text: str) -> str:
 
 
 def write(folder: Path, found: Sequence[Table], texts: Mapping[str, str], note: str = "") -> Path:
-    """Write ``tables.md`` of all tables, each as ``tables/*.csv`` and .tex, and other texts by their names.
-
-    Returns:
-        The path of ``tables.md``.
-    """
+    """Write tables (``tables.md``, ``tables/*.csv`` and .tex) and other texts; return the former's path."""
     files = {"tables.md": note + "\n".join(table.markdown() for table in found), **texts}
     for table in found:
         files |= {f"tables/{table.name}.csv": table.csv(), f"tables/{table.name}.tex": table.latex()}
@@ -134,14 +125,7 @@ def write(folder: Path, found: Sequence[Table], texts: Mapping[str, str], note: 
 
 
 def report(sweep: Sweep, done: Sequence[Cell]) -> Path:
-    """Write the tables and figures of a sweep's finished cells into its ``report`` folder.
-
-    Beside the tables, ``cells.csv`` has every cell's numbers, ``differences.csv`` those between each two
-    rows, and ``figures/`` the figures as .png and .pdf.
-
-    Returns:
-        The path of ``tables.md``.
-    """
+    """Write the tables and figures of finished cells to ``report``; return the path of ``tables.md``."""
     from .figures import draw_all
 
     folder = Path(sweep.report or sweep.output)
@@ -156,15 +140,10 @@ def report(sweep: Sweep, done: Sequence[Cell]) -> Path:
 
 
 def tables(sweep: Sweep, frame: pd.DataFrame) -> list[Table]:
-    """All tables that the finished cells have numbers for.
-
-    Args:
-        sweep: names the anchor and the comparisons.
-        frame: rows of ``results.results``.
-    """
-    numbers = means(frame)
+    """Return all tables with numbers; ``frame`` is from ``results.results``."""
+    numbers = seed_means(frame)
     low, high = numbers["seeds"].min(), numbers["seeds"].max()
-    seeds = str(high) if low == high else f"{low} to {high}"  # while cells are missing
+    seeds = str(high) if low == high else f"{low} to {high}"  # cells may be missing
     over = f"mean ± standard error over {seeds} seeds" if high > 1 else "one seed"
     anchor = sweep.methods[sweep.anchor].label or sweep.anchor if sweep.anchor else ""
     known = [name for name in MEASURES if name in set(numbers["measure"])]
@@ -178,7 +157,7 @@ def tables(sweep: Sweep, frame: pd.DataFrame) -> list[Table]:
     for name, methods in sweep.comparisons.items():
         part = frame[frame["method"].isin(methods)]
         found.append(_by_noise(name, f"{' and '.join(part['row'].unique())}; {over}", part, numbers, ["row"]))
-    names = columns(sweep)
+    names = option_columns(sweep)
     for name, method in sweep.methods.items():
         options = [names[option] for option, values in method.vary.items() if len(values) > 1]
         part = frame[frame["method"].eq(name)]
@@ -209,7 +188,7 @@ def _by_method(
     measures: Sequence[str],
     signed: bool = False,
 ) -> Table:
-    """Methods in rows, bounds last; noise rates in columns, side by side for several measures."""
+    """Methods in rows, bounds last; noise rates in columns, per measure."""
     asked = [(measure, rate) for measure in measures for rate in sorted(frame["noise"].unique())]
     groups = [MEASURES[measure].heading if len(measures) > 1 else "" for measure, _ in asked]
     headings = [("", "Method")]
@@ -233,7 +212,7 @@ def _by_noise(
     keys: Sequence[str],
     measures: Sequence[str] = HEADLINE,
 ) -> Table:
-    """Noise rates in rows, within each of them the rows of the frame, named by some of its columns."""
+    """Noise rates in rows, each with the frame's rows, named by ``keys``."""
     numbers = numbers[numbers["row"].isin(part["row"])]
     measures = [measure for measure in measures if measure in set(numbers["measure"])]
     named = ["Task", "Noise rate", *("Method" if key == "row" else GREEK.get(key, key) for key in keys)]
@@ -250,7 +229,7 @@ def _by_noise(
 
 
 def _best(numbers: pd.DataFrame, rows: pd.Series, measure: str, rate: float) -> set[str]:
-    """The rows with the largest mean, as far as the digits that are shown tell."""
+    """Rows with the largest mean at the displayed precision."""
     asked = numbers["row"].isin(rows) & numbers["measure"].eq(measure) & numbers["noise"].eq(rate)
     shown = numbers[asked].set_index("row")["mean"].round(NUMBERS[measure].digits)
     return set(shown.index[shown.eq(shown.max())])

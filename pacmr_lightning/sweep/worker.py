@@ -1,8 +1,4 @@
-"""A process that runs commands of ``pacmr``, forked from a server that has imported everything.
-
-Importing takes as long as a short run. Python's fork server imports once and forks for each cell; it runs no
-tensor operation, so neither threads nor a GPU's state are forked.
-"""
+"""Worker process of a sweep, forked from a server with all imports but no tensor operation."""
 
 from __future__ import annotations
 
@@ -19,21 +15,17 @@ from pathlib import Path
 
 IMPORTED = [
     "pacmr_lightning.commands.fit",
-    # What a run imports when it comes to it.
+    # imported lazily by a run
     "torch.utils.tensorboard",
     "transformers.models.llama.modeling_llama",
     "peft.utils.transformers_weight_conversion",
 ]
-"""Modules that the server imports."""
 
 
 def start(commands: list[list[str]], log: Path, devices: str | None) -> BaseProcess:
-    """Starts ``pacmr`` with these arguments, once or several times one after the other.
+    """Start ``pacmr`` commands, one after the other; output goes to ``log``, the first failure ends them.
 
-    Args:
-        commands: arguments of ``pacmr``; the first failure ends the process.
-        log: file that its output is added to.
-        devices: ``CUDA_VISIBLE_DEVICES`` of a process that is no fork; None: a fork.
+    ``devices`` is ``CUDA_VISIBLE_DEVICES`` of subprocesses; None for a fork.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
@@ -43,11 +35,11 @@ def start(commands: list[list[str]], log: Path, devices: str | None) -> BaseProc
 
 
 def kill(process: BaseProcess) -> None:
-    """Ends a started process and all that it has started, and waits for it."""
+    """Kill a process and its descendants, and wait for it."""
     assert process.pid is not None
     try:
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:  # it has no group of its own yet, or has ended
+    except ProcessLookupError:  # it has no group yet, or has ended
         process.kill()
     process.join()
 
@@ -65,7 +57,7 @@ def _run(commands: list[list[str]], log: Path, devices: str | None) -> None:
             sys.argv = ["pacmr", *arguments]
             runpy.run_module("pacmr_lightning", run_name="__main__")
         else:
-            # Over several GPUs, Lightning starts the command again for each, which it cannot do from a fork.
+            # Lightning restarts the command for each GPU, which a fork cannot do.
             command = [sys.executable, "-m", "pacmr_lightning", *arguments]
             environment = {**os.environ, "CUDA_VISIBLE_DEVICES": devices}
             if status := subprocess.run(command, env=environment).returncode:
@@ -73,7 +65,7 @@ def _run(commands: list[list[str]], log: Path, devices: str | None) -> None:
 
 
 def _end_with_parent() -> None:
-    """A sweep that is killed leaves no run behind, which would write to a folder that the next one uses."""
+    """Kill the run when the sweep dies, since the next sweep uses its folder."""
     parent = multiprocessing.parent_process()
     assert parent is not None  # ``start`` made this process
     parent.join()

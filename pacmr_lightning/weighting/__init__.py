@@ -1,4 +1,4 @@
-"""How much a pair counts: fixed, known or learned weights."""
+"""Weights of pairs: fixed, known or learned."""
 
 from .audited import AuditedWeights
 from .base import Weighting, Weights

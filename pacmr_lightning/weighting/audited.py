@@ -16,21 +16,20 @@ if TYPE_CHECKING:
 
 
 class AuditedWeights(Weighting):
-    """g = P(the label is right), as ``pacmr audit`` of an earlier run found it.
+    """g = P(the label is right), by ``pacmr audit`` of an earlier run.
 
-    Under symmetric flips this posterior is Theorem 1's optimum, like ``SigmoidPrior`` with the offset "auto".
-    But here it comes from a policy that has finished learning and, with the audit's cross-fitted scores, has
-    not seen the label. So it says as much at the first update as at the last, it stays as it is and no
-    mistake can confirm itself. The audit estimates the rate of wrong labels, or is given it.
+    Under symmetric flips this posterior is Theorem 1's optimum. Unlike ``SigmoidPrior``'s it comes from a
+    finished policy (which has not seen the label, if cross-fitted), so it does not change in training, and
+    mistakes cannot confirm themselves.
 
-    ``soft_labels`` and ``hard`` make four second passes of one audit: soft labels, weights, suspects flipped
-    (both) and suspects dropped (``hard`` alone). A pair that a person has decided to drop weighs nothing;
-    with soft labels, which share out a weight of 1, both of its orders weigh a half: neither is better.
+    ``soft_labels`` and ``hard`` make four second passes: soft labels, weights, suspects flipped (both) and
+    suspects dropped (``hard`` alone). A pair that was dropped by hand has weight 0, and one half with soft
+    labels.
 
     Args:
         audit: ``pairs.parquet`` of an audit of a run on the same pairs with the same labels.
         mean_one: divide the weights of an optimizer-step batch by their mean.
-        soft_labels: what a weight leaves of 1 goes to the other label: p l(u) + (1 - p) l(-u).
+        soft_labels: loss p l(u) + (1 - p) l(-u).
         hard: take P(the label is right) as 1 where it is at least one half, and as 0 elsewhere.
     """
 
@@ -41,20 +40,12 @@ class AuditedWeights(Weighting):
         self.hard = hard
 
     def check_pairs(self, pairs: Any) -> None:
-        """Look all training pairs up.
-
-        Raises:
-            UserError: the file is no audit's, or not of these pairs with these labels.
-        """
-        _ = self._right  # a table without probabilities is told of first
+        """Refuse a table that is not of these pairs with these labels."""
+        _ = self._right  # reports a table without probabilities first
         self._table.check(pairs)
 
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
-        """(N,) weights; they depend on the pairs alone.
-
-        Raises:
-            UserError: the audit does not know a pair.
-        """
+        """Return (N,) weights."""
         unknown = [name for name in batch.ids if name not in self._right]
         if unknown:
             raise UserError(f"The audit {self.audit} does not know the pair {unknown[0]}; audit a run on it.")
@@ -66,7 +57,7 @@ class AuditedWeights(Weighting):
 
     @cached_property
     def _right(self) -> dict[str, float]:
-        """P(right) by pair."""
+        """P(right) by id."""
         table = self._table.rows
         right = 1 - table["p_wrong"]
         if right.isna().any():
@@ -83,20 +74,12 @@ class AuditedWeights(Weighting):
 
 
 class AuditTable:
-    """``pairs.parquet`` of an audit: ids, observed labels, one more column, and any decisions.
-
-    Args:
-        path: of the file.
-        column: the other column.
-
-    Raises:
-        UserError: the file is no audit's.
-    """
+    """``pairs.parquet`` of an audit: ids, observed labels, another column, and decisions if any."""
 
     rows: pd.DataFrame
 
     def __init__(self, path: str, column: str):
-        import pandas as pd  # takes a while, and other weightings do without
+        import pandas as pd  # a slow import
         import pyarrow.parquet as pq
 
         self.path = path
@@ -112,11 +95,7 @@ class AuditTable:
             ) from None
 
     def check(self, pairs: Any) -> None:
-        """Look training pairs up.
-
-        Raises:
-            UserError: the audit does not know them, or saw them with the other label.
-        """
+        """Raise a UserError if training pairs are missing or had the other label."""
         ids = pairs.rows["id"][:]
         swapped = dict(zip(self.rows["id"], self.rows["observed"].eq("rejected"), strict=True))
         unknown = [name for name in ids if name not in swapped]

@@ -1,4 +1,4 @@
-"""What every weighting offers to the module that uses it."""
+"""Base class of weightings."""
 
 from __future__ import annotations
 
@@ -19,20 +19,18 @@ from ..rewards import Rewards
 
 @dataclass
 class Weights:
-    """Weights g of N pairs, with the slope and offset they came from where there are any. No gradient."""
+    """Weights g of N pairs, with slope a and offset b if there are any. No gradient."""
 
     g: Tensor
-    """(N,)"""
+    """(N,), like a and b."""
     a: Tensor | None = None
-    """(N,)"""
     b: Tensor | None = None
-    """(N,)"""
     features: Tensor | None = None
-    """(N, F) what a VNet of other features than (Delta, u) made them of, which ``VNetSurfaces`` needs."""
+    """(N, F) inputs of a VNet of other features than (Delta, u), for ``VNetSurfaces``."""
 
     @staticmethod
     def cat(parts: list[Weights]) -> Weights:
-        """Joins consecutive micro-batches."""
+        """Join consecutive micro-batches."""
         columns = ([getattr(p, name) for p in parts] for name in ("a", "b", "features"))
         return Weights(
             torch.cat([p.g for p in parts]),
@@ -41,46 +39,42 @@ class Weights:
 
 
 class Weighting(ABC):
-    """How much each pair's loss counts.
+    """Base class: a weight for each pair's loss.
 
-    A weighting is no nn.Module: what it learns must not be cast, sharded or stepped together with the policy.
-    One that learns sets ``every``, defines ``update``, and keeps what it learned, which must be the same on
-    all ranks, in ``state_dict``. The module calls ``to``, ``set_label_noise`` and ``check_pairs``
-    before training, then ``load_state_dict`` where a run goes on, and then in each step on
-    every rank ``update`` (where it is due) and ``weights``.
+    No nn.Module, since what it learns must not be cast, sharded or stepped with the policy. One that learns
+    sets ``every``, defines ``update``, and returns its state, the same on all ranks, from ``state_dict``. The
+    module calls ``to``, ``set_label_noise`` and ``check_pairs`` before training, then ``load_state_dict`` on
+    resuming, and in each step on every rank ``update`` (if due) and ``weights``.
     """
 
     every: int | None = None
-    """A weighting that learns does so at policy updates 0, every, 2 every, ...; else None. The command
-    line tells it the datamodule: the constructor's option of this name, or else the class's value."""
+    """A weighting that learns does so at policy updates 0, every, 2 every, ...; else None.
+
+    The command line passes the constructor's option of this name, or the class's value, to the datamodule.
+    """
     needs_meta: bool = True
-    """Whether ``update`` looks at meta pairs. A class that does not sets it to False: the command line then
-    asks the datamodule for none, and ``update`` gets an empty batch."""
+    """Whether ``update`` uses meta pairs; if not the datamodule gives none."""
     vnet: nn.Module | None = None
-    """The network of a weighting that has one of the paper's kind, ``VNet``: features such as (Delta, u) to
-    (g, a, b); ``VNetSurfaces`` draws it and ``pacmr export`` writes it. Others leave it at None."""
+    """A network like ``VNet``, for ``VNetSurfaces`` and ``pacmr export``."""
     vnet_optimizer: torch.optim.Optimizer | None = None
-    """Its optimizer."""
 
     mean_one: bool = False
     """Whether the weights of an optimizer-step batch are divided by their mean over all ranks."""
 
     needs_entropies: bool = False
-    """Whether ``weights`` looks at the policy's entropies, which cost a tensor of a chunk's logits."""
+    """Whether ``weights`` uses the policy's entropies, which take more memory."""
     looks_back: bool = False
-    """Whether ``weights`` looks at earlier visits of a pair, which belong to the label that it had."""
+    """Whether ``weights`` uses earlier visits of a pair, which belong to its label then."""
 
     soft_labels: bool = False
-    """Whether what a weight leaves of 1 goes to the pair's other label: the loss g l(u) + (1 - g) l(-u). For
-    weights that are a probability that the label is right; a pair that is probably wrong then says what is
-    probably right, where g l(u) throws that away."""
+    """If True: loss g l(u) + (1 - g) l(-u), for weights that are probabilities of a right label."""
 
     @abstractmethod
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
-        """Weights of N pairs under what is learned so far, before any division by their mean.
+        """Return weights of N pairs under the current state, before any division by their mean.
 
-        A step calls it several times, for all of the rank's pairs at once or for some: what it gives a pair
-        must depend neither on the other pairs nor on earlier calls.
+        A step calls it several times, for all of the rank's pairs or some: a pair's weight must depend
+        neither on other pairs nor on earlier calls.
 
         Args:
             rewards: of the N pairs at omega, detached.
@@ -91,36 +85,35 @@ class Weighting(ABC):
         """
 
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
-        """Tells the datamodule's rate of flipped labels; ``uniform``: it is also each pair's probability."""
+        """Receive the datamodule's flip rate; ``uniform``: it is each pair's probability."""
 
     def check_pairs(self, pairs: Any) -> None:
-        """Raises UserError where the weighting does not fit the datamodule's ``train_pairs``."""
+        """Raise a UserError if the weighting does not fit the datamodule's ``train_pairs``."""
 
     def check_plan(self, updates: int, updates_per_epoch: int) -> None:
-        """Raises UserError where the weighting needs a longer run."""
+        """Raise a UserError if the weighting needs a longer run."""
 
     def observe(self, rewards: Rewards, batch: PairBatch) -> None:
-        """Sees this rank's N pairs of a step, detached, once its weights are made; all ranks call it."""
+        """Receive this rank's N pairs after each step's weights, detached; all ranks call it."""
 
     def check_sharded(self) -> None:
-        """Raises UserError where ``update`` cannot work with ZeRO-3's parts of parameters."""
+        """Raise a UserError if ``update`` cannot work with ZeRO-3's sharded parameters."""
 
     def update(self, pairs: StepPairs, meta: PairBatch, learning_rate: float) -> dict[str, Tensor]:
-        """Learns from one train and one meta batch; returns 0-dim values to log, by name.
+        """Learn from one train and one meta batch; return 0-dim values to log, by name.
 
-        The module calls it where ``every`` is set, by position and on every rank, before it asks for the
-        weights of the same policy update. What is learned must stay the same on all ranks: values and
-        gradients that were found from this rank's pairs go through ``ranks.sum_over_ranks`` first.
+        Called if ``every`` is set, by position and on every rank, before the weights of the same policy
+        update. The state must stay the same on all ranks: sum values and gradients of this rank's pairs with
+        ``ranks.sum_over_ranks`` first.
 
         Args:
-            pairs: this rank's N train pairs at omega, with the policy, which must be left as it is, and the
-                objective. ``rewards`` and ``losses`` are detached (N,) values, ``weighted(factors)`` is the
+            pairs: this rank's N train pairs at omega, with the objective and the policy, which must not
+                change. ``rewards`` and ``losses`` are detached (N,) values, ``weighted(factors)`` is the
                 gradient of the weighted sum of losses over all ranks, ``along(direction)`` the (N,) products
                 of each pair's gradient with a direction.
-            meta: this rank's M meta pairs, none without ``needs_meta``.
-                ``policy.reference_log_probs(meta)`` are their reference's, and ``meta.augmented`` their
-                second views where they are reworded training pairs, else None. Run no more than
-                ``pairs.micro_batch_size`` of them at once.
+            meta: this rank's M meta pairs, none without ``needs_meta``; ``policy.reference_log_probs(meta)``
+                are their reference's. ``meta.augmented`` are training pairs under augmented prompts, else
+                None. Run at most ``pairs.micro_batch_size`` of them at once.
             learning_rate: the policy's current learning rate.
 
         Returns:
@@ -129,21 +122,18 @@ class Weighting(ABC):
         raise NotImplementedError(f"{type(self).__name__} does not learn")
 
     def to(self, device: torch.device) -> None:
-        """Moves what is learned to a device, before it is restored and before its optimizer has any state."""
+        """Move the state to a device, before it is restored and before its optimizer has any state."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must keep: tensors, numbers, strings, and lists and dicts of these.
-
-        Its keys are always the same. Rank 0's is kept, and all ranks go on with it.
-        """
+        """Return rank 0's state: tensors, numbers, strings, lists and dicts, always with the same keys."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
+        """Restore the return value of ``state_dict``."""
 
 
 def check_soft_labels(weighting: Weighting, objective: Objective) -> None:
-    """Refuses soft labels with an objective that corrects labels itself, and with weights of mean one."""
+    """Refuse soft labels with mean_one or an objective that corrects labels itself."""
     if not weighting.soft_labels:
         return
     if objective.corrects_labels:
@@ -160,7 +150,7 @@ def check_soft_labels(weighting: Weighting, objective: Objective) -> None:
 
 
 def check_update(weighting: Weighting) -> None:
-    """Refuses a weighting that learns by an ``update`` of other arguments than the module calls it with."""
+    """Refuse an ``update`` with other arguments than the module passes."""
     if not weighting.every:
         return
     try:

@@ -1,4 +1,4 @@
-"""What VNet can weigh a pair by: features of its rewards under the current policy, and of earlier visits."""
+"""Features of pairs for VNet, from rewards under the current policy and from earlier visits."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Feature = Literal[
     "margin_fluctuation",
     "reference_deviation",
 ]
-"""Names of the features, in the order of VNet's inputs, those of the paper first."""
+"""Names of the features in the order of VNet's inputs, those of Qu et al. first."""
 
 PAPER: tuple[Feature, Feature] = ("delta", "u")
-"""Those of the paper, which VNet gets as they are, in nats; all others are standardised."""
+"""Features of Qu et al., unscaled, in nats; all others are standardised."""
 _HISTORY: tuple[Feature, ...] = ("margin_evolution", "margin_fluctuation")
-"""Those that ``PairHistory`` has."""
+"""Features of ``PairHistory``."""
 
 _NOW: dict[Feature, Callable[[Rewards], Tensor]] = {
     "delta": lambda rewards: rewards.delta,
@@ -42,11 +42,7 @@ _NOW: dict[Feature, Callable[[Rewards], Tensor]] = {
 
 
 def ordered(names: Sequence[Feature]) -> tuple[Feature, ...]:
-    """The features in the order in which VNet takes them, whatever order they are named in.
-
-    Raises:
-        UserError: there is none, or one is named twice or is unknown.
-    """
+    """Return the features in VNet's order; no, duplicate or unknown ones raise a UserError."""
     known: tuple[Feature, ...] = get_args(Feature)
     if not names or len(set(names)) < len(names) or not set(names) <= set(known):
         raise UserError(
@@ -56,7 +52,7 @@ def ordered(names: Sequence[Feature]) -> tuple[Feature, ...]:
 
 
 class PairFeatures:
-    """Features of pairs, named in VNet's order; ``history`` is a folder of an earlier run's visits."""
+    """Features of pairs, in VNet's order; ``history`` is a folder of an earlier run's visits."""
 
     def __init__(self, names: Sequence[Feature], history: str | None = None):
         self.names = names
@@ -71,22 +67,22 @@ class PairFeatures:
         self._history = PairHistory()
 
     def __call__(self, rewards: Rewards, batch: PairBatch) -> list[Tensor]:
-        """(N,) values of each feature of N pairs; what is remembered of the pairs stays as it is."""
+        """Return (N,) values of each feature, without recording the visit."""
         past = self._history.features(batch.ids, rewards.u) if self.look_back else {}
         return [past[name] if name in past else _NOW[name](rewards) for name in self.names]
 
     def observe(self, rewards: Rewards, batch: PairBatch) -> None:
-        """Remembers a visit of this rank's N pairs; all ranks call it together."""
+        """Record a visit of this rank's N pairs; all ranks call it."""
         if self.look_back:
             self._history.observe(batch.ids, rewards.u)
 
     def check_pairs(self, pairs: Any) -> None:
-        """Reads the history of the datamodule's ``train_pairs``, where one is given."""
+        """Read the history of the datamodule's ``train_pairs`` if there is one."""
         if self.history is not None:
             self._history.read(self.history, dict(zip(pairs.rows["id"][:], pairs.flipped, strict=True)))
 
     def check_plan(self, updates: int, updates_per_epoch: int) -> None:
-        """Refuses features of earlier visits where no pair is visited twice, here or in an earlier run."""
+        """Refuse features of earlier visits if no pair is visited twice."""
         if self.look_back and self.history is None and updates <= updates_per_epoch:
             named = ", ".join(name for name in self.names if name in _HISTORY)
             raise UserError(
@@ -96,37 +92,32 @@ class PairFeatures:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """What is remembered, the same on all ranks; empty where nothing is."""
+        """Return the recorded visits, if any."""
         return {"history": self._history.state_dict()} if self.look_back else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what is remembered from a dict that holds it, perhaps among other things."""
+        """Restore recorded visits."""
         if self.look_back:
             self._history.load_state_dict(state["history"])
 
 
 DECAY = 0.5
-"""Share that the exponential mean keeps at a visit; one visit is one epoch, so runs see few of them."""
+"""Share that the exponential mean keeps at a visit; low, since a visit is an epoch."""
 
 
 class PairHistory:
     """The first u of each pair, and the exponential mean and variance of u over its visits.
 
-    With d = u - mean before the visit, a visit makes mean + (1 - DECAY) d of the mean and
-    DECAY (variance + (1 - DECAY) d^2) of the variance. They start at the first u and at 0.
-
-    All ranks hold all pairs: a checkpoint is written by one, and a pair may be visited on any of them.
+    With d = u - mean, a visit adds (1 - DECAY) d to the mean and makes the variance DECAY (variance + (1 -
+    DECAY) d^2). They start at the first u and at 0. All ranks hold all pairs.
     """
 
     def __init__(self) -> None:
         self._visits: dict[str, tuple[float, float, float]] = {}
-        """First u, mean and variance, by the pair's id."""
+        """First u, mean and variance, by id."""
 
     def features(self, ids: list[str], u: Tensor) -> dict[str, Tensor]:
-        """(N,) mean of u less its first value, and its standard deviation; this visit's (N,) u included.
-
-        Both are 0 for a pair that is visited for the first time. The visit is not remembered.
-        """
+        """Return (N,) means of u minus the first and deviations, with this visit, which is not recorded."""
         seen = [self._next(name, value) for name, value in zip(ids, u.tolist(), strict=True)]
         return {
             "margin_evolution": u.new_tensor([mean - first for first, mean, _ in seen]),
@@ -134,16 +125,13 @@ class PairHistory:
         }
 
     def observe(self, ids: list[str], u: Tensor) -> None:
-        """Remembers a visit of this rank's N pairs, on all ranks, which call it together."""
+        """Record a visit of this rank's N pairs; all ranks call it."""
         for name, value in on_all_ranks(list(zip(ids, u.tolist(), strict=True))):
             self._visits[name] = self._next(name, value)
 
     def read(self, folder: str, labels: Mapping[str, int]) -> None:
-        """Begins with the visits in the folder ``weights`` of an earlier run of these pairs.
-
-        ``labels`` has 1 for a flipped pair, 0 for one that is not, -1 for unknown, by id.
-        """
-        import pandas as pd  # takes a while, and most runs do without
+        """Start from an earlier run's folder ``weights``; ``labels`` has 1 (flipped), 0 or -1 by id."""
+        import pandas as pd  # a slow import
 
         try:
             table = pd.read_parquet(folder, columns=["id", "step", "u", "flipped"])
@@ -183,9 +171,9 @@ class PairHistory:
         return first, mean + (1 - DECAY) * d, DECAY * (variance + (1 - DECAY) * d * d)
 
     def state_dict(self) -> dict[str, Any]:
-        """The three numbers of each pair that was visited."""
+        """Return the three numbers of each visited pair."""
         return {name: list(values) for name, values in self._visits.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
+        """Restore the return value of ``state_dict``."""
         self._visits = {name: tuple(values) for name, values in state.items()}

@@ -1,4 +1,4 @@
-"""Weightings that know the truth: upper bounds in the embedded world, or where flips are known."""
+"""Weightings from known truth: upper bounds."""
 
 from __future__ import annotations
 
@@ -23,19 +23,15 @@ _NO_FLIPS = (
 
 
 def log_noisy_over_clean(s: Tensor, eps0: Tensor, eps1: Tensor) -> Tensor:
-    """log(q / eta), where eta = sigmoid(s) and q = (1 - eps0) eta + eps1 (1 - eta): appendix D's 1 / g+.
-
-    log((1 - q) / (1 - eta)) is the same at -s with the two flip rates exchanged.
-    """
+    """Return log(q / eta), eta = sigmoid(s), q = (1 - eps0) eta + eps1 (1 - eta): appendix D's 1 / g+."""
     return torch.logaddexp(torch.log1p(-eps0), eps1.log() - s)
 
 
 class OracleWeights(Weighting):
-    """The weights of the paper's appendix D, from the known eta of every pair and the flip rate.
+    """The weights of appendix D, from every pair's known eta and the flip rate.
 
-    With the observed chosen response as the first one, every observed label is 0, so the weight is
-    g+ = rho0 e^s / (eps + (1 - eps) e^s), s = logit(eta) of that order; under symmetric flips the other order
-    would give the same.
+    With the chosen response first, g+ = rho0 e^s / (eps + (1 - eps) e^s), s = logit(eta). Under symmetric
+    flips the other order gives the same.
 
     Args:
         label_noise: flip rate eps, in [0, 1); "auto" is the datamodule's noise rate.
@@ -59,7 +55,7 @@ class OracleWeights(Weighting):
             raise UserError(f"rho0 is {self.rho0}, but it must be above 0 and below 1 - {rate:g}.")
 
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
-        """Resolves the rate "auto", where all pairs have the same."""
+        """Set the rate if it is "auto"."""
         if self.label_noise == "auto":
             if not uniform:
                 raise UserError(
@@ -70,28 +66,27 @@ class OracleWeights(Weighting):
             self.label_noise = rate
 
     def check_pairs(self, pairs: Any) -> None:
-        """Refuses pairs whose eta is unknown before any time is spent on them."""
+        """Refuse pairs of unknown eta."""
         if None in pairs.rows["eta"][:]:
             raise UserError(_NO_ETA)
 
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
-        """(N,) weights; they depend on the pairs alone."""
+        """Return (N,) weights."""
         if batch.eta is None or bool(batch.eta.isnan().any()):
             raise UserError(_NO_ETA)
         if self.label_noise == "auto":
             raise UserError("The label_noise of OracleWeights is auto, and no datamodule has told its rate.")
-        # Probabilities that rounded to 0 or 1 have no finite logit. On the CPU, since a device may lack the
-        # float64 in which 1 - 1e-12 is not 1.
+        # Rounded probabilities 0 and 1 have no finite logit. On the CPU, since a device may lack float64.
         s = torch.logit(batch.eta.cpu().double(), eps=1e-12)
         eps, rho0 = torch.tensor([self.label_noise, self.rho0], dtype=torch.float64)
         return Weights((rho0.log() - log_noisy_over_clean(s, eps, eps)).exp().to(rewards.u))
 
     def state_dict(self) -> dict[str, Any]:
-        """The rate, which "auto" may have set."""
+        """Return the rate, which "auto" may have set."""
         return {"label_noise": self.label_noise}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
+        """Restore the rate."""
         self.label_noise = state["label_noise"]
 
 
@@ -99,20 +94,19 @@ class DropFlipped(Weighting):
     """Weight 0 for pairs whose label is known to be flipped, 1 for the others.
 
     Args:
-        mean_one: divide the weights of an optimizer-step batch by their mean, so that the step has its usual
-            size.
+        mean_one: divide the weights of an optimizer-step batch by their mean, for steps of the usual size.
     """
 
     def __init__(self, mean_one: bool = False):
         self.mean_one = mean_one
 
     def check_pairs(self, pairs: Any) -> None:
-        """Refuses pairs of which it is unknown whether they are flipped before any time is spent on them."""
+        """Refuse pairs of unknown flips."""
         if min(pairs.flipped) < 0:
             raise UserError(_NO_FLIPS)
 
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
-        """(N,) zeros and ones."""
+        """Return (N,) zeros and ones."""
         if bool((batch.flipped < 0).any()):
             raise UserError(_NO_FLIPS)
         return Weights((batch.flipped == 0).to(rewards.u.dtype))

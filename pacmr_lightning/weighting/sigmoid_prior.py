@@ -1,4 +1,4 @@
-"""Fixed weights sigmoid(slope u + offset): the paper's ablation without VNet."""
+"""Fixed sigmoid weighting: the ablation without VNet."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from .base import Weighting, Weights
 
 
 class SigmoidPrior(Weighting):
-    """Fixed weights g = sigmoid(slope u + offset); the paper's ablation (section 6.4) has slope 1, offset 0.
+    """Fixed weights g = sigmoid(slope u + offset); the ablation (section 6.4) has slope 1, offset 0.
 
     Args:
         slope: a.
-        offset: b; "auto" is logit(1 - rate) of the datamodule's noise rate. With it and slope 1 the weights
+        offset: b; "auto" is logit(1 - rate) of the datamodule's noise rate. With slope 1 these weights
             satisfy Theorem 1 exactly under symmetric flips: they are the posterior that the label is right.
         mean_one: divide the weights of an optimizer-step batch by their mean.
-        soft_labels: what a weight leaves of 1 goes to the other label: g l(u) + (1 - g) l(-u). With slope 1
-            and the offset logit(1 - rate) that is RE-PO's loss at a rate that stays (``RPOEM``).
+        soft_labels: loss g l(u) + (1 - g) l(-u). With slope 1 and the offset logit(1 - rate) that is RE-PO's
+            loss at a fixed rate (``RPOEM``).
 
     Raises:
-        UserError: the offset leaves soft labels nothing to learn from.
+        UserError: soft labels with an offset that is not above 0.
     """
 
     def __init__(
@@ -43,28 +43,28 @@ class SigmoidPrior(Weighting):
             check_offset("offset", offset)
 
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
-        """Resolves the offset "auto"."""
+        """Set the offset if it is "auto"."""
         if self.offset == "auto":
             self.offset = auto_offset(rate)
 
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
-        """(N,) weights with their constant slope and offset."""
+        """Return (N,) weights with their constant slope and offset."""
         assert self.offset != "auto", "set_label_noise resolves it"
         u = rewards.u
         g = torch.sigmoid(self.slope * u + self.offset)
         return Weights(g, torch.full_like(u, self.slope), torch.full_like(u, self.offset))
 
     def state_dict(self) -> dict[str, Any]:
-        """The offset, which "auto" may have set."""
+        """Return the offset, which "auto" may have set."""
         return {"offset": self.offset}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
+        """Restore the offset."""
         self.offset = state["offset"]
 
 
 def check_offset(option: str, offset: float | Literal["auto"]) -> None:
-    """Refuses soft labels that a fresh policy cannot learn from: those of an offset not above 0."""
+    """Refuse an offset that is not above 0, with which a fresh policy learns nothing from soft labels."""
     if offset != "auto" and not offset > 0:
         raise UserError(
             f"soft_labels needs {option} above 0, but it is {offset:g}: a fresh policy (u = 0) would hold "
@@ -74,7 +74,7 @@ def check_offset(option: str, offset: float | Literal["auto"]) -> None:
 
 
 def auto_offset(rate: float) -> float:
-    """logit(1 - rate): Theorem 1's offset for slope 1 under symmetric flips at a rate in (0, 0.5)."""
+    """Return logit(1 - rate): Theorem 1's offset for slope 1 under symmetric flips, rate in (0, 0.5)."""
     if not 0 < rate < 0.5:
         raise UserError(
             f"The offset is auto, but the datamodule's noise_rate is {rate}; logit(1 - rate) needs a rate "

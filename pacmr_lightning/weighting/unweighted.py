@@ -10,8 +10,8 @@ from .base import Weighting, Weights
 
 
 class Unweighted(Weighting):
-    """Every pair counts 1: plain DPO."""
+    """Weight 1 for every pair: plain DPO."""
 
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
-        """(N,) ones."""
+        """Return (N,) ones."""
         return Weights(torch.ones_like(rewards.u))

@@ -1,7 +1,4 @@
-"""VNet: the network that weighs a pair by its implicit rewards (paper, section 5.1), or by other features.
-
-It is written and read as two files that need no run: weights as safetensors, and what it is as JSON.
-"""
+"""VNet, which maps a pair's implicit rewards or other features to its weight (section 5.1), and its files."""
 
 from __future__ import annotations
 
@@ -24,25 +21,24 @@ WEIGHTS = "vnet.safetensors"
 CONFIG = "vnet_config.json"
 
 DECAY = 0.95
-"""Share that mean and variance keep at a step: they look back on about 20."""
+"""Share that mean and variance keep at a step."""
 LARGEST = 5.0
-"""Standard deviations at which a value is cut."""
+"""Standard deviations that values are clipped to."""
 CONSTANT = 1e-6
-"""Standard deviation under which a column is taken for constant: what is left of it is rounding."""
+"""Standard deviation below which a column is constant up to rounding."""
 
 
 class VNet(nn.Module):
     """[Delta, u] -> [a, b], g = sigmoid(a u + b); of features without u it is b alone, g = sigmoid(b).
 
-    The last layer starts with weight 0 and the start values as bias, so at first a and b are the same for
-    every pair; the paper starts at a = 1, b = 0.
-    Computes in its own precision, whatever autocast is in force around it.
+    The last layer starts with weight 0 and the start values as bias, so all pairs have the same a and b at
+    first. Computes in its own precision under autocast.
 
     Args:
         hidden: widths of the hidden layers (ReLU between them); the paper has 64 and 16.
         slope: a at the start.
         offset: b at the start.
-        features: what it gets of a pair. Delta and u come as they are, others are standardised by ``scale``.
+        features: inputs. Delta and u are unscaled, others are standardised by ``scale``.
 
     Raises:
         UserError: ``features`` is empty, names one twice or an unknown one.
@@ -64,7 +60,6 @@ class VNet(nn.Module):
         last = nn.Linear(widths[-1], 2 if self.has_slope else 1)
         nn.init.zeros_(last.weight)
         self.layers = nn.Sequential(*layers, last)
-        # Those of the paper come first.
         self._plain = sum(name in PAPER for name in self.features)
         scaled = len(self.features) - self._plain
         self.scale = RunningScale(scaled) if scaled else None
@@ -72,7 +67,7 @@ class VNet(nn.Module):
 
     @property
     def has_slope(self) -> bool:
-        """Whether u is among the features, so that there is an a to multiply it with."""
+        """Whether u is among the features."""
         return "u" in self.features
 
     @property
@@ -81,13 +76,13 @@ class VNet(nn.Module):
 
     @torch.no_grad()
     def start(self, slope: float, offset: float) -> None:
-        """Sets the last layer's bias, which is a and b of every pair as long as its weight is 0."""
+        """Set the last layer's bias, a and b of every pair while its weight is 0."""
         self._last.bias.copy_(torch.tensor([slope, offset] if self.has_slope else [offset]))
 
     def forward(self, *values: Tensor, **named: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Maps (N,) values of each feature, in order or by name, to (N,) weights g, slopes a and offsets b.
+        """Return (N,) weights g, slopes a and offsets b of (N,) values of each feature, in order or by name.
 
-        The inputs are frozen: no gradient flows into the rewards (paper, appendix A). Without u, a is 0.
+        No gradient flows into the rewards (appendix A). Without u, a is 0.
         """
         values = (*values, *(named.pop(name) for name in self.features[len(values) :]))
         if named:
@@ -104,20 +99,16 @@ class VNet(nn.Module):
             return torch.sigmoid(a * inputs[:, self.features.index("u")] + b), a, b
 
     def observe(self, values: Tensor) -> None:
-        """Standardises later inputs by this step's (N, F) values too; all ranks call it together."""
+        """Update the running scale by this step's (N, F) values; all ranks call it."""
         if self.scale is not None:
             self.scale.observe(values[:, self._plain :])
 
 
 class RunningScale(nn.Module):
-    """(x - mean) / standard deviation, cut at 5 and -5; both are exponential over the steps before.
+    """(x - mean) / standard deviation of F columns, clipped; both are exponential over earlier steps.
 
-    A step uses what the steps before it have found, so a pair's value depends neither on the other pairs of
-    its batch nor on how that is cut into micro-batches and ranks. Before the first step is over, and as long
-    as a column is constant, its value is 0: that of a mean pair.
-
-    Args:
-        columns: F of them.
+    So a value does not depend on micro-batches or ranks. It is 0 before the first step and for constant
+    columns.
     """
 
     weight: Tensor
@@ -127,12 +118,11 @@ class RunningScale(nn.Module):
     def __init__(self, columns: int):
         super().__init__()
         self.register_buffer("weight", torch.zeros(()))
-        """Of all steps so far, 1 - DECAY^t: what divides out that the exponential sums start at 0."""
         self.register_buffer("mean", torch.zeros(columns))
         self.register_buffer("variance", torch.zeros(columns))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, F) values of (N, F)."""
+        """Return (N, F) scaled values."""
         deviation = self.variance.sqrt()
         known = deviation > CONSTANT
         scaled = (x - self.mean) / torch.where(known, deviation, 1)
@@ -140,12 +130,12 @@ class RunningScale(nn.Module):
 
     @torch.no_grad()
     def observe(self, x: Tensor) -> None:
-        """Takes this rank's (N, F) values of a step; all ranks call it together, once."""
+        """Update by this rank's (N, F) values of a step; all ranks call it, once."""
         x = x.to(self.mean.dtype)
         sums = torch.cat([x.new_tensor([len(x)]), x.sum(0)])
         sum_over_ranks([sums])
         mean = sums[1:] / sums[0]
-        # Around the step's own mean, so that a small spread beside a large mean keeps its digits.
+        # Around the step's own mean, for precision if the spread is small.
         squares = (x - mean).square().sum(0)
         sum_over_ranks([squares])
         weight = DECAY * self.weight + (1 - DECAY)
@@ -157,13 +147,7 @@ class RunningScale(nn.Module):
 
 
 def save_vnet(folder: str | Path, vnet: VNet, settings: dict[str, Any]) -> None:
-    """Writes ``vnet.safetensors`` and ``vnet_config.json`` into a folder that exists.
-
-    Args:
-        folder: where to write.
-        vnet: what to write.
-        settings: JSON values on the run that it is from, kept in the second file beside ``hidden``.
-    """
+    """Write VNet and the run's JSON ``settings`` into an existing folder."""
     hidden = [layer.out_features for layer in vnet.layers if isinstance(layer, nn.Linear)][:-1]
     outputs, weight = (["a", "b"], "sigmoid(a u + b)") if vnet.has_slope else (["b"], "sigmoid(b)")
     shape = {"hidden": hidden, "inputs": list(vnet.features), "outputs": outputs, "weight": weight}
@@ -173,11 +157,10 @@ def save_vnet(folder: str | Path, vnet: VNet, settings: dict[str, Any]) -> None:
 
 
 def load_vnet(folder: str | Path) -> VNet:
-    """The VNet that ``pacmr export`` wrote; call it with (N,) Delta and (N,) u in nats for (g, a, b).
+    """Return the VNet that ``pacmr export`` wrote; call it with (N,) Delta and (N,) u in nats for (g, a, b).
 
-    Delta and u are the sum and the difference of a pair's implicit rewards (paper, section 5.1), so they have
-    the run's beta in them, which ``vnet_config.json`` names. A VNet of other features, which stand there as
-    ``inputs``, takes those, unscaled.
+    Implicit rewards need the run's beta, and other features have the names ``inputs``: see
+    ``vnet_config.json``.
 
     Raises:
         UserError: the folder holds no VNet, or its files are broken or do not fit each other.

@@ -1,4 +1,4 @@
-"""VNetWeighting: weights from VNet, and the update that VNet learns by (paper, Algorithm 1)."""
+"""VNetWeighting: weights from VNet, and its update (Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -29,21 +29,20 @@ from .vnet import VNet
 from .weighted_gradient import WeightedGradient, weighted_gradient
 
 NORM_FLOOR = 1e-10
-"""Below this norm of d_meta there is nothing to learn from, and relative steps would be huge."""
+"""Below this norm of d_meta the update is skipped."""
 
 SAME_EVERY = 10
 """VNet updates between two checks that it is the same on all ranks."""
 
 
 class VNetWeighting(Weighting):
-    """Weights from VNet, which is learned through one virtual policy update.
+    """Weights from VNet, which learns through one virtual policy update.
 
-    The virtual step's alpha is a constant factor of VNet's gradient, -(alpha/N) sum_i c_i dV_i/dTheta. It is
-    left out of that gradient: Adam does not see constant factors, and one as small as a policy's learning
-    rate would push the gradient towards Adam's epsilon.
+    The constant factor alpha is left out of VNet's gradient -(alpha/N) sum_i c_i dV_i/dTheta: Adam is
+    invariant to it, except that a small one would approach Adam's epsilon.
 
     Args:
-        outer: what the virtual policy should be good at.
+        outer: loss of the virtual policy.
         estimator: of the coefficients c_i; ``GhostDotProduct`` is exact, ``CentralDifference`` the paper's.
         hidden: widths of VNet's hidden layers.
         learning_rate: of VNet's Adam; the paper has 1e-3 on TL;DR and 5e-4 on HH.
@@ -53,13 +52,12 @@ class VNetWeighting(Weighting):
         start_offset: b of every pair before VNet learns; the paper has 0, "auto" is logit(1 - rate) of the
             datamodule's noise rate: with slope 1 that is Theorem 1's optimum under symmetric flips.
         mean_one: divide the weights of an optimizer-step batch by their mean; the paper does not.
-        soft_labels: what a weight leaves of 1 goes to the pair's other label: g l(u) + (1 - g) l(-u). VNet's
-            gradient is that of this loss, so c_i = d . grad [l_i(u) - l_i(-u)]. Not in the paper.
-        features: what VNet weighs a pair by, under the current policy. With ``u`` among them the weight is
-            sigmoid(a u + b), without it sigmoid(b). ``delta`` and ``u`` come as they are; all others are
-            standardised by a running mean and deviation. The paper has delta and u.
+        soft_labels: loss g l(u) + (1 - g) l(-u), so c_i = d . grad [l_i(u) - l_i(-u)]. Not in the paper.
+        features: inputs of VNet, under the current policy. With ``u`` the weight is sigmoid(a u + b), without
+            it sigmoid(b). ``delta`` and ``u`` are unscaled; others are standardised by a running mean and
+            deviation. The paper has delta and u.
         history: folder ``weights`` of an earlier run on the same pairs with the same labels, for features of
-            earlier visits; None means that the visits of this run, of several epochs then, are all there are.
+            earlier visits; None means the visits of this run, of several epochs then.
         check_every: VNet updates between two comparisons of the estimator with the exact coefficients, logged
             as ``meta/estimator_error`` (one more backward each); None for no comparison.
 
@@ -110,7 +108,7 @@ class VNetWeighting(Weighting):
         self.features = list(features)
         self.history = history
         self.virtual_lr = virtual_lr
-        # Its own random stream, so that runs with and without VNet start from the same adapter.
+        # An own random stream, so that runs with and without VNet start from the same adapter.
         with torch.random.fork_rng(devices=[]):
             start = 0.0 if start_offset == "auto" else start_offset
             self.vnet = VNet(hidden, start_slope, start, features)
@@ -131,13 +129,13 @@ class VNetWeighting(Weighting):
         self.skipped = 0
 
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
-        """Resolves the start offset "auto"."""
+        """Set the start offset if it is "auto"."""
         if self.start_offset == "auto":
             self.start_offset = auto_offset(rate)
             self.vnet.start(self.start_slope, self.start_offset)
 
     def check_sharded(self) -> None:
-        """Refuses the estimator that differentiates twice."""
+        """Refuse an estimator that differentiates twice."""
         if self.estimator.differentiates_twice:
             raise UserError(
                 f"{type(self.estimator).__name__} differentiates twice, and ZeRO-3 puts the parameters away "
@@ -146,7 +144,7 @@ class VNetWeighting(Weighting):
 
     @torch.no_grad()
     def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
-        """Weights of N pairs under the current Theta."""
+        """Return weights of N pairs under the current Theta."""
         values = self._features(rewards, batch)
         g, a, b = self.vnet(*values)
         if self.vnet.features == PAPER:
@@ -156,36 +154,36 @@ class VNetWeighting(Weighting):
 
     @torch.no_grad()
     def observe(self, rewards: Rewards, batch: PairBatch) -> None:
-        """Standardises later features by this step's too, and remembers the visit. See ``Weighting``."""
+        """Update the running scale of features, and record the visit."""
         if self.vnet.scale is not None:
             self.vnet.observe(torch.stack(self._features(rewards, batch), dim=1))
         self._features.observe(rewards, batch)
 
     def check_pairs(self, pairs: Any) -> None:
-        """Reads the history, where one is given. See ``Weighting``."""
+        """Read the history if there is one."""
         self._features.check_pairs(pairs)
 
     def check_plan(self, updates: int, updates_per_epoch: int) -> None:
-        """Refuses features of earlier visits where there are none. See ``Weighting``."""
+        """Refuse features of earlier visits if there are none."""
         self._features.check_plan(updates, updates_per_epoch)
 
     def update(self, pairs: StepPairs, meta: PairBatch, learning_rate: float) -> dict[str, Tensor]:
-        """One VNet update: Algorithm 1, lines 3 to 11; omega stays as it is. See ``Weighting.update``.
+        """Update VNet once: Algorithm 1, lines 3 to 11; omega does not change.
 
-        Where no meta pair passes the threshold, or d_meta vanishes, VNet stays and the skip is counted.
+        It is skipped, and counted, if no meta pair passes the threshold or d_meta vanishes.
         """
         policy, beta = pairs.policy, pairs.objective.beta
-        # Lines 3 to 5: u, Delta and V of the train batch (meta is line 6's); the weighted loss's gradient.
+        # Lines 3 to 5: u, Delta and V of the train batch, and the weighted loss's gradient.
         inner = weighted_gradient(pairs, self)
         alpha = learning_rate if self.virtual_lr is None else self.virtual_lr
-        # Line 5: the virtual update omega^ = omega - alpha gradient, at which the policy runs inside.
+        # Line 5: the virtual update omega^ = omega - alpha gradient.
         with shifted(policy, inner.gradient, -alpha):
-            # Lines 7 to 9: u of both views, pseudo-labels, d_meta. No more pairs at a time than in training.
+            # Lines 7 to 9: u of both views, pseudo-labels, d_meta.
             outer = self.outer.gradient(policy, beta, meta, pairs.micro_batch_size or len(pairs.batch))
         d_norm = norm(outer.d_meta)
         metrics = {**outer.metrics, "meta/d_norm": d_norm}
         if outer.retained and float(d_norm) > NORM_FLOOR:
-            # Line 10: c_i = d_meta . grad l_i(omega), by a central difference or exactly.
+            # Line 10: c_i = d_meta . grad l_i(omega).
             c = self.estimator.coefficients(pairs, outer.d_meta)
             if self.check_every and self.updates % self.check_every == 0:
                 exact = pairs.along(outer.d_meta)
@@ -218,7 +216,7 @@ class VNetWeighting(Weighting):
             self._check_same()
 
     def _check_same(self) -> None:
-        """Refuses a VNet that differs between ranks: no strategy keeps it the same."""
+        """Refuse a VNet that differs between ranks; no strategy synchronises it."""
         spread = spread_over_ranks(self.vnet.parameters())
         if spread > 0:
             raise UserError(
@@ -227,11 +225,11 @@ class VNetWeighting(Weighting):
             )
 
     def to(self, device: torch.device) -> None:
-        """Moves VNet to a device; call it before its optimizer has any state."""
+        """Move VNet to a device, before its optimizer has any state."""
         self.vnet.to(device)
 
     def state_dict(self) -> dict[str, Any]:
-        """VNet, its optimizer, how many updates were done and skipped, and what is remembered of pairs."""
+        """Return VNet, its optimizer, the numbers of updates and skips, and recorded visits."""
         return {
             "vnet": self.vnet.state_dict(),
             "optimizer": self.vnet_optimizer.state_dict(),
@@ -241,7 +239,7 @@ class VNetWeighting(Weighting):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
+        """Restore the return value of ``state_dict``."""
         try:
             self.vnet.load_state_dict(state["vnet"])
         except RuntimeError:

@@ -1,4 +1,4 @@
-"""The gradient of the weighted training loss, for the virtual step and for the real one."""
+"""The gradient of the weighted training loss, for the virtual and the real step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .base import Weighting, Weights
 
 @dataclass
 class WeightedGradient:
-    """The gradient of 1/N sum_i g_i l_i over the global batch, and the weights in it.
+    """Gradient of 1/N sum_i g_i l_i over the global batch, with its weights.
 
-    Under soft labels it is that of 1/N sum_i [g_i l_i + (1 - g_i) l'_i], l' the loss under the other label.
+    With soft labels: of 1/N sum_i [g_i l_i + (1 - g_i) l'_i], where l' is the loss under the other label.
     """
 
     gradient: Direction
     weights: Weights
-    """Of this rank's pairs, before any division by their mean."""
+    """Of this rank's pairs, not divided by their mean."""
     mean_weight: Tensor
     """0-dim mean of g over the global batch."""
     total: Tensor
@@ -30,15 +30,9 @@ class WeightedGradient:
 
 
 def weighted_gradient(pairs: StepPairs, weighting: Weighting) -> WeightedGradient:
-    """The step's gradient under the current weights, which carry no gradient themselves.
+    """Return the step's gradient under the current weights, which are constants in it.
 
-    Weights with mean one are g_i over the mean of all g: one factor for the whole gradient, which is applied
-    when the last micro-batch is done. An objective that weighs the batch's pairs against each other (Dr.DPO)
-    needs all losses first: with several micro-batches they are computed once more, without gradient.
-
-    Args:
-        pairs: this rank's, at omega.
-        weighting: gives the weights.
+    With several micro-batches, a grouped objective (Dr.DPO) computes all losses once more, without gradient.
     """
     objective = pairs.objective
     total = torch.tensor(float(len(pairs.batch)), device=pairs.batch.input_ids.device)

@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from pacmr_lightning.sweep.results import NUMBERS, means
+from pacmr_lightning.sweep.results import NUMBERS, seed_means
 from pacmr_lightning.sweep.spec import Sweep, SweptMethod, read_sweep
 from research.told_share import draw_rates
 
@@ -30,7 +30,7 @@ def test_panels_and_lines():
     frame = pd.DataFrame(rows)
     frame = frame.reindex(columns=[*frame.columns, *(name for name in NUMBERS if name not in frame)])
     frame.loc[frame["method"].eq("estimated"), "gold_reward"] = 4.0
-    figure = draw_rates(sweep, frame, means(frame))
+    figure = draw_rates(sweep, frame, seed_means(frame))
     dpo, others = figure.axes
     assert dpo.get_title() == "DPO" and others.get_title() == "One setting each"
     assert [text.get_text() for text in dpo.get_legend().get_texts()] == ["β = 0.5", "β = 1"]
@@ -52,7 +52,7 @@ def test_values_that_are_no_numbers():
     ]
     frame = pd.DataFrame(rows)
     frame = frame.reindex(columns=[*frame.columns, *(name for name in NUMBERS if name not in frame)])
-    figure = draw_rates(sweep, frame, means(frame))
+    figure = draw_rates(sweep, frame, seed_means(frame))
     (axis,) = figure.axes
     assert [text.get_text() for text in axis.get_legend().get_texts()] == [f"data.noise = {k}" for k in kinds]
     plt.close(figure)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-from pacmr_lightning.batch import PairBatch, PairedBatch
+from pacmr_lightning.batch import PairBatch, TrainingBatch
 from pacmr_lightning.rewards import PairRecord
 
 PAIRS = 32
@@ -15,7 +15,7 @@ BATCH = 8
 
 
 def collate(rows):
-    return PairedBatch(
+    return TrainingBatch(
         PairBatch.collate(
             [f"pair-{i}" for i, _ in rows],
             prompts=[[1 + i % 5, 2] for i, _ in rows],

@@ -17,7 +17,7 @@ from pacmr_lightning.callbacks import GoldReward, RunSummary, SequenceKL
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.generation import distinct_bigrams, repeated_bigrams
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
-from pacmr_lightning.evaluation.reward import Reward
+from pacmr_lightning.evaluation.reward_function import RewardFunction
 from pacmr_lightning.policy import PolicyModel
 
 PROMPTS = ["tell me", "tell me of the sea", "sing"]
@@ -162,7 +162,7 @@ def test_data_without_a_gold_reward_is_refused_before_training(fit, tmp_path, wo
             fit(tmp_path, [callback()], module, data, max_epochs=1)
 
 
-class Length(Reward):
+class Length(RewardFunction):
     """Another reward."""
 
     def __call__(self, prompt, response):

@@ -7,7 +7,7 @@ import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pacmr_lightning.batch import PairBatch, PairedBatch
+from pacmr_lightning.batch import PairBatch, TrainingBatch
 from pacmr_lightning.callbacks import LogProgress, Throughput
 from pacmr_lightning.callbacks.progress import pairs_in, tokens_in
 
@@ -15,8 +15,8 @@ from pacmr_lightning.callbacks.progress import pairs_in, tokens_in
 def test_counts_of_a_batch():
     pairs = PairBatch.collate(["a", "b"], [[1, 2], [1]], [[3], [3, 4]], [[5], [5]])
     meta = PairBatch.collate(["m"], [[1]], [[2]], [[3]])
-    assert pairs_in(pairs) == pairs_in(PairedBatch(pairs, meta)) == 2
-    assert tokens_in(pairs) == tokens_in(PairedBatch(pairs, meta)) == 8
+    assert pairs_in(pairs) == pairs_in(TrainingBatch(pairs, meta)) == 2
+    assert tokens_in(pairs) == tokens_in(TrainingBatch(pairs, meta)) == 8
 
 
 @pytest.mark.parametrize("validation", [True, False])

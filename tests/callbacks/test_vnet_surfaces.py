@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pacmr_lightning.analysis.surface import load, steps_of
+from pacmr_lightning.analysis.surface import load_surface, steps_of
 from pacmr_lightning.callbacks import WeightRecorder
 from pacmr_lightning.callbacks.weight_figures import VNetSurfaces, WeightDistributions
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
@@ -73,10 +73,10 @@ def test_values_of_a_real_run(fit, model_folder, tmp_path):
     module = real_run(fit, tmp_path, model_folder, weighting, callbacks, logger=loggers)
 
     assert steps_of(tmp_path) == [2, 4]
-    last = load(tmp_path)
+    last = load_surface(tmp_path)
     assert (last.step, last.method, last.task, last.noise_rate) == (4, "pacmr", "tiny", 0.3)
     rows = read_weights(tmp_path)
-    for surface, (first, end) in ((load(tmp_path, 2), (0, 2)), (last, (2, 4))):
+    for surface, (first, end) in ((load_surface(tmp_path, 2), (0, 2)), (last, (2, 4))):
         part = rows[rows["step"].between(first, end - 1)]
         assert len(part) == 16
         part = part.sort_values(["step", "u", "delta", "weight", "flipped"])  # u of a fresh policy is 0
@@ -122,7 +122,7 @@ def test_values_of_a_real_run(fit, model_folder, tmp_path):
 def test_a_fixed_prior_is_flat(fit, model_folder, tmp_path):
     prior = SigmoidPrior(slope=1.0, offset="auto")
     real_run(fit, tmp_path, model_folder, prior, [VNetSurfaces(points=5)], logger=False)
-    surface = load(tmp_path)
+    surface = load_surface(tmp_path)
     assert (surface.a == 1).all()
     np.testing.assert_allclose(surface.b, np.log(0.7 / 0.3), rtol=1e-6)
     np.testing.assert_allclose(
@@ -154,7 +154,7 @@ def altered(make_module):
 
 def test_visits_that_are_not_finite_are_left_out(fit, tmp_path, altered):
     fit(tmp_path, [VNetSurfaces()], altered(lambda record: record.u[:1].fill_(torch.inf)))
-    surface = load(tmp_path)
+    surface = load_surface(tmp_path)
     assert len(surface.visits.u) == 84  # 12 of 96 are infinite
     assert np.isfinite(surface.g).all()
 
@@ -191,8 +191,8 @@ def test_resume_gives_the_same_files_once(fit, tmp_path, make_module):
     # Step 7 belongs to the killed fit only, whose steps after the checkpoint at 4 did not happen.
     assert steps_of(folder) == [3, 6, 12]
     for step in (6, 12):
-        same(load(folder, step), load(tmp_path / "whole", step))
-        assert len(load(folder, step).visits.u) == 32
+        same(load_surface(folder, step), load_surface(tmp_path / "whole", step))
+        assert len(load_surface(folder, step).visits.u) == 32
     left = {path.name for path in (folder / "analysis").glob("*00007*")}
     assert left == {"surfaces-step-00007-mine.png"}
     with (folder / "metrics.csv").open() as file:
@@ -208,4 +208,4 @@ def test_two_processes_see_what_one_sees(two_processes, fit, tmp_path):
     for name in ("whole", "resumed"):
         assert sorted(path.name for path in (two_processes / name / "analysis").iterdir()) == files
         for step in (7, 12):
-            same(load(two_processes / name, step), load(tmp_path, step))
+            same(load_surface(two_processes / name, step), load_surface(tmp_path, step))

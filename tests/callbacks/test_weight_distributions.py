@@ -6,7 +6,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.colors import to_rgb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pacmr_lightning.analysis.distribution_figure import BINS, GROUPS, draw
+from pacmr_lightning.analysis.distribution_figure import BINS, GROUPS, draw_weight_distributions
 from pacmr_lightning.callbacks import WeightRecorder
 from pacmr_lightning.callbacks.weight_figures import WeightDistributions
 from pacmr_lightning.runs.folder import read_weights
@@ -63,7 +63,7 @@ def test_the_figure_has_the_densities_and_means():
     generator = np.random.default_rng(0)
     flipped = (np.arange(1000) % 5 == 0).astype(np.int8)
     weight = np.where(flipped == 1, generator.beta(2, 4, 1000), generator.beta(5, 2, 1000)).astype(np.float32)
-    (axis,) = draw(weight, flipped, step=2901).axes
+    (axis,) = draw_weight_distributions(weight, flipped, step=2901).axes
     assert "2,901" in axis.get_title()
     bars = axis.patches
     assert len(bars) == 2 * (len(BINS) - 1)
@@ -81,10 +81,10 @@ def test_the_figure_has_the_densities_and_means():
 
 def test_one_distribution_has_no_gap():
     weight = np.linspace(0.1, 0.9, 9)
-    (axis,) = draw(weight, np.full(9, -1), step=1).axes
+    (axis,) = draw_weight_distributions(weight, np.full(9, -1), step=1).axes
     assert len(axis.patches) == len(BINS) - 1
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["all (9), mean 0.50"]
     assert axis.get_legend().get_title().get_text() == ""
-    (axis,) = draw(weight, np.zeros(9), step=1).axes
+    (axis,) = draw_weight_distributions(weight, np.zeros(9), step=1).axes
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["unflipped (9), mean 0.50"]
     assert axis.get_legend().get_title().get_text() == "", "there is nothing to be apart from"

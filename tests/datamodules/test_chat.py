@@ -8,7 +8,7 @@ import pytest
 
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.datamodules.chat import decode_messages, encode_messages, render
-from pacmr_lightning.datamodules.prompt_loader import draw_prompts
+from pacmr_lightning.datamodules.evaluation_prompts import draw_prompts
 from pacmr_lightning.datamodules.prompts import split_completion, split_row
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.tokenization import tokenize_completions, tokenize_pairs

@@ -24,7 +24,7 @@ from pacmr_lightning.datamodules.noise import (
     TwoRateNoise,
     noise_from_options,
 )
-from pacmr_lightning.datamodules.pairs import flip_flags
+from pacmr_lightning.datamodules.tokenized_pairs import flip_flags
 from pacmr_lightning.errors import UserError
 
 from .checked_rows import pairs

@@ -11,9 +11,9 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from pacmr_lightning.batch import PairBatch, PairedBatch
+from pacmr_lightning.batch import PairBatch, TrainingBatch
+from pacmr_lightning.datamodules.evaluation_prompts import draw_prompts
 from pacmr_lightning.datamodules.preference import PreferenceDataModule
-from pacmr_lightning.datamodules.prompt_loader import draw_prompts
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files
 from pacmr_lightning.errors import UserError
@@ -35,7 +35,7 @@ class Recorder(LightningModule):
         self.evaluated = []
 
     def training_step(self, batch, _):
-        assert isinstance(batch, PairedBatch)
+        assert isinstance(batch, TrainingBatch)
         if self.global_step == self.die_at:
             raise Killed
         self.seen.append((self.global_step, batch.train.ids, batch.meta and batch.meta.ids))

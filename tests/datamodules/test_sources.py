@@ -1,6 +1,6 @@
 import pytest
 
-from pacmr_lightning.datamodules.prompt_loader import draw_prompts
+from pacmr_lightning.datamodules.evaluation_prompts import draw_prompts
 from pacmr_lightning.datamodules.sources import (
     CompletionFiles,
     EmbeddedWorld,

@@ -5,9 +5,9 @@ import torch
 
 from pacmr_lightning.batch import Segment
 from pacmr_lightning.datamodules.hashing import unit_hash
-from pacmr_lightning.datamodules.pairs import Pairs
 from pacmr_lightning.datamodules.stream import EvaluationStream, RankSteps, TrainingStream
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
+from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs
 from pacmr_lightning.errors import UserError
 
 from .checked_rows import pairs
@@ -20,7 +20,7 @@ def make_pairs(tokenizer, pair_rows):
         rows = pair_rows(count) + [row | {"augmented_prompt": row["prompt"]} for row in pair_rows(plain)]
         kept, _ = tokenize_pairs(pairs(*rows), tokenizer, 100)
         swapped = [unit_hash(name, 42) < noise_rate for name in kept["id"]] if noise_rate else None
-        return Pairs(kept, tokenizer.pad_token_id, swapped)
+        return TokenizedPairs(kept, tokenizer.pad_token_id, swapped)
 
     return make
 

@@ -29,6 +29,8 @@ from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.weighting import Weighting
 
+from ..conftest import fails
+
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "extending.md"
 BASES = (Objective, Weighting, OuterObjective, MetaGradientEstimator, Source, LabelNoise)
@@ -148,17 +150,6 @@ def metrics(run, name):
     return pd.read_csv(Path(run, "metrics.csv"))[name].dropna().tolist()
 
 
-def fails(capsys, words):
-    """Runs the command, which must fail with status 2 and one line; returns that line."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        cli.main(words)
-    assert stop.value.code == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pacmr: ")]
-    assert len(lines) == 1
-    return lines[0]
-
-
 @pytest.fixture(scope="module")
 def run(folder, installed):
     """A run of the weighting, objective, source, noise and callback, and its name."""
@@ -197,6 +188,7 @@ WITH_THE_PATH = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
 from pacmr_lightning.cli import main
+
 main(sys.argv[1:])
 """
 

@@ -16,6 +16,8 @@ from pacmr_lightning import cli
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.modules import PreferenceModule
 
+from ..conftest import fails
+
 
 @pytest.fixture
 def base(
@@ -34,17 +36,6 @@ def base(
     folder.mkdir()
     monkeypatch.chdir(folder)
     return ["--config", str(tmp_path / "config.yaml")]
-
-
-def fails(capsys, arguments: list[str]) -> str:
-    """Runs the command, which must fail with status 2 and one line; returns that line."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        cli.main(arguments)
-    assert stop.value.code == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pacmr: ")]
-    assert len(lines) == 1 and lines[0].startswith("pacmr: error: ")
-    return lines[0]
 
 
 VNET = ["--model.weighting", "VNetWeighting"]

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from pacmr_lightning.batch import LogProbs
-from pacmr_lightning.metrics import Means, WeightStatistics, gold_accuracy
+from pacmr_lightning.flip_detection import weight_gap
+from pacmr_lightning.metrics import RunningMeans, WeightStatistics, gold_accuracy
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.weight_gap import weight_gap
 from pacmr_lightning.weighting import Weights
 
 
@@ -37,14 +37,14 @@ def test_weight_statistics(spread):
 
 def test_a_restored_window_goes_on_where_the_means_are():
     """A checkpoint is read on the CPU; the device without values stands in for a GPU."""
-    seen = Means(("loss",))
+    seen = RunningMeans(("loss",))
     seen.update({"loss": torch.tensor([1.0, 2.0])})
     state = seen.gathered_state()
     assert {value.device.type for value in state.values()} == {"cpu"}
-    means = Means(("loss",)).to("meta")
+    means = RunningMeans(("loss",)).to("meta")
     means.load_state_dict(state)
     assert {value.device.type for value in means.state_dict().values()} == {"meta"}
-    again = Means(("loss",))
+    again = RunningMeans(("loss",))
     again.load_state_dict(state)
     assert float(again.compute()["loss"]) == 1.5
 

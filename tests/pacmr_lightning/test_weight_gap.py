@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from pacmr_lightning.weight_gap import NUMBERS, weight_gap
+from pacmr_lightning.flip_detection import NUMBERS, weight_gap
 
 
 def make(count=400, seed=0, unknown=0.2, scale=0.2):

@@ -16,7 +16,7 @@ from torchmetrics.text import CHRFScore
 
 from pacmr_lightning.commands.augment import augment, main
 from pacmr_lightning.datamodules.augmentation.augmentation_report import summary
-from pacmr_lightning.datamodules.augmentation.files import (
+from pacmr_lightning.datamodules.augmentation.augmented_prompts import (
     METADATA,
     AugmentedPrompt,
     read_augmentations,

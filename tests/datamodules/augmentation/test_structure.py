@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pacmr_lightning.datamodules.augmentation.structure import (
     cut,
     looks_like_frame,
-    sentences,
+    prompt_sentences,
     texts_of,
     with_texts,
 )
@@ -84,18 +84,18 @@ def test_without_words_all_is_frame(text):
     ],
 )
 def test_sentences(line, expected):
-    parts = sentences(line, lambda text: True)
+    parts = prompt_sentences(line, lambda text: True)
     assert [part.text for part in parts if part.content] == expected
     assert joined(parts) == line
 
 
 def test_long_sentences_are_cut_at_commas_and_then_between_words():
     text = "one two, three four, five six, seven eight nine ten eleven"
-    parts = sentences(text, lambda piece: len(piece.split()) <= 4)
+    parts = prompt_sentences(text, lambda piece: len(piece.split()) <= 4)
     expected = ["one two, three four,", "five six,", "seven eight", "nine ten eleven"]
     assert [part.text for part in parts if part.content] == expected
     # A word is never cut.
-    parts = sentences("a " + 50 * "b" + " c", lambda piece: len(piece) <= 10)
+    parts = prompt_sentences("a " + 50 * "b" + " c", lambda piece: len(piece) <= 10)
     assert [part.text for part in parts] == ["a", " ", 50 * "b", " ", "c"] and parts[2].content
 
 
@@ -119,7 +119,7 @@ def test_parts_joined_are_the_text(text, length):
     assert joined(parts) == text
     for part in parts:
         if part.content:
-            pieces = sentences(part.text, lambda piece: len(piece) <= length)
+            pieces = prompt_sentences(part.text, lambda piece: len(piece) <= length)
             assert joined(pieces) == part.text
             # What is longer is one word.
             assert all(len(p.text) <= length or not re.search(r"\s", p.text) for p in pieces if p.content)

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.special import expit, logit
 
-from pacmr_lightning.analysis.consistency import check_taus, measure, passes
+from pacmr_lightning.analysis.consistency import check_taus, consistency_by_threshold, passes
 from pacmr_lightning.analysis.standard_error import clustered_standard_error
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient import PromptAugmentationConsistency
@@ -22,7 +22,7 @@ def measured(pairs, taus=TAUS):
     frame = pd.DataFrame(pairs, columns=["u", "augmented_u", "clean"]).astype(
         {"u": float, "augmented_u": float}
     )
-    return measure(frame.assign(prompt=range(len(pairs))), taus)
+    return consistency_by_threshold(frame.assign(prompt=range(len(pairs))), taus)
 
 
 def distribution(u):

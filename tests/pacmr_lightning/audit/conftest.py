@@ -10,7 +10,7 @@ from pacmr_lightning.audit import AuditOptions
 from pacmr_lightning.audit import audit as whole_audit
 from pacmr_lightning.commands.audit import show
 from pacmr_lightning.embedded_world import World
-from pacmr_lightning.runs.finished_run import find_run, load
+from pacmr_lightning.runs.finished_run import find_run, load_run
 
 PAIRS = 64
 HOSTILE = "<script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\">"
@@ -26,7 +26,7 @@ def audit(run, scorer=None, **options):
 def loaded(run):
     """A run's files, module, data with labels as trained, and updates."""
     found = find_run(str(run), "last")
-    module, data, updates = load(found, as_trained=True)
+    module, data, updates = load_run(found, as_trained=True)
     data.setup("fit")
     return found, module, data, updates
 

@@ -25,7 +25,7 @@ from pacmr_lightning.commands.audit import main
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
-from pacmr_lightning.runs.finished_run import MOST_AT_ONCE, find_run, load
+from pacmr_lightning.runs.finished_run import MOST_AT_ONCE, find_run, load_run
 from pacmr_lightning.runs.folder import weight_parts
 
 from .conftest import PAIRS, audit, loaded, world_rows
@@ -236,9 +236,9 @@ def test_a_pass_is_as_large_as_in_training(run, monkeypatch, tmp_path):
     last_pass(module, data.train_pairs, tmp_path / "answers.sqlite")
     assert max(sizes) == 8
     found.model["init_args"]["micro_batch_size"] = 4
-    assert load(found, as_trained=True)[0].micro_batch_size == 4
+    assert load_run(found, as_trained=True)[0].micro_batch_size == 4
     found.model["init_args"]["micro_batch_size"], found.data["init_args"]["global_batch_size"] = None, 4096
-    assert load(found, as_trained=True)[0].micro_batch_size == MOST_AT_ONCE
+    assert load_run(found, as_trained=True)[0].micro_batch_size == MOST_AT_ONCE
 
 
 def test_last_pass_goes_on(run, monkeypatch, tmp_path):
@@ -469,10 +469,10 @@ def test_as_trained_keeps_clean_pairs_out(run):
     (run / "clean.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held))
     source = {"class_path": "Files", "init_args": {"train": str(run / "clean.jsonl")}}
     found.data["init_args"] |= {"clean_meta": source, "hold_out_clean_meta": True}
-    _, data, _ = load(found, as_trained=True)
+    _, data, _ = load_run(found, as_trained=True)
     data.setup("fit")
     assert len(data.train_pairs) == PAIRS - 4 and any(data.train_pairs.swapped)
-    _, data, _ = load(found)
+    _, data, _ = load_run(found)
     data.setup("fit")
     assert len(data.train_pairs) == PAIRS and not any(data.train_pairs.swapped)
 

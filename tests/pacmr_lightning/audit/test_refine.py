@@ -15,9 +15,15 @@ from pacmr_lightning import cli
 from pacmr_lightning.audit import noise_rate
 from pacmr_lightning.audit.noise_rate import estimate_noise_rate
 from pacmr_lightning.commands.refine import USES, refine
-from pacmr_lightning.commands.second_pass import FURTHEST, compare_passes, doubts, folder_beside, objective
+from pacmr_lightning.commands.second_pass import (
+    FURTHEST,
+    compare_passes,
+    doubts,
+    folder_beside,
+    objective_options,
+)
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.runs.finished_run import find_run, load
+from pacmr_lightning.runs.finished_run import find_run, load_run
 from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.weighting import AuditedWeights
 
@@ -202,7 +208,7 @@ def test_the_easiest_pairs_from_easy_to_difficult(first, tmp_path):
     assert json.loads((folder / "refine.json").read_text())["easiest"] == 0.75
 
     for as_trained, count in ((True, PAIRS * 3 // 4), (False, PAIRS)):
-        _, data, _ = load(find_run(str(folder), "last"), as_trained=as_trained)
+        _, data, _ = load_run(find_run(str(folder), "last"), as_trained=as_trained)
         data.setup("fit")
         assert len(data.train_pairs) == count
 
@@ -299,9 +305,9 @@ def test_at_the_end_of_a_fit(finished, tmp_path, monkeypatch, commands_here):
 @pytest.mark.parametrize(("name", "replaced"), [("RDPO", True), ("DrDPO", True), ("IPO", False)])
 def test_objectives_that_make_their_own_of_wrong_labels(name, replaced, capsys):
     options = {"class_path": f"pacmr_lightning.objectives.{name}", "init_args": {"beta": 0.3}}
-    found = objective({"objective": options}, None)
+    found = objective_options({"objective": options}, None)
     assert found == ({"model.objective": "DPO"} if replaced else {}) | {"model.objective.beta": "0.3"}
-    assert objective({"objective": None}, 2.0) == {"model.objective.beta": "2.0"}
+    assert objective_options({"objective": None}, 2.0) == {"model.objective.beta": "2.0"}
     assert (name in capsys.readouterr().out) == replaced
 
 

@@ -12,8 +12,8 @@ import yaml
 from transformers import AutoTokenizer
 
 from pacmr_lightning import cli
-from pacmr_lightning.analysis.consistency import measure
-from pacmr_lightning.analysis.consistency_figure import draw
+from pacmr_lightning.analysis.consistency import consistency_by_threshold
+from pacmr_lightning.analysis.consistency_figure import draw_consistency
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.command_line.exceptions import user_error
 from pacmr_lightning.commands.analyze import analyze, main
@@ -333,6 +333,8 @@ def test_curves_end_where_few_pairs_are_left(tmp_path):
     for name, count in (("few", 20), ("many", 500)):
         u = rng.normal(size=count)
         frame = pd.DataFrame({"u": u, "augmented_u": u + 0.3 * rng.normal(size=count)})
-        curves[name] = measure(frame.assign(clean=(u > 0).astype(int), prompt=np.arange(count)), taus)
-    draw(curves, taus, tmp_path / "figure")
+        curves[name] = consistency_by_threshold(
+            frame.assign(clean=(u > 0).astype(int), prompt=np.arange(count)), taus
+        )
+    draw_consistency(curves, taus, tmp_path / "figure")
     assert (tmp_path / "figure.png").stat().st_size > 10_000

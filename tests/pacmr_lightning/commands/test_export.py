@@ -28,9 +28,11 @@ from pacmr_lightning import cli
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.runs.finished_run import find_run, load
+from pacmr_lightning.runs.finished_run import find_run, load_run
 from pacmr_lightning.runs.model_card import model_card, on_hub, public
 from pacmr_lightning.weighting.vnet import load_vnet
+
+from ...conftest import fails
 
 LAST = "checkpoints/last.ckpt"
 PADDING = 5  # rows of the embeddings that no token has
@@ -139,14 +141,7 @@ def run_code(folder):
 
 
 def refused(arguments, capsys):
-    """The one sentence with which the command refuses, with status 2."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["export", *map(str, arguments)])
-    assert stop.value.code == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
-    assert len(lines) == 1
-    return lines[0]
+    return fails(capsys, ["export", *map(str, arguments)])
 
 
 @pytest.mark.parametrize("kind", ["pacmr", "tied", "tied head", "gpt2", "adapter"])
@@ -384,7 +379,7 @@ def test_the_card_of_a_run_on_the_hub(trained):
         "org/model",
         {"class_path": "x.TLDR", "init_args": {"path": "org/d"}},
     )
-    module, _, step = load(find_run(str(trained("tied")), "last"))
+    module, _, step = load_run(find_run(str(trained("tied")), "last"))
     text = model_card(run, module, step, None, name="out", hub_base="org/model", merged=False)
     data = ModelCard(text).data.to_dict()
     assert data["base_model"] == "org/model" and data["datasets"] == ["org/d"]

@@ -8,7 +8,7 @@ import pytest
 from pacmr_lightning import cli
 from pacmr_lightning.commands.generate import generate
 from pacmr_lightning.datamodules import EmbeddedWorld, Files
-from pacmr_lightning.datamodules.prompt_loader import draw_prompts
+from pacmr_lightning.datamodules.evaluation_prompts import draw_prompts
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation import endpoint as endpoint_module
 from pacmr_lightning.evaluation.endpoint import Endpoint

@@ -16,8 +16,8 @@ from pacmr_lightning.commands.inspect import main
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
 from pacmr_lightning.datamodules.inspection.pair_statistics import advice, count_repeats, inspect_pairs
 from pacmr_lightning.datamodules.inspection.token_rows import SHOWN, show_rows, token_text
-from pacmr_lightning.datamodules.pairs import Pairs
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
+from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs
 from pacmr_lightning.errors import UserError
 
 HH = "\n\nHuman: {}\n\nAssistant:"
@@ -233,7 +233,7 @@ def test_rows_are_shown_as_the_batch_has_them(write_rows, pair_rows, tokenizer):
     texts[2] = {"prompt": "Sea", "chosen": " calm", "rejected": " I\tdo"}
     path = write_rows(texts)
     _, kept = inspect_pairs(Files(path, path), tokenizer, 5000)
-    pairs = Pairs(kept["train"].rows, tokenizer.pad_token_id)
+    pairs = TokenizedPairs(kept["train"].rows, tokenizer.pad_token_id)
     lengths = kept["train"].table["tokens"].tolist()
     shown = [plain(part) for part in show_rows(pairs, tokenizer, lengths)]
     assert len(shown) == 12

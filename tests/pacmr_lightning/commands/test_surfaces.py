@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 from scipy.special import expit
 
-from pacmr_lightning.analysis.surface import Surface, Visits, density, grid, load, save
-from pacmr_lightning.analysis.surface_distance import distance, run_names
+from pacmr_lightning.analysis.surface import Surface, Visits, density, grid, load_surface, save_surface
+from pacmr_lightning.analysis.surface_distance import run_names, surface_differences
 from pacmr_lightning.analysis.surface_figure import draw_heat_maps, draw_page, draw_surfaces, limits
 from pacmr_lightning.commands.surfaces import main, surfaces
 from pacmr_lightning.errors import UserError
@@ -36,26 +36,26 @@ def softplus(x):
 
 def test_distance_of_shifted_sigmoids():
     first, second = surface(points=401), surface(offset=-1.0, points=401)
-    found = distance(first, second)
+    found = surface_differences(first, second)
     # |sigmoid(u) - sigmoid(u - 1)| is largest at u = 1/2; its mean over [-4, 4] is an integral of sigmoids.
     mean = (softplus(4) - softplus(-4) - softplus(3) + softplus(-5)) / 8
     assert found["max"] == pytest.approx(np.tanh(0.25), rel=1e-4)
     assert found["mean"] == pytest.approx(mean, rel=5e-3)
     assert 0.9 < found["correlation"] < 1
     assert found["common"] == 1.0
-    assert distance(second, first) == pytest.approx(found)
+    assert surface_differences(second, first) == pytest.approx(found)
 
 
 def test_distance_of_a_surface_from_itself_its_mirror_and_a_constant():
     one = surface(slope=lambda delta, u: 1 + 0.1 * delta, points=31)
-    same = distance(one, one)
+    same = surface_differences(one, one)
     assert same["mean"] == same["max"] == 0.0
     assert same["correlation"] == pytest.approx(1)
-    mirrored = distance(one, surface(slope=lambda delta, u: -1 - 0.1 * delta, points=31))
+    mirrored = surface_differences(one, surface(slope=lambda delta, u: -1 - 0.1 * delta, points=31))
     assert mirrored["correlation"] == pytest.approx(-1)
     # |2 sigmoid(h) - 1| at the corner with the largest h = 1.2 * 4.
     assert mirrored["max"] == pytest.approx(2 * expit(4.8) - 1, rel=1e-6)
-    flat = distance(surface(), surface(slope=0.0))
+    flat = surface_differences(surface(), surface(slope=0.0))
     assert np.isnan(flat["correlation"]) and flat["max"] == pytest.approx(expit(4) - 0.5)
 
 
@@ -65,12 +65,12 @@ def test_distance_over_the_common_part_of_unequal_grids():
 
     first = surface(slope, delta=(-6, 2), side=4.0, points=201)
     second = surface(slope, delta=(-2, 10), side=2.0, points=121)
-    found = distance(first, second)
+    found = surface_differences(first, second)
     # One function: what is left is the error of linear interpolation between unlike points.
     assert found["max"] < 2e-4
     # Delta in [-2, 2] and u in [-2, 2]: 16 of the first's 64 and of the second's 48.
     assert found["common"] == pytest.approx(16 / 48)
-    apart = distance(first, surface(delta=(3, 10)))
+    apart = surface_differences(first, surface(delta=(3, 10)))
     assert np.isnan([apart[name] for name in ("mean", "max", "correlation")]).all()
     assert apart["common"] == 0.0
 
@@ -78,9 +78,9 @@ def test_distance_over_the_common_part_of_unequal_grids():
 def test_scaling_brings_together_what_differs_by_its_unit():
     first = surface(delta=(-6, 2), side=4.0)
     second = surface(slope=0.1, delta=(-60, 20), side=40.0, task="hh")
-    assert distance(first, second)["max"] > 0.3
+    assert surface_differences(first, second)["max"] > 0.3
     # Visits of the helper scale with the grid, so both are one function of u / std(u).
-    scaled = distance(first, second, scaled=True)
+    scaled = surface_differences(first, second, scaled=True)
     assert scaled["max"] < 1e-5
     assert scaled["common"] == pytest.approx(1, abs=1e-4)
 
@@ -90,7 +90,7 @@ def runs(tmp_path):
     for noise, offset in ((0.4, -0.5), (0.2, 0.0), (0.3, -0.2)):
         for step in (100, 200):
             made = surface(lambda delta, u: 1 + 0.05 * u - 0.02 * delta, offset, noise=noise, step=step)
-            save(made, tmp_path / f"pacmr-{noise}")
+            save_surface(made, tmp_path / f"pacmr-{noise}")
     return [str(tmp_path / f"pacmr-{noise}") for noise in (0.4, 0.2, 0.3)]
 
 
@@ -107,7 +107,7 @@ def test_the_page_of_three_runs(runs, tmp_path, capsys):
     assert table["second"].tolist() == ["30% noise", "40% noise", "40% noise"]
     assert (table[["first_step", "second_step"]] == 200).all(axis=None)
     assert table["scale"].unique().tolist() == ["as is"]
-    expected = distance(load(runs[1]), load(runs[2]))
+    expected = surface_differences(load_surface(runs[1]), load_surface(runs[2]))
     assert table.loc[0, list(expected)].tolist() == pytest.approx(list(expected.values()))
     assert f"{expected['mean']:.3f}" in printed
     assert "20% noise - 30% noise" in printed
@@ -117,8 +117,8 @@ def test_the_page_of_three_runs(runs, tmp_path, capsys):
 
 
 def test_two_tasks_are_also_compared_on_scaled_axes(tmp_path, capsys):
-    save(surface(), tmp_path / "tldr")
-    save(surface(slope=0.1, delta=(-60, 20), side=40.0, task="hh"), tmp_path / "hh")
+    save_surface(surface(), tmp_path / "tldr")
+    save_surface(surface(slope=0.1, delta=(-60, 20), side=40.0, task="hh"), tmp_path / "hh")
     main([str(tmp_path / "tldr"), str(tmp_path / "hh"), "--output", str(tmp_path / "page.png")])
     table = pd.read_csv(tmp_path / "page.csv")
     assert table["scale"].tolist() == ["as is", "sd"]
@@ -170,8 +170,8 @@ def test_headings_tell_runs_apart():
 def test_what_is_saved_is_loaded(tmp_path):
     for noise in (0.3, float("nan")):
         made = surface(lambda delta, u: delta + u, noise=noise)
-        save(made, tmp_path)
-        found = load(tmp_path)
+        save_surface(made, tmp_path)
+        found = load_surface(tmp_path)
         for name in ("delta", "u", "a", "b", "g", "density", "rises"):
             np.testing.assert_array_equal(getattr(found, name), getattr(made, name))
         for name in ("u", "delta", "weight", "flipped"):

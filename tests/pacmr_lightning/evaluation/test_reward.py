@@ -3,7 +3,7 @@
 import pytest
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.reward import LexiconReward
+from pacmr_lightning.evaluation.reward_function import LexiconReward
 
 
 def test_words_count_once(tmp_path):

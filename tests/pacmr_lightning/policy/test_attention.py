@@ -30,8 +30,8 @@ from pacmr_lightning.policy.attention import (
     shared_mask,
     use_attention,
 )
-from pacmr_lightning.policy.rows import packed_rows, shared_rows
 from pacmr_lightning.policy.selfcheck import TOLERANCE
+from pacmr_lightning.policy.token_layout import packed_rows, shared_rows
 
 GPU = torch.device("cuda")
 
@@ -111,7 +111,7 @@ def check(policy: PolicyModel, batch: PairBatch, name: str, layouts: list[str]) 
 )
 def test_flex_attention(name, multiple, flex_on_cpu, make_policy, make_batch, monkeypatch):
     """On rows padded to a multiple too, as they are on a GPU."""
-    monkeypatch.setattr("pacmr_lightning.policy.rows.row_multiple", lambda device: multiple)
+    monkeypatch.setattr("pacmr_lightning.policy.token_layout.row_multiple", lambda device: multiple)
     check(make_policy(name), make_batch(), "flex_attention", ["shared", "separate", "packed", "plain"])
 
 

@@ -11,8 +11,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, OPTCo
 from pacmr_lightning.batch import LogProbs, PairBatch, Segment
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.attention import AttentionPlan, shared_mask
-from pacmr_lightning.policy.logprobs import token_values
-from pacmr_lightning.policy.rows import packed_rows, padded, row_multiple, rows_of, separate_rows, shared_rows
+from pacmr_lightning.policy.chunked_log_probs import token_values
+from pacmr_lightning.policy.token_layout import (
+    packed_rows,
+    padded,
+    row_multiple,
+    rows_of,
+    separate_rows,
+    shared_rows,
+)
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.runs.memory_estimate import LiveBytes
 
@@ -333,7 +340,7 @@ def test_padding_to_whole_tiles_changes_nothing(name, layout, make_policy, make_
         return [values.chosen, values.rejected, *adapter_gradient(policy, loss)]
 
     expected = found()
-    monkeypatch.setattr("pacmr_lightning.policy.rows.row_multiple", lambda device: 64)
+    monkeypatch.setattr("pacmr_lightning.policy.token_layout.row_multiple", lambda device: 64)
     rows = rows_of(layout, batch)
     assert rows.input_ids.shape == rows.token_pair.shape == (len(rows.input_ids), 64)
     torch.testing.assert_close(found(), expected, atol=1e-10, rtol=1e-8)

@@ -1,4 +1,4 @@
-"""gradient_checkpointing: auto on a GPU, by what a step takes and what is free."""
+"""gradient_checkpointing: auto on a GPU, by what a step takes and what is free; for SFT, too."""
 
 from types import SimpleNamespace
 
@@ -8,10 +8,14 @@ from jsonargparse import Namespace
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.datamodules.completions import WorldCompletions
+from pacmr_lightning.datamodules.sft import SFTDataModule
+from pacmr_lightning.modules import PreferenceModule, SFTModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs import config as module
-from pacmr_lightning.runs.memory_estimate import step_bytes
+from pacmr_lightning.runs.memory_estimate import sft_step_bytes, step_bytes
+
+from .test_memory_estimate import peak_of_allocations
 
 GPU = torch.device("cuda")
 
@@ -73,3 +77,60 @@ def test_recomputed_where_the_estimate_does_not_count(decided, monkeypatch):
     for options, name in (({"strategy": strategy}, "DeepSpeed"), ({"attention": "eager"}, "eager attention")):
         checkpointed, written, said = decided(1e12, **options)
         assert checkpointed and written is True and f"with {name} is not estimated" in said[0]
+
+
+@pytest.fixture
+def sft(monkeypatch):
+    """What is decided for SFT with real data and so many bytes free, and what was printed."""
+
+    def run(free: float, **options):
+        data = SFTDataModule(WorldCompletions(rows=48, validation_rows=8), vocab_size=420, batch_size=8)
+        data._prepare()
+        shape = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3}
+        module_ = SFTModule(from_scratch=shape, gradient_checkpointing="auto", **options)
+        given = Namespace(gradient_checkpointing="auto")
+        trainer = SimpleNamespace(
+            strategy=SimpleNamespace(root_device=GPU), world_size=1, datamodule=data, precision="32-true"
+        )
+        said = []
+        monkeypatch.setattr(module, "rank_zero_info", said.append)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free), 2**40))
+        saved = module.SaveRunConfig(None, Namespace(model=Namespace(init_args=given)))
+        saved.setup(trainer, module_, "fit")
+        decided = module_.hparams["gradient_checkpointing"]
+        assert given.gradient_checkpointing is decided
+        return decided, said, module_, data
+
+    return run
+
+
+@pytest.mark.parametrize("lora", [None, {"r": 4}])
+def test_sft_recomputes_where_a_step_would_not_fit(sft, lora):
+    decided, said, tuned, data = sft(2**40, lora=lora)
+    assert decided is False and said[0].startswith("gradient_checkpointing auto is false: without it a step")
+    tokens, responses = data.longest()
+    lengths = [(len(row["prompt_ids"]), len(row["completion_ids"])) for row in data._rows["train"]]
+    assert (tokens, responses) == (max(map(sum, lengths)), max(completion for _, completion in lengths))
+    shape = {"rows": 8, "tokens": tokens, "responses": responses, "mixed": None}
+    needed = sft_step_bytes(tuned.unbuilt(data.tokenizer), devices=1, **shape)
+    assert sft(needed / module.FREE * 1.01, lora=lora)[0] is False
+    assert sft(needed / module.FREE * 0.99, lora=lora)[0] is True
+    # As the allocator counts a real pass: weights, gradients, AdamW's two moments, and activations.
+    tuned.trainer = SimpleNamespace(datamodule=data, state=SimpleNamespace(fn=None))
+    tuned.configure_model()
+    ids = torch.randint(3, 400, (8, tokens))
+    labels = ids.clone()
+    labels[:, : tokens - responses] = -100
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    sizes = [(p.numel(), p.requires_grad) for p in tuned.network.parameters()]
+    trained = [p for p in tuned.network.parameters() if p.requires_grad]
+
+    def step():
+        torch.autograd.grad(tuned.token_losses(batch).sum(), trained)
+
+    step()
+    real = 4 * sum(size * (4 if trains else 1) for size, trains in sizes) + peak_of_allocations(step)
+    assert 0.9 * real < needed < 1.2 * real
+    assert sft_step_bytes(tuned.unbuilt(data.tokenizer), devices=2, **shape) > needed
+    halved = sft_step_bytes(tuned.unbuilt(data.tokenizer), devices=1, **{**shape, "mixed": torch.bfloat16})
+    assert 0.4 * needed < halved < needed

@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import constants
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.runs.hub import check_repository, push
+from pacmr_lightning.runs.hub_upload import check_repository, push
 
 KEPT = "The files are kept."
 

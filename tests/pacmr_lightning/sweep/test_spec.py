@@ -8,8 +8,9 @@ from pacmr_lightning import cli
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.sweep.cells import cells
 from pacmr_lightning.sweep.spec import read_sweep
-from pacmr_lightning.sweep.state import prepare, state
+from pacmr_lightning.sweep.state import prepare, state_of
 
+from ...conftest import fails as run_fails
 from .conftest import OPTIONS, check_dry_run, check_measures
 
 ROOT = Path(__file__).parents[3]
@@ -21,13 +22,7 @@ SIZES = {
 
 
 def fails(capsys, arguments: list[str]) -> str:
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["sweep", *arguments])
-    assert stop.value.code == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("pacmr: error: ")
-    return lines[0]
+    return run_fails(capsys, ["sweep", *arguments])
 
 
 def test_cells(write_sweep, world):
@@ -134,7 +129,7 @@ def test_a_cell_knows_its_files(write_sweep, capsys):
     (cell, *_) = cells(read_sweep(write_sweep(options=options)))
     prepare(cell)
     made.write_text("by a cell before")
-    assert state(cell) == "waiting"
+    assert state_of(cell) == "waiting"
     Path("pairs.jsonl").write_text("two")
     with pytest.raises(UserError, match="holds a run with other files than the sweep file has now"):
-        state(cell)
+        state_of(cell)

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 
 from pacmr_lightning.analysis.last_pass import last_pass
-from pacmr_lightning.analysis.surface import load
+from pacmr_lightning.analysis.surface import load_surface
 from pacmr_lightning.callbacks import VNetSurfaces, WeightGap, WeightRecorder, weight_figures
 from pacmr_lightning.callbacks.weight_gap import probe
 from pacmr_lightning.commands.surfaces import surfaces
@@ -147,7 +147,7 @@ def test_a_history_may_be_given(whole, fit, files, monkeypatch, tmp_path):
     features = ("margin_evolution", "margin_fluctuation")
     options = {"epochs": 1, "history": str(files / "whole" / "weights")}
     module, _, _, steps = fit("given", features, callbacks=[VNetSurfaces(points=5, window=16)], **options)
-    surface = load(files / "given")
+    surface = load_surface(files / "given")
     assert surface.axes == features
     with torch.no_grad():
         g, _, _ = module.vnet.double()(
@@ -246,7 +246,7 @@ def test_surfaces_of_two_features(fit, files, monkeypatch, tmp_path):
         WeightRecorder(),
     ]
     module, _, _, steps = fit("triple", TRIPLE, callbacks=callbacks, epochs=1)
-    surface = load(files / "triple")
+    surface = load_surface(files / "triple")
     assert surface.axes == ("perplexity_difference", "entropy") and (surface.a == 0).all()
     rows = torch.cat([steps[0].features, steps[1].features]).double()
     loss = float(rows[:, 1].median())
@@ -271,7 +271,7 @@ def test_surfaces_of_two_features(fit, files, monkeypatch, tmp_path):
     assert (tmp_path / "one.png").read_bytes()[:4] == b"\x89PNG"
     callbacks = [VNetSurfaces(points=5, window=16, features=("u", "delta"))]  # Delta comes first all the same
     *_, steps = fit("default", ("delta", "u"), callbacks=callbacks, epochs=1)
-    surface = load(files / "default")
+    surface = load_surface(files / "default")
     assert surface.axes == ("delta", "u") and surface.held == ""
     delta = torch.cat([steps[0].delta, steps[1].delta]).double()
     np.testing.assert_allclose(surface.delta[[0, -1]], np.quantile(delta, [0.005, 0.995]), rtol=1e-5)

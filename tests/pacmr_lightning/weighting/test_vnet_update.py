@@ -294,7 +294,9 @@ def test_vnet_gradient(
 ):
     """The update's gradient, times alpha (which it leaves out), is the gradient of the outer loss."""
     # Checkpointed logits cannot be differentiated twice; the exact gradient needs that.
-    monkeypatch.setattr("pacmr_lightning.policy.logprobs.checkpoint", lambda f, *args, **options: f(*args))
+    monkeypatch.setattr(
+        "pacmr_lightning.policy.chunked_log_probs.checkpoint", lambda f, *args, **options: f(*args)
+    )
     policy = make_policy(double=True)
     policy.train()
     train = with_reference(policy, make_batch(6))
@@ -372,7 +374,9 @@ def test_vnet_inputs_are_frozen(make_policy, make_batch, monkeypatch):
 
 
 def test_exact_coefficients(setting, monkeypatch):
-    monkeypatch.setattr("pacmr_lightning.policy.logprobs.checkpoint", lambda f, *args, **options: f(*args))
+    monkeypatch.setattr(
+        "pacmr_lightning.policy.chunked_log_probs.checkpoint", lambda f, *args, **options: f(*args)
+    )
     policy, batch, direction = setting()
     exact = exact_coefficients(policy, batch, direction)
     found = ExactCoefficients().coefficients(RecomputedStepPairs(policy, DPO(BETA), batch, 4), direction)

@@ -1,13 +1,9 @@
-"""Token layouts of preference pairs: what rows a model gets, and where it predicts the responses.
+"""Token layouts of preference pairs, and where responses are predicted.
 
-Three layouts of the same pairs:
-
-* shared: a row is prompt + chosen + rejected. Each response attends to the prompt and to itself, and its
-  positions continue the prompt's, so both responses are scored in one pass over the prompt.
-* separate: prompt + chosen in the first N rows, prompt + rejected in the last N, under the model's own
-  causal mask. Every model supports it.
-* packed: the sequences of "separate" one after the other in a single row, without padding. Positions start
-  anew with each, by which transformers keeps them apart; FlashAttention has a kernel for it.
+* shared: a row is prompt + chosen + rejected. Each response attends to the prompt and itself, and its
+  positions continue the prompt's.
+* separate: prompt + chosen in the first N rows, prompt + rejected in the last N. Every model supports it.
+* packed: the "separate" sequences in one row without padding, kept apart by restarting positions.
 """
 
 from __future__ import annotations
@@ -23,49 +19,49 @@ from ..batch import LogProbs, PairBatch, Segment
 from ..numerics import wide
 
 Layout = Literal["shared", "separate", "packed", "plain"]
-"""How tokens are laid out; "plain" is "separate" with the model's own positions and whole logits."""
+"""Layout of tokens; "plain" is "separate" with the model's own positions and whole logits."""
 
 
 @dataclass
 class Rows:
-    """Model inputs of N pairs in R rows of T tokens, and where their K response tokens are predicted.
+    """Model inputs of N pairs in R rows of T tokens, and sources of their K response tokens.
 
-    One of ``segment_ids``, ``real`` and ``lengths`` says what a token may look at.
+    One of ``segment_ids``, ``real`` and ``lengths`` defines the mask.
     """
 
     input_ids: Tensor
     """(R, T) int64."""
     position_ids: Tensor | None
-    """(R, T) int64; None: the model counts them itself."""
+    """(R, T) int64; None for the model's default."""
     source: tuple[Tensor, Tensor]
-    """Row and column (K,) of the hidden state that predicts each response token."""
+    """(K,) row and column of the hidden state that predicts each response token."""
     targets: Tensor
-    """(K,) the response tokens."""
+    """(K,) response tokens."""
     owner: Tensor
     """(K,) pair of each response token; chosen 0..N-1, rejected N..2N-1."""
     token_pair: Tensor
-    """(R, T) pair 0..N-1 of each token, padding with it."""
+    """(R, T) pair 0..N-1 of each token, including padding."""
     pairs: int
     """N."""
     segment_ids: Tensor | None = None
-    """(R, T) a ``Segment`` for each token: shared rows."""
+    """(R, T) ``Segment`` of each token, of shared rows."""
     real: Tensor | None = None
-    """(R, T) bool, the token is no padding: one sequence a row."""
+    """(R, T) bool, not padding, of separate rows."""
     lengths: Tensor | None = None
-    """(2N,) tokens of each sequence: all of them in one row."""
+    """(2N,) sequence lengths of the packed row."""
     whole_logits: bool = False
-    """Take the model's own logits, which it may transform, and not its head's."""
+    """Use the model's own logits, which it may transform."""
 
     def log_probs(self, tokens: Tensor) -> LogProbs:
-        """Sums (K,) values of the response tokens, such as log-probabilities, to one a response."""
-        # Added up one by one in fp32, 50 tokens lose more than the model's own rounding.
+        """Sum (K,) values of the response tokens by response."""
+        # In fp32, adding 50 tokens loses more than the model's own rounding.
         values = wide(tokens)
         sums = values.new_zeros(2 * self.pairs).index_add(0, self.owner, values).to(tokens.dtype)
         return LogProbs(sums[: self.pairs], sums[self.pairs :])
 
 
 def rows_of(layout: Layout, batch: PairBatch) -> Rows:
-    """The batch in a layout, its rows as long as the device likes them."""
+    """Return the batch in a layout, padded for its device."""
     if layout == "packed":
         return packed_rows(batch)
     if layout == "plain":
@@ -75,23 +71,19 @@ def rows_of(layout: Layout, batch: PairBatch) -> Rows:
 
 
 def row_multiple(device: torch.device) -> int:
-    """What the length of rows should be a multiple of.
-
-    On a GPU cuDNN's attention plans anew for each length that it has not seen, and other kernels are fastest
-    on whole tiles. On a CPU more padding is only more to compute.
-    """
+    """Return the multiple to pad rows to: GPU kernels prefer whole tiles, and cuDNN plans for each length."""
     return 64 if device.type == "cuda" else 1
 
 
 def padded(rows: Rows, multiple: int) -> Rows:
-    """The same rows, padded on the right to a multiple of a length."""
+    """Pad rows on the right to a multiple of a length."""
     count, length = rows.input_ids.shape
     more = -length % multiple
     if not more:
         return rows
 
     longer: dict[str, Any] = {
-        name: F.pad(values, (0, more))  # with 0, which every model has
+        name: F.pad(values, (0, more))  # 0 is a valid id of every model
         for name in ("input_ids", "position_ids", "segment_ids", "real")
         if (values := getattr(rows, name)) is not None
     }
@@ -100,7 +92,7 @@ def padded(rows: Rows, multiple: int) -> Rows:
 
 
 def shared_rows(batch: PairBatch) -> Rows:
-    """One row a pair."""
+    """One row per pair."""
     segments = batch.segment_ids
     n, length = segments.shape
     column = torch.arange(length, device=segments.device)
@@ -127,12 +119,12 @@ def shared_rows(batch: PairBatch) -> Rows:
 
 
 def separate_rows(batch: PairBatch) -> Rows:
-    """Two rows a pair: the N chosen ones, then the N rejected ones, padded on the right."""
+    """Two rows per pair: N chosen, then N rejected, right-padded."""
     segments, n = batch.segment_ids, len(batch)
     columns, masks = [], []
     for other in (Segment.REJECTED, Segment.CHOSEN):
         keep = (segments != other) & (segments != Segment.PAD)
-        # A stable sort moves the kept tokens to the left without changing their order.
+        # A stable sort moves kept tokens to the left in order.
         columns.append(torch.sort((~keep).to(torch.int8), dim=1, stable=True).indices)
         masks.append(keep.sum(1))
     length = int(torch.stack(masks).max())
@@ -157,7 +149,7 @@ def separate_rows(batch: PairBatch) -> Rows:
 
 
 def packed_rows(batch: PairBatch) -> Rows:
-    """A single row: the N chosen sequences, then the N rejected ones."""
+    """A single row: N chosen sequences, then N rejected ones."""
     padded = separate_rows(batch)
     real, positions = padded.real, padded.position_ids
     assert real is not None and positions is not None

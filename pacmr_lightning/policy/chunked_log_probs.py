@@ -1,8 +1,4 @@
-"""Log-probabilities at response positions only, whose logits exist a piece at a time.
-
-This is the chunked linear cross-entropy of a frozen head: with a vocabulary of 150,000 the logits of a whole
-micro-batch would be the largest tensors of a step, in forward and in backward.
-"""
+"""Log-probabilities of response tokens, in pieces since whole logits would be a step's largest tensors."""
 
 from __future__ import annotations
 
@@ -15,12 +11,12 @@ from torch.utils.checkpoint import checkpoint
 
 
 class TokenValues(NamedTuple):
-    """What the distributions of K next tokens say, in nats, in at least fp32."""
+    """Values of K next-token distributions, in nats, in at least fp32."""
 
     log_probs: Tensor
-    """(K,) of the target tokens."""
+    """(K,) of the targets."""
     entropies: Tensor | None
-    """(K,) entropies, without gradient; None where nobody asked."""
+    """(K,) without gradient; None if not requested."""
 
 
 def token_values(
@@ -35,13 +31,12 @@ def token_values(
 
     Args:
         hidden: (K, H) hidden states that predict them.
-        head: maps (k, H) to logits (k, V), which it keeps no use for.
+        head: maps (k, H) to logits (k, V), which are overwritten.
         targets: (K,) token ids.
-        pieces: into how many the rows are cut; the logits of one exist at a time. Where ZeRO-3 gathers the
-            head for each, all ranks need the same number.
-        frozen: nothing in ``head`` is trained. The gradient of each log-probability with respect to its
-            hidden state is then computed along with it, and (K, H) kept; else backward repeats the logits.
-        entropies: compute them too, for which one more tensor of a piece's logits exists.
+        pieces: number of pieces; with ZeRO-3 the same on all ranks.
+        frozen: the head has no trained weights. Gradients by hidden state are then computed in forward and
+            kept, (K, H); otherwise backward recomputes the logits.
+        entropies: compute them too, with one more tensor of a piece's logits.
     """
     if hidden.requires_grad and frozen:
         return TokenValues(*_FrozenHead.apply(hidden, targets, head, pieces, entropies))
@@ -77,15 +72,12 @@ def _values(
 
 
 def _entropies(exponentials: Tensor, factors: Tensor) -> Tensor:
-    """(k,) entropies of the probabilities s / Z, from (k, V) s and (k,) 1 / Z: log Z - sum s log s / Z."""
+    """(k,) entropies log Z - sum s log s / Z of s / Z, from (k, V) s and (k,) 1 / Z."""
     return torch.special.entr(exponentials).sum(1) * factors - factors.log()
 
 
 def _softmax_in_place(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """(k,) log-probabilities of the targets and (k,) factors that make probabilities of what is left.
-
-    (k, V) logits become exp(logits - max): a second tensor of this size would cost as much time as the sums.
-    """
+    """Turn (k, V) logits into exp(logits - max); return (k,) log-probabilities and 1 / Z."""
     picked = logits.gather(1, targets[:, None])[:, 0]
     largest = logits.amax(1)
     total = logits.sub_(largest[:, None]).exp_().sum(1)
@@ -95,8 +87,7 @@ def _softmax_in_place(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def _with_slopes(
     head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, entropies: bool
 ) -> tuple[TokenValues, Tensor]:
-    """(k,) values, and (k, H) gradients of the log-probabilities; a linear's backward needs no output, so all
-    that is done with logits is done in their place."""
+    """(k,) values and (k, H) gradients; a linear's backward needs no output, so logits are overwritten."""
     with torch.enable_grad():
         hidden = hidden.detach().requires_grad_()
         output = head(hidden)
@@ -112,7 +103,7 @@ def _with_slopes(
 
 
 class _FrozenHead(torch.autograd.Function):
-    """Rows are independent, so the gradient of a piece's sum holds that of each of its log-probabilities."""
+    """Rows are independent: the gradient of a piece's sum holds each row's gradient."""
 
     @staticmethod
     def forward(
@@ -135,7 +126,7 @@ class _FrozenHead(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, targets, slopes = ctx.saved_tensors
-        if torch.is_grad_enabled():  # somebody differentiates twice, and the slopes depend on the states
+        if torch.is_grad_enabled():  # double backward: the slopes depend on the states
             value = _values(ctx.head, hidden, targets, entropies=False).log_probs
             (result,) = torch.autograd.grad(value, hidden, gradient, create_graph=True)
         else:
@@ -144,5 +135,5 @@ class _FrozenHead(torch.autograd.Function):
 
 
 def upcast(x: Tensor) -> Tensor:
-    """To fp32, except that float64 stays float64."""
+    """Cast to fp32; float64 stays."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

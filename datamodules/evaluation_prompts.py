@@ -14,10 +14,10 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.conversation import TEMPLATE_COLUMNS, Messages
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 
-from .augmentation.files import prompt_hash
+from .augmentation.augmented_prompts import prompt_hash
 from .chat import decode_messages, render
 from .prompts import split_row
-from .rows import values_of
+from .row_values import values_of
 from .sampling import stratified_sample
 from .sources import Source
 from .tokenizer import prompt_tokens

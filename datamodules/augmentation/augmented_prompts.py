@@ -1,4 +1,4 @@
-"""Files of augmented prompts, as ``pacmr augment`` writes them."""
+"""Files of augmented prompts."""
 
 from __future__ import annotations
 
@@ -18,34 +18,31 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.files import replacing
 
 from ..prompts import split_row
-from ..rows import values_of
+from ..row_values import values_of
 
 METADATA = b"pacmr_augment"
-"""Key of the settings in the file's own metadata."""
 _READ = ("prompt", "augmented_prompt")
 
 
 @dataclass(frozen=True)
 class AugmentedPrompt:
-    """A distinct prompt of training pairs, and the same in other words."""
+    """A distinct training prompt and its augmentation."""
 
     prompt: str
     """A text, or a conversation as JSON."""
     chat: bool
     category: str | None
-    """That of the first pair that has the prompt."""
+    """Of the first pair with the prompt."""
     pairs: int
-    """Training pairs that have the prompt."""
     augmented: str = ""
-    """As ``prompt``; the prompt itself where nothing came out differently."""
+    """As ``prompt``; equal to it if nothing changed."""
     pieces: int = 0
-    """Pieces that were to be worded differently."""
     kept: Counter[str] = field(default_factory=Counter)
-    """How many of them were kept as they are, by reason."""
+    """Number of unchanged pieces by reason."""
 
 
 def training_prompts(rows: Dataset) -> list[AugmentedPrompt]:
-    """Return the distinct prompts of the usable rows of a ``Source``, in the order of their first rows."""
+    """Return the distinct prompts of a ``Source``'s usable rows, in order of first appearance."""
     pairs: Counter[str] = Counter()
     first: dict[str, tuple[bool, str | None]] = {}
     columns = values_of(rows, "prompt", "chosen", "rejected", "chat", "category")
@@ -65,11 +62,7 @@ def prompt_hash(prompt: str) -> str:
 def write_augmentations(
     path: str | Path, rows: Sequence[AugmentedPrompt], method: str, settings: dict[str, Any]
 ) -> None:
-    """Write Parquet with a row a prompt, whole or not at all.
-
-    Columns: ``prompt_hash``, ``prompt``, ``augmented_prompt``, ``category``, ``pairs``, ``method`` and
-    ``settings`` (JSON); method and settings are also the file's metadata under ``pacmr_augment``.
-    """
+    """Write Parquet atomically, one row per prompt; method and settings are also in the file's metadata."""
     texts = {
         "prompt_hash": [prompt_hash(row.prompt) for row in rows],
         "prompt": [row.prompt for row in rows],
@@ -87,15 +80,7 @@ def write_augmentations(
 
 
 def read_augmentations(path: str | Path) -> dict[str, str]:
-    """Return the augmented prompt by prompt, also where the two are equal; prompts without one are left out.
-
-    Args:
-        path: Parquet with the columns ``prompt`` and ``augmented_prompt``, one row a prompt; others are not
-            read. Conversations are JSON lists of messages.
-
-    Raises:
-        UserError: there is no such file, it is no Parquet, or it lacks a column or any row.
-    """
+    """Return augmented prompts by prompt, from Parquet with columns ``prompt`` and ``augmented_prompt``."""
     path = Path(path).expanduser()
     if not path.is_file():
         raise UserError(f"There is no file {path} with augmented prompts; write one with pacmr augment.")

@@ -17,7 +17,7 @@ from .token_columns import check_readable, token_parts, tokens_digest
 _TOKENS = ("prompt_ids", "augmented_ids", "chosen_ids", "rejected_ids")
 
 
-class Pairs:
+class TokenizedPairs:
     """Tokenized pairs under label noise.
 
     ``swapped`` has N flags where the noise changes the label, None without noise. ``annotators`` has N names,
@@ -57,10 +57,10 @@ class Pairs:
         """Return a hash of the tokens of prompts and responses as found, in their order."""
         return tokens_digest(self.rows, "prompt_ids", "chosen_ids", "rejected_ids")
 
-    def select(self, indices: Sequence[int]) -> Pairs:
+    def select(self, indices: Sequence[int]) -> TokenizedPairs:
         """Return some of the pairs, with their noise."""
         who = None if self.annotators is None else [self.annotators[i] for i in indices]
-        chosen = Pairs(self.rows.select(indices, keep_in_memory=True), self.pad_id, annotators=who)
+        chosen = TokenizedPairs(self.rows.select(indices, keep_in_memory=True), self.pad_id, annotators=who)
         chosen.swapped = [self.swapped[i] for i in indices]
         chosen.flipped = [self.flipped[i] for i in indices]
         return chosen

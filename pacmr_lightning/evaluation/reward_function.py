@@ -1,4 +1,4 @@
-"""A known reward of responses, from which preferences can be drawn and by which policies can be judged."""
+"""Rewards of responses, from which preferences can be drawn and by which policies can be scored."""
 
 from __future__ import annotations
 
@@ -11,31 +11,28 @@ from pathlib import Path
 from ..errors import UserError
 
 _SHIPPED = {"vader": ("vaderSentiment", "vader_lexicon.txt"), "afinn": ("afinn", "data/AFINN-en-165.txt")}
-"""Package and file of each lexicon that has a name."""
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 
 
-class Reward(ABC):
-    """r(prompt, response), a number that is higher for better responses."""
+class RewardFunction(ABC):
+    """Base of rewards: r(prompt, response) is higher for better responses."""
 
     name: str
-    """What messages and files call it."""
 
     @abstractmethod
     def __call__(self, prompt: str, response: str) -> float:
-        """The reward of one response."""
+        """Return the reward of one response."""
 
 
-class LexiconReward(Reward):
+class LexiconReward(RewardFunction):
     """Sum of the valences of a response's distinct words, in small letters and without punctuation.
 
-    That each word counts once keeps a policy from winning by saying "great great great". Words that the
-    lexicon does not have count 0; entries of several words or of signs are not looked for.
+    Each word counts once, so that repeating it gains nothing. Words outside the lexicon count 0; its entries
+    of several words or of signs are ignored.
 
     Args:
         lexicon: "vader" (Hutto and Gilbert 2014; -4 to 4 a word), "afinn" (Nielsen, arXiv 1103.2903; -5 to
-            5), both of extra ``sentiment``, or a file with a word and its valence in each line, with a tab
-            between them.
+            5), both of extra ``sentiment``, or a file with a word, a tab and its valence in each line.
 
     Raises:
         UserError: the package or file is missing, or a line is no word with its valence.
@@ -46,7 +43,7 @@ class LexiconReward(Reward):
         self.valences = _read(_path(lexicon))
 
     def __call__(self, prompt: str, response: str) -> float:
-        """The response's; the prompt does not count."""
+        """Return the response's reward; the prompt does not count."""
         words = {word.casefold().replace("’", "'") for word in _WORD.findall(response)}
         return math.fsum(self.valences.get(word, 0.0) for word in words)
 
@@ -55,7 +52,7 @@ def _path(lexicon: str) -> Path:
     if lexicon not in _SHIPPED:
         return Path(lexicon).expanduser()
     package, file = _SHIPPED[lexicon]
-    found = find_spec(package)  # nothing of it is run, only its word list read
+    found = find_spec(package)  # only its word list is read
     if found is None or not found.submodule_search_locations:
         raise UserError(
             f"lexicon {lexicon} comes with the package {package}, which is missing; install "
