@@ -1,9 +1,10 @@
 """PACMR-DPO's VNet trained on held-out pairs as noisy as the training pairs: does it weight better?
 
-    PYTHONPATH=examples pacmr fit --config quickstart/preference --config methods/pacmr \\
+    PYTHONPATH=. pacmr fit --config quickstart/preference --config methods/pacmr \\
       --model.policy.model MODEL --model.objective.beta 2 \\
       --data.clean_meta Files --data.clean_meta.train held_out.jsonl \\
-      --model.weighting.outer held_out_pairs.HeldOutPreference --model.weighting.outer.label_noise 0.3
+      --model.weighting.outer research.held_out_pairs.HeldOutPreference \\
+      --model.weighting.outer.label_noise 0.3
 
 A custom outer objective (docs/extending.md), evaluated in docs/results.md.
 """

@@ -1,9 +1,9 @@
 """PACMR-DPO with rewards of an average of its adapters: does it confirm its own mistakes less?
 
-    PYTHONPATH=examples pacmr fit --config quickstart/preference --config methods/pacmr \\
+    PYTHONPATH=. pacmr fit --config quickstart/preference --config methods/pacmr \\
       --model.policy.model MODEL --model.objective.beta 2 \\
-      --model.weighting averaged_adapter.AveragedAdapter \\
-      --model.weighting.outer averaged_adapter.AveragedPseudoLabels
+      --model.weighting research.averaged_adapter.AveragedAdapter \\
+      --model.weighting.outer research.averaged_adapter.AveragedPseudoLabels
 
 A custom weighting and outer objective (docs/extending.md), evaluated in docs/results.md.
 """

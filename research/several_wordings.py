@@ -1,9 +1,10 @@
 """Consistency over three augmented prompts of the synthetic benchmark, not one: does it help VNet?
 
-    PYTHONPATH=examples pacmr fit --config quickstart/preference --config methods/pacmr \\
+    PYTHONPATH=. pacmr fit --config quickstart/preference --config methods/pacmr \\
       --model.policy.model MODEL \\
       --model.weighting.estimator GhostDotProduct --model.objective.beta 2 \\
-      --model.weighting.outer several_wordings.SeveralWordings --model.weighting.outer.tokenizer MODEL
+      --model.weighting.outer research.several_wordings.SeveralWordings \\
+      --model.weighting.outer.tokenizer MODEL
 
 A custom outer objective (docs/extending.md), evaluated in docs/results.md.
 """

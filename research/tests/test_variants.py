@@ -1,8 +1,7 @@
-"""Changes to PACMR-DPO that are examples of weightings and outer objectives of one's own."""
+"""Changes to PACMR-DPO, as weightings and outer objectives of one's own."""
 
 from copy import deepcopy
 from importlib import import_module
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -20,13 +19,7 @@ from pacmr_lightning.objectives import DPO
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import VNetWeighting
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
 BETA, LEARNING_RATE = 2.0, 1e-2
-
-
-@pytest.fixture
-def examples(monkeypatch):
-    monkeypatch.syspath_prepend(EXAMPLES)
 
 
 def moved(policy, seed):
@@ -74,9 +67,9 @@ def by_hand(policy, adapters, decay):
     return mean
 
 
-def test_an_average_of_one_adapter_is_the_paper(examples, make_policy, make_batch):
+def test_an_average_of_one_adapter_is_the_paper(make_policy, make_batch):
     """With decay 0, and no virtual step before the labels, VNet and weights are those of VNetWeighting."""
-    example = import_module("averaged_adapter")
+    example = import_module("research.averaged_adapter")
     options = {"learning_rate": 0.01, "virtual_lr": 0.0}
     paper = VNetWeighting(PromptAugmentationConsistency(0.5), every=1, **options)
     average = example.AveragedAdapter(
@@ -97,9 +90,9 @@ def test_an_average_of_one_adapter_is_the_paper(examples, make_policy, make_batc
     torch.testing.assert_close(part, wanted.g[[3, 1]])
 
 
-def test_an_averaged_adapter(examples, make_policy, make_batch):
+def test_an_averaged_adapter(make_policy, make_batch):
     """One VNet update from what a policy believes whose parameters were averaged by hand."""
-    example = import_module("averaged_adapter")
+    example = import_module("research.averaged_adapter")
     policy, other = make_policy(double=True), make_policy(double=True)
     outer, rate = example.AveragedPseudoLabels(0.5), 0.01
     weighting = example.AveragedAdapter(decay=0.75, learn_every=2, outer=outer, learning_rate=rate)
@@ -135,8 +128,8 @@ def test_an_averaged_adapter(examples, make_policy, make_batch):
         torch.testing.assert_close(value, mean[name])
 
 
-def test_what_the_averaged_adapter_refuses(examples, make_policy, make_batch):
-    example = import_module("averaged_adapter")
+def test_what_the_averaged_adapter_refuses(make_policy, make_batch):
+    example = import_module("research.averaged_adapter")
     with pytest.raises(UserError, match="decay is 1 and learn_every 10"):
         example.AveragedAdapter(decay=1)
     with pytest.raises(UserError, match="leave features out"):
@@ -148,9 +141,9 @@ def test_what_the_averaged_adapter_refuses(examples, make_policy, make_batch):
         steps(make_policy(), alone, make_batch)
 
 
-def test_held_out_pairs(examples, make_policy, make_batch):
+def test_held_out_pairs(make_policy, make_batch):
     """Over flips at the rate, the expected gradient is that of clean pairs; a rate of 0 is the clean loss."""
-    example = import_module("held_out_pairs")
+    example = import_module("research.held_out_pairs")
     policy, clean = make_policy(double=True), make_batch(5, seed=3)
     prompts, chosen, rejected = (
         [ids[kinds == kind].tolist() for ids, kinds in zip(clean.input_ids, clean.segment_ids, strict=True)]
@@ -173,10 +166,10 @@ def test_held_out_pairs(examples, make_policy, make_batch):
         example.HeldOutPreference(0.5)
 
 
-def test_several_wordings(examples, tmp_path, monkeypatch, tiny_llama):
+def test_several_wordings(tmp_path, monkeypatch, tiny_llama):
     """All other prompts that mean the same, token by token, and a run with them."""
     monkeypatch.chdir(tmp_path)
-    SeveralWordings = import_module("several_wordings").SeveralWordings
+    SeveralWordings = import_module("research.several_wordings").SeveralWordings
 
     tokenizer = train_tokenizer([row["prompt"] for row in World().preference_rows(200, 0)], vocab_size=400)
     tiny_llama("model", tokenizer, vocab_size=len(tokenizer), initializer_range=0.3)
@@ -190,7 +183,7 @@ def test_several_wordings(examples, tmp_path, monkeypatch, tiny_llama):
         assert all(tokenizer(tokenizer.decode(o, skip_special_tokens=True))["input_ids"] == o for o in others)
 
     arguments = ["--config", "quickstart/preference", "--config", "methods/pacmr"]
-    arguments += ["--model.weighting.outer", "several_wordings.SeveralWordings"]
+    arguments += ["--model.weighting.outer", "research.several_wordings.SeveralWordings"]
     arguments += ["--model.policy.model", "model", "--model.weighting.outer.tokenizer", "model"]
     arguments += ["--model.weighting.outer.tau", "0.5"]  # a random model is sure of nothing
     arguments += ["--model.weighting.every", "1", "--trainer.max_steps", "2", "--data.meta_batch_size", "4"]
