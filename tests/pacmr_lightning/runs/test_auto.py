@@ -8,7 +8,7 @@ from jsonargparse import Namespace
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from pacmr_lightning.datamodules.completions import WorldCompletions
+from pacmr_lightning.datamodules.sources import WorldCompletions
 from pacmr_lightning.datamodules.sft import SFTDataModule
 from pacmr_lightning.modules import PreferenceModule, SFTModule
 from pacmr_lightning.policy import PolicyModel
@@ -85,7 +85,8 @@ def sft(monkeypatch):
 
     def run(free: float, **options):
         data = SFTDataModule(WorldCompletions(rows=48, validation_rows=8), vocab_size=420, batch_size=8)
-        data._prepare()
+        data.prepare_data()
+        data.setup("validate")
         shape = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3}
         module_ = SFTModule(from_scratch=shape, gradient_checkpointing="auto", **options)
         given = Namespace(gradient_checkpointing="auto")
