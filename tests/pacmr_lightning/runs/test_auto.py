@@ -8,8 +8,8 @@ from jsonargparse import Namespace
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from pacmr_lightning.datamodules.sources import WorldCompletions
 from pacmr_lightning.datamodules.sft import SFTDataModule
+from pacmr_lightning.datamodules.sources import WorldCompletions
 from pacmr_lightning.modules import PreferenceModule, SFTModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs import config as module
