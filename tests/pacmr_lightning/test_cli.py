@@ -224,6 +224,12 @@ def test_what_needs_no_trainer_does_not_wait_for_it(command, status):
     assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
 
 
+def test_an_alias_of_a_command(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["audit-model", "--help"])
+    assert stop.value.code == 0 and capsys.readouterr().out.startswith("usage: pacmr audit ")
+
+
 def test_unknown_command(capsys):
     assert "There is no command fitt; choose one of fit, validate," in fails(capsys, ["fitt"])
 
