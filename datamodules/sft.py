@@ -22,7 +22,7 @@ from pacmr_lightning.modules.sft import IGNORED
 
 from .sources import Completions
 from .stream import RemainingRows, StepLoader, check_resumed
-from .token_columns import check_readable, lengths_and_digest, tokens_digest
+from .token_columns import check_readable, row_lengths, tokens_digest
 from .tokenization import summary_line, token_warnings, tokenize_completions
 from .tokenizer import load_tokenizer
 from .train_tokenizer import train_tokenizer
@@ -195,12 +195,11 @@ class SFTDataModule(LightningDataModule):
 
     def longest(self) -> tuple[int, int]:
         """Return the tokens of the longest training row, and of the longest completion."""
-        lengths, _ = lengths_and_digest(self._rows["train"], *_COLUMNS)
-        return int(lengths.max()), int(self._response_tokens.max())
+        return int(row_lengths(self._rows["train"], *_COLUMNS).max()), int(self._response_tokens.max())
 
     @cached_property
     def _response_tokens(self) -> np.ndarray:
-        return np.array([len(tokens) for tokens in self._rows["train"]["completion_ids"]])
+        return row_lengths(self._rows["train"], "completion_ids")
 
     def update_tokens(self, batch: int) -> int:
         """Return the response tokens, over all ranks, of the update with the epoch's batch ``batch``."""

@@ -22,6 +22,12 @@ def token_parts(rows: Dataset, *columns: str) -> Iterator[tuple[list[pa.ListArra
         yield lists, [compute.list_value_length(column).to_numpy().astype(np.int64) for column in lists]
 
 
+def row_lengths(rows: Dataset, *columns: str) -> np.ndarray:
+    """Return (N,) int64 tokens of each row over all columns."""
+    lengths = (np.sum(counts, axis=0) for _, counts in token_parts(rows, *columns))
+    return np.concatenate([np.empty(0, np.int64), *lengths])
+
+
 def lengths_and_digest(rows: Dataset, *columns: str) -> tuple[np.ndarray, str]:
     """Return (N,) tokens of each row over all columns, and a hash of all tokens in their order."""
     digest = hashlib.sha256()
