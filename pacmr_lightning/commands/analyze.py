@@ -8,12 +8,11 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from ..analysis.consistency import check_taus, consistency_by_threshold, judged_pairs
 from ..command_line.parser import run_tool
+from ..command_line.plain_table import plain_table
 from ..errors import UserError, check_at_least
 from ..files import check_writable, replacing
 from ..runs.finished_run import FinishedRun, find_run, load_run
@@ -172,7 +171,7 @@ def _write(
 
 
 def _show(folder: Path, table: pd.DataFrame, notes: list[str]) -> None:
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    shown = plain_table()
     for heading in COLUMNS:
         shown.add_column(heading, justify="left" if heading == "Task" else "right")
     for row in formatted_rows(table):

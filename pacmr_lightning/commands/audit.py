@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pandas as pd
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from ..audit import AuditOptions, AuditResult
 from ..audit import audit as look_for_wrong_labels
 from ..audit.scorers import NAMES
 from ..audit.words import COIN_FLIPS, fit_in_words, rate_in_words, rules_in_words, traits_in_words
 from ..command_line.parser import run_tool
+from ..command_line.plain_table import plain_table
 from ..datamodules.sources import Source
 from ..errors import UserError
 from ..runs.hub_upload import check_repository
@@ -76,7 +75,7 @@ def audit(
 def show(found: AuditResult) -> None:
     """Print each score's results, the noise rate with its limits, and the files."""
     console, findings = Console(), found.findings
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = plain_table()
     table.add_column("score")
     columns = [name for name in _FORMS if findings.methods[name].notna().any()]
     for name in columns:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import compress
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from ..command_line.parser import run_tool
+from ..command_line.plain_table import plain_table
 from ..runs.summary import read_summary
 
 COLUMNS = {
@@ -37,7 +37,7 @@ def comparison_table(runs: list[str]) -> Table:
     """Return a table of runs, without columns that no run has."""
     summaries = [read_summary(run) for run in runs]
     rows = [[_cell(form, summary) for form in COLUMNS.values()] for summary in summaries]
-    result = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    result = plain_table()
     result.add_column("method", no_wrap=True)
     known = [any(cells) for cells in zip(*rows, strict=True)]
     for heading in compress(COLUMNS, known):

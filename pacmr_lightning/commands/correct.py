@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from ..audit import AuditOptions
 from ..audit.cleaned_file import write_cleaned_file
 from ..audit.perp_correct import Rounds
 from ..command_line.parser import run_tool
+from ..command_line.plain_table import plain_table
 from ..datamodules.cleaned import exchanged, write_rows
 from ..datamodules.sources import Source
 from ..errors import UserError
@@ -146,7 +145,7 @@ def _write_pairs(data: PreferenceData, path: Path, kept: list[int], exchange: li
 
 def _show(table: pd.DataFrame, pairs: int, folder: Path) -> None:
     """Print the rounds, and their noise rate beside the audit's."""
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    shown = plain_table()
     for heading in ("round", "kept", "exchanged", "wrong", "separation", "threshold", "changed"):
         shown.add_column(heading, justify="right", no_wrap=True)
     shown.add_column("")
