@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, LlamaConfig, PretrainedConfig
 
-from ..audit.own_pull import SAMPLE
 from ..command_line.parser import run_tool
 from ..errors import UserError, check_at_least
 from ..meta_gradient.step_pairs import affordable, kept_inputs
@@ -96,6 +95,8 @@ def memory(
     Raises:
         UserError: an option is out of its range, or the model is not known.
     """
+    from ..audit.own_pull import SAMPLE  # loads the whole audit, which --help does without
+
     model = str(model)
     devices = devices or [1, 4, 8]
     check_at_least(1, rank=rank, micro_batch_size=micro_batch_size, prompt_tokens=prompt_tokens)
