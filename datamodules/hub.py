@@ -12,7 +12,7 @@ from datasets.exceptions import DatasetGenerationError
 from datasets.features.features import require_decoding
 from datasets.packaged_modules.csv.csv import CsvConfig
 
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.errors import UserError, first_line
 from pacmr_lightning.evaluation.answer_store import content_key
 from pacmr_lightning.files import content_digest
 
@@ -37,21 +37,17 @@ def load_split(path: str, split: str, subset: str | None = None, folder: str | N
         found = load_dataset(path, split=split, **options)
     except DatasetGenerationError as error:
         raise UserError(
-            f"The split {split!r} of the dataset {where} cannot be read ({_first_line(error.__cause__)}); "
+            f"The split {split!r} of the dataset {where} cannot be read ({first_line(error.__cause__)}); "
             "fetch it again."
         ) from None
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"The split {split!r} of the dataset {where} cannot be loaded ({_first_line(error)}); give a Hub "
+            f"The split {split!r} of the dataset {where} cannot be loaded ({first_line(error)}); give a Hub "
             "id or a folder, a subset and a split that exist."
         ) from None
     if content is not None:
         found._fingerprint = content_key(content, subset, folder, split)[:16]
     return found
-
-
-def _first_line(error: BaseException | None) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def convert(

@@ -19,7 +19,7 @@ from datasets.exceptions import DatasetGenerationError
 from lightning.pytorch.utilities import rank_zero_info
 
 from pacmr_lightning.command_line.exceptions import user_error
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.errors import UserError, first_line
 from pacmr_lightning.files import content_digest
 
 from .columns import PREFERENCES, SFT, Columns, checked
@@ -191,7 +191,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     yield f"{path}, row {number}", arrow_row(row)
     # Damage to the compression is an OSError, to a text a UnicodeDecodeError.
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
         raise UserError(
-            f"{path} cannot be read as Parquet after {number} rows ({reason}); fetch or write it again."
+            f"{path} cannot be read as Parquet after {number} rows ({first_line(error)}); fetch or write it "
+            "again."
         ) from None

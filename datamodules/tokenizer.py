@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file, find_adapter_config_file
 
 from pacmr_lightning.chat_template import end_tokens
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.errors import UserError, first_line
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
@@ -33,9 +33,8 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
             return load_tokenizer(base)
         tokenizer = AutoTokenizer.from_pretrained(place)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
         raise UserError(
-            f"tokenizer is {name!r}, but no tokenizer could be loaded from there ({reason}); "
+            f"tokenizer is {name!r}, but no tokenizer could be loaded from there ({first_line(error)}); "
             "give a model's folder or Hub id."
         ) from None
     if base:

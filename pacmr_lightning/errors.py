@@ -17,6 +17,11 @@ def check_at_least(least: float, **options: float | None) -> None:
             raise UserError(f"{name} is {value}, but it must be at least {least}.")
 
 
+def first_line(error: BaseException | None) -> str:
+    """Return the first line of an error's text, or its type's name, without the period."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether a device, or the machine, has too little memory."""
     of_torch = isinstance(error, RuntimeError) and re.search(r"DefaultCPUAllocator|out of memory", str(error))

@@ -22,8 +22,3 @@ def model_state(place: str) -> str | None:
     if Path(place).is_dir():
         return content_digest(place)
     return extract_commit_hash(cached_file(place, "config.json"), None)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, without its period."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
 
-from pacmr_lightning.errors import UserError
+from pacmr_lightning.errors import UserError, first_line
 from pacmr_lightning.files import replacing
 
 from ..prompts import split_row
@@ -96,7 +96,7 @@ def read_augmentations(path: str | Path) -> dict[str, str]:
             columns = file.read(list(_READ)).select(_READ).cast(pa.schema([(n, pa.string()) for n in _READ]))
     except (OSError, pa.ArrowException) as error:
         raise UserError(
-            f"{path} cannot be read as Parquet with texts ({str(error).splitlines()[0].rstrip('.')}); name a "
+            f"{path} cannot be read as Parquet with texts ({first_line(error)}); name a "
             "file that pacmr augment wrote."
         ) from None
     pairs = zip(*(columns[name].to_pylist() for name in _READ), strict=True)

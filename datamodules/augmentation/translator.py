@@ -21,8 +21,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from pacmr_lightning.errors import UserError
-from pacmr_lightning.model_folder import first_line, model_place, model_state
+from pacmr_lightning.errors import UserError, first_line
+from pacmr_lightning.model_folder import model_place, model_state
 
 EMPTY = "nothing came back"
 ENDLESS = "the translation did not end"

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from ..errors import UserError
+from ..errors import UserError, check_at_least
 from ..files import check_writable
 from ..numerics import AskedDtype
 from ..runs.model_card import public
@@ -99,8 +99,7 @@ class AuditOptions:
                 raise UserError(f"{name} is {value}, but the share of wrong labels is above 0 and below 0.5.")
         if self.beta is not None and not self.beta > 0:
             raise UserError(f"beta is {self.beta}, but it must be above 0 (DPO's is usually 0.1).")
-        if self.micro_batch_size is not None and self.micro_batch_size < 1:
-            raise UserError(f"micro_batch_size is {self.micro_batch_size}, but it must be at least 1.")
+        check_at_least(1, micro_batch_size=self.micro_batch_size)
         if self.label_studio is not None and not self.label_studio.endswith(".json"):
             raise UserError(
                 f"label_studio is {self.label_studio}, but tasks are written to a file ending in .json."

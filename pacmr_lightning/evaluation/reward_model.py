@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from ..chat_template import render_messages
-from ..errors import UserError, check_at_least
-from ..model_folder import first_line, model_place, model_state
+from ..errors import UserError, check_at_least, first_line
+from ..model_folder import model_place, model_state
 from ..numerics import numerics
 from ..policy.limits import positions
 from .answer_store import AnswerStore, content_key

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..batch import PairBatch
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..rewards import Rewards
 from .base import Weighting, Weights
 
@@ -89,9 +89,9 @@ class AuditTable:
             decided = {"decision"} & set(pq.read_schema(path).names)
             self.rows = pd.read_parquet(path, columns=["id", column, "observed", *decided])
         except (OSError, ValueError) as error:
-            reason = str(error).strip().partition("\n")[0].rstrip(".")
             raise UserError(
-                f"{path} is no table of pacmr audit ({reason}); give the pairs.parquet that it wrote."
+                f"{path} is no table of pacmr audit ({first_line(error)}); give the pairs.parquet that it "
+                "wrote."
             ) from None
 
     def check(self, pairs: Any) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..batch import UNKNOWN, PairBatch
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..ranks import on_all_ranks
 from ..rewards import Rewards
 
@@ -136,10 +136,9 @@ class PairHistory:
         try:
             table = pd.read_parquet(folder, columns=["id", "step", "u", "flipped"])
         except (OSError, ValueError) as error:
-            reason = str(error).strip().partition("\n")[0].rstrip(".")
             raise UserError(
-                f"history is {folder}, which cannot be read as visits ({reason}); name the folder weights of "
-                "a run."
+                f"history is {folder}, which cannot be read as visits ({first_line(error)}); name the "
+                "folder weights of a run."
             ) from None
         self._visits = {}
         for name, u in table.sort_values("step", kind="stable")[["id", "u"]].itertuples(index=False):

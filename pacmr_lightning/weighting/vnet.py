@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..ranks import sum_over_ranks
 from .features import PAPER, Feature, ordered
 
@@ -176,6 +176,6 @@ def load_vnet(folder: str | Path) -> VNet:
             "whose weighting learns."
         ) from None
     except (ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".:")
+        reason = first_line(error).rstrip(".:")
         raise UserError(f"The VNet in {folder} cannot be loaded ({reason}); export it again.") from None
     return vnet
