@@ -272,7 +272,7 @@ class Correctness(Bench):
         torch.manual_seed(0)
         weighting = VNetWeighting(PinnedCoverage(0.7), GhostDotProduct(clip=None))
         weighting.to(torch.device(self.device))
-        weighting.update(pairs, batch.meta, 1e-4)
+        weighting.update(pairs, batch.meta, 1e-4, 1e-4)
         vnet = [p.grad for p in weighting.vnet.parameters() if p.grad is not None]
         parts = {"u": [pairs.rewards.u], "DPO's gradient": gradient.values(), "VNet's": vnet}
         plan = f"{policy._plan.attention}, {policy._plan.layout}"

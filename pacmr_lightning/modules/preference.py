@@ -211,7 +211,8 @@ class PreferenceModule(TrainedOnly):
         if learns:
             # Lines 4 to 11: Theta, by a virtual update of the policy and the meta-batch of line 6.
             meta = self._meta(batch)
-            self.outer_values = self.weighting.update(pairs, meta, optimizer.param_groups[0]["lr"])
+            lr = optimizer.param_groups[0]["lr"]
+            self.outer_values = self.weighting.update(pairs, meta, lr, self.learning_rate)
         # Line 12: update of omega under the new Theta.
         inner = weighted_gradient(pairs, self.weighting)
         self._observe(pairs, inner)

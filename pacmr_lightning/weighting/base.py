@@ -99,7 +99,7 @@ class Weighting(ABC):
     def check_sharded(self) -> None:
         """Raise a UserError if ``update`` cannot work with ZeRO-3's sharded parameters."""
 
-    def update(self, pairs: StepPairs, meta: PairBatch, learning_rate: float) -> dict[str, Tensor]:
+    def update(self, pairs: StepPairs, meta: PairBatch, learning_rate: float, peak: float) -> dict[str, Tensor]:
         """Learn from one train and one meta batch; return 0-dim values to log, by name.
 
         Called if ``every`` is set, by position and on every rank, before the weights of the same policy
@@ -115,6 +115,7 @@ class Weighting(ABC):
                 are their reference's. ``meta.augmented`` are training pairs under augmented prompts, else
                 None. Run at most ``pairs.micro_batch_size`` of them at once.
             learning_rate: the policy's current learning rate.
+            peak: the largest of its schedule, the module's ``learning_rate``.
 
         Returns:
             Finite values on the policy's device without gradient, logged as ``train/<name>``.
@@ -154,9 +155,9 @@ def check_update(weighting: Weighting) -> None:
     if not weighting.every:
         return
     try:
-        inspect.signature(weighting.update).bind("pairs", "meta", 0.0)
+        inspect.signature(weighting.update).bind("pairs", "meta", 0.0, 1.0)
     except TypeError as error:
         raise UserError(
-            f"{type(weighting).__name__}.update is called with pairs, meta and learning_rate, but takes "
+            f"{type(weighting).__name__}.update is called with pairs, meta, learning_rate and peak, but takes "
             f"other arguments ({error}); define it as Weighting.update is."
         ) from None

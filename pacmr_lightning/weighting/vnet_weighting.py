@@ -38,8 +38,9 @@ SAME_EVERY = 10
 class VNetWeighting(Weighting):
     """Weights from VNet, which learns through one virtual policy update.
 
-    The constant factor alpha is left out of VNet's gradient -(alpha/N) sum_i c_i dV_i/dTheta: Adam is
-    invariant to it, except that a small one would approach Adam's epsilon.
+    VNet's gradient is -(alpha/N) sum_i c_i dV_i/dTheta (Qu et al., section 5.4). Adam is invariant to a constant
+    factor, but alpha is the scheduled learning rate by default. So the gradient carries alpha relative to its
+    peak: VNet's updates shrink as the policy's do, and no small constant brings Adam close to its epsilon.
 
     Args:
         outer: loss of the virtual policy.
@@ -48,6 +49,9 @@ class VNetWeighting(Weighting):
         learning_rate: of VNet's Adam; the paper has 1e-3 on TL;DR and 5e-4 on HH.
         every: VNet learns at policy updates 0, every, 2 every, ...; the paper has 10.
         virtual_lr: alpha, the length of the virtual step; None means the policy's current learning rate.
+        alpha_in_gradient: multiply VNet's gradient by alpha relative to its peak. With a fixed ``virtual_lr`` the
+            factor is 1. False leaves it out: VNet's updates stay as long while the policy's shrink, and at alpha
+            0, the first update of a warm-up, VNet learns from the derivative with respect to alpha.
         start_slope: a of every pair before VNet learns; the paper has 1.
         start_offset: b of every pair before VNet learns; the paper has 0, "auto" is logit(1 - rate) of the
             datamodule's noise rate: with slope 1 that is Theorem 1's optimum under symmetric flips.
@@ -76,6 +80,7 @@ class VNetWeighting(Weighting):
         learning_rate: float = 1e-3,
         every: int = 10,
         virtual_lr: float | None = None,
+        alpha_in_gradient: bool = True,
         start_slope: float = 1.0,
         start_offset: float | Literal["auto"] = 0.0,
         mean_one: bool = False,
@@ -108,6 +113,7 @@ class VNetWeighting(Weighting):
         self.features = list(features)
         self.history = history
         self.virtual_lr = virtual_lr
+        self.alpha_in_gradient = alpha_in_gradient
         # An own random stream, so that runs with and without VNet start from the same adapter.
         with torch.random.fork_rng(devices=[]):
             start = 0.0 if start_offset == "auto" else start_offset
@@ -167,22 +173,24 @@ class VNetWeighting(Weighting):
         """Refuse features of earlier visits if there are none."""
         self._features.check_plan(updates, updates_per_epoch)
 
-    def update(self, pairs: StepPairs, meta: PairBatch, learning_rate: float) -> dict[str, Tensor]:
+    def update(self, pairs: StepPairs, meta: PairBatch, learning_rate: float, peak: float) -> dict[str, Tensor]:
         """Update VNet once: Algorithm 1, lines 3 to 11; omega does not change.
 
-        It is skipped, and counted, if no meta pair passes the threshold or d_meta vanishes.
+        It is skipped, and counted, where VNet's gradient is 0: no meta pair passes the threshold, d_meta vanishes,
+        or alpha is a factor of the gradient and 0. Adam would move VNet by its momentum alone.
         """
         policy, beta = pairs.policy, pairs.objective.beta
         # Lines 3 to 5: u, Delta and V of the train batch, and the weighted loss's gradient.
         inner = weighted_gradient(pairs, self)
         alpha = learning_rate if self.virtual_lr is None else self.virtual_lr
+        factor = learning_rate / peak if self.alpha_in_gradient and self.virtual_lr is None else 1.0
         # Line 5: the virtual update omega^ = omega - alpha gradient.
         with shifted(policy, inner.gradient, -alpha):
             # Lines 7 to 9: u of both views, pseudo-labels, d_meta.
             outer = self.outer.gradient(policy, beta, meta, pairs.micro_batch_size or len(pairs.batch))
         d_norm = norm(outer.d_meta)
         metrics = {**outer.metrics, "meta/d_norm": d_norm}
-        if outer.retained and float(d_norm) > NORM_FLOOR:
+        if outer.retained and float(d_norm) > NORM_FLOOR and factor > 0:
             # Line 10: c_i = d_meta . grad l_i(omega).
             c = self.estimator.coefficients(pairs, outer.d_meta)
             if self.check_every and self.updates % self.check_every == 0:
@@ -191,7 +199,7 @@ class VNetWeighting(Weighting):
             clipped = self.estimator.clipped(c)
             metrics |= coefficient_metrics(c, clipped, inner.total)
             # Line 11: Theta.
-            self._step(inner, self._features(pairs.rewards, pairs.batch), clipped)
+            self._step(inner, self._features(pairs.rewards, pairs.batch), factor * clipped)
             self.updates += 1
         else:
             self.skipped += 1
@@ -199,7 +207,7 @@ class VNetWeighting(Weighting):
         return {name: value for name, value in metrics.items() if torch.isfinite(value)}
 
     def _step(self, inner: WeightedGradient, features: list[Tensor], c: Tensor) -> None:
-        """Adam step of Theta along -1/N sum_i c_i dV_i/dTheta, from (N,) features and clipped c."""
+        """Adam step of Theta along -1/N sum_i c_i dV_i/dTheta, from (N,) features and coefficients c."""
         if self.mean_one:
             # V_i = g_i / m with m = 1/N sum_j g_j also moves through m:
             # sum_i c_i dV_i = sum_i (c_i - 1/N sum_j c_j g_j / m) / m dg_i.

@@ -52,7 +52,7 @@ def steps(policy, weighting, make_batch, positions=(1, 2, 3)):
         batch = batch.with_reference(policy.reference_log_probs(batch))
         pairs = RecomputedStepPairs(policy, DPO(BETA), batch, 2)
         meta = make_batch(4, seed=10 + position, augmented=True)
-        assert weighting.update(pairs, meta, LEARNING_RATE)
+        assert weighting.update(pairs, meta, LEARNING_RATE, LEARNING_RATE)
     return pairs, meta
 
 

@@ -58,7 +58,7 @@ class Half(Weighting):
     every = 2
 
 class Fixed(Odd):
-    def update(self, pairs, meta, learning_rate):
+    def update(self, pairs, meta, learning_rate, peak):
         return {"met": torch.tensor(float(len(meta)))}
 """
 

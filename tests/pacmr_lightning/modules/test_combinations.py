@@ -114,7 +114,7 @@ def one_update(policy, batch, meta, objective, weighting):
     pairs = StepPairs.of(policy, objective, batch, MICRO_BATCH, often=bool(weighting.every), soft_labels=soft)
     if weighting.every:
         before = {} if weighting.vnet is None else copy.deepcopy(weighting.vnet.state_dict())
-        weighting.update(pairs, meta if weighting.needs_meta else batch[:0], 1e-2)
+        weighting.update(pairs, meta if weighting.needs_meta else batch[:0], 1e-2, 1e-2)
         assert not before or any((weighting.vnet.state_dict()[name] != p).any() for name, p in before.items())
     return weighted_gradient(pairs, weighting).gradient, pairs.batch
 

@@ -169,7 +169,7 @@ def test_a_real_update(policy, estimator, kind):
 
     def step():
         pairs = kind(policy, DPO(0.1), batch, 2)
-        weighting.update(pairs, meta, 1e-3)
+        weighting.update(pairs, meta, 1e-3, 1e-3)
         weighted_gradient(pairs, weighting)
 
     plan = Plan(global_batch_size=PAIRS, every=1, meta_batch_size=PAIRS)

@@ -275,7 +275,7 @@ def gradient_of_update(weighting, policy, train, meta, micro_batch_size, monkeyp
     )
     objective = SoftLabelDifference(DPO(BETA)) if weighting.soft_labels else DPO(BETA)
     pairs = RecomputedStepPairs(policy, objective, train, micro_batch_size, weighting.needs_entropies)
-    return caught, weighting.update(pairs, meta, 99.0)
+    return caught, weighting.update(pairs, meta, 99.0, 1.0)
 
 
 @pytest.mark.parametrize("options", [{}, {"mean_one": True}, {"soft_labels": True, "start_offset": 0.4}])
@@ -390,14 +390,14 @@ def test_a_noisy_estimator_is_reported(make_policy, make_batch):
     pairs = RecomputedStepPairs(policy, DPO(BETA), train, None)
     noisy = VNetWeighting(PromptAugmentationConsistency(0.55), CentralDifference(1e-9), check_every=1)
     with pytest.warns(UserWarning, match="off the exact coefficients"):
-        assert noisy.update(pairs, meta, 0.05)["meta/estimator_error"] > 0.5
+        assert noisy.update(pairs, meta, 0.05, 0.05)["meta/estimator_error"] > 0.5
     fine = VNetWeighting(
         PromptAugmentationConsistency(0.55), CentralDifference(1e-2, relative=True), check_every=2
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert fine.update(pairs, meta, 0.05)["meta/estimator_error"] < 0.02
-        assert "meta/estimator_error" not in fine.update(pairs, meta, 0.05)
+        assert fine.update(pairs, meta, 0.05, 0.05)["meta/estimator_error"] < 0.02
+        assert "meta/estimator_error" not in fine.update(pairs, meta, 0.05, 0.05)
 
 
 def test_starts():
@@ -425,16 +425,42 @@ def test_outer_objectives_refuse_each_others_pairs(make_policy, make_batch):
         CleanPreference().gradient(policy, BETA, make_batch(3, augmented=True), None)
 
 
-def test_alpha_defaults_to_the_learning_rate(make_policy, make_batch):
+def test_alpha(make_policy, make_batch):
+    """The virtual step's length, by default the learning rate; if that is scheduled, a factor of the gradient."""
     policy = make_policy(double=True)
     train, meta = with_reference(policy, make_batch(6)), make_batch(7, seed=5, augmented=True)
-    states = []
-    for virtual_lr, learning_rate in ((0.05, 9.0), (None, 0.05), (None, 0.5)):
+    pairs = RecomputedStepPairs(policy, DPO(BETA), train, None)
+
+    def momentum(learning_rate, peak, **options):
         torch.manual_seed(0)
-        weighting = VNetWeighting(PromptAugmentationConsistency(0.55), virtual_lr=virtual_lr)
-        weighting.update(RecomputedStepPairs(policy, DPO(BETA), train, None), meta, learning_rate)
-        states.append(weighting.vnet_optimizer.state_dict()["state"][4]["exp_avg"])
-    assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
+        weighting = VNetWeighting(PromptAugmentationConsistency(0.55), **options)
+        weighting.vnet.double()
+        metrics = weighting.update(pairs, meta, learning_rate, peak)
+        assert (weighting.updates, weighting.skipped) == (1, 0)
+        assert metrics["meta/coverage"] > 0
+        return weighting.vnet_optimizer.state_dict()["state"][4]["exp_avg"]
+
+    fixed = momentum(9.0, 20.0, virtual_lr=0.05)
+    assert torch.equal(momentum(0.05, 0.05), fixed)
+    torch.testing.assert_close(momentum(0.05, 0.2), fixed / 4)
+    assert torch.equal(momentum(0.05, 0.2, alpha_in_gradient=False), fixed)
+    assert not torch.allclose(momentum(0.5, 0.5), fixed, rtol=1e-3)
+    assert momentum(0.0, 1.0, alpha_in_gradient=False).any() and momentum(1.0, 1.0, virtual_lr=0.0).any()
+
+
+def test_alpha_of_zero_moves_nothing(make_policy, make_batch):
+    """Not even by Adam's momentum; the update is counted as skipped."""
+    policy = make_policy()
+    train, meta = with_reference(policy, make_batch(6)), make_batch(7, seed=5, augmented=True)
+    weighting = VNetWeighting(PromptAugmentationConsistency(0.55))
+    pairs = RecomputedStepPairs(policy, DPO(BETA), train, None)
+    weighting.update(pairs, meta, 0.05, 0.05)
+    before = copy.deepcopy(weighting.state_dict())
+    assert weighting.update(pairs, meta, 0.0, 0.05)["meta/skipped_updates"] == 1
+    after = weighting.state_dict()
+    assert after["skipped"] == 1 and after["updates"] == 1
+    assert all(torch.equal(after["vnet"][name], value) for name, value in before["vnet"].items())
+    assert after["optimizer"]["state"][0]["step"] == before["optimizer"]["state"][0]["step"] == 1
 
 
 @pytest.mark.parametrize("outer", [PromptAugmentationConsistency(0.55), CleanPreference()])
@@ -480,7 +506,7 @@ def test_a_fresh_policy_retains_nothing_and_skips(make_policy, make_batch):
     assert Rewards(policy.log_probs(train), train.reference, BETA).u.abs().max() == 0
     weighting = VNetWeighting()
     before = copy.deepcopy(weighting.state_dict())
-    metrics = weighting.update(RecomputedStepPairs(policy, DPO(BETA), train, None), meta, 0.0)
+    metrics = weighting.update(RecomputedStepPairs(policy, DPO(BETA), train, None), meta, 0.0, 1.0)
     assert metrics["meta/coverage"] == 0 and metrics["meta/skipped_updates"] == 1
     assert weighting.skipped == 1 and weighting.updates == 0
     for key, value in before["vnet"].items():
@@ -507,11 +533,11 @@ def test_state_dict_round_trip(make_policy, make_batch):
     train, meta = with_reference(policy, make_batch(6)), make_batch(7, seed=5, augmented=True)
     pairs = RecomputedStepPairs(policy, DPO(BETA), train, None)
     one = VNetWeighting(PromptAugmentationConsistency(0.55))
-    one.update(pairs, meta, 0.05)
+    one.update(pairs, meta, 0.05, 0.05)
     other = VNetWeighting(PromptAugmentationConsistency(0.55))
     other.load_state_dict(copy.deepcopy(one.state_dict()))
     for weighting in (one, other):
-        weighting.update(pairs, meta, 0.05)
+        weighting.update(pairs, meta, 0.05, 0.05)
     assert one.updates == other.updates == 2
     for a, b in zip(one.vnet.parameters(), other.vnet.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -558,7 +584,7 @@ def test_pairs_that_the_objective_drops_do_not_teach_vnet(make_policy, make_batc
     )
     objective = Dropping(BETA)
     pairs = RecomputedStepPairs(policy, objective, train, None)
-    weighting.update(pairs, meta, 0.0)
+    weighting.update(pairs, meta, 0.0, 1.0)
     inner = weighted_gradient(pairs, weighting)
     with shifted(policy, inner.gradient, -0.05):
         direction = weighting.outer.gradient(policy, BETA, meta, None).d_meta
