@@ -83,7 +83,9 @@ class AveragedAdapter(VNetWeighting):
         rows = torch.tensor([ids.index(name) for name in batch.ids])
         return super().weights(Rewards(believed.policy[rows], believed.reference[rows], believed.beta), batch)
 
-    def update(self, pairs: StepPairs, meta: PairBatch, learning_rate: float, peak: float) -> dict[str, Tensor]:
+    def update(
+        self, pairs: StepPairs, meta: PairBatch, learning_rate: float, peak: float
+    ) -> dict[str, Tensor]:
         """Update the average, compute its log-probabilities, and train VNet if due."""
         due = self._done % self.learn_every == 0
         believed = replace(pairs.rewards, policy=self._ask(pairs, meta if due else None))

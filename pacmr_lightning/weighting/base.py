@@ -99,7 +99,9 @@ class Weighting(ABC):
     def check_sharded(self) -> None:
         """Raise a UserError if ``update`` cannot work with ZeRO-3's sharded parameters."""
 
-    def update(self, pairs: StepPairs, meta: PairBatch, learning_rate: float, peak: float) -> dict[str, Tensor]:
+    def update(
+        self, pairs: StepPairs, meta: PairBatch, learning_rate: float, peak: float
+    ) -> dict[str, Tensor]:
         """Learn from one train and one meta batch; return 0-dim values to log, by name.
 
         Called if ``every`` is set, by position and on every rank, before the weights of the same policy
@@ -158,6 +160,6 @@ def check_update(weighting: Weighting) -> None:
         inspect.signature(weighting.update).bind("pairs", "meta", 0.0, 1.0)
     except TypeError as error:
         raise UserError(
-            f"{type(weighting).__name__}.update is called with pairs, meta, learning_rate and peak, but takes "
-            f"other arguments ({error}); define it as Weighting.update is."
+            f"{type(weighting).__name__}.update is called with pairs, meta, learning_rate and peak, but "
+            f"takes other arguments ({error}); define it as Weighting.update is."
         ) from None

@@ -38,9 +38,9 @@ SAME_EVERY = 10
 class VNetWeighting(Weighting):
     """Weights from VNet, which learns through one virtual policy update.
 
-    VNet's gradient is -(alpha/N) sum_i c_i dV_i/dTheta (Qu et al., section 5.4). Adam is invariant to a constant
-    factor, but alpha is the scheduled learning rate by default. So the gradient carries alpha relative to its
-    peak: VNet's updates shrink as the policy's do, and no small constant brings Adam close to its epsilon.
+    VNet's gradient is -(alpha/N) sum_i c_i dV_i/dTheta (Qu et al., section 5.4). Adam is invariant to a
+    constant factor, but by default alpha is the scheduled learning rate. So the gradient carries alpha
+    relative to its peak: VNet's updates shrink as the policy's do, and Adam stays far from its epsilon.
 
     Args:
         outer: loss of the virtual policy.
@@ -49,9 +49,9 @@ class VNetWeighting(Weighting):
         learning_rate: of VNet's Adam; the paper has 1e-3 on TL;DR and 5e-4 on HH.
         every: VNet learns at policy updates 0, every, 2 every, ...; the paper has 10.
         virtual_lr: alpha, the length of the virtual step; None means the policy's current learning rate.
-        alpha_in_gradient: multiply VNet's gradient by alpha relative to its peak. With a fixed ``virtual_lr`` the
-            factor is 1. False leaves it out: VNet's updates stay as long while the policy's shrink, and at alpha
-            0, the first update of a warm-up, VNet learns from the derivative with respect to alpha.
+        alpha_in_gradient: multiply VNet's gradient by alpha relative to its peak; with a fixed ``virtual_lr``
+            the factor is 1. False leaves alpha out: VNet's updates do not shrink with the policy's, and VNet
+            also learns at alpha 0, the first update of a warm-up.
         start_slope: a of every pair before VNet learns; the paper has 1.
         start_offset: b of every pair before VNet learns; the paper has 0, "auto" is logit(1 - rate) of the
             datamodule's noise rate: with slope 1 that is Theorem 1's optimum under symmetric flips.
@@ -173,11 +173,13 @@ class VNetWeighting(Weighting):
         """Refuse features of earlier visits if there are none."""
         self._features.check_plan(updates, updates_per_epoch)
 
-    def update(self, pairs: StepPairs, meta: PairBatch, learning_rate: float, peak: float) -> dict[str, Tensor]:
+    def update(
+        self, pairs: StepPairs, meta: PairBatch, learning_rate: float, peak: float
+    ) -> dict[str, Tensor]:
         """Update VNet once: Algorithm 1, lines 3 to 11; omega does not change.
 
-        It is skipped, and counted, where VNet's gradient is 0: no meta pair passes the threshold, d_meta vanishes,
-        or alpha is a factor of the gradient and 0. Adam would move VNet by its momentum alone.
+        It is skipped, and counted, if VNet's gradient is 0, since Adam would move VNet by its momentum alone:
+        no meta pair passes the threshold, d_meta vanishes, or a factor alpha is 0.
         """
         policy, beta = pairs.policy, pairs.objective.beta
         # Lines 3 to 5: u, Delta and V of the train batch, and the weighted loss's gradient.

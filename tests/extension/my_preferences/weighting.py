@@ -43,7 +43,9 @@ class ConsensusWeights(Weighting):
     def _belief(self, u: Tensor) -> Tensor:
         return torch.sigmoid(self.slope * u / self.scale)
 
-    def update(self, pairs: StepPairs, meta: PairBatch, learning_rate: float, peak: float) -> dict[str, Tensor]:
+    def update(
+        self, pairs: StepPairs, meta: PairBatch, learning_rate: float, peak: float
+    ) -> dict[str, Tensor]:
         """One step of the slope towards pairs that agree with the weighted gradient."""
         self.scale = self._mean_size(pairs, meta)
         # Over all ranks; pairs.along and pairs.rewards are those of this rank.

@@ -426,7 +426,7 @@ def test_outer_objectives_refuse_each_others_pairs(make_policy, make_batch):
 
 
 def test_alpha(make_policy, make_batch):
-    """The virtual step's length, by default the learning rate; if that is scheduled, a factor of the gradient."""
+    """The virtual step's length, by default the scheduled learning rate, then a factor of the gradient."""
     policy = make_policy(double=True)
     train, meta = with_reference(policy, make_batch(6)), make_batch(7, seed=5, augmented=True)
     pairs = RecomputedStepPairs(policy, DPO(BETA), train, None)
