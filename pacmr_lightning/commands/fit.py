@@ -30,7 +30,7 @@ from ..datamodules.stream import check_rank_shares
 from ..errors import UserError
 from ..modules import PreferenceModule, SFTModule  # noqa: F401
 from ..runs.checkpoints import CheckpointFiles, to_resume_from
-from ..runs.config import SaveRunConfig, resolve_auto
+from ..runs.config import SaveRunConfig, resolve_auto, use_lora_deepspeed
 from ..runs.folder import CHECKPOINTS, CONFIG, METRICS, default_folder
 from ..runs.loggers import run_loggers, wandb_ends
 from ..strategies import check_strategy
@@ -117,6 +117,7 @@ class PacmrCLI(LightningCLI):
             model, data = config.model.init_args, config.data.init_args
             config.trainer.default_root_dir = default_folder(model, data, config.seed_everything)
         resolve_auto(config)
+        use_lora_deepspeed(config)
         root = Path(config.trainer.default_root_dir)
         self._new_folders = [folder for folder in (root, *root.parents) if not folder.exists()]
         if config.checkpoint.dirpath is None:

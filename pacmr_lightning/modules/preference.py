@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
@@ -41,6 +42,9 @@ class PreferenceModule(TrainedOnly):
 
     One ``training_step`` is one policy update on a whole optimizer-step batch, which the module cuts into
     micro-batches; ``global_step`` counts policy updates.
+
+    The module owns two optimizers: the policy's AdamW, from ``configure_optimizers``, and ``vnet_optimizer``
+    if there is a VNet. ``lr-VNet`` and ``lr-VNet-updates`` are logged beside the policy's learning rate.
 
     Args:
         policy: the model with its adapter; it is loaded when the trainer starts.
@@ -117,12 +121,19 @@ class PreferenceModule(TrainedOnly):
 
     @property
     def vnet(self) -> torch.nn.Module | None:
-        """VNet, if any; no submodule, so that nothing casts, shards or steps it."""
+        """VNet, if any; no submodule, so that no strategy casts or shards it.
+
+        Lightning's model summary lists submodules only, so its size is printed after it.
+        """
         return self.weighting.vnet
 
     @property
     def vnet_optimizer(self) -> torch.optim.Optimizer | None:
-        """VNet's optimizer, if any."""
+        """VNet's Adam, if any; the weighting steps it, and checkpoints have its state.
+
+        It is not among ``configure_optimizers``': Lightning's ``global_step`` would count its steps too, and
+        its DeepSpeed strategy takes one optimizer, each step of which is the policy's.
+        """
         return self.weighting.vnet_optimizer
 
     def configure_model(self) -> None:
@@ -159,7 +170,14 @@ class PreferenceModule(TrainedOnly):
         self.options = self._fit_options()
 
     def on_fit_start(self) -> None:
-        """Let the datamodule compute the reference's values to cache."""
+        """Print VNet's size; let the datamodule compute the reference's values to cache."""
+        if self.vnet is not None and self.vnet_optimizer is not None:
+            size = sum(p.numel() for p in self.vnet.parameters())
+            rank_zero_info(
+                f"VNet: {size:,} parameters beside the module's, trained by module.vnet_optimizer "
+                f"({type(self.vnet_optimizer).__name__}, {self.vnet_optimizer.param_groups[0]['lr']:g}); "
+                f"policy updates between two of its own: {self.weighting.every}."
+            )
         check_adapter(self.policy.adapter())
         self.policy.reference_digest()  # computed now, since a checkpoint should not take so long
         if self.policy.is_sharded:
@@ -171,7 +189,10 @@ class PreferenceModule(TrainedOnly):
                 check_shifted(self.policy, move_data_to_device(self.checked_pair, self.policy.device))
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW over the adapter; linear warm-up, then a cosine to ``min_lr_ratio`` of the peak."""
+        """AdamW over the adapter; linear warm-up, then a cosine to ``min_lr_ratio`` of the peak.
+
+        VNet's is ``vnet_optimizer``, which says why it is not among them.
+        """
         optimizer = torch.optim.AdamW(
             self.policy.adapter().values(),
             lr=self.learning_rate,
@@ -268,6 +289,9 @@ class PreferenceModule(TrainedOnly):
         shown = ("loss", "rewards/accuracies")
         self.log_dict({f"train/{name}": values.pop(name) for name in shown}, prog_bar=True)
         self.log_dict({f"train/{name}": value for name, value in values.items()})
+        if self.vnet_optimizer is not None:
+            vnet_lr = self.vnet_optimizer.param_groups[0]["lr"]
+            self.log_dict({"lr-VNet": vnet_lr, "lr-VNet-updates": float(self.weighting.updates)})
         if len(learned := self.objective.learned()) <= CURVES:
             self.log_dict({f"train/{name}": value for name, value in learned.items()})
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from pkgutil import resolve_name
 
 import torch
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
-from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info
 
 from ..files import replacing
@@ -21,6 +22,7 @@ from .memory_estimate import GIB, sft_step_bytes, step_bytes
 
 FREE = 0.9
 """Share of a GPU's free memory that a step may be estimated to take; the rest is for what is not counted."""
+DEEPSPEED = "pacmr_lightning.strategies.LoraDeepSpeedStrategy"
 MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 """Dtypes of the trainer's mixed precisions."""
 
@@ -84,6 +86,23 @@ def _step_bytes(module: PreferenceModule | SFTModule, trainer: Trainer) -> float
     pairs = module.micro_batch_size or data.global_batch_size // trainer.world_size
     prompt, response = data.train_pairs.longest()
     return step_bytes(module.policy, pairs, prompt, response, trainer.world_size)
+
+
+def use_lora_deepspeed(config: Namespace) -> None:
+    """Replace Lightning's DeepSpeed strategy, a name or a class path, by the adapter's with its options."""
+    given, model = config.trainer.strategy, resolve_name(config.model.class_path)
+    if not issubclass(model, PreferenceModule):  # SFT trains under Lightning's own, too
+        return
+    if isinstance(given, Namespace):
+        name, kind, options = given.class_path, resolve_name(given.class_path), given.get("init_args")
+    elif given in StrategyRegistry:
+        name, kind = given, StrategyRegistry[given]["strategy"]
+        options = Namespace(**StrategyRegistry[given]["init_params"])
+    else:
+        return
+    if kind is DeepSpeedStrategy:
+        config.trainer.strategy = Namespace(class_path=DEEPSPEED, init_args=options)
+        rank_zero_info(f"trainer.strategy {name} is {DEEPSPEED} here, which takes the same options.")
 
 
 def resolve_auto(config: Namespace) -> None:

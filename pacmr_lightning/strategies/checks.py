@@ -27,7 +27,14 @@ def check_strategy(strategy: Strategy, quantization: str | None = None) -> None:
         )
     lora = isinstance(strategy, LoraDeepSpeedStrategy)
     plain = isinstance(strategy, (SingleDeviceStrategy, DDPStrategy))
-    if not lora and (not plain or isinstance(strategy, DeepSpeedStrategy)):
+    if isinstance(strategy, DeepSpeedStrategy) and not lora:
+        stage = (strategy.config or {}).get("zero_optimization", {}).get("stage", 2)
+        raise UserError(
+            f"trainer.strategy is {type(strategy).__name__}, with which an adapter is not trained as it "
+            "should be; from Python give Trainer(strategy=pacmr_lightning.strategies.LoraDeepSpeedStrategy("
+            f"stage={stage})), which takes the same arguments."
+        )
+    if not lora and not plain:
         raise UserError(
             f"trainer.strategy is {type(strategy).__name__}, with which an adapter is not trained as it "
             "should be; use auto, ddp, or configs/strategies/zero1.yaml, zero2.yaml or zero3.yaml for "

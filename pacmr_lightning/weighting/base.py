@@ -57,6 +57,8 @@ class Weighting(ABC):
     vnet: nn.Module | None = None
     """A network like ``VNet``, for ``VNetSurfaces`` and ``pacmr export``."""
     vnet_optimizer: torch.optim.Optimizer | None = None
+    updates: int = 0
+    """Updates of ``vnet``, for the logs."""
 
     mean_one: bool = False
     """Whether the weights of an optimizer-step batch are divided by their mean over all ranks."""

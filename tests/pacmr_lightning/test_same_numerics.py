@@ -1,8 +1,8 @@
 """The same numerics before and after an optimisation: 30 updates with a fixed seed have the stored losses.
 
 What is stored was found in float64 by the plain form of Algorithm 1, in which each of a step's gradients has
-passes of its own. An optimisation changes how sums are rounded, and nothing else. A shorter run is compared with
-Algorithm 1 as it is written here, with gradients pair by pair and both optimizers by hand.
+passes of its own. An optimisation changes how sums are rounded, and nothing else. A shorter run is compared
+with Algorithm 1 as it is written here, with gradients pair by pair and both optimizers by hand.
 """
 
 import math
