@@ -56,7 +56,7 @@ def fit(config, *options):
 def curves():
     """metrics.csv, which has every update once, and the learning rate."""
     table = pd.read_csv("run/metrics.csv")
-    assert table["lr"].notna().any()
+    assert table["lr"].notna().any() and table["lr-VNet-updates"].notna().any()
     loss = table[["step", "train/loss"]].dropna()
     assert loss["step"].is_unique
     return dict(zip(loss["step"], loss["train/loss"], strict=True))

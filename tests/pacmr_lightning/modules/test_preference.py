@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -98,7 +98,7 @@ def make_run(tmp_path, save_model, tiny_tokenizer_folder, world_files):
             val_check_interval=3,
             log_every_n_steps=options.pop("log_every_n_steps", 2),
             enable_progress_bar=False,
-            enable_model_summary=False,
+            enable_model_summary=options.pop("summary", False),
             logger=[TensorBoardLogger(root, "tensorboard", ""), ContinuedCSVLogger(root, "", "")],
             callbacks=[
                 WeightRecorder(),
@@ -169,6 +169,10 @@ def test_fit(method, make_run, tmp_path):
     if method.startswith("pacmr"):
         names = ("coverage", "d_norm", "coefficient_mean", "clipped_share", "skipped_updates")
         assert {f"train/meta/{name}" for name in names} <= tags
+        assert [event.value for event in events.Scalars("lr-VNet-updates")] == [1, 2, 3]
+        assert events.Scalars("lr-VNet")[-1].value == pytest.approx(1e-3)
+    else:
+        assert not any("VNet" in tag for tag in tags)
 
     rows = read_weights(tmp_path / "run")
     assert len(rows) == 48 and rows["id"].nunique() == 48
@@ -176,6 +180,15 @@ def test_fit(method, make_run, tmp_path):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["method"] == method and summary["steps"] == 6 and summary["noise_rate"] == 0.3
     assert summary["val_accuracy"] == pytest.approx(float(trainer.callback_metrics["val/rewards/accuracies"]))
+
+
+def test_the_model_summary_is_followed_by_vnet(make_run, caplog):
+    """Its parameters are no submodule's, so the line counts what the table lacks."""
+    caplog.set_level("INFO")
+    _, module = make_run("pacmr", steps=3, summary=True, more=[ModelSummary()])
+    table, line = caplog.text.index("Trainable params"), caplog.text.index("VNet: 1,266 parameters beside")
+    assert table < line and "module.vnet_optimizer (Adam, 0.001)" in caplog.text
+    assert not any("vnet" in name for name, _ in module.named_modules())
 
 
 def test_the_margin_starts_at_zero(make_run):
