@@ -25,6 +25,7 @@ def test_objects_are_known_by_their_options():
         "weighting.learning_rate": 0.1,
         "weighting.every": 3,
         "weighting.virtual_lr": None,
+        "weighting.alpha_in_gradient": True,
         "weighting.hidden": [64, 16],
     }
     assert expected.items() <= found.items()
