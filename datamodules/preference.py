@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +24,6 @@ from .augmentation.augmented_prompts import read_augmentations
 from .curriculum import easiest_first
 from .evaluation_prompts import draw_prompts, prompt_loader
 from .noise import AnnotatorNoise, LabelNoise, noise_from_options
-from .reference_cache import cached_log_probs, cached_state_differences
 from .row_values import prompts_of
 from .sources import Source
 from .stream import EvaluationStream, RankSteps, StepLoader, TrainingStream, check_rank_shares, check_resumed
@@ -315,23 +314,25 @@ class PreferenceDataModule(LightningDataModule):
         assert self.trainer is not None and self.train_pairs is not None and self.validation_pairs is not None
         rank, world_size = self._ranks
         barrier = self.trainer.strategy.barrier
-        ask = partial(cached_log_probs, policy, rank=rank, world_size=world_size, barrier=barrier)
-        self.train_pairs.reference = ask(self._all_train_pairs)[self._kept]
-        self.validation_pairs.reference = ask(self.validation_pairs)
+        options = {"rank": rank, "world_size": world_size, "barrier": barrier}
+        everything = self._all_train_pairs
+        self.train_pairs.reference = everything.reference_log_probs(policy, **options)[self._kept]
+        self.validation_pairs.reference = self.validation_pairs.reference_log_probs(policy, **options)
         if self.clean_pairs is not None:
-            self.clean_pairs.reference = ask(self.clean_pairs)
+            self.clean_pairs.reference = self.clean_pairs.reference_log_probs(policy, **options)
         elif self.meta_every is not None:
-            self.train_pairs.augmented_reference = ask(self._all_train_pairs, augmented=True)[self._kept]
+            found = everything.reference_log_probs(policy, augmented=True, **options)
+            self.train_pairs.augmented_reference = found[self._kept]
 
     def fill_train_reference(self, policy: PolicyModel) -> None:
         """Set those of the training pairs whatever ``reference`` is, for a tool in one process."""
         assert self.train_pairs is not None
-        self.train_pairs.reference = cached_log_probs(policy, self._all_train_pairs)[self._kept]
+        self.train_pairs.reference = self._all_train_pairs.reference_log_probs(policy)[self._kept]
 
     def train_state_differences(self, policy: PolicyModel) -> np.ndarray:
         """Return (N, 2H) reference states, chosen minus rejected as trained; cached on disk."""
         assert self.train_pairs is not None
-        found = cached_state_differences(policy, self._all_train_pairs)[self._kept]
+        found = self._all_train_pairs.state_differences(policy)[self._kept]
         return found * np.where(self.train_pairs.swapped, -1, 1).astype(found.dtype)[:, None]
 
     @property

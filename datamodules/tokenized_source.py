@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.policy import PolicyModel
 
-from .reference_cache import cached_log_probs, cached_state_differences
 from .tokenization import summary_line, token_warnings, tokenize_pairs
 from .tokenized_pairs import TokenizedPairs
 from .tokenizer import load_tokenizer
 
 
 class TokenizedSource:
-    """Tokenized pairs with their labels as found, and cached outputs of models.
+    """Tokenized pairs with their labels as found.
 
     Args:
         rows: of the source.
@@ -43,14 +40,6 @@ class TokenizedSource:
         self.train_pairs = TokenizedPairs(tokens, encodes.pad_token_id)
         names = dict(zip(rows["id"][:], rows["annotator"][:], strict=True))
         self.annotators = names if any(name is not None for name in names.values()) else None
-
-    def log_probs(self, model: PolicyModel, title: str) -> np.ndarray:
-        """Return (N, 2) log-probabilities in nats of chosen and rejected."""
-        return cached_log_probs(model, self.train_pairs, title=title)
-
-    def state_differences(self, model: PolicyModel) -> np.ndarray:
-        """Return (N, 2H) differences of hidden states of the responses, chosen minus rejected."""
-        return cached_state_differences(model, self.train_pairs)
 
 
 def _first_tokenizer(names: Sequence[str]) -> PreTrainedTokenizerBase:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import yaml
 from jsonargparse import ArgumentError
+from lightning.fabric import Fabric
 from lightning.pytorch import LightningDataModule, LightningModule
 from transformers import PreTrainedTokenizerBase
 
@@ -160,6 +161,12 @@ def load_run(
     checkpoint = _restore(objects.model, run.checkpoint)
     objects.data.trained_texts = checkpoint.get(type(objects.data).__qualname__, {}).get("texts")
     return objects.model, objects.data, checkpoint["global_step"]
+
+
+def ready(module: PreferenceModule) -> PolicyModel:
+    """Return the policy of a loaded module, in evaluation mode and on the accelerator if there is one."""
+    Fabric(accelerator="auto", devices=1).to_device(module.policy)
+    return module.policy.eval()
 
 
 def _restore(module: PreferenceModule, path: Path) -> dict[str, Any]:
