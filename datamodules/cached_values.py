@@ -70,7 +70,7 @@ def cached_values(
         "layout": _LAYOUT,
         "asked": ask.__name__,
         "reference": policy.reference_digest(),
-        "adapter": [policy.lora, _digest(policy)] if of_adapter else None,
+        "adapter": [policy.lora, policy.adapter_digest()] if of_adapter else None,
         # Determined on the longest: with few response tokens, rounding would decide.
         "options": policy.log_prob_options(move_data_to_device(collate(order[:1].tolist()), policy.device)),
         "pairs": tokens,
@@ -107,13 +107,6 @@ def cached_values(
     barrier()
     found = np.concatenate([_read(file, len(part)) for file, part in zip(files, parts, strict=True)])
     return found[np.argsort(order)]
-
-
-def _digest(policy: PolicyModel) -> str:
-    digest = hashlib.sha256()
-    for name, value in policy.adapter().items():
-        digest.update(name.encode() + value.detach().cpu().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _batches(rows: np.ndarray, lengths: np.ndarray, most: int) -> list[np.ndarray]:

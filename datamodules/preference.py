@@ -19,9 +19,9 @@ from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.evaluation.answer_store import content_key
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.weighting.audited import AuditTable
 
 from .augmentation.augmented_prompts import read_augmentations
-from .curriculum import easiest_first
 from .evaluation_prompts import draw_prompts, prompt_loader
 from .noise import AnnotatorNoise, LabelNoise, noise_from_options
 from .row_values import prompts_of
@@ -277,7 +277,7 @@ class PreferenceDataModule(LightningDataModule):
             counts["in clean_meta"] = len(rows) - len(pairs)
         counts["flipped"] = sum(pairs.swapped)
         if self.curriculum is not None:
-            easiest = easiest_first(self.curriculum, pairs)[: int(self.curriculum_share * len(pairs))]
+            easiest = _easiest_first(self.curriculum, pairs)[: int(self.curriculum_share * len(pairs))]
             counts["easiest"] = len(easiest)
             self._kept = [self._kept[i] for i in easiest]
             pairs = pairs.select(easiest)
@@ -433,6 +433,21 @@ class PreferenceDataModule(LightningDataModule):
                 f"after update {self.trainer.global_step} are of different pairs."
             )
         check_resumed(self.trainer, state_dict | {_VALIDATION: now.get(_VALIDATION)}, now, _HASHES)
+
+
+def _easiest_first(audit: str, pairs: TokenizedPairs) -> list[int]:
+    """Return indices of N training pairs by rising DPO loss of policies that have not seen them."""
+    table = AuditTable(audit, "cross_fit_u")
+    table.check(pairs)
+    found = table.rows.set_index("id")["cross_fit_u"]
+    if found.isna().any():
+        raise UserError(
+            f"The audit {audit} has no cross-fitted u, by which pairs are easy or difficult; audit the run "
+            "with --scorer dpo."
+        )
+    # The loss falls with u. Ties keep the order of the data.
+    u = found.loc[pairs.rows["id"][:]].tolist()
+    return sorted(range(len(u)), key=lambda i: -u[i])
 
 
 def _batches(pairs: int, size: int, name: str) -> str:

@@ -111,24 +111,24 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     reference = (options.reference or base_of(model)) if scorer == "policy" else None
     names = [model] if reference is None else [model, reference]
     data = source.tokenized(names, MAX_LENGTH if options.max_length is None else options.max_length)
-    tokens = data.train_pairs.rows
-    _check_pairs(options, source, tokens["id"][:], data.train_pairs.swapped)
+    tokens = data.rows
+    _check_pairs(options, source, tokens["id"][:], data.swapped)
     prompts = pd.factorize(np.array(tokens["prompt"][:], dtype=object))[0]
-    first = data.train_pairs.batch([0])
+    first = data.batch([0])
     if reference is None:
-        u = probe_log_odds(data.train_pairs.state_differences(_placed(model, options, first)), prompts)
+        u = probe_log_odds(data.state_differences(_placed(model, options, first)), prompts)
         delta = np.full(len(u), np.nan)
         note = f"A linear probe has read the states of {model}; nothing was trained but the probe."
     else:
         ours, base = (
-            data.train_pairs.reference_log_probs(_placed(name, options, first), f"{title} log-probabilities")
+            data.reference_log_probs(_placed(name, options, first), f"{title} log-probabilities")
             for name, title in ((model, "Policy"), (reference, "Reference"))
         )
         beta = BETA if options.beta is None else options.beta
         chosen, rejected = beta * (ours - base).astype(np.float64).T
         u, delta = chosen - rejected, chosen + rejected
         note = f"The policy {model} was trained elsewhere; its reference is {reference}."
-    known = np.array(data.train_pairs.flipped)
+    known = np.array(data.flipped)
     pairs = pd.DataFrame(
         {
             "id": tokens["id"][:],
@@ -149,8 +149,8 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     )
     pairs.loc[known == UNKNOWN, "flipped"] = pd.NA
     if data.annotators is not None:
-        pairs["annotator"] = pairs["id"].map(data.annotators)
-    return ScoredPairs(pairs, scorer, data.rows, source, by_heart=scorer == "policy", notes=[note])
+        pairs["annotator"] = data.annotators
+    return ScoredPairs(pairs, scorer, source.load_all(), source, by_heart=scorer == "policy", notes=[note])
 
 
 def base_of(policy: str) -> str:

@@ -12,8 +12,7 @@ from rich.table import Table
 
 from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
-from ..runs.folder import SUMMARY
-from ..runs.summary import read_summary
+from ..runs.folder import SUMMARY, read_summary
 
 if TYPE_CHECKING:
     import pandas as pd
