@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -19,12 +19,11 @@ from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.evaluation.answer_store import content_key
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.weighting.audited import AuditTable
 
 from .augmentation.augmented_prompts import read_augmentations
-from .curriculum import easiest_first
 from .evaluation_prompts import draw_prompts, prompt_loader
 from .noise import AnnotatorNoise, LabelNoise, noise_from_options
-from .reference_cache import cached_log_probs, cached_state_differences
 from .row_values import prompts_of
 from .sources import Source
 from .stream import EvaluationStream, RankSteps, StepLoader, TrainingStream, check_rank_shares, check_resumed
@@ -278,7 +277,7 @@ class PreferenceDataModule(LightningDataModule):
             counts["in clean_meta"] = len(rows) - len(pairs)
         counts["flipped"] = sum(pairs.swapped)
         if self.curriculum is not None:
-            easiest = easiest_first(self.curriculum, pairs)[: int(self.curriculum_share * len(pairs))]
+            easiest = _easiest_first(self.curriculum, pairs)[: int(self.curriculum_share * len(pairs))]
             counts["easiest"] = len(easiest)
             self._kept = [self._kept[i] for i in easiest]
             pairs = pairs.select(easiest)
@@ -315,23 +314,25 @@ class PreferenceDataModule(LightningDataModule):
         assert self.trainer is not None and self.train_pairs is not None and self.validation_pairs is not None
         rank, world_size = self._ranks
         barrier = self.trainer.strategy.barrier
-        ask = partial(cached_log_probs, policy, rank=rank, world_size=world_size, barrier=barrier)
-        self.train_pairs.reference = ask(self._all_train_pairs)[self._kept]
-        self.validation_pairs.reference = ask(self.validation_pairs)
+        options = {"rank": rank, "world_size": world_size, "barrier": barrier}
+        everything = self._all_train_pairs
+        self.train_pairs.reference = everything.reference_log_probs(policy, **options)[self._kept]
+        self.validation_pairs.reference = self.validation_pairs.reference_log_probs(policy, **options)
         if self.clean_pairs is not None:
-            self.clean_pairs.reference = ask(self.clean_pairs)
+            self.clean_pairs.reference = self.clean_pairs.reference_log_probs(policy, **options)
         elif self.meta_every is not None:
-            self.train_pairs.augmented_reference = ask(self._all_train_pairs, augmented=True)[self._kept]
+            found = everything.reference_log_probs(policy, augmented=True, **options)
+            self.train_pairs.augmented_reference = found[self._kept]
 
     def fill_train_reference(self, policy: PolicyModel) -> None:
         """Set those of the training pairs whatever ``reference`` is, for a tool in one process."""
         assert self.train_pairs is not None
-        self.train_pairs.reference = cached_log_probs(policy, self._all_train_pairs)[self._kept]
+        self.train_pairs.reference = self._all_train_pairs.reference_log_probs(policy)[self._kept]
 
     def train_state_differences(self, policy: PolicyModel) -> np.ndarray:
         """Return (N, 2H) reference states, chosen minus rejected as trained; cached on disk."""
         assert self.train_pairs is not None
-        found = cached_state_differences(policy, self._all_train_pairs)[self._kept]
+        found = self._all_train_pairs.state_differences(policy)[self._kept]
         return found * np.where(self.train_pairs.swapped, -1, 1).astype(found.dtype)[:, None]
 
     @property
@@ -432,6 +433,21 @@ class PreferenceDataModule(LightningDataModule):
                 f"after update {self.trainer.global_step} are of different pairs."
             )
         check_resumed(self.trainer, state_dict | {_VALIDATION: now.get(_VALIDATION)}, now, _HASHES)
+
+
+def _easiest_first(audit: str, pairs: TokenizedPairs) -> list[int]:
+    """Return indices of N training pairs by rising DPO loss of policies that have not seen them."""
+    table = AuditTable(audit, "cross_fit_u")
+    table.check(pairs)
+    found = table.rows.set_index("id")["cross_fit_u"]
+    if found.isna().any():
+        raise UserError(
+            f"The audit {audit} has no cross-fitted u, by which pairs are easy or difficult; audit the run "
+            "with --scorer dpo."
+        )
+    # The loss falls with u. Ties keep the order of the data.
+    u = found.loc[pairs.rows["id"][:]].tolist()
+    return sorted(range(len(u)), key=lambda i: -u[i])
 
 
 def _batches(pairs: int, size: int, name: str) -> str:

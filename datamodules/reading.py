@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -20,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from pacmr_lightning.command_line.exceptions import user_error
 from pacmr_lightning.errors import UserError, first_line
-from pacmr_lightning.files import content_digest
+from pacmr_lightning.files import content_digest, read_json_lines
 
 from .columns import PREFERENCES, SFT, Columns, checked
 
@@ -131,7 +128,7 @@ def arrow_row(row: dict[str, Any]) -> dict[str, Any]:
 def numbered_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Return the rows of a file as they are, each with its place for errors."""
     path = _checked_path(path)
-    return _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
+    return _parquet_rows(path) if path.suffix == ".parquet" else read_json_lines(path)
 
 
 def _checked_path(path: str | Path) -> Path:
@@ -145,40 +142,6 @@ def _checked_path(path: str | Path) -> Path:
             f"{path} is neither JSON Lines nor Parquet by its ending; use one of {', '.join(_ENDINGS)}."
         )
     return path
-
-
-def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    place = f"{path}, line 1"
-    try:
-        # utf-8-sig: files from Windows often begin with a byte order mark.
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                place = f"{path}, line {number}"
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise UserError(
-                        f"{place} is not JSON ({error.msg} at column {error.colno}); write one object a line."
-                    ) from None
-                # An integer of more than 4,300 digits, or very deep nesting.
-                except (ValueError, RecursionError) as error:
-                    raise UserError(
-                        f"{place} cannot be read ({str(error).partition(';')[0]}); write that value as a "
-                        "text, or remove it."
-                    ) from None
-                if not isinstance(row, dict):
-                    raise UserError(
-                        f"{place} is a JSON {type(row).__name__} and not an object; write one object a line."
-                    )
-                yield place, row
-    except UnicodeDecodeError:
-        raise UserError(f"{place} or the one after it is not UTF-8 text; save the file as UTF-8.") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error):
-        raise UserError(
-            f"{path} is broken as a gzip file after {place}; compress or fetch it again."
-        ) from None
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -19,7 +19,8 @@ from .columns import PREFERENCES, SFT
 from .reading import made_once, numbered_rows, read_preferences, read_sft
 from .row_values import readable_texts
 from .splits import DEFAULT_FRACTION, RowsBySplit, Split, SplitPlaces
-from .tokenized_source import TokenizedSource
+from .tokenized_pairs import TokenizedPairs
+from .tokenized_source import tokenized_source
 
 
 class Source(ABC):
@@ -66,9 +67,9 @@ class Source(ABC):
         """Yield prompt, chosen and rejected of rows as readable text, labels as found."""
         return readable_texts(rows, ids)
 
-    def tokenized(self, tokenizers: Sequence[str], max_length: int) -> TokenizedSource:
+    def tokenized(self, tokenizers: Sequence[str], max_length: int) -> TokenizedPairs:
         """Return the pairs of ``load_all`` as tokens, for an audit by a model that was trained elsewhere."""
-        return TokenizedSource(self.load_all(), self.name, tokenizers, max_length)
+        return tokenized_source(self.load_all(), self.name, tokenizers, max_length)
 
 
 class Files(RowsBySplit, Source):

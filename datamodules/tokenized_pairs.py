@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
+from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN, LogProbs, PairBatch
 from pacmr_lightning.policy import PolicyModel
 
-from .token_columns import check_readable, token_parts, tokens_digest
+from .cached_values import cached_values
+from .token_columns import check_readable, lengths_and_digest, token_parts, tokens_digest
 
 _TOKENS = ("prompt_ids", "augmented_ids", "chosen_ids", "rejected_ids")
 
@@ -63,6 +65,7 @@ class TokenizedPairs:
         chosen = TokenizedPairs(self.rows.select(indices, keep_in_memory=True), self.pad_id, annotators=who)
         chosen.swapped = [self.swapped[i] for i in indices]
         chosen.flipped = [self.flipped[i] for i in indices]
+        chosen.reference = None if self.reference is None else self.reference[list(indices)]
         return chosen
 
     def longest(self) -> tuple[int, int]:
@@ -103,15 +106,74 @@ class TokenizedPairs:
                 pad_id=self.pad_id,
             )
             if reference is not None:
-                values = torch.from_numpy(reference[list(indices)])
-                flips = torch.tensor(swapped)[:, None]
-                batch.reference = LogProbs(*torch.where(flips, values.flip(1), values).unbind(1))
+                values = as_trained(torch.from_numpy(reference[list(indices)]), swapped)
+                batch.reference = LogProbs(*values.unbind(1))
             return batch
 
         batch = collate(columns["prompt_ids"], self.reference)
         if augmented:
             batch.augmented = collate(columns["augmented_ids"], self.augmented_reference)
         return batch
+
+    def values(
+        self,
+        ask: Callable[[PolicyModel, PairBatch], Tensor],
+        policy: PolicyModel,
+        title: str,
+        *,
+        augmented: bool = False,
+        **options: Any,
+    ) -> np.ndarray:
+        """Return (N, K) ``cached_values`` of the pairs as found; NaN without the ``augmented`` prompt."""
+        self.check_model(policy)
+        asked = self.with_second_view if augmented else list(range(len(self)))
+        plain = TokenizedPairs(self.rows.select(asked, keep_in_memory=True), self.pad_id)
+
+        def collate(places: list[int]) -> PairBatch:
+            batch = plain.batch(places, augmented)
+            return batch if batch.augmented is None else batch.augmented
+
+        if not asked:
+            return np.full((len(self), 2), np.nan, np.float32)
+        columns = ("augmented_ids" if augmented else "prompt_ids", "chosen_ids", "rejected_ids")
+        pairs = lengths_and_digest(plain.rows, *columns)
+        found = cached_values(ask, policy, collate, *pairs, title=title, **options)
+        result = np.full((len(self), found.shape[1]), np.nan, found.dtype)
+        result[asked] = found
+        return result
+
+    def values_as_trained(
+        self, ask: Callable[[PolicyModel, PairBatch], Tensor], policy: PolicyModel, title: str
+    ) -> Tensor:
+        """Return (N, 2k) values of the policy, k of chosen and rejected in turn, labels as trained."""
+        found = torch.from_numpy(self.values(ask, policy, title, of_adapter=True))
+        sides = [as_trained(both, self.swapped) for both in found.split(2, dim=1)]
+        return torch.cat(sides, dim=1)
+
+    def reference_log_probs(
+        self, policy: PolicyModel, title: str = "Reference log-probabilities", **options: Any
+    ) -> np.ndarray:
+        """Return (N, 2) reference log-probabilities in nats, chosen and rejected as found, by ``values``."""
+        return self.values(_reference_log_probs, policy, title, **options)
+
+    def state_differences(self, policy: PolicyModel) -> np.ndarray:
+        """Return (N, 2H) ``reference_states``, chosen minus rejected as found, by ``values``."""
+        return self.values(_state_differences, policy, "Reference's states")
+
+
+def _reference_log_probs(policy: PolicyModel, batch: PairBatch) -> Tensor:
+    found = policy.reference_log_probs(batch)
+    return torch.stack([found.chosen, found.rejected], dim=1)
+
+
+def _state_differences(policy: PolicyModel, batch: PairBatch) -> Tensor:
+    chosen, rejected = policy.reference_states(batch).unbind(1)
+    return chosen - rejected
+
+
+def as_trained(values: Tensor, swapped: Sequence[bool]) -> Tensor:
+    """Return (n, 2) values of chosen and rejected, exchanged where ``swapped``."""
+    return torch.where(torch.tensor(swapped)[:, None], values.flip(1), values)
 
 
 def flip_flags(given: Sequence[int], swapped: Sequence[bool] | None) -> list[int]:

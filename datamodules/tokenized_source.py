@@ -4,53 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.policy import PolicyModel
 
-from .reference_cache import cached_log_probs, cached_state_differences
 from .tokenization import summary_line, token_warnings, tokenize_pairs
 from .tokenized_pairs import TokenizedPairs
 from .tokenizer import load_tokenizer
 
 
-class TokenizedSource:
-    """Tokenized pairs with their labels as found, and cached outputs of models.
+def tokenized_source(rows: Dataset, name: str, tokenizers: Sequence[str], max_length: int) -> TokenizedPairs:
+    """Return a source's pairs with their labels as found, without those of more than ``max_length`` tokens.
 
-    Args:
-        rows: of the source.
-        name: of the source.
-        tokenizers: folders or Hub ids of models; the first with a tokenizer is used.
-        max_length: tokens of a prompt with its longer response; longer pairs are left out.
-
-    Attributes:
-        rows: as given.
-        train_pairs: N pairs that are kept.
-        annotators: by id; None if no row has one.
+    ``tokenizers`` are folders or Hub ids of models; the first with a tokenizer is used.
     """
-
-    def __init__(self, rows: Dataset, name: str, tokenizers: Sequence[str], max_length: int):
-        self.rows = rows
-        encodes = _first_tokenizer(tokenizers)
-        print(f"Tokenizer and chat template: {encodes.name_or_path}")
-        tokens, counts = tokenize_pairs(rows, encodes, max_length)
-        print(summary_line(name, "audited", counts))
-        for sentence in token_warnings(encodes, rows, counts, name):
-            print(sentence)
-        self.train_pairs = TokenizedPairs(tokens, encodes.pad_token_id)
-        names = dict(zip(rows["id"][:], rows["annotator"][:], strict=True))
-        self.annotators = names if any(name is not None for name in names.values()) else None
-
-    def log_probs(self, model: PolicyModel, title: str) -> np.ndarray:
-        """Return (N, 2) log-probabilities in nats of chosen and rejected."""
-        return cached_log_probs(model, self.train_pairs, title=title)
-
-    def state_differences(self, model: PolicyModel) -> np.ndarray:
-        """Return (N, 2H) differences of hidden states of the responses, chosen minus rejected."""
-        return cached_state_differences(model, self.train_pairs)
+    encodes = _first_tokenizer(tokenizers)
+    print(f"Tokenizer and chat template: {encodes.name_or_path}")
+    tokens, counts = tokenize_pairs(rows, encodes, max_length)
+    print(summary_line(name, "audited", counts))
+    for sentence in token_warnings(encodes, rows, counts, name):
+        print(sentence)
+    names = dict(zip(rows["id"][:], rows["annotator"][:], strict=True))
+    who = [names[pair] for pair in tokens["id"][:]]
+    return TokenizedPairs(tokens, encodes.pad_token_id, annotators=who if any(names.values()) else None)
 
 
 def _first_tokenizer(names: Sequence[str]) -> PreTrainedTokenizerBase:

@@ -31,11 +31,10 @@ TOOLS = {
     "audit": "Names labels that look wrong, by a run, adapter or base model; writes the pairs without them.",
     "refine": "Trains a run's policy once more, with what its audit says of each label; compares both.",
     "correct": "PerpCorrect: corrects a run's labels from a few clean pairs, and trains once more on them.",
-    "compare": "A table of finished runs side by side, and a figure of how they learned.",
+    "compare": "Runs side by side: a table, how they learned, and the weight functions of their VNets.",
     "generate": "Writes a model's responses to evaluation prompts, by asking an OpenAI-compatible endpoint.",
     "label": "Makes preference pairs of two responses to each prompt, with labels drawn from a reward.",
     "export": "Makes a folder of a finished run that plain transformers or PEFT loads, with a model card.",
-    "surfaces": "One page of what the VNets of several runs believe, and how far apart they are.",
     "quickstart": "DPO, PACMR-DPO and a refined policy on pairs with 30% wrong labels, in two minutes.",
     "configs": "Lists the configs that come with the package, which --config finds by name, or copies one.",
     "memory": "Estimates how much memory a run needs on each device, by strategy; no weights, no GPU.",
@@ -58,7 +57,7 @@ NOISE = (
     "`torch.distributed..*` is deprecated",
 )
 
-ALIASES = {"audit-model": "audit"}
+ALIASES = {"audit-model": "audit", "surfaces": "compare"}
 
 TALK = ("💡 Tip:", "TPU available", "GPU available", "`Trainer(val_check_interval=", "`Trainer.fit` stopped")
 """Beginnings of Lightning's log lines to hide."""

@@ -1,10 +1,12 @@
-"""Atomic writes, and digests of content."""
+"""Atomic writes, JSON Lines, and digests of content."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +54,41 @@ def replacing(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the objects of a JSON Lines file (perhaps ``.gz``), each with its place for errors."""
+    place = f"{path}, line 1"
+    try:
+        # utf-8-sig: files from Windows often begin with a byte order mark.
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                place = f"{path}, line {number}"
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise UserError(
+                        f"{place} is not JSON ({error.msg} at column {error.colno}); write one object a line."
+                    ) from None
+                # An integer of more than 4,300 digits, or very deep nesting.
+                except (ValueError, RecursionError) as error:
+                    raise UserError(
+                        f"{place} cannot be read ({str(error).partition(';')[0]}); write that value as a "
+                        "text, or remove it."
+                    ) from None
+                if not isinstance(row, dict):
+                    raise UserError(
+                        f"{place} is a JSON {type(row).__name__} and not an object; write one object a line."
+                    )
+                yield place, row
+    except UnicodeDecodeError:
+        raise UserError(f"{place} or the one after it is not UTF-8 text; save the file as UTF-8.") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        raise UserError(
+            f"{path} is broken as a gzip file after {place}; compress or fetch it again."
+        ) from None
 
 
 def write_json_lines(path: str | Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -20,7 +20,6 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from tqdm import tqdm
 
 from pacmr_lightning.audit.linear_probe import probe_log_odds
-from pacmr_lightning.datamodules.reference_cache import cached_state_differences
 from pacmr_lightning.datamodules.sources import Source
 from pacmr_lightning.datamodules.tokenization import of_min_length, summary_line, tokenize_pairs
 from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs
@@ -66,7 +65,7 @@ def probe(
         print(f"{len(tokens):,} of them have {min_length} tokens or more.")
     policy = PolicyModel(model, rank=1, dtype=dtype)
     policy.build()
-    differences = cached_state_differences(policy, TokenizedPairs(tokens, tokenizer.pad_token_id))
+    differences = TokenizedPairs(tokens, tokenizer.pad_token_id).state_differences(policy)
     prompts = pd.factorize(np.array(tokens["prompt"][:], dtype=object))[0]
     rows = []
     asked = [(share, n) for share in shares for n in (*(n for n in numbers if n < len(tokens)), len(tokens))]

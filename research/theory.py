@@ -67,7 +67,6 @@ def theory_check(
     output: str,
     split: Literal["train", "validation"] = "validation",
     checkpoint: str = "last",
-    micro_batch_size: int | None = None,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Compares finished runs with Theorem 1 and with the true preference probabilities.
 
@@ -79,15 +78,14 @@ def theory_check(
     the labels that the run saw, show what learning by heart adds.
 
     Writes ``weight-ratios`` and ``calibration`` (.csv, .png, .pdf), ``reliability.csv`` and
-    ``pairs.parquet``. What was computed stays in ``answers.sqlite``, so that a second call goes on where the
-    first was killed.
+    ``pairs.parquet``. Log-probabilities are cached on disk, so that a second call goes on where the first was
+    killed.
 
     Args:
         runs: folders of preference runs on pairs with a known eta.
         output: folder to write to.
         split: validation pairs, or train pairs with labels as trained.
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
-        micro_batch_size: pairs in one forward pass; default: as in training, at most 32 of a whole batch.
 
     Returns:
         Two tables with a row a run: ``label``, ``run``, ``method``, ``noise_rate``, ``step``, ``split``,
@@ -101,8 +99,6 @@ def theory_check(
         UserError: a run's files are missing or do not fit, its pairs have no eta, or its noise has several
             rates.
     """
-    if micro_batch_size is not None and micro_batch_size < 1:
-        raise UserError(f"micro_batch_size is {micro_batch_size}, but it must be at least 1.")
     folder = Path(output)
     if folder.is_file():
         raise UserError(f"output is {output}, which is a file; name a folder.")
@@ -121,7 +117,7 @@ def theory_check(
         data.setup("fit" if split == "train" else "validate")
         known = data.train_pairs if split == "train" else data.validation_pairs
         weighting, rate = module.weighting, data.noise_rate
-        frame = judged_pairs(module, known, rate, folder / "answers.sqlite", micro_batch_size, run.folder)
+        frame = judged_pairs(module, known, rate, run.folder)
         frame["noisy"] = 1.0 if split == "train" else frame["q"]
         pairs[label] = frame
         names = {"label": label, "run": run.folder, "method": module.method, "noise_rate": rate}
@@ -217,17 +213,13 @@ def _cell(value: float) -> str:
     return "-" if np.isnan(value) else f"{value:.3f}"
 
 
-def judged_pairs(
-    module: PreferenceModule, pairs: Any, rate: float, answers: Path, micro_batch_size: int | None, name: str
-) -> pd.DataFrame:
+def judged_pairs(module: PreferenceModule, pairs: Any, rate: float, name: str) -> pd.DataFrame:
     """What a run's policy and weights say of N pairs, beside the truth.
 
     Args:
         module: of the finished run; its weighting is taken out.
         pairs: the datamodule's ``train_pairs`` or ``validation_pairs``.
         rate: probability that the noise flips a label.
-        answers: file where log-probabilities go as soon as they are there.
-        micro_batch_size: pairs in one forward pass; None as in training.
         name: of the progress bar.
 
     Returns:
@@ -250,7 +242,7 @@ def judged_pairs(
     eta = torch.tensor(found, dtype=torch.float64).clip(_CLIP, 1 - _CLIP)
     eta = torch.where(torch.tensor(pairs.swapped), 1 - eta, eta)
     weighting, module.weighting = module.weighting, Unweighted()  # asked below, about both orders
-    frame = last_pass(module, pairs, answers, micro_batch_size=micro_batch_size, name=name)
+    frame = last_pass(module, pairs, name)
     frame = frame[["id", "prompt", "flipped", "u", "delta"]]
     u, delta = (torch.tensor(frame[column].to_numpy()) for column in ("u", "delta"))
     batch = replace(pairs.batch(range(len(pairs))), eta=eta)

@@ -34,7 +34,7 @@ LLAMA = {
 }
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 FORKED = (
-    *("test_strategies", "test_kills", "test_data_road", "test_extension", "test_reference_cache"),
+    *("test_strategies", "test_kills", "test_data_road", "test_extension", "test_cached_values"),
     *("test_answer_store", "test_clean_meta", "test_judge", "test_generate", "test_augment"),
     *("test_tokenization", "test_runner"),
 )

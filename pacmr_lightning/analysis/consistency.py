@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pandas as pd
 from scipy.special import expit, logit
 
-from ..batch import LogProbs
 from ..errors import UserError
 from ..modules import PreferenceModule
-from ..rewards import Rewards
-from ..runs.finished_run import PreferenceData
-from .pair_log_probs import pair_log_probs
+from ..runs.finished_run import PreferenceData, ready
+from .last_pass import log_probs
 from .standard_error import clustered_standard_error
 
 
@@ -23,13 +20,10 @@ def judged_pairs(
     module: PreferenceModule,
     data: PreferenceData,
     split: Literal["train", "validation"],
-    answers: Path,
-    *,
     pairs: int | None,
     seed: int,
-    micro_batch_size: int | None,
 ) -> pd.DataFrame:
-    """Compute u of pairs (``pairs``: a random number) under both prompts; ``answers`` is a cache file.
+    """Compute u of pairs (``pairs``: a random number) under both prompts; log-probabilities are cached.
 
     Returns one row per pair: ``id``, ``prompt`` (index among distinct prompts), ``u`` and ``augmented_u``
     (nats), ``clean`` (0 if ``flipped``, else 1), ``category``, ``given_view`` (the row's own augmented
@@ -51,25 +45,20 @@ def judged_pairs(
                 f"must have 1 to {len(eligible)}."
             )
         indices = sorted(np.random.default_rng(seed).choice(eligible, pairs, replace=False).tolist())
-    found = pair_log_probs(
-        module,
-        known,
-        indices,
-        answers,
-        name=f"{data.task}, {split}",
-        augmented=True,
-        micro_batch_size=micro_batch_size,
-    )
-    policy, reference = found.unbind(2)[:2], found.unbind(2)[2:]
-    u = Rewards(LogProbs(*policy), LogProbs(*reference), module.objective.beta).u.double().numpy()
-    rows = known.rows.select_columns(["id", "prompt", "category"]).select(indices).to_pandas()
+    policy, chosen, u = ready(module), known.select(indices), []
+    for augmented, prompts in ((False, "prompts"), (True, "second wordings")):
+        title = f"{data.task}, {split}, {prompts}"
+        ours = chosen.values(log_probs, policy, title, augmented=augmented, of_adapter=True)
+        base = chosen.reference_log_probs(policy, f"{title}, reference", augmented=augmented)
+        u.append(module.objective.beta * np.subtract(*(ours - base).astype(float).T))
+    rows = chosen.rows.select_columns(["id", "prompt", "category"]).to_pandas()
     frame = pd.DataFrame(
         {
             "id": rows["id"],
             "prompt": pd.factorize(rows["prompt"])[0],
-            "u": u[:, 0],
-            "augmented_u": u[:, 1],
-            "clean": [int(known.flipped[i] != 1) for i in indices],
+            "u": u[0],
+            "augmented_u": u[1],
+            "clean": np.not_equal(chosen.flipped, 1).astype(int),
             "category": rows["category"],
             "given_view": True,
         }

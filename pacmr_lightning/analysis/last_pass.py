@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,54 +12,54 @@ from torch import Tensor
 
 from ..batch import UNKNOWN, LogProbs, PairBatch
 from ..modules import PreferenceModule
+from ..policy import PolicyModel
 from ..rewards import Rewards
+from ..runs.finished_run import ready
 from ..weighting import Weights
-from .pair_log_probs import pair_log_probs, policy_and_reference, with_entropies
 
 _PART = 1000
 
 
-def last_pass(
-    module: PreferenceModule,
-    pairs: Any,
-    answers: Path,
-    *,
-    indices: list[int] | None = None,
-    micro_batch_size: int | None = None,
-    name: str = "Last pass",
-) -> pd.DataFrame:
-    """Compute a module's values of N pairs with labels as trained; ``answers`` is a cache file.
+def last_pass(module: PreferenceModule, pairs: Any, title: str = "Last pass") -> pd.DataFrame:
+    """Compute a module's values of N pairs with labels as trained; log-probabilities are cached on disk.
 
-    Returns N rows: ``id``, ``prompt`` (index among distinct prompts), ``category``, ``observed`` (the column
-    of the response trained as chosen: "rejected" if the noise swapped it), ``weight``, ``u`` and ``delta``
-    (nats), ``a`` and ``b`` (NaN if the weighting has none), ``loss`` (unweighted), ``pull`` (minus the
-    derivative of the weighted loss by u), ``flipped`` (pandas' ``boolean``, NA if unknown).
+    Sets ``pairs.reference`` if it is None. Returns N rows: ``id``, ``prompt`` (index among distinct prompts),
+    ``category``, ``observed`` (the column of the response trained as chosen: "rejected" if the noise swapped
+    it), ``weight``, ``u`` and ``delta`` (nats), ``a`` and ``b`` (NaN if the weighting has none), ``loss``
+    (unweighted), ``pull`` (minus the derivative of the weighted loss by u), ``flipped`` (pandas' ``boolean``,
+    NA if unknown).
     """
-    indices = list(range(len(pairs))) if indices is None else indices
-    found = pair_log_probs(
-        module,
-        pairs,
-        indices,
-        answers,
-        name=name,
-        ask=with_entropies if module.weighting.needs_entropies else policy_and_reference,
-        micro_batch_size=micro_batch_size,
-    ).squeeze(1)
+    policy = ready(module)
+    if pairs.reference is None:
+        pairs.reference = pairs.reference_log_probs(policy)
+    ask = with_entropies if module.weighting.needs_entropies else log_probs
+    found = pairs.values_as_trained(ask, policy, title)
     parts = []
-    for start in range(0, len(indices), _PART):
-        batch = pairs.batch(indices[start : start + _PART])
-        policy, reference, *entropies = (
-            LogProbs(*columns.unbind(1)) for columns in found[start : start + _PART].split(2, dim=1)
-        )
-        policy.entropies = entropies[0] if entropies else None
-        batch = batch.with_reference(reference)
-        parts.append(_columns(module, Rewards.of(policy, batch, module.objective.beta), batch))
+    for start in range(0, len(pairs), _PART):
+        values = found[start : start + _PART]
+        batch = pairs.batch(list(range(start, start + len(values))))
+        now, *entropies = (LogProbs(*columns.unbind(1)) for columns in values.split(2, dim=1))
+        now.entropies = entropies[0] if entropies else None
+        parts.append(_columns(module, Rewards.of(now, batch, module.objective.beta), batch))
     frame = pd.concat(parts, ignore_index=True)
-    rows = pairs.rows.select_columns(["prompt", "category"]).select(indices)
-    frame.insert(1, "prompt", pd.factorize(np.array(rows["prompt"][:], dtype=object))[0])
-    frame.insert(2, "category", rows["category"][:])
-    frame.insert(3, "observed", ["rejected" if pairs.swapped[i] else "chosen" for i in indices])
+    frame.insert(1, "prompt", pd.factorize(np.array(pairs.rows["prompt"][:], dtype=object))[0])
+    frame.insert(2, "category", pairs.rows["category"][:])
+    frame.insert(3, "observed", np.where(pairs.swapped, "rejected", "chosen"))
     return frame
+
+
+def log_probs(policy: PolicyModel, batch: PairBatch) -> Tensor:
+    """Return (n, 2) log-probabilities of chosen and rejected."""
+    found = policy.log_probs(batch)
+    return torch.stack([found.chosen, found.rejected], dim=1)
+
+
+def with_entropies(policy: PolicyModel, batch: PairBatch) -> Tensor:
+    """Return (n, 4) log-probabilities, then the entropies of ``LogProbs``."""
+    found = policy.log_probs(batch, entropies=True)
+    assert found.entropies is not None
+    sides = (found.chosen, found.rejected, found.entropies.chosen, found.entropies.rejected)
+    return torch.stack(sides, dim=1)
 
 
 def _pull(module: PreferenceModule, rewards: Rewards, weight: Tensor) -> Tensor:

@@ -14,8 +14,7 @@ import pandas as pd
 from ..batch import UNKNOWN
 from ..errors import UserError
 from ..files import replacing
-from ..runs.folder import METRICS, read_weights, weight_parts
-from ..runs.summary import read_summary
+from ..runs.folder import METRICS, read_summary, read_weights, weight_parts
 from .distribution_figure import draw_on
 
 CURVES = (

@@ -85,9 +85,8 @@ class CrossFit:
         parts = []
         for half, (learned, judged) in enumerate(zip(self.halves, self.halves[::-1], strict=True)):
             module = self._trained(half, learned)
-            answers = self.folder / "answers.sqlite"
             name = f"Policy {half + 1} of 2, pairs it has not seen"
-            found = last_pass(module, self.pairs, answers, indices=judged, name=name)
+            found = last_pass(module, self.pairs.select(judged), name)
             parts.append(found[["id", "u"]].set_axis(judged))
             del module
             gc.collect()  # frees memory for the other policy

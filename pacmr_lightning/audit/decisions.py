@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import UserError
+from ..files import read_json_lines
 from .noise_rate import SampleEstimate
 
 WORDS = ("keep", "exchange", "drop", "unsure")
@@ -139,34 +140,17 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise UserError(
             f"There is no file {path} of decisions; pacmr audit writes report.html, on which they are made."
         )
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is no UTF-8 text; give the file that the report's page has saved.") from None
-    if text.lstrip().startswith("["):
-        yield from _exported(path, text)
-        return
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):  # also numbers with too many digits, or endless nesting
-            row = None
-        # An empty row is reported by the caller.
-        yield f"{path}, line {number}", row if isinstance(row, dict) else {}
+    with path.open("rb") as file:
+        is_export = file.read(1000).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
+    yield from _exported(path) if is_export else read_json_lines(path)
 
 
-def _exported(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _exported(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Tasks skipped or left open have no decision."""
     try:
-        found = json.loads(text)
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:  # also numbers with too many digits, or endless nesting
-        if not isinstance(error, json.JSONDecodeError):
-            raise UserError(f"{path} is not JSON that can be read ({error}); export it again.") from None
-        raise UserError(
-            f"{path} is not JSON ({error.msg} in line {error.lineno}); export it again, as JSON."
-        ) from None
+        raise UserError(f"{path} is no JSON that can be read ({error}); export it again, as JSON.") from None
     for number, task in enumerate(found, 1):
         place = f"{path}, task {number}"
         try:

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -42,34 +44,6 @@ _LABELS = {
     "unpulled_u": "Implicit reward difference $u$, own pull taken off (nats)",
 }
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="referrer" content="no-referrer">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body data-labels="{labels}">
-{body}
-<script>{script}</script>
-</body>
-</html>
-"""
-_NO_SCRIPT = (
-    "<noscript><p>Decisions are made on this page with JavaScript; without it the page can be read.</p>"
-    "</noscript>"
-)
-_SAMPLE = (
-    "<h2>A random sample</h2>",
-    "<p>These pairs were drawn at random, and nothing is said of what the audit makes of them. Decide on "
-    "them in this order, before you look at suspects: keep where the chosen response is the better one, "
-    "exchange where it is the rejected one. The share of wrong labels is estimated from these decisions; "
-    "drop (nothing should be learned from the pair) and unsure are counted and left out of it.</p>",
-)
 # Control characters, and marks that change the direction of text.
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -90,7 +64,6 @@ def html_report(
     """
     pairs = findings.pairs
     listed: dict[Any, Any] = {row.id: row for row in pairs.itertuples() if row.id in texts}
-    suspects = [name for name in listed if name not in set(sample)]
     known = int(pairs["flipped"].notna().sum())
     numbers = {
         "training pairs": f"{len(pairs):,}",
@@ -103,45 +76,49 @@ def html_report(
         told = "known to be wrong" if known == len(pairs) else f"known to be wrong, of {known:,} known"
         numbers[told] = f"{wrong:,} ({wrong / known:.1%})"
     doubted = findings.doubted[0]
-    body = [
-        f"<h1>Label audit of <code>{visible_text(run)}</code></h1>",
-        '<ul class="numbers">',
-        *(f"<li><b>{escape(value)}</b>{escape(name)}</li>" for name, value in numbers.items()),
-        "</ul>",
-        *map(_paragraph, notes),
-        '<div class="figures">',
-        _image(_distribution(findings), "Distribution of the score with the threshold"),
-        _image(_against(findings), "Share of labels against the policy by how sure it is, with the fit"),
-        "</div>",
-        "<h2>How the threshold was chosen</h2>",
-        *map(_paragraph, findings_in_words(findings)),
-        f"<h2>What {doubted} have in common</h2>",
-        *(f"<p><strong>{visible_text(rule)}</strong></p>" for rule in rules_in_words(traits, findings.rate)),
-        *map(_paragraph, traits_in_words(traits, findings.groups, doubted)),
-        *_traits_table(traits),
-        "<h2>What each score found</h2>",
-        *_methods_table(findings.methods, bool(known)),
-    ]
-    for name, groups in findings.groups.groupby("grouping", sort=False):
-        body += [f"<h2>By {name}</h2>", *groups_table(groups, bool(known))]
-    body += [_NO_SCRIPT] if listed else []
-    body += _SAMPLE if sample else ()
-    for i, name in enumerate(sample, 1):
-        header = _facts(listed[name], f"random pair {i} of {len(sample)}")
-        body.append(_article(listed[name], texts[name], True, header))
-    body.append(
-        f"<h2>The {len(suspects)} most suspect labels{', but for those above' if sample else ''}</h2>"
-    )
-    body += [_article(listed[name], texts[name], False, _suspect_facts(listed[name])) for name in suspects]
     script = _part("report.js")
-    return _PAGE.format(
-        title=f"Label audit of {visible_text(run)}",
-        style=_part("report.css"),
+    drawn = [
+        _article(listed[name], texts[name], True, _facts(listed[name], f"random pair {i} of {len(sample)}"))
+        for i, name in enumerate(sample, 1)
+    ]
+    suspects = [
+        _article(row, texts[name], False, _suspect_facts(row)) | {"verdict": _verdict(row)}
+        for name, row in listed.items()
+        if name not in set(sample)
+    ]
+    # Every text that is inserted becomes visible and is escaped.
+    page = Environment(
+        autoescape=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: value if isinstance(value, Markup) else Markup(visible_text(str(value))),
+    ).from_string(_part("report.jinja"))
+    return page.render(
+        run=run,
+        numbers=numbers,
+        notes=notes,
+        figures={
+            "Distribution of the score with the threshold": _png(_distribution(findings)),
+            "Share of labels against the policy by how sure it is, with the fit": _png(_against(findings)),
+        },
+        threshold=findings_in_words(findings),
+        doubted=doubted,
+        rules=rules_in_words(traits, findings.rate),
+        traits=traits_in_words(traits, findings.groups, doubted),
+        traits_table=_traits_table(traits),
+        methods=_methods_table(findings.methods, bool(known)),
+        groups={
+            name: groups_table(groups, bool(known))
+            for name, groups in findings.groups.groupby("grouping", sort=False)
+        },
+        sample=drawn,
+        suspects=suspects,
+        fold=FOLD,
+        style=Markup(_part("report.css")),
         # No other script runs, whatever a row contains.
         digest=base64.b64encode(sha256(script.encode()).digest()).decode(),
         labels=content_key(sorted(zip(pairs["id"], pairs["observed"], strict=True))),
-        script=script,
-        body="\n".join(body),
+        script=Markup(script),
     )
 
 
@@ -155,13 +132,9 @@ def _part(name: str) -> str:
     return (files(__package__) / name).read_text(encoding="utf-8")
 
 
-def _paragraph(text: str) -> str:
-    return f"<p>{visible_text(text)}</p>"
-
-
 def _facts(row: Any, place: str, *more: str) -> str:
     category = [] if pd.isna(row.category) else [row.category]
-    return visible_text(" · ".join([place, row.id, *category, *more]))
+    return " · ".join([place, row.id, *category, *more])
 
 
 def _suspect_facts(row: Any) -> str:
@@ -170,42 +143,27 @@ def _suspect_facts(row: Any) -> str:
     facts += ["exchanged by the run's noise"] if row.observed == "rejected" else []
     facts.append(f"weight {row.weight:.3f}, u {row.u:.2f}")
     facts += [] if pd.isna(row.cross_fit_u) else [f"cross-fitted u {row.cross_fit_u:.2f}"]
-    told = "<span></span>"
-    if not pd.isna(row.flipped):
-        told = "<span> · the label is right</span>"
-        told = "<span class=wrong> · the label is wrong</span>" if row.flipped else told
-    return _facts(row, f"#{row.rank}", *facts) + told
+    return _facts(row, f"#{row.rank}", *facts)
 
 
-def _article(row: Any, texts: Texts, sample: bool, header: str) -> str:
-    """A pair; the header of a random one must not show what is known of its label."""
+def _verdict(row: Any) -> str:
+    return "" if pd.isna(row.flipped) else "wrong" if row.flipped else "right"
+
+
+def _article(row: Any, texts: Texts, sample: bool, facts: str) -> dict[str, Any]:
+    """A pair; the facts of a random one must not show what is known of its label."""
     # ASCII JSON keeps every id intact.
     named = json.dumps({"id": row.id, "observed": row.observed, "sample": sample})
-    return "\n".join(
-        [
-            f'<article data-pair="{escape(named)}">',
-            f"<header>{header}</header>",
-            f"<h3>prompt</h3>{_folded(texts.prompt)}",
-            '<div class="sides">',
-            f"<section><h3>chosen in training</h3>{_folded(texts.chosen)}</section>",
-            f"<section><h3>rejected in training</h3>{_folded(texts.rejected)}</section>",
-            "</div>",
-            "</article>",
-        ]
-    )
+    return {"named": named, "facts": facts, "texts": texts}
 
 
-def _folded(text: str) -> str:
-    if len(text) <= FOLD:
-        return f'<div class="text" dir="auto">{visible_text(text)}</div>'
-    start = f'<span class="text" dir="auto">{visible_text(text[: FOLD // 2])} …</span>'
-    return (
-        f"<details><summary>{start}{len(text):,} characters</summary>"
-        f'<div class="text" dir="auto">{visible_text(text)}</div></details>'
-    )
+class _Table(NamedTuple):
+    heading: list[str]
+    rows: list[list[str]]
+    notes: list[str]
 
 
-def _methods_table(methods: pd.DataFrame, known: bool) -> list[str]:
+def _methods_table(methods: pd.DataFrame, known: bool) -> _Table:
     heading = ["score", "suspects", "expected share"]
     heading += ["precision", "recall", "AUROC", "average precision"] if known else []
     rows = []
@@ -225,10 +183,10 @@ def _methods_table(methods: pd.DataFrame, known: bool) -> list[str]:
         notes.append("Confident learning is left out: cleanlab is not installed (pip install cleanlab).")
     if known:
         notes.append("Precision and recall are those of the suspects, against the flips that are known.")
-    return _table(heading, rows, notes)
+    return _Table(heading, rows, notes)
 
 
-def groups_table(groups: pd.DataFrame, known: bool) -> list[str]:
+def groups_table(groups: pd.DataFrame, known: bool) -> _Table:
     """Return the table of one grouping of ``group_reliability``."""
     learned = "learned" in groups
     heading = [groups["grouping"].iloc[0], "pairs", "suspects", "suspect share", "expected share"]
@@ -260,13 +218,13 @@ def groups_table(groups: pd.DataFrame, known: bool) -> list[str]:
         )
     if (more := len(groups) - GROUPS) > 0:
         notes.append(f"{more:,} more groups are in the file of groups.")
-    return _table(heading, rows, notes)
+    return _Table(heading, rows, notes)
 
 
-def _traits_table(traits: pd.DataFrame) -> list[str]:
+def _traits_table(traits: pd.DataFrame) -> _Table | None:
     found = traits[traits["p_adjusted"] < LEVEL]
     if found.empty:
-        return []
+        return None
     heading = ["trait", "suspects", "of them", "others", "of them", "difference", "95% interval", "p", "all"]
     rows = []
     row: Any  # its fields are the columns
@@ -293,15 +251,7 @@ def _traits_table(traits: pd.DataFrame) -> list[str]:
     ]
     if (more := len(found) - TRAITS) > 0:
         notes.append(f"{more:,} more traits are in the file of traits.")
-    return _table(heading, rows, notes)
-
-
-def _table(heading: list[str], rows: list[list[str]], notes: list[str]) -> list[str]:
-    head = "".join(f"<th>{escape(name)}</th>" for name in heading)
-    lines = ("".join(f"<td>{visible_text(cell)}</td>" for cell in row) for row in rows)
-    body = "".join(f"<tr>{line}</tr>\n" for line in lines)
-    table = f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"
-    return [table, *(f'<p class="note">{escape(note)}</p>' for note in notes)]
+    return _Table(heading, rows, notes)
 
 
 def _number(value: float, form: str) -> str:
@@ -368,8 +318,7 @@ def _figure() -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def _image(figure: Figure, alt: str) -> str:
+def _png(figure: Figure) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=160)
-    png = base64.b64encode(buffer.getvalue()).decode()
-    return f'<img alt="{escape(alt)}" src="data:image/png;base64,{png}">'
+    return base64.b64encode(buffer.getvalue()).decode()

@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 from scipy.special import expit, logit
 from scipy.stats import binomtest
-from sklearn.mixture import GaussianMixture
 
 from ..analysis.standard_error import clustered_standard_error
 from .flip_curve import (
@@ -36,16 +35,6 @@ _BINS = 256
 
 
 @dataclass(frozen=True)
-class Mixture:
-    """A mixture of Gaussians fitted to u, for comparison: it assumes no symmetry."""
-
-    gain: float
-    """BIC of one component minus BIC of two; above 0 if two fit better."""
-    lower: float
-    """Share of the component with the lower mean."""
-
-
-@dataclass(frozen=True)
 class NoiseRate:
     """The noise rate of N pairs by their u."""
 
@@ -59,7 +48,6 @@ class NoiseRate:
     tenths: pd.DataFrame
     """By abs(u): ``size`` (mean, nats), ``against`` (share of labels), ``stderr``, ``fitted``, ``pairs``."""
     fit: GoodnessOfFit
-    mixture: Mixture
     draws: np.ndarray
     """(R, 2) eps and k of the resamples."""
     known: bool = False
@@ -142,7 +130,6 @@ def estimate_noise_rate(
         gain=float(2 * (clean_loss - loss) / effect - penalty),
         tenths=_tenths(size, against, prompts, rate, slope),
         fit=fit,
-        mixture=_mixture(u),
         draws=np.array(draws),
         known=known is not None,
     )
@@ -297,11 +284,3 @@ def _tenths(
         error = clustered_standard_error(against[part], prompts[part])
         rows.append((size[part].mean(), against[part].mean(), error, fitted, len(part)))
     return pd.DataFrame(rows, columns=["size", "against", "stderr", "fitted", "pairs"])
-
-
-def _mixture(u: np.ndarray) -> Mixture:
-    column = u[:, None]
-    if len(np.unique(u)) < 3:
-        return Mixture(-np.inf, np.nan)
-    one, two = (GaussianMixture(k, n_init=3, random_state=0).fit(column) for k in (1, 2))
-    return Mixture(float(one.bic(column) - two.bic(column)), float(two.weights_[np.argmin(two.means_[:, 0])]))

@@ -45,7 +45,7 @@ class AuditOptions:
         max_length: tokens of prompt + longer response for a model; longer pairs are left out. Default: 1024.
         dtype: of a model and its reference (default: float32); an adapter is added to its base, where
             bfloat16 rounds small changes away.
-        micro_batch_size: pairs in one forward pass; default: as in training, at most 32 of a whole batch.
+        micro_batch_size: pairs in one pass with gradients (self-influence; ``dpo``); default: as in training.
         top: pairs in the report.
         threshold: a label is suspect where it is wrong with a probability above this.
         share: of wrong labels, where it is known, say from a sample read by hand; default: estimated, which

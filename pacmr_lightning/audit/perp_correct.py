@@ -18,13 +18,12 @@ from scipy.special import expit, logit
 from scipy.stats import norm
 from torch import Tensor
 
-from ..analysis.pair_log_probs import pair_log_probs
 from ..batch import PairBatch
 from ..errors import UserError
 from ..files import replacing
 from ..policy import PolicyModel
 from ..policy.token_layout import padded, row_multiple, separate_rows
-from ..runs.finished_run import NO_NOISE, FinishedRun, PreferenceData, find_run, load_run
+from ..runs.finished_run import NO_NOISE, FinishedRun, PreferenceData, find_run, load_run, ready
 from ..runs.folder import CONFIG
 
 _SCORES = "scores.parquet"
@@ -217,7 +216,6 @@ class Rounds:
         folder: Path,
         write: Callable[[Path, list[int], list[int]], object],
         fit: Callable[[Path, list[str]], object],
-        micro_batch_size: int | None = None,
     ) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Train the rounds that are not on disk yet; return labels by the best round, and one row per round.
 
@@ -242,7 +240,7 @@ class Rounds:
                 with replacing(folder / f"{i}.yaml") as temporary:
                     temporary.write_text(yaml.safe_dump(config), encoding="utf-8")
                 fit(place, ["--config", str(folder / f"{i}.yaml")])
-                _score(place, pairs, micro_batch_size)
+                _score(place, pairs)
             d = pd.read_parquet(place / _SCORES)["d"].to_numpy()
             mixture = fit_mixture(d)
             found.append((mixture, d))
@@ -266,18 +264,10 @@ class Rounds:
         return pd.DataFrame(labels), table
 
 
-def _score(folder: Path, pairs: Any, micro_batch_size: int | None) -> None:
+def _score(folder: Path, pairs: Any) -> None:
     """Write d = log PPL(chosen) - log PPL(rejected) of N pairs by a round's policy."""
     module, *_ = load_run(find_run(str(folder), "last"), as_trained=True)
-    nll = pair_log_probs(
-        module,
-        pairs,
-        list(range(len(pairs))),
-        folder / "answers.sqlite",
-        name=f"Round {folder.name}",
-        micro_batch_size=micro_batch_size,
-        ask=mean_nll,
-    ).squeeze(1)
+    nll = pairs.values_as_trained(mean_nll, ready(module), f"Round {folder.name}")
     with replacing(folder / _SCORES) as temporary:
         pd.DataFrame({"d": (nll[:, 0] - nll[:, 1]).double().numpy()}).to_parquet(temporary)
     del module

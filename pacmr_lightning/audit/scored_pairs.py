@@ -19,7 +19,7 @@ from ..modules import PreferenceModule
 from ..objectives import AnnotatorRPOEM
 from ..policy import PolicyModel
 from ..policy.base_model import adapter_base, is_adapter
-from ..runs.finished_run import PreferenceData, find_run, load_run
+from ..runs.finished_run import PreferenceData, find_run, load_run, ready
 from ..runs.folder import read_weights, weight_parts
 from ..weighting import AuditedWeights, DropFlipped, OracleWeights
 from .cross_fit import FOLDER, CrossFit
@@ -56,13 +56,11 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     choose = scorer is None and bool(weight_parts(run))
     visits = read_weights(run) if choose or scorer == "first_visit" else None
     module, data, updates = load_run(found, as_trained=True)
-    micro_batch_size = options.micro_batch_size or module.micro_batch_size
+    module.micro_batch_size = options.micro_batch_size or module.micro_batch_size
     data.setup("fit")
     _check_pairs(options, data.source, data.train_pairs.rows["id"][:], data.train_pairs.swapped)
-    kept = Path(run) / "audit"
-    Fabric(accelerator="auto", devices=1).to_device(module.policy)
-    data.fill_train_reference(module.policy)
-    pairs = last_pass(module, data.train_pairs, kept / "answers.sqlite", micro_batch_size=micro_batch_size)
+    data.fill_train_reference(ready(module))
+    pairs = last_pass(module, data.train_pairs)
     who = data.annotators
     if who is not None:
         pairs["annotator"] = pairs["id"].map(who)
@@ -91,7 +89,7 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     pairs["unpulled_u"] = pairs["u"] - (unit or 0) * pairs.pop("pull")
     beta = module.objective.beta
     del module  # frees memory for the other policies
-    cross_fit = CrossFit(found, data, updates, beta, kept / FOLDER, micro_batch_size)
+    cross_fit = CrossFit(found, data, updates, beta, Path(run) / "audit" / FOLDER, options.micro_batch_size)
     u = cross_fit.u() if scorer == "dpo" else cross_fit.kept()
     pairs["cross_fit_u"] = np.nan if u is None else u.to_numpy()
     by_heart = scorer in ("vnet", "policy") and unit is None
@@ -113,24 +111,24 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     reference = (options.reference or base_of(model)) if scorer == "policy" else None
     names = [model] if reference is None else [model, reference]
     data = source.tokenized(names, MAX_LENGTH if options.max_length is None else options.max_length)
-    tokens = data.train_pairs.rows
-    _check_pairs(options, source, tokens["id"][:], data.train_pairs.swapped)
+    tokens = data.rows
+    _check_pairs(options, source, tokens["id"][:], data.swapped)
     prompts = pd.factorize(np.array(tokens["prompt"][:], dtype=object))[0]
-    first = data.train_pairs.batch([0])
+    first = data.batch([0])
     if reference is None:
         u = probe_log_odds(data.state_differences(_placed(model, options, first)), prompts)
         delta = np.full(len(u), np.nan)
         note = f"A linear probe has read the states of {model}; nothing was trained but the probe."
     else:
         ours, base = (
-            data.log_probs(_placed(name, options, first), f"{title} log-probabilities")
+            data.reference_log_probs(_placed(name, options, first), f"{title} log-probabilities")
             for name, title in ((model, "Policy"), (reference, "Reference"))
         )
         beta = BETA if options.beta is None else options.beta
         chosen, rejected = beta * (ours - base).astype(np.float64).T
         u, delta = chosen - rejected, chosen + rejected
         note = f"The policy {model} was trained elsewhere; its reference is {reference}."
-    known = np.array(data.train_pairs.flipped)
+    known = np.array(data.flipped)
     pairs = pd.DataFrame(
         {
             "id": tokens["id"][:],
@@ -151,8 +149,8 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     )
     pairs.loc[known == UNKNOWN, "flipped"] = pd.NA
     if data.annotators is not None:
-        pairs["annotator"] = pairs["id"].map(data.annotators)
-    return ScoredPairs(pairs, scorer, data.rows, source, by_heart=scorer == "policy", notes=[note])
+        pairs["annotator"] = data.annotators
+    return ScoredPairs(pairs, scorer, source.load_all(), source, by_heart=scorer == "policy", notes=[note])
 
 
 def base_of(policy: str) -> str:

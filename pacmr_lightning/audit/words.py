@@ -134,19 +134,6 @@ def findings_in_words(findings: Findings) -> list[str]:
             else ""
         )
     )
-    gain = rate.mixture.gain
-    told.append(
-        f"A mixture of two Gaussians fits u {'better' if gain > 0 else 'worse'} than one Gaussian (BIC "
-        f"{abs(gain):.1f} {'lower' if gain > 0 else 'higher'}), so the shape of its distribution alone "
-        + (
-            f"would put {rate.mixture.lower:.1%} into a lower component; that asks for Gaussians and "
-            "not for the symmetry, and is no estimate of the share."
-            if gain > 0
-            else "does not tell wrong labels from right ones; the symmetry does."
-            if rate.identified
-            else "does not tell wrong labels from right ones either."
-        )
-    )
     for other, found in findings.rates.items():
         if other != scorer:
             told.append(f"By the {NAMES[other]} the expected share is {rate_in_words(found)}.")

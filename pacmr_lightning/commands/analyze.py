@@ -13,7 +13,7 @@ from rich.console import Console
 from ..analysis.consistency import check_taus, consistency_by_threshold, judged_pairs
 from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
-from ..errors import UserError, check_at_least
+from ..errors import UserError
 from ..files import check_writable, replacing
 from ..runs.finished_run import FinishedRun, find_run, load_run
 from ..runs.folder import ANALYSIS
@@ -44,14 +44,13 @@ def analyze(
     checkpoint: str = "last",
     pairs: int | None = None,
     seed: int = 42,
-    micro_batch_size: int | None = None,
     augmentations: str | None = None,
 ) -> pd.DataFrame:
     """Repeats the paper's analysis of prompt-augmentation consistency with the policies of finished runs.
 
     Each run's policy is the probe and its base the reference; labels are the data's, without the run's noise.
     Writes ``consistency-SPLIT.csv`` (with standard errors), ``.md``, ``.png`` and ``.pdf``, and
-    ``pairs-SPLIT.parquet`` with the values of every pair. ``answers.sqlite`` lets a second call resume.
+    ``pairs-SPLIT.parquet`` with the values of every pair. What was computed is cached: a second call resumes.
 
     Args:
         runs: folders of preference runs.
@@ -61,7 +60,6 @@ def analyze(
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
         pairs: analyze so many at random; default: all.
         seed: which pairs, where ``pairs`` is given.
-        micro_batch_size: pairs in one forward pass; default: as in training, at most 32 of a whole batch.
         augmentations: file of ``pacmr augment`` with the second wordings of the training prompts; default:
             what each run's configuration names, or else the rows' own, or those of rules.
 
@@ -76,7 +74,6 @@ def analyze(
         raise UserError("runs is empty, but at least one folder of a preference run is needed.")
     if seed < 0:
         raise UserError(f"seed is {seed}, but it must be 0 or more.")
-    check_at_least(1, micro_batch_size=micro_batch_size)
     if augmentations is not None and split != "train":
         raise UserError(
             f"augmentations is {augmentations}, but the datamodule reads it for training pairs only; give "
@@ -90,15 +87,7 @@ def analyze(
     parts, notes = [], []
     for label, run in zip(_labels(probes), probes, strict=True):
         module, data, step = load_run(run, augmentations)
-        frame = judged_pairs(
-            module,
-            data,
-            split,
-            folder / "answers.sqlite",
-            pairs=pairs,
-            seed=seed,
-            micro_batch_size=micro_batch_size,
-        )
+        frame = judged_pairs(module, data, split, pairs, seed)
         rows = consistency_by_threshold(frame, taus)
         names = {"task": label, "run": run.folder, "step": step, "split": split}
         parts.append(pd.DataFrame(names, index=rows.index).join(rows))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from itertools import compress
-from typing import Any
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
 from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
-from ..runs.summary import read_summary
+from ..runs.folder import SUMMARY, read_summary
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLUMNS = {
     "noise": "{noise_rate:.0%}",
@@ -30,6 +35,13 @@ NOTES = (
     "KL: of the same responses as wholes, to the reference, in nats; compare rewards where it is alike",
     "gap: mean weight of unflipped minus flipped pairs, last training pairs",
     "AUROC g, u: how well a low weight, or a low u, finds flipped labels",
+)
+
+SURFACE_NOTES = (
+    "mean, max: of |g - g'| where the grids of both runs reach",
+    "r: Pearson correlation of g and g' there",
+    "common: that part's area as a share of the smaller grid's",
+    "scale sd: each run's u and Delta divided by their standard deviations",
 )
 
 
@@ -63,21 +75,56 @@ def _validated(run: str) -> str | None:
     return f"{run}: accuracy is of update {summary['val_step']:,}; the run ended after {summary['steps']:,}"
 
 
-def compare(runs: list[str], figure: str | None = None) -> None:
-    """Prints a table of finished runs side by side, and draws how they learned.
+def _distance_table(rows: pd.DataFrame) -> Table:
+    scaled = rows["scale"].eq("sd").any()
+    shown = plain_table("runs", *(("scale",) if scaled else ()), "mean", "max", "r", "common")
+    for row in rows.to_dict("records"):
+        numbers = (row["mean"], row["max"], row["correlation"])
+        cells = ["-" if isnan(number) else f"{number:.3f}" for number in numbers]
+        scale = (row["scale"],) if scaled else ()
+        shown.add_row(f"{row['first']} - {row['second']}", *scale, *cells, f"{row['common']:.0%}")
+    return shown
+
+
+def compare(
+    runs: list[str],
+    figure: str | None = None,
+    output: str | None = None,
+    step: int | Literal["last"] = "last",
+) -> None:
+    """Prints a table of finished runs side by side, and draws how they learned and what their VNets weigh.
+
+    With ``output``, runs that have not finished but have surfaces of their VNets (of the callback
+    VNetSurfaces) are drawn, too. ``pacmr surfaces`` is another name of this command.
 
     Args:
-        runs: folders of finished runs.
+        runs: folders of runs.
         figure: file for learning curves and weights, ending in .png or .pdf.
+        output: file for the VNets' slopes, offsets and weights side by side, ending in .png or .pdf; both are
+            written, and the distances of the weight functions as .csv beside them.
+        step: policy update whose surfaces to take; "last" is each run's last one.
 
     Raises:
-        UserError: a run has no summary, or the figure's name another ending.
+        UserError: a run has no summary (and no surfaces), or a figure's name another ending.
     """
     console = Console(markup=False)
-    console.print(comparison_table(runs))
-    notes = [*NOTES, *filter(None, map(_validated, runs))]
-    for note in notes:
-        console.print(f"  {note}", highlight=False, style="dim")
+    finished = runs
+    if output:
+        from ..analysis.surface_page import steps_of, write_surface_page
+
+        finished = [run for run in runs if (Path(run) / SUMMARY).exists() or not steps_of(run)]
+    if finished:
+        console.print(comparison_table(finished))
+        notes = [*NOTES, *filter(None, map(_validated, finished))]
+        for note in notes:
+            console.print(f"  {note}", highlight=False, style="dim")
+    if output:
+        distances = write_surface_page(runs, output, None if step == "last" else step)
+        if len(distances):
+            console.print(_distance_table(distances))
+            for note in SURFACE_NOTES[: 3 + distances["scale"].eq("sd").any()]:
+                console.print(f"  {note}", highlight=False, style="dim")
+        console.print(f"Figure: {output}", highlight=False)
     if figure:
         from ..analysis.learning_curves import draw_learning_curves
 
@@ -86,5 +133,5 @@ def compare(runs: list[str], figure: str | None = None) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """``pacmr compare RUN [RUN ...] [--figure FILE]``."""
+    """``pacmr compare RUN [RUN ...]`` and the options of ``compare``."""
     run_tool("compare", compare, arguments, positional=True)

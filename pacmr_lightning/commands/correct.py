@@ -47,7 +47,6 @@ def correct(
     beta: float | None = None,
     rounds: Rounds = Rounds(),  # noqa: B008  # it is frozen
     cleaned: str | None = None,
-    micro_batch_size: int | None = None,
 ) -> None:
     """Trains a run's policy once more, from the reference, on labels that PerpCorrect has corrected.
 
@@ -65,7 +64,6 @@ def correct(
         beta: of the second pass; default: the first run's.
         rounds: how the rounds are trained.
         cleaned: file to write the training pairs to, wrong labels exchanged, in the format of the run's data.
-        micro_batch_size: pairs in one forward pass that scores; default: that of training.
 
     Raises:
         UserError: there are no clean pairs, or fewer than a batch; options or files do not fit; the folder
@@ -82,10 +80,10 @@ def correct(
     asked = {"run": str(run), "clean": named, "beta": beta}
     asked["checkpoint"] = kept_file("last", first.checkpoint)
     asked |= {f"rounds.{name}": value for name, value in asdict(rounds).items()}
-    options = AuditOptions("policy", str(folder / AUDIT), micro_batch_size=micro_batch_size)
+    options = AuditOptions("policy", str(folder / AUDIT))
     audit_first(run, folder, asked, RECORD, options)
     write = partial(_write_pairs, data)
-    pairs, table = rounds.run(first, data, folder / ROUNDS, write, fit, micro_batch_size)
+    pairs, table = rounds.run(first, data, folder / ROUNDS, write, fit)
     with replacing(folder / PAIRS) as temporary:
         pairs.to_parquet(temporary, index=False)
     with replacing(folder / TABLE) as temporary:

@@ -24,11 +24,10 @@ from ..policy.base_model import adapter_chain
 from ..policy.lora import ADAPTER
 from ..policy.merged_adapters import untie_head
 from ..runs.finished_run import find_run, load_run
-from ..runs.folder import SUMMARY
+from ..runs.folder import SUMMARY, read_summary
 from ..runs.hub_upload import check_repository
 from ..runs.hub_upload import push as upload
 from ..runs.model_card import model_card, on_hub, weighting_settings
-from ..runs.summary import read_summary
 from ..weighting.vnet import VNet, save_vnet
 
 Dtype = Literal["float32", "bfloat16", "float16"]

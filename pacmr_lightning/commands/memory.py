@@ -13,7 +13,7 @@ from rich.table import Table
 from transformers import AutoConfig, LlamaConfig, PretrainedConfig
 
 from ..command_line.parser import run_tool
-from ..errors import UserError, check_at_least
+from ..errors import UserError, check_at_least, first_line
 from ..meta_gradient.step_pairs import affordable, kept_inputs
 from ..policy.base_model import adapter_chain
 from ..policy.lora import lora_linears
@@ -251,8 +251,7 @@ def _config(model: str) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(adapter_chain(model)[-1])
     except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise UserError(f"The configuration of {model} cannot be read: {first}") from None
+        raise UserError(f"The configuration of {model} cannot be read: {first_line(error)}.") from None
 
 
 def main(arguments: list[str]) -> None:

@@ -19,9 +19,8 @@ from ..files import check_writable, content_digest, replacing
 from ..objectives import DPO
 from ..runs.checkpoints import LAST
 from ..runs.finished_run import FinishedRun
-from ..runs.folder import CHECKPOINTS, CONFIG
+from ..runs.folder import CHECKPOINTS, CONFIG, read_summary
 from ..runs.loggers import loggers_of_another
-from ..runs.summary import read_summary
 from .audit import show
 from .compare import compare
 

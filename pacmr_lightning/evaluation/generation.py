@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -122,12 +121,8 @@ def generation_key(
     policy: PolicyModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int, decoding: Decoding
 ) -> str:
     """Return a hash of weights, their use and decoding: all that a response depends on beside its prompt."""
-    weights = hashlib.sha256(policy.reference_digest().encode())
-    for name, parameter in sorted(policy.adapter().items()):
-        weights.update(name.encode() + parameter.detach().cpu().numpy().tobytes())
     return content_key(
-        weights.hexdigest(),
-        policy.lora,
+        *(policy.reference_digest(), policy.adapter_digest(), policy.lora),
         policy.model.config.to_json_string(use_diff=False),
         [str(policy.dtype), policy.attn_implementation, numerics(policy.device)],
         sorted(end_tokens(tokenizer, policy.model.generation_config.eos_token_id)),

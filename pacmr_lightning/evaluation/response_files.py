@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import obstacle
+from ..files import obstacle, read_json_lines
 from .answer_store import content_key
 from .conversation import TEMPLATE_COLUMNS
 from .judging import Comparison
@@ -55,25 +55,7 @@ def read_responses(path: str | Path) -> list[dict[str, Any]]:
     if not path.is_file():
         found = "is no file" if path.exists() else "does not exist"
         raise UserError(f"{path} {found}; name a file of responses, such as a run's generations.jsonl.")
-    rows = []
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    rows.append(json.loads(line))
-                    if not isinstance(rows[-1], dict):
-                        raise UserError(f"{path}, line {number} is no JSON object; write one object a line.")
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"{path}, line {number} is not JSON ({error.msg} at column {error.colno}); write one object a "
-            "line."
-        ) from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8 text; save it as UTF-8.") from None
-    # Integers over 4,300 digits, or deeply nested lists.
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}, line {number} cannot be read ({str(error).partition(';')[0]}).") from None
-    return rows
+    return [row for _, row in read_json_lines(path)]
 
 
 def pair_rows(

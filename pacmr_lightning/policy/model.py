@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -239,6 +240,13 @@ class PolicyModel(nn.Module):
         if self._digest is None:
             self._digest = weights_digest(self.model)
         return self._digest
+
+    def adapter_digest(self) -> str:
+        """Return a hash of the adapter's parameters."""
+        digest = hashlib.sha256()
+        for name, parameter in sorted(self.adapter().items()):
+            digest.update(name.encode() + parameter.detach().cpu().numpy().tobytes())
+        return digest.hexdigest()
 
     def in_step(self, parts: Iterable[PairBatch], filler: PairBatch) -> Iterator[tuple[PairBatch, bool]]:
         """Yield this rank's micro-batches and True; under ZeRO-3, then ``filler`` and False until all end."""

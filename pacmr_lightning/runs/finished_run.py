@@ -5,14 +5,13 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 import yaml
 from jsonargparse import ArgumentError
+from lightning.fabric import Fabric
 from lightning.pytorch import LightningDataModule, LightningModule
-from transformers import PreTrainedTokenizerBase
 
 from ..command_line.parser import ToolParser
 from ..command_line.sentences import short_message
@@ -22,6 +21,8 @@ from ..policy import PolicyModel
 from .folder import CHECKPOINTS, CONFIG
 
 MOST_AT_ONCE = 32
+PreferenceData = Any
+"""A run's ``PreferenceDataModule``, or a user's own, which this package does not import."""
 NO_NOISE: dict[str, Any] = {"noise_rate": 0.0, "noise_rates": None, "noise": None}
 """Options of the datamodule that leave labels as found in the data."""
 
@@ -46,45 +47,6 @@ class FinishedRun:
         if kind := given.pop("noise", None):
             given[kind["class_path"]] = kind.get("init_args") or ""
         return ", ".join(f"{name} {value}".strip() for name, value in given.items())
-
-
-class PreferenceData(Protocol):
-    """Interface of a run's datamodule, or of the cross-fit sets; pairs and counts are set by ``setup``."""
-
-    source: Any
-    task: str
-    seed: int
-    global_batch_size: int
-    uniform_noise: bool
-    noise_rate: float
-    augmentations: str | None
-    meta_every: int | None
-    reference: str
-    clean_meta: Any
-    hold_out_clean_meta: bool
-    trained_texts: str | None
-    """Hash of the run's training texts, which ``setup`` compares."""
-    tokenizer: PreTrainedTokenizerBase
-    clean_pairs: Any
-    train_pairs: Any
-    validation_pairs: Any
-    counts: dict[str, dict[str, int]]
-    noise_flips: dict[str, bool] | None
-    """Whether the run's noise flipped a label, by pair id; None without noise."""
-    annotators: dict[str, str | None] | None
-    """Annotator of each training pair, by id; None if no row has one."""
-
-    def setup(self, stage: str) -> None:
-        """Read the pairs of a stage."""
-
-    def fill_train_reference(self, policy: PolicyModel) -> None:
-        """Add the reference's log-probabilities to the training pairs, on disk."""
-
-    def train_state_differences(self, policy: PolicyModel) -> np.ndarray:
-        """(N, 2H) reference states of each training pair, chosen minus rejected."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what determines the pairs and their order."""
 
 
 def find_run(folder: str, checkpoint: str) -> FinishedRun:
@@ -160,6 +122,12 @@ def load_run(
     checkpoint = _restore(objects.model, run.checkpoint)
     objects.data.trained_texts = checkpoint.get(type(objects.data).__qualname__, {}).get("texts")
     return objects.model, objects.data, checkpoint["global_step"]
+
+
+def ready(module: PreferenceModule) -> PolicyModel:
+    """Return the policy of a loaded module, in evaluation mode and on the accelerator if there is one."""
+    Fabric(accelerator="auto", devices=1).to_device(module.policy)
+    return module.policy.eval()
 
 
 def _restore(module: PreferenceModule, path: Path) -> dict[str, Any]:

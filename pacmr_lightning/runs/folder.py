@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,19 @@ def default_folder(model: Any, data: Any, seed: int) -> str:
         share = kind.get("init_args", {}).get("share")
         noise = kind.class_path.rpartition(".")[2] + ("" if share is None else f"{100 * share:g}")
     return str(Path("runs", f"{data.task}-{model.method}-noise{noise}-seed{seed}"))
+
+
+def read_summary(run: str | Path) -> dict[str, Any]:
+    """Return the numbers of a finished run; UserError if its folder has no readable summary."""
+    path = Path(run) / SUMMARY
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(
+            f"{path} does not exist; name the folder of a run that has finished with the RunSummary callback."
+        ) from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not JSON ({error}); train again.") from None
 
 
 def weight_parts(run_folder: str | Path) -> list[Path]:

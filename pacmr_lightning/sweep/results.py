@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..runs.folder import SAMPLES
-from ..runs.summary import read_summary
+from ..runs.folder import SAMPLES, read_summary
 from .cells import Cell, short_name
 from .spec import Sweep
 

@@ -1,10 +1,9 @@
 """Weights of pairs: fixed, known or learned."""
 
 from .audited import AuditedWeights
-from .base import Weighting, Weights
+from .base import Unweighted, Weighting, Weights
 from .oracle import DropFlipped, OracleWeights
 from .sigmoid_prior import SigmoidPrior
-from .unweighted import Unweighted
 from .vnet import VNet
 from .vnet_weighting import VNetWeighting
 

@@ -1,4 +1,4 @@
-"""Base class of weightings."""
+"""Base class of weightings, and the weight 1."""
 
 from __future__ import annotations
 
@@ -135,6 +135,14 @@ class Weighting(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the return value of ``state_dict``."""
+
+
+class Unweighted(Weighting):
+    """Weight 1 for every pair: plain DPO."""
+
+    def weights(self, rewards: Rewards, batch: PairBatch) -> Weights:
+        """Return (N,) ones."""
+        return Weights(torch.ones_like(rewards.u))
 
 
 def check_soft_labels(weighting: Weighting, objective: Objective) -> None:

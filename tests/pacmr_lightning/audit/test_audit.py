@@ -5,6 +5,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
@@ -22,6 +23,7 @@ from pacmr_lightning.audit.linear_probe import probe_log_odds
 from pacmr_lightning.audit.suspect_traits import COLUMNS
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.commands.audit import main
+from pacmr_lightning.datamodules import cached_values
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
@@ -168,11 +170,8 @@ def test_the_reference_is_not_asked_again(run, monkeypatch):
     """An audit keeps what the reference said, also of a run that asked it live, and reads it again."""
     assert yaml.safe_load((run / "config.yaml").read_text())["data"]["init_args"]["reference"] == "live"
     first = audit(run)
-    answers = run / "audit/answers.sqlite"
-    answers.unlink()
     monkeypatch.setattr(PolicyModel, "reference", lambda self: pytest.fail("the reference was asked"))
     again = audit(run)
-    assert answers.is_file()
     pd.testing.assert_frame_equal(again, first)
 
 
@@ -223,18 +222,8 @@ def test_who_judges_by_default(run, capsys, side, judge):
     assert f"Judged by {judge}: of labels" in said and f"with {50 + side * 50}% (signed ranks" in said
 
 
-def test_a_pass_is_as_large_as_in_training(run, monkeypatch, tmp_path):
-    """Batches of 8 were trained on whole; what is told counts before."""
-    found, module, data, _ = loaded(run)
-    sizes, real = [], PolicyModel.log_probs
-
-    def ask(self, batch):
-        sizes.append(len(batch))
-        return real(self, batch)
-
-    monkeypatch.setattr(PolicyModel, "log_probs", ask)
-    last_pass(module, data.train_pairs, tmp_path / "answers.sqlite")
-    assert max(sizes) == 8
+def test_micro_batches_of_a_loaded_run(run):
+    found, *_ = loaded(run)
     found.model["init_args"]["micro_batch_size"] = 4
     assert load_run(found, as_trained=True)[0].micro_batch_size == 4
     found.model["init_args"]["micro_batch_size"], found.data["init_args"]["global_batch_size"] = None, 4096
@@ -242,28 +231,36 @@ def test_a_pass_is_as_large_as_in_training(run, monkeypatch, tmp_path):
 
 
 def test_last_pass_goes_on(run, monkeypatch, tmp_path):
-    """What was answered before a kill is not asked again."""
+    """What was answered before a kill is not asked again, nor of a policy whose labels alone differ."""
+    monkeypatch.setattr(cached_values, "PART", 8)
     _, module, data, _ = loaded(run)
-    whole = last_pass(module, data.train_pairs, tmp_path / "whole.sqlite")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "whole")
+    whole = last_pass(module, data.train_pairs)
     asked, real = [], PolicyModel.log_probs
 
     def ask(self, batch):
-        if len(asked) == 5:
+        if sum(asked) == 24:
             raise RuntimeError("killed")
         asked.append(len(batch))
         return real(self, batch)
 
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "killed")
     monkeypatch.setattr(PolicyModel, "log_probs", ask)
     with pytest.raises(RuntimeError, match="killed"):
-        last_pass(module, data.train_pairs, tmp_path / "answers.sqlite", micro_batch_size=8)
-    # Two batches with their references were answered, of the third the reference was missing.
-    asked[:] = [0] * -100
-    again = last_pass(module, data.train_pairs, tmp_path / "answers.sqlite", micro_batch_size=32)
-    assert sum(asked) == 2 * (PAIRS - 16)
+        last_pass(module, data.train_pairs)
+    asked[:] = [-1000]
+    again = last_pass(module, data.train_pairs)
+    assert sum(asked) + 1000 == PAIRS - 24
     pd.testing.assert_frame_equal(again, whole, rtol=1e-4)
     asked.clear()
-    last_pass(module, data.train_pairs, tmp_path / "answers.sqlite")
+    data.train_pairs.swapped = [not swap for swap in data.train_pairs.swapped]
+    np.testing.assert_allclose(last_pass(module, data.train_pairs)["u"], -whole["u"], rtol=1e-4)
     assert asked == []
+    # Another adapter on the same reference is another model.
+    with torch.no_grad():
+        next(iter(module.policy.adapter().values())).mul_(2)
+    with pytest.raises(RuntimeError, match="killed"):
+        last_pass(module, data.train_pairs)
 
 
 @pytest.fixture(scope="module")

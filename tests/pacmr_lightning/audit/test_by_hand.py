@@ -188,7 +188,7 @@ def test_a_sample_to_read(audit):
         (["--sample", "-1"], "sample is -1, but it is a number of pairs"),
         (["--sample", "99"], f"sample is 99, but there are {PAIRS} training pairs; lower it"),
         (["--decisions", "{strange}"], "decides on the pair 'nobody', which is no training pair here"),
-        (["--decisions", "{run}/config.yaml"], "has no id with a decision"),
+        (["--decisions", "{run}/config.yaml"], "line 1 is not JSON"),
         (["--label_studio", "tasks.csv"], "label_studio is tasks.csv, but tasks are written to a file"),
         (["--decisions", "{strange}", "--action", "flip"], "action is given without cleaned"),
         (

@@ -94,14 +94,14 @@ def test_what_follows_from_them(tmp_path):
     ("text", "message"),
     [
         ("", "has no decision; make some on the report's page"),
-        ("id,decision\na,keep\n", "line 1 has no id with a decision"),
+        ("id,decision\na,keep\n", "line 1 is not JSON (Expecting value at column 1)"),
         ('{"prompt": "a", "chosen": "b", "rejected": "c"}\n', "line 1 has no id with a decision"),
         (
             '{"id": "a", "decision": "flip"}\n',
             "has the decision 'flip'; it is one of keep, exchange, ",
         ),
-        ("[" * 100_000, "is not JSON that can be read"),
-        ('{"id": "a", "n": ' + "9" * 5000 + "}", "line 1 has no id with a decision"),
+        ("[" * 100_000, "is no JSON that can be read"),
+        ('{"id": "a", "n": ' + "9" * 5000 + "}", "line 1 cannot be read (Exceeds the limit"),
         (
             '{"id": "a", "decision": "keep", "observed": "chosen"}\n'
             '{"id": "a", "decision": "keep", "observed": "rejected"}\n',
@@ -115,7 +115,7 @@ def test_what_follows_from_them(tmp_path):
         ('{"id": "a", "decision": "keep", "sample": "yes"}\n', "sample 'yes'; observed is chosen or"),
         ('[{"id": 1, "decision": "keep"}]', "task 1 has no data.pair with annotations; export tasks of"),
         ("[3]", "task 1 has no data.pair"),
-        ("[", "is not JSON (Expecting value in line 1); export it again"),
+        ("[", "is no JSON that can be read (Expecting value: line 1 column 2 (char 1)); export it"),
         (
             "".join(f'{{"id": "{i}", "decision": "exchange", "sample": true}}\n' for i in range(6)),
             "holds 6 of 6 random labels wrong, but an audit takes less than half",
@@ -132,7 +132,7 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(UserError, match=r"There is no file .* of decisions; pacmr audit writes report.html"):
         read_decisions(str(tmp_path / "nowhere.jsonl"))
     (tmp_path / "d.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(UserError, match="is no UTF-8 text"):
+    with pytest.raises(UserError, match="is not UTF-8 text"):
         read_decisions(str(tmp_path / "d.jsonl"))
 
 

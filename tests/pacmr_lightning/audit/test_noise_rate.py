@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 from scipy.special import expit
-from scipy.stats import beta, binom, norm
+from scipy.stats import beta, binom
 
-from pacmr_lightning.audit import noise_rate
 from pacmr_lightning.audit.flip_curve import LEVEL, goodness_of_fit, share_against
 from pacmr_lightning.audit.noise_rate import design_effect, estimate_noise_rate
 from pacmr_lightning.audit.words import fit_in_words
@@ -154,25 +153,14 @@ def test_pairs_of_a_prompt_count_together():
     assert apart.stderr < 0.6 * together.stderr
 
 
-def test_mixture():
-    """Two clumps far apart are seen, one is not; tenths and their errors."""
+def test_tenths():
     rng = np.random.default_rng(6)
     u = np.where(rng.random(3000) < 0.25, -4, 4) + rng.standard_normal(3000)
-    two = estimate_noise_rate(u, np.arange(3000), resamples=2)
-    assert two.mixture.gain > 0 and two.mixture.lower == pytest.approx(0.25, abs=0.03)
-    one = estimate_noise_rate(norm.ppf(np.linspace(0.001, 0.999, 999)) + 1, np.arange(999), resamples=2)
-    assert one.mixture.gain < 0
-    tenths = two.tenths
+    tenths = estimate_noise_rate(u, np.arange(3000), resamples=2).tenths
     assert len(tenths) == 10 and tenths["size"].is_monotonic_increasing
     assert tenths["against"].mean() == pytest.approx((u < 0).mean())
     p = tenths["against"]
     np.testing.assert_allclose(tenths["stderr"], np.sqrt(p * (1 - p) / 299), rtol=1e-6)
-
-
-@pytest.fixture
-def no_mixture(monkeypatch):
-    """The mixture of the same u has no part in the test of the curve, and most of the time of a share."""
-    monkeypatch.setattr(noise_rate, "_mixture", lambda u: None)
 
 
 def refused(worlds, known=None):
@@ -180,7 +168,6 @@ def refused(worlds, known=None):
     return sum(estimate_noise_rate(u, prompts, known, resamples=2).fit.refused for u, prompts in worlds)
 
 
-@pytest.mark.usefixtures("no_mixture")
 @pytest.mark.parametrize(
     ("rate", "known", "number"),
     [(0.3, None, 2000), (0.3, 0.3, 2000), (0.0, None, 40), (0.1, None, 2000), (0.3, None, 60)],
@@ -191,7 +178,6 @@ def test_false_alarms_of_the_fit(rate, known, number):
     assert refused(worlds, known) <= binom.ppf(0.998, 80, LEVEL)
 
 
-@pytest.mark.usefixtures("no_mixture")
 def test_pairs_of_a_prompt_depend_on_each_other():
     """Each pair five times over is no more evidence against the curve than once."""
     worlds = []
@@ -225,7 +211,6 @@ def labelled_world(kind, seed, n=6000):
     return np.where(first, u, -u), np.arange(n)
 
 
-@pytest.mark.usefixtures("no_mixture")
 @pytest.mark.parametrize(
     ("kind", "known", "least", "most"),
     [

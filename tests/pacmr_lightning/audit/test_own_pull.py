@@ -148,11 +148,11 @@ def test_without_the_optimizer(run, loaded):
 
 
 @pytest.mark.parametrize("soft", [False, True])
-def test_pull(loaded, soft, tmp_path, monkeypatch):
+def test_pull(loaded, soft, monkeypatch):
     """By how much the weighted loss of DPO falls per nat of u."""
     _, module, data, _ = loaded
     monkeypatch.setattr(module.weighting, "soft_labels", soft)
-    frame = last_pass(module, data.train_pairs, tmp_path / "answers.sqlite")
+    frame = last_pass(module, data.train_pairs)
     g, u = frame["weight"], frame["u"]
     expected = g * expit(-u) - (soft * (1 - g)) * expit(u)
     np.testing.assert_allclose(frame["pull"], expected, rtol=1e-4, atol=1e-6)

@@ -171,8 +171,6 @@ sweep a --jobs x
     jobs: expected an int or null, but got x.
 sweep a --dry-run
     --dry-run: there is no such option; did you mean --dry_run?
-surfaces a
-    output: missing; give it on the command line or in a config.
 surfaces a --output x.png --step x
     step: expected 'last' or an int, but got x.
 analyze a --split trian
@@ -182,7 +180,7 @@ analyze a --taus
 analyze a --taus 0.6 x
     taus: expected a float, but got x.
 surfaces
-    runs and output are missing;
+    runs: missing;
 audit a --action flop
     action: expected one of 'drop', 'flip' or null, but got flop; did you
 audit a --share x

@@ -4,6 +4,7 @@ import json
 import shutil
 import warnings
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,6 +18,7 @@ from pacmr_lightning.analysis.consistency_figure import draw_consistency
 from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.command_line.exceptions import user_error
 from pacmr_lightning.commands.analyze import analyze, main
+from pacmr_lightning.datamodules import cached_values
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
@@ -146,38 +148,38 @@ def test_the_table(run, capsys):
 
 
 def test_a_killed_analysis_goes_on(run, monkeypatch, tmp_path):
-    def calls_before(limit):
-        """Counts passes of the policy; the one after ``limit`` is a kill."""
-        real, made = PolicyModel.reference_log_probs, []
+    monkeypatch.setattr(cached_values, "PART", 8)
+    asked, real = [], PolicyModel.log_probs
 
-        def counted(*arguments):
-            if len(made) == limit:
-                raise KeyboardInterrupt
-            made.append(1)
-            return real(*arguments)
+    def counted(self, batch):
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        asked.append(len(batch))
+        return real(self, batch)
 
-        monkeypatch.setattr(PolicyModel, "reference_log_probs", counted)
-        return made
+    def cache(name):
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / name)
 
-    analyze([str(run)], output=str(tmp_path / "whole"), micro_batch_size=5)
-    calls_before(5)  # two whole batches and the first view of the third
+    cache("whole")
+    analyze([str(run)], output=str(tmp_path / "out"))
+    whole = pd.read_parquet(tmp_path / "out/pairs-train.parquet")
+    cache("killed")
+    monkeypatch.setattr(PolicyModel, "log_probs", counted)
     with pytest.raises(KeyboardInterrupt):
-        analyze([str(run)], output=str(tmp_path / "resumed"), micro_batch_size=5)
-    assert {path.name for path in (tmp_path / "resumed").iterdir()} == {"answers.sqlite"}
-    monkeypatch.undo()
-    made = calls_before(100)
-    analyze([str(run)], output=str(tmp_path / "resumed"), micro_batch_size=5)
-    assert len(made) == 2 * 3, "24 pairs, of which 10 were there"
-    files = (tmp_path / name / "pairs-train.parquet" for name in ("whole", "resumed"))
-    whole, resumed = map(pd.read_parquet, files)
+        analyze([str(run)], output=str(tmp_path / "resumed"))
+    assert not (tmp_path / "resumed").exists() and asked == [8, 8]
+    asked[:] = [-1000] * 3
+    analyze([str(run)], output=str(tmp_path / "resumed"))
+    assert sum(asked) + 3000 == 4 * 24 - 16, "24 pairs, two prompts, policy and reference"
+    resumed = pd.read_parquet(tmp_path / "resumed/pairs-train.parquet")
     pd.testing.assert_frame_equal(whole, resumed, rtol=0, atol=1e-5)
-    # Other thresholds cost nothing; another checkpoint is another judge.
-    made.clear()
+    # Other thresholds cost nothing; another checkpoint is another policy with the same reference.
+    asked[:] = [0] * 3
     analyze([str(run)], taus=[0.9], output=str(tmp_path / "resumed"))
-    assert not made
+    assert sum(asked) == 0
     analyze([str(run)], checkpoint="step-1", output=str(tmp_path / "resumed"))
-    assert made
-    first = pd.read_parquet(tmp_path / "resumed" / "pairs-train.parquet")
+    assert sum(asked) == 2 * 24
+    first = pd.read_parquet(tmp_path / "resumed/pairs-train.parquet")
     assert not np.allclose(first["u"], whole["u"], atol=1e-3)
 
 
@@ -243,7 +245,6 @@ def refused(arguments, capsys):
         (["--pairs", "0"], "pairs is 0, but a sample of the 24 train pairs"),
         (["--pairs", "25"], "pairs is 25"),
         (["--seed", "-1"], "seed is -1"),
-        (["--micro_batch_size", "0"], "micro_batch_size is 0"),
         (["--augmentations", "nowhere.parquet"], "There is no file nowhere.parquet"),
         (["--augmentations", "any.parquet", "--split", "validation"], "reads it for training pairs only"),
     ],
@@ -320,7 +321,7 @@ def test_a_diverged_policy(run, capsys):
     torch.save(checkpoint, path)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert "not finite for 24 of 24 pairs" in refused([str(run)], capsys)
+        assert "is not finite, so the policy has diverged" in refused([str(run)], capsys)
     said = " ".join(str(warning.message) for warning in caught)
     assert "one sequence a row" in said and "whole logits" in said
 

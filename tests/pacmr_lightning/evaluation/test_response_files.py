@@ -119,7 +119,7 @@ def test_files(tmp_path):
     fails(b"[" * 100_000, r"generations.jsonl, line 1 cannot be read \(.*recursion")
     fails(b'{"prompt": ' + b"9" * 5000 + b"}", r"generations.jsonl, line 1 cannot be read \(.*4300 digits")
     fails(b'{"prompt": "p"}\n{"prompt": ', r"generations.jsonl, line 2 is not JSON \(.* at column 12\)")
-    fails(b'\n["p"]', "line 2 is no JSON object")
+    fails(b'\n["p"]', "line 2 is a JSON list and not an object")
     fails(b'{"prompt": "\xff"}', "is not UTF-8 text")
     with pytest.raises(UserError, match=r"nowhere.jsonl does not exist"):
         read_responses(tmp_path / "nowhere.jsonl")

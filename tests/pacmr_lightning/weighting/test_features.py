@@ -11,9 +11,9 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 
 from pacmr_lightning.analysis.last_pass import last_pass
 from pacmr_lightning.analysis.surface import load_surface
+from pacmr_lightning.analysis.surface_page import write_surface_page
 from pacmr_lightning.callbacks import VNetSurfaces, WeightGap, WeightRecorder, weight_figures
 from pacmr_lightning.callbacks.weight_gap import probe
-from pacmr_lightning.commands.surfaces import surfaces
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
@@ -228,8 +228,8 @@ def test_audit_and_probe_ask_with_all_features(whole, tmp_path):
     """What the run's end says of each pair is one more visit, of either road."""
     module, data, trainer, _ = whole
     (probed,) = (callback.frame for callback in trainer.callbacks if isinstance(callback, Probed))
-    frame = last_pass(module, data.train_pairs, tmp_path / "answers.sqlite")
-    again = last_pass(module, data.train_pairs, tmp_path / "answers.sqlite")
+    frame = last_pass(module, data.train_pairs)
+    again = last_pass(module, data.train_pairs)
     pd.testing.assert_frame_equal(frame, again)
     np.testing.assert_allclose(frame["weight"], probed["weight"], rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(frame["a"], probed["a"], rtol=1e-3, atol=1e-4)
@@ -267,7 +267,7 @@ def test_surfaces_of_two_features(fit, files, monkeypatch, tmp_path):
     gaps = pd.read_csv(files / "triple" / "analysis" / "weight-gap.csv")
     assert gaps.loc[gaps["set"] == "probe", "mean_swapped"].notna().all()  # no earlier visits in it
 
-    surfaces([str(files / "triple")], output=str(tmp_path / "one.png"))
+    write_surface_page([str(files / "triple")], str(tmp_path / "one.png"))
     assert (tmp_path / "one.png").read_bytes()[:4] == b"\x89PNG"
     callbacks = [VNetSurfaces(points=5, window=16, features=("u", "delta"))]  # Delta comes first all the same
     *_, steps = fit("default", ("delta", "u"), callbacks=callbacks, epochs=1)
@@ -276,7 +276,7 @@ def test_surfaces_of_two_features(fit, files, monkeypatch, tmp_path):
     delta = torch.cat([steps[0].delta, steps[1].delta]).double()
     np.testing.assert_allclose(surface.delta[[0, -1]], np.quantile(delta, [0.005, 0.995]), rtol=1e-5)
     with pytest.raises(UserError, match="are over perplexity_difference and entropy, those of"):
-        surfaces([str(files / "triple"), str(files / "default")], output=str(tmp_path / "two.png"))
+        write_surface_page([str(files / "triple"), str(files / "default")], str(tmp_path / "two.png"))
 
 
 def test_what_a_run_refuses(fit):

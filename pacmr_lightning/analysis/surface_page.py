@@ -1,4 +1,4 @@
-"""Distances between the weight functions of several runs."""
+"""Weight functions of several runs on one page, and their distances."""
 
 from __future__ import annotations
 
@@ -10,7 +10,41 @@ import numpy as np
 import pandas as pd
 from scipy.interpolate import RegularGridInterpolator
 
-from .surface import Surface
+from ..errors import UserError
+from ..files import replacing, save_figure
+from .surface import Surface, load_surface, steps_of
+
+
+def write_surface_page(runs: Sequence[str], output: str, step: int | None = None) -> pd.DataFrame:
+    """Draw the last surfaces of runs (or those of ``step``) side by side, and return ``pairwise_distances``.
+
+    ``output`` ends in .png or .pdf; both are written, and the distances as .csv beside them. Runs without
+    surfaces are left out; UserError if none has any, or if they are over different features.
+    """
+    path = Path(output)
+    if path.suffix not in (".png", ".pdf"):
+        raise UserError(f"output is {output}, but the figure's name must end in .png or .pdf.")
+    drawn = [run for run in dict.fromkeys(runs) if steps_of(run)] or runs[:1]
+    found = [(load_surface(run, step), run) for run in drawn]
+    # Unknown noise rates last.
+    found.sort(key=lambda pair: (np.isnan(pair[0].noise_rate), pair[0].noise_rate))
+    laid_out, folders = zip(*found, strict=True)
+    for surface, folder in found:
+        if surface.axes != laid_out[0].axes:
+            one, other = (" and ".join(each.axes) for each in (laid_out[0], surface))
+            raise UserError(
+                f"The surfaces of {folders[0]} are over {one}, those of {folder} over {other}; name runs "
+                "whose VNetSurfaces draws the same features."
+            )
+    names = run_names(laid_out, folders)
+    from .surface_figure import draw_page
+
+    save_figure(draw_page(laid_out, names), path.with_suffix(""))
+    table = pairwise_distances(laid_out, names)
+    if len(table):
+        with replacing(path.with_suffix(".csv")) as temporary:
+            table.to_csv(temporary, index=False)
+    return table
 
 
 def surface_differences(first: Surface, second: Surface, scaled: bool = False) -> dict[str, float]:

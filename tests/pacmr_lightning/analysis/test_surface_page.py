@@ -1,4 +1,4 @@
-"""``pacmr surfaces``: distances between known functions, the page's files, and what it refuses."""
+"""``pacmr compare --output``: distances between known functions, the page's files, and what it refuses."""
 
 import matplotlib.image
 import numpy as np
@@ -6,10 +6,11 @@ import pandas as pd
 import pytest
 from scipy.special import expit
 
+from pacmr_lightning import cli
 from pacmr_lightning.analysis.surface import Surface, Visits, density, grid, load_surface, save_surface
-from pacmr_lightning.analysis.surface_distance import run_names, surface_differences
 from pacmr_lightning.analysis.surface_figure import draw_heat_maps, draw_page, draw_surfaces, limits
-from pacmr_lightning.commands.surfaces import main, surfaces
+from pacmr_lightning.analysis.surface_page import run_names, surface_differences, write_surface_page
+from pacmr_lightning.commands.compare import main
 from pacmr_lightning.errors import UserError
 
 
@@ -111,7 +112,7 @@ def test_the_page_of_three_runs(runs, tmp_path, capsys):
     assert table.loc[0, list(expected)].tolist() == pytest.approx(list(expected.values()))
     assert f"{expected['mean']:.3f}" in printed
     assert "20% noise - 30% noise" in printed
-    earlier = surfaces(runs, output=str(tmp_path / "earlier.pdf"), step=100)
+    earlier = write_surface_page(runs, str(tmp_path / "earlier.pdf"), 100)
     assert (earlier[["first_step", "second_step"]] == 100).all(axis=None)
     assert (tmp_path / "earlier.png").exists()
 
@@ -127,8 +128,14 @@ def test_two_tasks_are_also_compared_on_scaled_axes(tmp_path, capsys):
     assert "scale sd:" in capsys.readouterr().out
 
 
-def test_one_run_has_no_table(runs, tmp_path):
-    assert surfaces(runs[:1], output=str(tmp_path / "one.png")) is None
+def test_one_run_has_no_table(runs, tmp_path, capsys):
+    """Runs that have not finished are drawn; one that has no VNet is in the table alone."""
+    plain = tmp_path / "dpo"
+    plain.mkdir()
+    (plain / "summary.json").write_text('{"method": "dpo", "metrics": {}, "val_accuracy": 0.875}')
+    cli.main(["surfaces", runs[0], str(plain), "--output", str(tmp_path / "one.png")])
+    printed = capsys.readouterr().out
+    assert "0.875" in printed and "common" not in printed and printed.count("pacmr") == 0
     assert (tmp_path / "one.pdf").exists() and not (tmp_path / "one.csv").exists()
 
 
@@ -181,9 +188,14 @@ def test_what_is_saved_is_loaded(tmp_path):
 
 
 def test_bad_input(runs, tmp_path, capsys):
+    plain = tmp_path / "dpo"
+    plain.mkdir()
+    (plain / "summary.json").write_text('{"method": "dpo", "metrics": {}}')
     page = str(tmp_path / "page.png")
     with pytest.raises(UserError, match="train with the callback VNetSurfaces"):
-        main([str(tmp_path / "none"), "--output", page])
+        main([str(plain), "--output", page])
+    with pytest.raises(UserError, match=r"none/summary\.json does not exist"):
+        main([runs[0], str(tmp_path / "none"), "--output", page])
     with pytest.raises(UserError, match="no surfaces of step 150; choose one of 100, 200, or last"):
         main([runs[0], "--output", page, "--step", "150"])
     with pytest.raises(SystemExit):

@@ -1,4 +1,4 @@
-"""The cache of reference log-probabilities: equal to live, and never stale, torn or doubled."""
+"""The cache of what models give pairs: equal to live, and never stale, torn or doubled."""
 
 import signal
 
@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
-from pacmr_lightning.datamodules import reference_cache as reference
-from pacmr_lightning.datamodules.reference_cache import cached_log_probs
+from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule, cached_values
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.numerics import numerics
 from pacmr_lightning.policy import PolicyModel
@@ -20,8 +18,8 @@ from pacmr_lightning.policy import model as policy_module
 def cache(tmp_path, monkeypatch):
     folder = tmp_path / "cache"
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
-    monkeypatch.setattr(reference, "PART", 16)
-    return folder / "pacmr-reference"
+    monkeypatch.setattr(cached_values, "PART", 16)
+    return folder / "pacmr-values"
 
 
 @pytest.fixture
@@ -83,11 +81,11 @@ def test_batches_bring_what_live_computes(model, cache, noise_rate):
 def test_a_sweep_pays_once(model, cache, monkeypatch, tmp_path):
     """Other noise, another method, another trained adapter, held-out pairs: the same cache."""
     folder = model()
-    first = cached_log_probs(policy_of(folder), data_of(folder).train_pairs)
+    first = data_of(folder).train_pairs.reference_log_probs(policy_of(folder))
     assert first.shape == (40, 2) and np.isfinite(first).all()
     monkeypatch.setattr(PolicyModel, "reference_log_probs", forbid)
     noisy = data_of(folder, noise_rate=0.4).train_pairs
-    assert np.array_equal(cached_log_probs(policy_of(folder), noisy), first)
+    assert np.array_equal(noisy.reference_log_probs(policy_of(folder)), first)
     held_out = data_of(folder, clean_meta=EmbeddedWorld(20))
     assert len(held_out.train_pairs) == 20
     held_out.fill_train_reference(policy_of(folder))
@@ -99,7 +97,7 @@ def test_states_are_kept_beside_the_log_probabilities(model, cache, monkeypatch)
     folder = model()
     policy, data = policy_of(folder), data_of(folder, noise_rate=0.4)
     pairs = data.train_pairs
-    log_probs = cached_log_probs(policy, pairs)
+    log_probs = pairs.reference_log_probs(policy)
     found = data.train_state_differences(policy)
     chosen, rejected = policy.reference_states(pairs.batch(range(40))).unbind(1)
     np.testing.assert_allclose(found, (chosen - rejected).numpy(), atol=1e-5)
@@ -109,7 +107,7 @@ def test_states_are_kept_beside_the_log_probabilities(model, cache, monkeypatch)
     signs = np.where(pairs.swapped, -1, 1)[:, None]
     held_out = data_of(folder, clean_meta=EmbeddedWorld(20))
     assert np.array_equal(held_out.train_state_differences(policy), (signs * found)[20:])
-    assert np.array_equal(cached_log_probs(policy, pairs), log_probs)
+    assert np.array_equal(pairs.reference_log_probs(policy), log_probs)
 
 
 def test_the_ways_are_tried_on_the_longest_pair(asked, cache, monkeypatch):
@@ -119,7 +117,7 @@ def test_the_ways_are_tried_on_the_longest_pair(asked, cache, monkeypatch):
     monkeypatch.setattr(
         policy_module, "choose_plan", lambda *arguments: tried.append(arguments[3]) or choose(*arguments)
     )
-    cached_log_probs(policy, pairs)
+    pairs.reference_log_probs(policy)
     assert len(tried) == 1 and tried[0].token_count == max(
         pairs.batch([i]).token_count for i in range(len(pairs))
     )
@@ -132,7 +130,7 @@ def test_weights_are_hashed_once(model, cache, monkeypatch):
     digest = policy_module.weights_digest
     monkeypatch.setattr(policy_module, "weights_digest", lambda model: hashed.append(model) or digest(model))
     for pairs in (data.train_pairs, data.validation_pairs):
-        cached_log_probs(policy, pairs)
+        pairs.reference_log_probs(policy)
     assert len(hashed) == 1 and policy.reference_digest() == digest(policy.model)
     assert len(list(cache.iterdir())) == 2
 
@@ -142,7 +140,7 @@ def test_whatever_changes_a_value_changes_the_key(model, cache, monkeypatch):
     data = data_of(folder)
 
     def entries(policy, pairs, **options):
-        cached_log_probs(policy, pairs, **options)
+        pairs.reference_log_probs(policy, **options)
         return len(list(cache.iterdir()))
 
     assert entries(policy_of(folder), data.train_pairs) == 1
@@ -168,32 +166,32 @@ def test_pairs_without_a_second_view(model, cache, write_rows, pair_rows):
     folder = model()
     rows = pair_rows(20) + [row | {"augmented_prompt": row["prompt"]} for row in pair_rows(4)]
     pairs = data_of(folder, Files(write_rows(rows), write_rows(rows[:2], "v.jsonl"))).train_pairs
-    found = cached_log_probs(policy_of(folder), pairs, augmented=True)
+    found = pairs.reference_log_probs(policy_of(folder), augmented=True)
     assert np.isnan(found[20:]).all() and np.isfinite(found[:20]).all()
 
 
 def test_ranks_share_the_parts(asked, cache):
     policy, pairs = asked
     with pytest.raises(UserError, match=r"part-00001\.npy, .* is missing or damaged"):
-        cached_log_probs(policy, pairs, rank=0, world_size=2)
+        pairs.reference_log_probs(policy, rank=0, world_size=2)
     written = sorted(path.name for path in cache.rglob("*.npy"))
     assert written == ["part-00000.npy", "part-00002.npy"]
-    both = cached_log_probs(policy, pairs, rank=1, world_size=2)
-    alone = cached_log_probs(policy, pairs)
+    both = pairs.reference_log_probs(policy, rank=1, world_size=2)
+    alone = pairs.reference_log_probs(policy)
     assert np.array_equal(both, alone) and len(list(cache.rglob("*.npy"))) == 3
 
 
 def test_damaged_parts_are_refused(asked, cache):
     policy, pairs = asked
-    cached_log_probs(policy, pairs)
+    pairs.reference_log_probs(policy)
     part = next(cache.rglob("part-00001.npy"))
     for content in (part.read_bytes()[:-8], b"", b"no array"):
         part.write_bytes(content)
         with pytest.raises(UserError, match=r"part-00001\.npy, .* damaged; delete its folder"):
-            cached_log_probs(policy, pairs)
+            pairs.reference_log_probs(policy)
     np.save(part, np.zeros((3, 2), np.float32))
     with pytest.raises(UserError, match="damaged"):
-        cached_log_probs(policy, pairs)
+        pairs.reference_log_probs(policy)
 
 
 def test_values_that_are_no_numbers_are_refused(asked, cache):
@@ -203,19 +201,19 @@ def test_values_that_are_no_numbers_are_refused(asked, cache):
     with (
         pytest.warns(UserWarning, match="one sequence a row"),
         pytest.warns(UserWarning, match="whole logits"),
-        pytest.raises(UserError, match=r"says of the pair .* is not a finite number"),
+        pytest.raises(UserError, match=r"A value of the pair .* is not finite, by the reference"),
     ):
-        cached_log_probs(policy, pairs)
+        pairs.reference_log_probs(policy)
     assert not list(cache.rglob("*.npy"))
 
 
 BUILD = """
 import os, signal, sys, time
 from pathlib import Path
-from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule, reference_cache as reference
+from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule, cached_values
 from pacmr_lightning.policy import PolicyModel
 model, waits_after, meeting, processes = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-reference.PART = 16
+cached_values.PART = 16
 policy = PolicyModel(model)
 policy.build()
 data = PreferenceDataModule(EmbeddedWorld(200, 20), model)
@@ -234,7 +232,7 @@ def counting(batch):
         time.sleep(0.001)
     return ask(batch)
 policy.reference_log_probs = counting
-found = reference.cached_log_probs(policy, data.train_pairs)
+found = data.train_pairs.reference_log_probs(policy)
 print(asked, repr(float(found.sum())))
 """
 
