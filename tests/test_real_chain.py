@@ -59,7 +59,6 @@ def train(method):
 
 
 def predict(method):
-    """The rows of the file that ``pacmr predict`` writes, and its bytes."""
     pacmr(f"predict --config {method}/config.yaml --ckpt_path last --data.predict_prompts {PROMPTS}",
           *("--model.max_new_tokens", 24, "--data.validation_batch_size", 6), *CPU)  # fmt: skip
     content = (Path(method) / "generations.jsonl").read_bytes()
@@ -67,7 +66,6 @@ def predict(method):
 
 
 def judge(output, *arguments):
-    """Summary and verdicts of ``pacmr judge``, and the bytes of the latter."""
     files = ("pacmr/generations.jsonl", "dpo/generations.jsonl")
     pacmr("judge", *files, "--output", output, *arguments)
     content = (Path(output) / "verdicts.jsonl").read_bytes()

@@ -126,7 +126,6 @@ def test_a_field_that_only_one_side_has(write_rows, tmp_path):
 
 
 def test_parquet_sides_of_several_types(tmp_path):
-    """Both columns hold what the other one held: numbers, times, messages with other fields."""
     user, call = {"role": "user", "content": "q"}, {"role": "assistant", "content": "x", "tool": {"n": 1}}
     columns = {
         "id": pa.array(["a", "b"]),
@@ -211,7 +210,6 @@ def test_messages_of_a_hub_dataset(ending, tmp_path):
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_tools_of_a_hub_dataset(ending, tmp_path):
-    """All that the chat template reads is written again."""
     call = {
         "role": "assistant",
         "content": None,

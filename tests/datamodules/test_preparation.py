@@ -100,7 +100,6 @@ def test_clean_pairs_are_held_out_by_default(make, write_rows, pair_rows):
 
 @pytest.fixture
 def world(make):
-    """Makes pairs of the embedded world, 16 of which are clean meta pairs too."""
     options = {"global_batch_size": 8, "noise_rate": 0.4, "clean_meta": EmbeddedWorld(16, 1)}
     return lambda **other: make(EmbeddedWorld(64, 4), **(options | other))
 
@@ -141,7 +140,6 @@ def test_clean_pairs_that_do_not_fit(world):
 
 
 def test_a_curriculum_has_the_easiest_pairs_in_order(make, tmp_path):
-    """Labels, what a cache knows of each pair, and tools that want all of them go with it."""
     every = make(noise_rate=0.5)
     ids, swapped = every.train_pairs.rows["id"][:], every.train_pairs.swapped
     u = np.random.default_rng(0).permutation(30) / 10 - 1.5

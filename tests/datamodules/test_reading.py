@@ -89,7 +89,6 @@ LONE = {side: [{"role": "assistant", "content": side}] for side in PAIR}
 )
 @pytest.mark.parametrize("sides", [PAIR, LONE], ids=["texts", "messages"])
 def test_no_prompt_is_guessed_beside_one(sides, name):
-    """A column that looks like the prompt is named; the texts' common beginning is not taken for it."""
     value = [{"role": "user", "content": "a"}] if name == "messages" else "What is the sea?"
     with pytest.raises(
         UserError, match=f"row 1 has no 'prompt', but a column '{name}', which may be it; rename"

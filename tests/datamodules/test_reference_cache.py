@@ -53,7 +53,6 @@ def data_of(folder, source=None, **options):
 
 @pytest.fixture
 def asked(model):
-    """A policy, and pairs of which its reference is asked."""
     folder = model()
     return policy_of(folder), data_of(folder).train_pairs
 
@@ -64,7 +63,6 @@ def forbid(*_):
 
 @pytest.mark.parametrize("noise_rate", [0.0, 0.4])
 def test_batches_bring_what_live_computes(model, cache, noise_rate):
-    """Train, meta, augmented and validation batches, flipped pairs included."""
     folder = model()
     policy, data = policy_of(folder), data_of(folder, reference="cached", noise_rate=noise_rate)
     data.trainer = type("Trainer", (), {"global_rank": 0, "world_size": 1, "global_step": 0})()
@@ -95,7 +93,6 @@ def test_a_sweep_pays_once(model, cache, monkeypatch, tmp_path):
 
 
 def test_states_are_kept_beside_the_log_probabilities(model, cache, monkeypatch):
-    """Chosen minus rejected, labels as trained; those of held-out pairs too."""
     folder = model()
     policy, data = policy_of(folder), data_of(folder, noise_rate=0.4)
     pairs = data.train_pairs
@@ -240,7 +237,6 @@ print(asked, repr(float(found.sum())))
 
 
 def test_two_runs_at_once_and_a_kill(model, tmp_path, forked):
-    """A killed run leaves whole parts, which two others that run at once complete; all agree."""
     folder = model()
 
     def start(cache, processes=1, waits_after=-1):

@@ -4,12 +4,13 @@ import re
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from transformers import AutoTokenizer
 
 from pacmr_lightning.datamodules.sft import SFTDataModule
 from pacmr_lightning.datamodules.sources import CompletionFiles, WorldCompletions
 from pacmr_lightning.errors import UserError
+
+from ..conftest import quiet_trainer
 
 
 def rows_of(count):
@@ -18,8 +19,6 @@ def rows_of(count):
 
 @pytest.fixture
 def files(write_rows):
-    """A source with a file for each split."""
-
     def make(train, validation=None):
         return CompletionFiles(
             write_rows(train, "train.jsonl"), write_rows(validation or rows_of(3), "validation.jsonl")
@@ -30,15 +29,11 @@ def files(write_rows):
 
 @pytest.fixture
 def ready(tmp_path):
-    """A datamodule that was set up as a trainer does it."""
-
     def make(source, **options):
         if "tokenizer" not in options:
             options.setdefault("vocab_size", 300)
         data = SFTDataModule(source, **options)
-        data.trainer = Trainer(
-            accelerator="cpu", logger=False, enable_checkpointing=False, default_root_dir=tmp_path
-        )
+        data.trainer = quiet_trainer(tmp_path)
         data.prepare_data()
         data.setup("fit")
         return data
@@ -74,11 +69,8 @@ def test_a_tokenizer_from_a_folder(files, ready, tiny_tokenizer_folder):
     data = ready(files(rows_of(4)), tokenizer=tiny_tokenizer_folder)
     expected = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
     assert data.tokenizer.get_vocab() == expected.get_vocab()
-    batch = next(iter(data.val_dataloader()))
-    assert (
-        batch["input_ids"][0, : len(expected("What is the sea 0?")["input_ids"])].tolist()
-        == (expected("What is the sea 0?")["input_ids"])
-    )
+    first, prompt = next(iter(data.val_dataloader())), expected("What is the sea 0?")["input_ids"]
+    assert first["input_ids"][0, : len(prompt)].tolist() == prompt
 
 
 def order(data, epoch=0):
@@ -171,8 +163,6 @@ def test_bad_options(options, message):
 
 
 def test_bad_sources():
-    with pytest.raises(UserError, match="no file"):
-        CompletionFiles("missing.jsonl").load("train")
     with pytest.raises(UserError, match="rows is 0"):
         WorldCompletions(rows=0)
 

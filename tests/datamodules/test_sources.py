@@ -14,7 +14,6 @@ from pacmr_lightning.errors import UserError
 
 @pytest.mark.parametrize("kind", [Files, CompletionFiles])
 def test_validation_is_carved_out_by_prompt(write_rows, pair_rows, kind):
-    """Ten pairs a prompt: all on one side, none lost, and the share of prompts is about the fraction."""
     rows = [row | {"chosen": f" {k}", "completion": f" {k}"} for row in pair_rows(300) for k in range(10)]
     source = kind(write_rows(rows), validation_fraction=0.2)
     train, validation = source.load("train"), source.load("validation")
@@ -57,7 +56,6 @@ def test_wrong_options(write_rows, pair_rows, kind):
 
 
 def test_embedded_world():
-    """Known eta and gold rewards agree, and validation pairs are not training pairs."""
     source = EmbeddedWorld(pairs=200, validation_pairs=50, seed=3)
     train, validation = source.load("train"), source.load("validation")
     assert (len(train), len(validation)) == (200, 50)
@@ -116,7 +114,6 @@ def test_other_pairs_of_the_same_world():
 
 
 def test_prompts_alone(tmp_path):
-    """Texts of a file, in its order, for predict; no pairs."""
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "tell me", "completion": " more"}\n{"prompt": "sing"}\n')
     source = Prompts(str(file))

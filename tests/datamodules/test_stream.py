@@ -31,7 +31,6 @@ def part(batch, row, segment):
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_ranks_together_hold_the_global_batch(make_pairs, world):
-    """The union over ranks, interleaved, is what one process gets, for train and meta batches."""
     pairs = make_pairs(50, plain=10)
     options = {"seed": 1, "meta_every": 3, "meta_batch_size": 6}
     whole = TrainingStream(pairs, 12, **options)
@@ -68,7 +67,6 @@ def test_a_given_order_is_kept_in_every_epoch(make_pairs, world):
 
 
 def test_a_batch_is_a_function_of_its_step(make_pairs):
-    """Any order of asking, another object: the same tensors."""
     pairs = make_pairs(40, noise_rate=0.3)
     first, second = (TrainingStream(pairs, 8, seed=5, meta_every=2, meta_batch_size=4) for _ in range(2))
     forward = {step: first[step] for step in range(12)}

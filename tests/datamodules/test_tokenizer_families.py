@@ -94,7 +94,6 @@ TEXTS = [
 @pytest.mark.parametrize("added", ["<s> $A", "$A", "$A </s>", "<s> $A </s>"])
 @pytest.mark.parametrize("texts", TEXTS)
 def test_texts(family, added, texts):
-    """Prompt and response are tokens of the text of both, and no response has a space of its own."""
     if family == "WordPiece" and texts[0] == "The se":
         pytest.skip("it writes the rest of a word in other tokens than a word")
     tokenizer = build(family, added)

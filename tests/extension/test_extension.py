@@ -103,7 +103,6 @@ def note_calls(cls, base):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tiny_llama):
-    """An empty folder with pairs in a CSV file and a tiny model."""
     folder = tmp_path_factory.mktemp("extension")
     tiny_llama(folder / "model")
     rows = World().preference_rows(80, 0)
@@ -141,12 +140,10 @@ def checkpoint(run, name="last"):
 
 
 def pairs():
-    """Rows of the CSV file, as texts."""
     return pd.read_csv("pairs.csv", dtype=str).to_dict("records")
 
 
 def metrics(run, name):
-    """What was logged under that name."""
     return pd.read_csv(Path(run, "metrics.csv"))[name].dropna().tolist()
 
 
@@ -222,7 +219,6 @@ def test_going_on_in_a_process_of_its_own(run, inside, installed, tmp_path, monk
 
 
 def test_tools_of_a_run(run, inside, capsys):
-    """Each of them builds the run's classes again from their class paths."""
     cli.main(["audit", run, "--cleaned", "cleaned.jsonl", "--action", "drop"])
     said = " ".join(capsys.readouterr().out.split())
     assert "on purpose (my_preferences.LengthBias {'strength': 0.6})" in said
@@ -270,7 +266,6 @@ def test_grouped_objective(inside):
 
 
 def test_a_weighting_in_full(inside, capsys):
-    """It refuses a run of one update, and one of several updates is trained with it."""
     words = ["--model.weighting", "my_preferences.CautiousConsensus", "--model.weighting.every", "1"]
     line = fails(capsys, ["fit", *arguments(run="short", trainer__max_steps=1), *words])
     assert "the run has 1 update; train on" in line

@@ -5,10 +5,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
@@ -89,8 +91,6 @@ def commands_here(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict
 
 @pytest.fixture
 def save_model(tmp_path: Path) -> Callable[[str], str]:
-    """Saves a randomly initialized model of an architecture and returns its folder."""
-
     def save(name: str, **changes: object) -> str:
         torch.manual_seed(0)
         folder = tmp_path / name
@@ -133,6 +133,25 @@ def _exact_norms(model: torch.nn.Module) -> None:
                 norm = torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, dtype=torch.float64)
                 norm.weight = child.weight
                 setattr(module, name, norm)
+
+
+def log_ratios(policy: PolicyModel, rows: list[dict], prompt: str = "prompt") -> np.ndarray:
+    """(N, 2) log(pi / pi_ref) of chosen and rejected in the whole model's own forward, one pair at a time."""
+    tokenizer = AutoTokenizer.from_pretrained(policy.name)
+    found = []
+    for row in rows:
+        start = tokenizer(row[prompt])["input_ids"]
+        ends = [
+            [*tokenizer(row[side], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+            for side in ("chosen", "rejected")
+        ]
+        pair = PairBatch.collate([row["id"]], [start], *([end] for end in ends))
+        with torch.no_grad():
+            now = policy.log_probs_in("plain", pair)
+            with policy.reference():
+                before = policy.log_probs_in("plain", pair)
+        found.append([float(now.chosen - before.chosen), float(now.rejected - before.rejected)])
+    return np.array(found)
 
 
 @pytest.fixture

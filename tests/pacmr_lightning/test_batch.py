@@ -17,7 +17,6 @@ def test_collate():
 
 
 def test_longest_first(make_batch):
-    """The same pairs with all that belongs to them, and no more padding in a micro-batch than its own."""
     batch = make_batch(9, augmented=True)
     found = batch.longest_first()
     assert sorted(found.ids) == sorted(batch.ids) and found.ids != batch.ids

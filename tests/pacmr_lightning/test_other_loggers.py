@@ -26,7 +26,6 @@ DRAWN = {"weights/surfaces": [1, 2], "weights/heat_maps": [1, 2], "weights/distr
 
 @pytest.fixture
 def config(tmp_path, tiny_llama, monkeypatch, preference_config) -> dict:
-    """A run of two updates that draws and writes after each, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     weighting = {"class_path": "VNetWeighting", "init_args": {"every": 1}}
     source = {"class_path": "EmbeddedWorld", "init_args": {"pairs": 40, "validation_pairs": 8}}
@@ -54,7 +53,6 @@ def fit(config, *options):
 
 
 def curves():
-    """metrics.csv, which has every update once, and the learning rate."""
     table = pd.read_csv("run/metrics.csv")
     assert table["lr"].notna().any()
     loss = table[["step", "train/loss"]].dropna()

@@ -19,6 +19,8 @@ from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.objectives import DPO
 from pacmr_lightning.weighting import Unweighted, VNetWeighting
 
+from ..conftest import quiet_trainer
+
 VOCABULARY = 400
 WEIGHTINGS = {
     "dpo": Unweighted,
@@ -60,7 +62,6 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-6}
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    """A folder with a tokenizer that knows the embedded world's words."""
     folder = tmp_path_factory.mktemp("tokenizer")
     rows = EmbeddedWorld(pairs=256, validation_pairs=8).load("train")
     train_tokenizer([f"{row['prompt']} {row['chosen']}" for row in rows], VOCABULARY).save_pretrained(folder)
@@ -124,18 +125,8 @@ def test_same_numerics(method, dtype, micro_batch_size, small, tokenizer, make_p
         noise_rate=0.3,
     )
     losses = Losses()
-    pl.Trainer(
-        accelerator="cpu",
-        max_steps=len(LOSSES["dpo"]),
-        max_epochs=-1,
-        limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-        callbacks=[losses],
-    ).fit(module, data)
+    steps = {"max_steps": len(LOSSES["dpo"]), "max_epochs": -1, "limit_val_batches": 0}
+    quiet_trainer(tmp_path, callbacks=[losses], **steps).fit(module, data)
     moved = [distance(*pair) for pair in zip(start, learned, strict=True)]
     tolerance = TOLERANCE[dtype]
     assert losses.found == pytest.approx(LOSSES[method], rel=tolerance)

@@ -119,7 +119,6 @@ def test_real_prompts_keep_their_frames(rewriter, shared_data, tmp_path):
 
 
 def test_conversations(rewriter, write_rows, tmp_path):
-    """What the user says is translated; system and assistant messages stay."""
     prompt = [
         {"role": "system", "content": "the sea"},
         {"role": "user", "content": "the sea\n\nin a calm mood"},
@@ -168,7 +167,6 @@ def test_distinct_usable_prompts(write_rows):
 
 
 def test_rules(write_rows, tmp_path):
-    """Whole prompts under the rules, whose headers change places; nothing is stored."""
     prompts = ["SUBREDDIT: r/a\n\nTITLE: I'm lost\n\nPOST: I do not know.\n\nTL;DR:", "Name three rivers."]
     rows = [{"prompt": prompt, "chosen": " a", "rejected": " b"} for prompt in prompts]
     train = write_rows(rows)
@@ -220,7 +218,6 @@ main(sys.argv[1:])
 
 @pytest.mark.slow
 def test_killed_and_started_again(translators, write_rows, tmp_path, capsys, forked):  # noqa: F811
-    """A run that is killed -9 goes on: it computes what is missing and ends like one that was left alone."""
     rng = random.Random(8)
     prompts = [" ".join(sentence([*random_words(rng), "."]) for _ in range(4)) for _ in range(60)]
     train = write_rows([{"prompt": prompt, "chosen": "a", "rejected": "b"} for prompt in prompts])

@@ -17,7 +17,6 @@ SYNONYMS = {"sea": "ocean", "lost": "misplaced", "calm": "still"}
 
 
 def reply(messages):
-    """Synonyms; a text with "two lines" in it gets two lines."""
     text = messages[-1]["content"]
     return "One.\nTwo." if "two lines" in text else " ".join(SYNONYMS.get(w, w) for w in text.split(" "))
 

@@ -16,7 +16,6 @@ from pacmr_lightning.datamodules.augmentation.translation import TOO_LONG, BackT
 from pacmr_lightning.datamodules.augmentation.translator import EMPTY, ENDLESS, REPEATED
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.answer_store import AnswerStore
 
 from .marian import POSITIONS, back_and_forth, random_words, sentence, translators  # noqa: F401
 
@@ -25,8 +24,6 @@ PROMPTS = World().prompts()
 
 @pytest.fixture
 def changed(translators, tmp_path):  # noqa: F811
-    """Copies the backward model with another bias of its logits, or other settings."""
-
     def copy(bias=None, generation=None, tokenizer=None):
         folder = tmp_path / "changed"
         shutil.copytree(translators[1], folder)
@@ -178,20 +175,6 @@ def test_draws_depend_on_seed_and_text_alone(translators, tmp_path):  # noqa: F8
     assert sum(others[p] != together[p] for p in others) >= 6
 
 
-def test_a_killed_process_keeps_whole_batches(translators, tmp_path):  # noqa: F811
-    """Batches that are done are used again, in the same batches, whichever of them are missing."""
-    rewriter = BackTranslation(*translators, num_beams=1, batch_size=4)
-    batches = [PROMPTS[i : i + 3] for i in range(0, 24, 3)]
-    whole = rewriter.rewrite(batches, tmp_path / "whole.sqlite")
-    rewriter.rewrite(batches[:5], tmp_path / "part.sqlite")
-    rest = rewriter.rewrite(batches, tmp_path / "part.sqlite")
-    assert {p: r.text for p, r in rest.items()} == {p: r.text for p, r in whole.items()}
-    assert sum(r.stored for r in rest.values()) == 15
-    with AnswerStore(tmp_path / "part.sqlite") as store:
-        [(count,)] = store._database.execute("SELECT count(*) FROM answers")
-    assert count == 24
-
-
 def test_models_that_are_none(translators, tiny_llama, tmp_path):  # noqa: F811
     tiny_llama(tmp_path / "llama")
     (tmp_path / "empty").mkdir()
@@ -233,7 +216,6 @@ def test_without_sentencepiece(translators):  # noqa: F811
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.7)])
 def test_draws_follow_the_softmax(temperature, top_p):
-    """Frequencies of 20,000 draws against probabilities that are worked out by hand."""
     logits = torch.tensor([1.0, 0.5, 0.0, -1.0, -3.0])
     p = torch.softmax(logits / temperature, 0)
     # The most probable tokens until top_p is reached.

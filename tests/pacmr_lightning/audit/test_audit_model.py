@@ -46,7 +46,6 @@ def options(run, **changed):
 
 @pytest.fixture
 def train_file(finished, run):
-    """Where the copy of the run looks for its pairs."""
     (run.parent / "train.jsonl").write_bytes((finished.parent / "train.jsonl").read_bytes())
     return run.parent / "train.jsonl"
 
@@ -74,7 +73,6 @@ def test_the_u_of_its_run(policy, run, finished, train_file, exported, capsys):
 
 
 def test_before_any_training(finished, run, monkeypatch, tmp_path):
-    """A probe of the untouched model finds the wrong labels, and a first pass learns from that."""
     monkeypatch.chdir(tmp_path)
     model, path = str(finished.parent / "model"), run.parent / "train.jsonl"
     rows = [by_one_word(i, wrong=i % 4 == 0) for i in range(240)]
@@ -112,7 +110,6 @@ def test_cleaned_pairs_go_to_the_hub(run, train_file, exported, hub):
 
 
 def by_one_word(number: int, wrong: bool) -> dict:
-    """A pair of which one word decides."""
     right, other = f" a golden {number % 7}", f" a hollow {number % 5}"
     chosen, rejected = (other, right) if wrong else (right, other)
     return {"id": str(number), "prompt": f"Number {number}:", "chosen": chosen, "rejected": rejected}

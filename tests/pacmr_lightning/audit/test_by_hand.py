@@ -64,7 +64,6 @@ def audit(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plain(audit):
-    """Without any decision."""
     return audit()
 
 
@@ -103,7 +102,6 @@ def test_a_sample_tells_the_share(audit, plain, capsys):
 
 
 def test_a_sample_that_disagrees(audit, capsys):
-    """Is said so; a share that is told goes before both."""
     rows = [row | {"decision": "exchange" if i < 2 else "keep"} for i, row in enumerate(audit.drawn)]
     audit(decisions=audit.decide("other.jsonl", rows), share=0.25)
     said = " ".join(capsys.readouterr().out.split())
@@ -165,7 +163,6 @@ def test_weights_of_decided_pairs(audit, make_batch):
 
 
 def test_a_sample_to_read(audit):
-    """In the page and in tasks of Label Studio, first and as trained."""
     tasks = audit.folder / "tasks.json"
     table = audit(top=5, sample=7, label_studio=str(tasks))
     drawn = random_sample(audit.pairs["id"].tolist(), 7)

@@ -48,7 +48,6 @@ def tab(tmp_path_factory):
 
 @pytest.fixture
 def page(listed, tab):
-    """The page with nothing decided yet."""
     tab.open(listed[0].as_uri())
     tab.value("localStorage.clear()")
     tab.open(listed[0].as_uri())
@@ -56,7 +55,6 @@ def page(listed, tab):
 
 
 def saved(tab, folder):
-    """What the file of Save decisions says."""
     path = folder / "decisions.jsonl"
     tab.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
     tab.click(".save")
@@ -65,7 +63,6 @@ def saved(tab, folder):
 
 
 def test_by_key(page, listed, tmp_path):
-    """Pair by pair; the file that is saved is one that an audit reads."""
     _, ids, observed = listed
     assert page.value(COUNT) == "0 of 5 decided; 0 of 2 in the random sample"
     page.press("x")
@@ -129,7 +126,6 @@ def test_the_browser_keeps_them(page, listed, tmp_path):
 
 
 def test_where_storage_is_refused(page, listed, tmp_path):
-    """It says so, and works until it is left."""
     script = page.call("Page.addScriptToEvaluateOnNewDocument", source=NO_STORAGE)
     page.open(listed[0].as_uri())
     page.call("Page.removeScriptToEvaluateOnNewDocument", **script)
@@ -171,7 +167,6 @@ def test_a_file_is_loaded_back(page, listed, tmp_path):
 
 
 def test_without_javascript(page, listed):
-    """The page can be read, and has nothing that does not work."""
     page.call("Emulation.setScriptExecutionDisabled", value=True)
     try:
         page.open(listed[0].as_uri())

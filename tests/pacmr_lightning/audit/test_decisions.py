@@ -27,7 +27,6 @@ def row(name, decision, **other):
 
 
 def at_least(k, n, p):
-    """Probability of k or more of n, by its definition."""
     return sum(comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
 
 
@@ -147,7 +146,6 @@ def test_pairs_that_the_run_does_not_have(tmp_path):
 
 
 def annotation(*choices, **other):
-    """As Label Studio exports it."""
     result = {"id": "x", "from_name": CONTROL, "to_name": "prompt", "type": "choices", "origin": "manual"}
     results = [result | {"value": {"choices": list(choices)}}] if choices else []
     return {"id": 9, "completed_by": 1, "was_cancelled": False, "result": results, **other}
@@ -181,7 +179,6 @@ def test_label_studio_and_back(tmp_path):
 
 
 def test_the_labelling_config_of_the_docs():
-    """Shows what tasks have, and gives the words that decisions are."""
     page = (Path(__file__).parents[3] / "docs/audit.md").read_text(encoding="utf-8")
     view = ElementTree.fromstring(re.search(r"```xml\n(.*?)```", page, re.DOTALL)[1])
     shown = {text.get("value")[1:] for text in view.iter("Text")}

@@ -61,7 +61,6 @@ def test_without_cleanlab(monkeypatch):
 
 
 def find_with(pairs, scorer, known=None, threshold=0.5):
-    """What is found with a noise rate that is known, or estimated."""
     return find(pairs, scorer, rate_by(pairs, scorer, known), threshold, varies=True)
 
 

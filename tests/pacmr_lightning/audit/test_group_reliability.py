@@ -32,7 +32,6 @@ def test_what_the_run_has_learned():
 
 
 def world(rates, sizes, seed=0, spreads=None, known=None, column="annotator", resamples=40):
-    """Reliability of groups with rates of wrong labels, the truth behind it, and P(wrong)."""
     parts = [
         scores(size, rate, spread=spread, seed=100 * seed + i)[:2]
         for i, (rate, size, spread) in enumerate(

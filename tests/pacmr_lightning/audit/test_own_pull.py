@@ -108,7 +108,6 @@ def test_a_checkpoint_of_the_middle(loaded, monkeypatch):
 
 
 def test_labels_that_were_learned_by_heart(run, loaded):
-    """A first order says nothing of them, and the report says so; a fallback share is used."""
     found, module, data, updates = loaded
     assert own_pull(module, data, found, updates) is None
     table = audit(run, "policy", fallback_share=0.45)
@@ -160,7 +159,6 @@ def test_pull(loaded, soft, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_finds_the_share_of_its_own_wrong_labels(tmp_path, monkeypatch):
-    """As in the quickstart: 30% flipped; with what labels have added to their own u, too few look wrong."""
     root = Path(__file__).parents[3]
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(root / "configs")

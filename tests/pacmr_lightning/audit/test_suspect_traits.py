@@ -15,7 +15,6 @@ WORDS = np.array([f"word{i}" for i in range(60)])
 
 
 def texts(rng, n):
-    """Texts of 4 to 10 words, some of them much more frequent than others."""
     odds = 1 / np.arange(1, len(WORDS) + 1)
     drawn = rng.choice(WORDS, (n, 10), p=odds / odds.sum())
     return [" ".join(row[:length]) for row, length in zip(drawn, rng.integers(4, 11, n), strict=True)]

@@ -17,7 +17,6 @@ FILES = {"class_path": "Files", "init_args": {"train": "pairs.jsonl", "validatio
 
 @pytest.fixture
 def base(tmp_path, monkeypatch) -> dict:
-    """A config in an empty folder; all is read before anybody looks for the model that it names."""
     monkeypatch.chdir(tmp_path)
     return {
         "model": {"class_path": "PreferenceModule", "init_args": {"policy": POLICY}},
@@ -251,7 +250,6 @@ def test_words_of_all_commands(arguments, sentence, capsys, tmp_path, monkeypatc
 
 
 def test_flags_and_lists(capsys, tmp_path, monkeypatch):
-    """Flags stand alone, also before positional words; lists are words, or lists in a config."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "options.yaml").write_text(json.dumps({"taus": [0.6, 0.8], "runs": ["a", "b"]}))
     for arguments, found in (

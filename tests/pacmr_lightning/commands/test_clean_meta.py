@@ -56,7 +56,6 @@ def read(path):
 
 
 def test_all_judges_in_both_orders(pairs, server, judge, tmp_path, capsys):
-    """One judge likes length, one the first position, and one says nothing of some posts."""
     server.replies["first"] = prefer_position_a
     server.replies["unsure"] = lambda messages: (
         "Hard to say." if "Post: Post 1" in messages[-1]["content"] else prefer_longer(messages)

@@ -90,7 +90,6 @@ def test_the_prompts_are_those_of_predict(endpoint, tmp_path):
 
 
 def test_reasons_and_failures(server, endpoint, write_rows, tmp_path, capsys):
-    """A server's word counts; without one, its count of tokens; what fails is left out and asked again."""
     rows = [{"id": i, "prompt": f"p {i}", "chosen": " a", "rejected": " b"} for i in range(5)]
     path, output = write_rows(rows), tmp_path / "out.jsonl"
     server.script = [None, "cut short", "no reason", "content filter", (400, {"message": "too long"})]

@@ -30,7 +30,6 @@ def files(tmp_path, monkeypatch):
 
 
 def label(*options, files=("a.jsonl", "b.jsonl"), output="pairs.jsonl"):
-    """The rows that the command writes."""
     reward = ["--reward=LexiconReward", "--reward.lexicon=lexicon.txt"]
     cli.main(["label", *files, *reward, f"--output={output}", *options])
     return [json.loads(line) for line in Path(output).read_text().splitlines()]
@@ -67,14 +66,12 @@ def test_draws_of_one_seed_are_independent(files, tmp_path):
 
 
 def test_labels_do_not_depend_on_the_files_order(files, tmp_path):
-    """The probability belongs to the pair, and far rewards do not overflow."""
     for names in (("a.jsonl", "b.jsonl"), ("b.jsonl", "a.jsonl")):
         rows = label("--temperature=1e-3", files=names)
         assert {(row["chosen"], row["eta"]) for row in rows} == {(" good", 1.0)}
 
 
 def test_chat_prompts_and_their_tools(files, tmp_path):
-    """The columns of a row of responses that a chat template reads, and messages that call tools."""
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
     chat = [{"role": "user", "content": "q"}, call, {"role": "tool", "content": "x", "tool_call_id": "1"}]
     more = {"tools": [{"type": "function"}], "chat_template_kwargs": {"enable_thinking": False}}

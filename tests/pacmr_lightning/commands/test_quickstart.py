@@ -17,7 +17,6 @@ def test_a_folder_that_is_there(tmp_path, monkeypatch, capsys):
 
 
 def test_a_part_that_fails(tmp_path, monkeypatch, capsys, commands_here):
-    """Its status is that of the whole, and nothing after it is started."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
         cli.main(["quickstart", "--sft_rows", "0", "--output", "q"])

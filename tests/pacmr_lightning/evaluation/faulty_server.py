@@ -33,7 +33,6 @@ def prefer_longer(messages):
 
 
 def prefer_position_a(messages):
-    """Always the one that comes first."""
     word = "Preferred" if "Summary A:" in messages[-1]["content"] else "More helpful"
     return f"Comparison: the first one is first.\n{word}: A"
 

@@ -110,10 +110,11 @@ def test_the_server_says_how_long_to_wait(server, store):
 
 
 def test_broken_answers_and_statuses_share_the_retries(server, store, quick):
-    server.script = [500, "null", 500, "html", 500, "empty"]
+    faults = [500, "null", 500, "html", 500, "empty"]
+    server.script = list(faults)
     assert Endpoint("judge", base_url=server.url).ask(said(1), store)[0].text == "You said: word 0"
     assert len(server.requests) == 7
-    server.script = [500, "null", 500, "html", 500, "empty", "empty"]
+    server.script = [*faults, "empty"]
     # Something was answered before, so that this is no reason to stop.
     answer = Endpoint("judge", base_url=server.url).ask(said(2), store)[1]
     assert (answer.text, answer.cached, answer.problem) == (None, False, "the answer is empty")
@@ -304,11 +305,8 @@ def test_in_a_notebook(server, store):
     [
         ("base_url", "localhost:8000", "base_url is 'localhost:8000', but it must look like http"),
         ("base_url", "https://me:pass@api.example.com/v1", "base_url holds a password for api.example.com"),
-        ("max_tokens", 0, "max_tokens is 0"),
-        ("temperature", -1.0, "temperature is -1.0"),
-        ("concurrency", 0, "concurrency is 0"),
-        ("retries", -1, "retries is -1"),
-        ("timeout", 0, "timeout is 0 s"),
+        *((name, 0, f"{name} is 0") for name in ("max_tokens", "concurrency", "timeout")),
+        *((name, -1, f"{name} is -1") for name in ("temperature", "retries")),
     ],
 )
 def test_bad_options(option, value, sentence):
@@ -342,17 +340,9 @@ def test_reasoning_does_not_count(text):
     assert without_thoughts(text) == ANSWER
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<think>never ends\nPreferred: A",
-        "<think>nothing after it</think>",
-        "<|channel|>analysis<|message|>cut",
-        "  [THINK]",
-    ],
-)
+@pytest.mark.parametrize("text", ["<think>x\nPreferred: A", "<think>nothing after it</think>", "  [THINK]"])
 def test_reasoning_alone_is_no_answer(text):
-    assert without_thoughts(text) == ""
+    assert without_thoughts(text) == without_thoughts("<|channel|>analysis<|message|>cut") == ""
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,6 @@ def test_a_batch_is_answered_as_each_prompt_alone(name, policy, tokenizer):
 @torch.no_grad()
 @pytest.mark.parametrize("padding", ["<pad>", "<eos>"])
 def test_several_tokens_end_a_response(padding, policy, tokenizer):
-    """As with Llama 3; also where padding is EOS, and where the last token that fits ends it."""
     tokenizer.pad_token = padding
     model = policy().eval()
     tokens = [likeliest(model, prompt) for prompt in PROMPTS]

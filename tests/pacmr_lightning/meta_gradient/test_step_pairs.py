@@ -31,7 +31,6 @@ def setting(make_policy, make_batch):
 
 @pytest.fixture
 def without_room(monkeypatch):
-    """Gradients are never small enough to be kept."""
     monkeypatch.setattr(module, "SMALL", 0)
     monkeypatch.setattr(module, "SHARE", 0.0)
 
@@ -71,7 +70,6 @@ def test_equal_to_a_pass_a_pair(name, options, micro_batch_size, setting):
 @pytest.mark.parametrize("mean_one", [False, True])
 @pytest.mark.parametrize("estimator", [GhostDotProduct(), CentralDifference(1e-2, relative=True)])
 def test_a_shared_step_is_the_same_step(estimator, mean_one, setting, make_batch):
-    """VNet's update and the policy's gradient after it, with kept gradients and with passes of their own."""
     policy, train = setting()
     meta = make_batch(7, seed=5, augmented=True)
     torch.manual_seed(0)

@@ -46,7 +46,6 @@ def oracle():
 
 @pytest.fixture
 def trainer_of(save_model, tiny_tokenizer_folder, tmp_path):
-    """A DPOTrainer whose model has the weights of a policy."""
     from trl import DPOConfig, DPOTrainer
 
     def make(policy, beta, options):
@@ -87,7 +86,6 @@ def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def trl_rows(batch) -> dict[str, torch.Tensor]:
-    """The pairs as TRL's own collator lays them out."""
     from trl.trainer.dpo_trainer import DataCollatorForPreference
 
     def tokens(row: int, segment: Segment) -> list[int]:

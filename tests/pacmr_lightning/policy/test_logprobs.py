@@ -331,7 +331,6 @@ def test_logits_of_a_large_vocabulary(frozen):
 @pytest.mark.parametrize("name", ["llama", "qwen2-mixed", "mistral", "gpt2"])
 @pytest.mark.parametrize("layout", ["shared", "separate"])
 def test_padding_to_whole_tiles_changes_nothing(name, layout, make_policy, make_batch, monkeypatch):
-    """As rows are on a GPU, in float64: values and gradients are those of the rows as they come."""
     policy, batch = make_policy(name, double=True), make_batch()
 
     def found():

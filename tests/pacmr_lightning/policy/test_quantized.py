@@ -208,7 +208,6 @@ def model(bnb, tmp_path_factory, tiny_llama):
 
 @pytest.fixture(scope="module")
 def fit(model, tmp_path_factory):
-    """``pacmr fit`` with the configs that come with the package: 4 updates, VNet's at 0 and 2."""
     folder = tmp_path_factory.mktemp("run")
     words = """
         fit --config preference --config methods/pacmr --model.policy.quantization 4bit --model.policy.rank 4
@@ -281,7 +280,6 @@ def test_predict_audit_and_the_cache(trained, tmp_path):
 
 
 def test_the_cache_knows(bnb, model, make_batch, monkeypatch):
-    """A 4-bit reference is another one; and a look at its bytes takes no layer's scales off its device."""
     plain, packed = PolicyModel(model, rank=4), PolicyModel(model, rank=4, quantization="4bit")
     for policy in (plain, packed):
         policy.build()

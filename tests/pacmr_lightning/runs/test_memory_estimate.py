@@ -44,7 +44,6 @@ def peak_of_allocations(run) -> int:
 @pytest.mark.parametrize("gradient_checkpointing", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_activations(folder, shared, gradient_checkpointing, dtype):
-    """A real forward and backward pass, of which the allocator keeps the books."""
     options = {"gradient_checkpointing": gradient_checkpointing, "logit_chunk": CHUNK}
     policy = PolicyModel(folder, rank=8, dtype=dtype, layout="shared" if shared else "separate", **options)
     policy.build()
@@ -70,7 +69,6 @@ def test_activations(folder, shared, gradient_checkpointing, dtype):
         shared=shared,
         **options,
     )
-    print(shared, gradient_checkpointing, dtype, real, estimate, estimate / real)
     assert 0.9 * real < estimate < 1.25 * real
 
 

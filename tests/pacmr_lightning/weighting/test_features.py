@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch import Callback, seed_everything
 
 from pacmr_lightning.analysis.last_pass import last_pass
 from pacmr_lightning.analysis.surface import load_surface
@@ -25,6 +25,8 @@ from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.weighting import VNet, VNetWeighting
 from pacmr_lightning.weighting.vnet import RunningScale, load_vnet, save_vnet
 
+from ...conftest import quiet_trainer, write_lines
+
 BETA = 0.5
 ALL = (
     *("delta", "u", "perplexity_difference", "dpo_loss", "entropy"),
@@ -34,8 +36,6 @@ TRIPLE = ("perplexity_difference", "dpo_loss", "entropy")
 
 
 class Records(Callback):
-    """The record of each step, by the number of updates before it."""
-
     def __init__(self):
         self.steps = {}
 
@@ -48,8 +48,7 @@ def files(tmp_path_factory, tiny_llama):
     folder = tmp_path_factory.mktemp("features")
     tiny_llama(folder / "model", initializer_range=0.2)
     for name, pairs, seed in (("pairs", 16, 0), ("clean", 8, 1)):
-        rows = [json.dumps(row) + "\n" for row in World().preference_rows(pairs, seed)]
-        (folder / f"{name}.jsonl").write_text("".join(rows))
+        write_lines(folder / f"{name}.jsonl", World().preference_rows(pairs, seed))
     return folder
 
 
@@ -59,36 +58,22 @@ def fit(files):
 
     def run(name, features=ALL, *, callbacks=(), ckpt=None, micro_batch_size=None, epochs=3, history=None):
         seed_everything(0)
+        options = {"learning_rate": 0.02, "micro_batch_size": micro_batch_size, "method": "other"}
         module = PreferenceModule(
             PolicyModel(str(files / "model"), rank=4),
             DPO(BETA),
             VNetWeighting(CleanPreference(), every=1, learning_rate=0.05, features=features, history=history),
-            method="other",
-            learning_rate=0.02,
-            micro_batch_size=micro_batch_size,
+            **options,
         )
+        pairs, clean = str(files / "pairs.jsonl"), str(files / "clean.jsonl")
+        sizes = {"global_batch_size": 8, "meta_batch_size": 4, "meta_every": 1, "noise_rate": 0.3}
+        clean_meta = Files(clean, clean)
         data = PreferenceDataModule(
-            Files(str(files / "pairs.jsonl"), str(files / "clean.jsonl")),
-            str(files / "model"),
-            task="tiny",
-            clean_meta=Files(str(files / "clean.jsonl"), str(files / "clean.jsonl")),
-            global_batch_size=8,
-            meta_batch_size=4,
-            meta_every=1,
-            noise_rate=0.3,
+            Files(pairs, clean), str(files / "model"), task="tiny", clean_meta=clean_meta, **sizes
         )
         records = Records()
-        trainer = Trainer(
-            max_epochs=epochs,
-            accelerator="cpu",
-            default_root_dir=files / name,
-            callbacks=[records, *callbacks],
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
-            limit_val_batches=0,
-        )
+        callbacks = [records, *callbacks]
+        trainer = quiet_trainer(files / name, max_epochs=epochs, callbacks=callbacks, limit_val_batches=0)
         if ckpt is None and name == "whole":
             records.on_train_batch_start = lambda trainer, *_: (
                 trainer.save_checkpoint(files / "three.ckpt") if trainer.global_step == 3 else None
@@ -200,7 +185,6 @@ def test_weights_are_vnets_of_the_steps_before(whole):
 
 
 def test_micro_batches_change_nothing(whole, fit):
-    """But rounding, which six fast updates make larger."""
     _, _, _, expected = whole
     module, _, _, found = fit("micro", micro_batch_size=2)
     for step, record in found.items():
@@ -225,7 +209,6 @@ def test_a_resume_is_bit_for_bit(whole, fit, files):
 
 
 def test_audit_and_probe_ask_with_all_features(whole, tmp_path):
-    """What the run's end says of each pair is one more visit, of either road."""
     module, data, trainer, _ = whole
     (probed,) = (callback.frame for callback in trainer.callbacks if isinstance(callback, Probed))
     frame = last_pass(module, data.train_pairs, tmp_path / "answers.sqlite")
@@ -238,7 +221,6 @@ def test_audit_and_probe_ask_with_all_features(whole, tmp_path):
 
 
 def test_surfaces_of_two_features(fit, files, monkeypatch, tmp_path):
-    """The triple, which has no slope; by default over its first two."""
     monkeypatch.setattr(weight_figures, "publish", lambda *arguments: None)
     callbacks = [
         VNetSurfaces(points=5, window=16, features=("perplexity_difference", "entropy")),
@@ -307,7 +289,6 @@ def test_the_papers_features_are_as_they_were():
 
 
 def test_scale():
-    """Nothing is known at first; a constant column stays 0; outliers are cut."""
     scale = RunningScale(2)
     x = torch.tensor([[1.0, 7.0], [3.0, 7.0]])
     assert torch.equal(scale(x), torch.zeros(2, 2))
