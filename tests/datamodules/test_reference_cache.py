@@ -39,14 +39,8 @@ def policy_of(folder, **options):
 
 
 def data_of(folder, source=None, **options):
-    data = PreferenceDataModule(
-        source or EmbeddedWorld(40, 20),
-        folder,
-        global_batch_size=8,
-        meta_every=2,
-        meta_batch_size=8,
-        **options,
-    )
+    sizes = {"global_batch_size": 8, "meta_every": 2, "meta_batch_size": 8}
+    data = PreferenceDataModule(source or EmbeddedWorld(40, 20), folder, **sizes, **options)
     data.setup("fit")
     return data
 
@@ -138,27 +132,25 @@ def test_whatever_changes_a_value_changes_the_key(model, cache, monkeypatch):
     folder = model()
     data = data_of(folder)
 
-    def entries(policy, pairs, **options):
-        cached_log_probs(policy, pairs, **options)
+    def entries(policy=None, pairs=data.train_pairs, options=None, **augmented):
+        cached_log_probs(policy_of(policy or folder, **(options or {})), pairs, **augmented)
         return len(list(cache.iterdir()))
 
-    assert entries(policy_of(folder), data.train_pairs) == 1
-    assert entries(policy_of(folder), data.train_pairs) == 1
-    assert entries(policy_of(folder), data.train_pairs, augmented=True) == 2
-    assert entries(policy_of(folder), data.validation_pairs) == 3
-    assert entries(policy_of(model(1, "other")), data.train_pairs) == 4
-    assert entries(policy_of(folder, layout="separate"), data.train_pairs) == 5
-    assert entries(policy_of(folder, dtype="bfloat16"), data.train_pairs) == 6
-    assert entries(policy_of(folder, attn_implementation="eager"), data.train_pairs) == 7
-    longer = data_of(folder, EmbeddedWorld(41, 20))
-    assert entries(policy_of(folder), longer.train_pairs) == 8
+    assert entries() == entries() == 1
+    assert entries(augmented=True) == 2
+    assert entries(pairs=data.validation_pairs) == 3
+    assert entries(model(1, "other")) == 4
+    changes = {"layout": "separate", "dtype": "bfloat16", "attn_implementation": "eager"}
+    for number, (name, value) in enumerate(changes.items()):
+        assert entries(options={name: value}) == 5 + number
+    assert entries(pairs=data_of(folder, EmbeddedWorld(41, 20)).train_pairs) == 8
     # The same weights in another folder are the same reference.
-    assert entries(policy_of(model(0, "copy")), data.train_pairs) == 8
+    assert entries(model(0, "copy")) == 8
     for number, changed in enumerate(({"torch": "3"}, {"matmul_precision": "high"}, {"device": "cuda"})):
         monkeypatch.setattr(
             "pacmr_lightning.policy.model.numerics", lambda device, c=changed: numerics(device) | c
         )
-        assert entries(policy_of(folder), data.train_pairs) == 9 + number
+        assert entries() == 9 + number
 
 
 def test_pairs_without_a_second_view(model, cache, write_rows, pair_rows):

@@ -62,11 +62,8 @@ def test_embedded_world():
     assert not set(train["id"]) & set(validation["id"])
     assert set(train["prompt"]) <= set(source.prompts)
     for row in train:
-        better = source.gold_reward(row["prompt"], row["chosen"]) > source.gold_reward(
-            row["prompt"], row["rejected"]
-        )
-        assert better == (row["eta"] > 0.5)
-        assert row["augmented_prompt"] != row["prompt"]
+        chosen, rejected = (source.gold_reward(row["prompt"], row[side]) for side in ("chosen", "rejected"))
+        assert (chosen > rejected) == (row["eta"] > 0.5) and row["augmented_prompt"] != row["prompt"]
     assert EmbeddedWorld(pairs=200, seed=3).load("train")[:] == train[:]
 
 

@@ -5,7 +5,7 @@ import torch
 
 from pacmr_lightning.batch import Segment
 from pacmr_lightning.datamodules.hashing import unit_hash
-from pacmr_lightning.datamodules.stream import EvaluationStream, RankSteps, TrainingStream
+from pacmr_lightning.datamodules.stream import EvaluationStream, TrainingStream
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs
 from pacmr_lightning.errors import UserError
@@ -99,15 +99,13 @@ def test_augmented_view_differs_in_the_prompt_alone(make_pairs):
 
 
 def test_noise_swaps_the_two_responses_and_says_so(make_pairs):
-    clean = EvaluationStream(make_pairs(40), 40)[0]
-    noisy = EvaluationStream(make_pairs(40, noise_rate=0.4), 40)[0]
+    clean, noisy = (EvaluationStream(make_pairs(40, noise_rate=rate), 40)[0] for rate in (0.0, 0.4))
     assert clean.ids == noisy.ids and set(clean.flipped.tolist()) == {-1}
     assert 0 < noisy.flipped.sum() < 40
+    sides = (Segment.CHOSEN, Segment.REJECTED)
     for row, flip in enumerate(noisy.flipped.tolist()):
-        sides = [part(clean, row, Segment.CHOSEN), part(clean, row, Segment.REJECTED)]
-        assert [part(noisy, row, Segment.CHOSEN), part(noisy, row, Segment.REJECTED)] == sides[
-            :: -1 if flip else 1
-        ]
+        found = [part(noisy, row, side) for side in sides]
+        assert found == [part(clean, row, side) for side in sides[:: -1 if flip else 1]]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -123,26 +121,20 @@ def test_evaluation_loses_and_doubles_nothing(make_pairs, world, count):
         assert found == pairs.rows["id"][:]
 
 
-def test_steps_begin_where_they_are_told():
-    position = 0
-    steps = RankSteps(5, lambda: position)
-    assert list(steps) == [0, 1, 2, 3, 4] and len(steps) == 5
-    position = 7
-    assert list(steps)[:3] == [7, 8, 9]
-
-
 def test_what_cannot_be_shared_or_filled(make_pairs):
-    pairs = make_pairs(6, plain=4)
-    with pytest.raises(UserError, match="global_batch_size is 5, which 2 processes cannot share"):
-        TrainingStream(pairs, 5, seed=0, world_size=2)
-    with pytest.raises(UserError, match="meta_batch_size is 3, which 2 processes cannot share"):
-        TrainingStream(pairs, 4, seed=0, meta_every=1, meta_batch_size=3, world_size=2)
-    with pytest.raises(UserError, match=r"Only 10 training pairs are left.*global_batch_size, which is 11"):
-        TrainingStream(pairs, 11, seed=0)
-    with pytest.raises(
-        UserError, match=r"Only 6 of the 10 training pairs.*meta_batch_size 7; make more with pacmr augment"
+    pairs, with_meta = make_pairs(6, plain=4), {"seed": 0, "meta_every": 1}
+    for size, options, said in (
+        (5, {"seed": 0, "world_size": 2}, "global_batch_size is 5, which 2 processes cannot share"),
+        (4, {**with_meta, "meta_batch_size": 3, "world_size": 2}, "meta_batch_size is 3, which 2 processes"),
+        (11, {"seed": 0}, r"Only 10 training pairs are left.*global_batch_size, which is 11"),
+        (
+            4,
+            {**with_meta, "meta_batch_size": 7},
+            r"Only 6 of the 10 .*meta_batch_size 7; make more",
+        ),
     ):
-        TrainingStream(pairs, 4, seed=0, meta_every=1, meta_batch_size=7)
+        with pytest.raises(UserError, match=said):
+            TrainingStream(pairs, size, **options)
     TrainingStream(pairs, 4, seed=0, meta_batch_size=7)
     with pytest.raises(UserError, match="each of 11 processes needs one"):
         EvaluationStream(pairs, 20, world_size=11)

@@ -25,19 +25,13 @@ from pacmr_lightning.policy import PolicyModel
 
 VOCABULARY = 61
 SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
+    **{"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256},
+    **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
     # Large weights make tokens matter to each other, so that a wrong mask is seen.
     "initializer_range": 0.2,
 }
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "initializer_range": 0.2}
 CONFIGS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SHAPE),
     "qwen2": Qwen2Config(**SHAPE),
@@ -50,16 +44,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
         layer_types=["full_attention", "sliding_attention"],
     ),
     "mistral": MistralConfig(**SHAPE, sliding_window=7),
-    "gpt2": GPT2Config(
-        vocab_size=VOCABULARY,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        n_positions=256,
-        bos_token_id=1,
-        eos_token_id=2,
-        initializer_range=0.2,
-    ),
+    "gpt2": GPT2Config(vocab_size=VOCABULARY, bos_token_id=1, eos_token_id=2, **GPT2),
 }
 
 

@@ -98,7 +98,6 @@ def distance(start: list[torch.Tensor], parameters: Mapping[str, torch.Tensor]) 
         ("dpo", torch.float64, None, 2**26),
         ("dpo", torch.float32, 4, 2**26),
         ("pacmr", torch.float64, None, 2**26),
-        ("pacmr", torch.float32, None, 2**26),
         ("pacmr", torch.float32, 4, 2**26),
         # Too little for the pairs' gradients, so each of the step's uses of them has passes of its own.
         ("pacmr", torch.float64, 4, 0),

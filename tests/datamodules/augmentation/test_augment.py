@@ -225,11 +225,12 @@ def test_killed_and_started_again(translators, write_rows, tmp_path, capsys, for
     output = tmp_path / "killed.parquet"
     answers = tmp_path / "killed.parquet.answers.sqlite"
 
-    arguments = ["--source", "Files", "--source.train", train, "--output", str(output)]
-    for option, value in zip(("forward", "backward"), translators, strict=True):
-        arguments += [f"--rewriter.{option}", value]
-    arguments += ["--rewriter.batch_size", "4", "--rewriter.num_beams", "1"]
-    process = forked(STOPPED_AFTER_40, *arguments)
+    forward, backward = translators
+    arguments = f"""
+        --source Files --source.train {train} --output {output} --rewriter.forward {forward}
+        --rewriter.backward {backward} --rewriter.batch_size 4 --rewriter.num_beams 1
+    """
+    process = forked(STOPPED_AFTER_40, *arguments.split())
     assert any(line == "waits\n" for line in process.stdout)
     process.kill()
     done = stored(answers)
@@ -272,20 +273,19 @@ def test_files_that_hold_no_augmentations(tmp_path):
     def write(name, columns):
         pq.write_table(pa.table(columns), tmp_path / name)
 
+    nothing = pa.array([], pa.string())
     write("other.parquet", {"prompt": ["a"], "text": ["b"]})
-    write(
-        "empty.parquet", {"prompt": pa.array([], pa.string()), "augmented_prompt": pa.array([], pa.string())}
-    )
+    write("empty.parquet", {"prompt": nothing, "augmented_prompt": nothing})
     write("numbers.parquet", {"prompt": ["a"], "augmented_prompt": [[1]]})
     (tmp_path / "text.parquet").write_text("prompt,augmented_prompt\n")
-    for name, message in (
-        ("nowhere.parquet", "There is no file .*nowhere.parquet with augmented prompts"),
-        (".", "There is no file"),
-        ("other.parquet", r"has no column 'augmented_prompt' \(columns found: prompt, text\)"),
-        ("empty.parquet", "holds no augmented prompts"),
-        ("numbers.parquet", "cannot be read as Parquet with texts"),
-        ("text.parquet", "cannot be read as Parquet"),
-    ):
+    for name, message in {
+        "nowhere.parquet": "There is no file .*nowhere.parquet with augmented prompts",
+        ".": "There is no file",
+        "other.parquet": r"has no column 'augmented_prompt' \(columns found: prompt, text\)",
+        "empty.parquet": "holds no augmented prompts",
+        "numbers.parquet": "cannot be read as Parquet with texts",
+        "text.parquet": "cannot be read as Parquet",
+    }.items():
         with pytest.raises(UserError, match=message):
             read_augmentations(tmp_path / name)
     write("some.parquet", {"augmented_prompt": ["b", None], "prompt": ["a", "c"], "more": [1, 2]})

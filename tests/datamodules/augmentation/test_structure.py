@@ -1,6 +1,5 @@
 """Prompts cut into frame and contents: nothing is lost, and the frame is what a reader would call it."""
 
-import gzip
 import json
 import re
 
@@ -17,6 +16,8 @@ from pacmr_lightning.datamodules.augmentation.structure import (
 )
 from pacmr_lightning.datamodules.chat import encode_messages
 from pacmr_lightning.datamodules.prompts import split_row
+
+from ...conftest import read_lines
 
 HH = (
     "\n\nHuman: I lost my keys.  What now?\n\nAssistant: Human:  Look:\n\n- in the car\n2) at home \n\n"
@@ -152,13 +153,8 @@ def test_what_a_content_must_not_become():
     assert not looks_like_frame("A human: hi") and not looks_like_frame("Humans: hi")
 
 
-def _real(path):
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        yield from map(json.loads, file)
-
-
 def test_all_real_posts(shared_data):
-    prompts = {row["prompt"] for row in _real(shared_data / "tldr" / "train.jsonl.gz")}
+    prompts = {row["prompt"] for row in read_lines(shared_data / "tldr" / "train.jsonl.gz")}
     for prompt in prompts:
         parts = cut(prompt)
         assert joined(parts) == prompt
@@ -172,7 +168,7 @@ def test_all_real_posts(shared_data):
 
 def test_all_real_transcripts(shared_data):
     turns = 0
-    for row in _real(shared_data / "hh" / "harmless-base" / "train.jsonl.gz"):
+    for row in read_lines(shared_data / "hh" / "harmless-base" / "train.jsonl.gz"):
         prompt = split_row(None, row["chosen"], row["rejected"]).prompt
         parts = cut(prompt)
         assert joined(parts) == prompt

@@ -178,13 +178,13 @@ def test_draws_depend_on_seed_and_text_alone(translators, tmp_path):  # noqa: F8
 def test_models_that_are_none(translators, tiny_llama, tmp_path):  # noqa: F811
     tiny_llama(tmp_path / "llama")
     (tmp_path / "empty").mkdir()
-    for folder, message in (
-        (tmp_path / "nowhere", "forward is '.*nowhere', but there is no such folder"),
-        (tmp_path / "llama", "forward is '.*llama', a llama model, which does not translate"),
-        (tmp_path / "empty", "forward is '.*empty', but it could not be loaded"),
-    ):
+    for name, message in {
+        "nowhere": "forward is '.*nowhere', but there is no such folder",
+        "llama": "forward is '.*llama', a llama model, which does not translate",
+        "empty": "forward is '.*empty', but it could not be loaded",
+    }.items():
         with pytest.raises(UserError, match=message):
-            BackTranslation(str(folder), translators[1]).parts("Hello.")
+            BackTranslation(str(tmp_path / name), translators[1]).parts("Hello.")
     with pytest.raises(UserError, match=r"backward is '.*nowhere'"):
         _ = BackTranslation(translators[0], str(tmp_path / "nowhere")).settings
 
@@ -209,9 +209,8 @@ def test_without_sentencepiece(translators):  # noqa: F811
         "except UserError as error: print(error)"
     )
     found = subprocess.run([sys.executable, "-c", script, *translators], capture_output=True, text=True)
-    assert found.stdout.strip().endswith(
-        "needs the sentencepiece package; install it with pip install 'pacmr-lightning[augment]'."
-    )
+    said = "needs the sentencepiece package; install it with pip install 'pacmr-lightning[augment]'."
+    assert found.stdout.strip().endswith(said)
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.7)])

@@ -16,6 +16,7 @@ from pacmr_lightning.datamodules import Files
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import AuditedWeights
 
+from ...conftest import read_lines, write_lines
 from .conftest import PAIRS, refused
 from .test_findings import frame
 
@@ -35,9 +36,7 @@ class Audit:
         self.pairs = frame(N)
         self.wrong = dict(zip(self.pairs["id"], self.pairs["flipped"].tolist(), strict=True))
         self.pairs["observed"] = self.pairs["flipped"].map({True: "rejected", False: "chosen"}).astype(object)
-        lines = [json.dumps(row_of(i)) + "\n" for i in range(N)]
-        (folder / "pairs.jsonl").write_text("".join(lines))
-        self.source = Files(str(folder / "pairs.jsonl"))
+        self.source = Files(write_lines(folder / "pairs.jsonl", map(row_of, range(N))))
         drawn = random_sample(self.pairs["id"].tolist(), SAMPLE)
         self.drawn = [
             {"id": name, "decision": "exchange" if self.wrong[name] else "keep", "sample": True}
@@ -52,9 +51,7 @@ class Audit:
         return found.table.set_index("id")
 
     def decide(self, name, rows):
-        path = self.folder / name
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return str(path)
+        return write_lines(self.folder / name, rows)
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +139,7 @@ def test_cleaned_follows_decisions_and_then_the_audit(action, audit, plain):
         swap = audit.wrong[row["id"]] != (word == "exchange")
         sides = (row["rejected"], row["chosen"]) if swap else (row["chosen"], row["rejected"])
         expected.append((row["id"], *sides))
-    found = map(json.loads, cleaned.read_text().splitlines())
-    assert [(row["id"], row["chosen"], row["rejected"]) for row in found] == expected
+    assert [(row["id"], row["chosen"], row["rejected"]) for row in read_lines(cleaned)] == expected
 
 
 def test_weights_of_decided_pairs(audit, make_batch):
@@ -187,7 +183,6 @@ def test_a_sample_to_read(audit):
         (["--decisions", "{strange}"], "decides on the pair 'nobody', which is no training pair here"),
         (["--decisions", "{run}/config.yaml"], "has no id with a decision"),
         (["--label_studio", "tasks.csv"], "label_studio is tasks.csv, but tasks are written to a file"),
-        (["--decisions", "{strange}", "--action", "flip"], "action is given without cleaned"),
         (
             ["--cleaned", "x.json", "--action", "drop", "--label_studio", "./x.json"],
             "label_studio is ./x.json, which is the file of cleaned; name another file",

@@ -14,12 +14,8 @@ from pacmr_lightning.audit.decisions import CONTROL, WORDS, Texts, random_sample
 from pacmr_lightning.audit.noise_rate import SampleEstimate, estimate_noise_rate
 from pacmr_lightning.errors import UserError
 
+from ...conftest import write_lines as write
 from .test_noise_rate import scores
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
 
 
 def row(name, decision, **other):
@@ -89,29 +85,28 @@ def test_what_follows_from_them(tmp_path):
     assert table["decision"].fillna("").tolist() == ["", "unsure", "drop", "exchange", "keep"]
 
 
+A = '{"id": "a", "decision": "keep"'
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "has no decision; make some on the report's page"),
         ("id,decision\na,keep\n", "line 1 has no id with a decision"),
         ('{"prompt": "a", "chosen": "b", "rejected": "c"}\n', "line 1 has no id with a decision"),
-        (
-            '{"id": "a", "decision": "flip"}\n',
-            "has the decision 'flip'; it is one of keep, exchange, ",
-        ),
+        ('{"id": "a", "decision": "flip"}\n', "has the decision 'flip'; it is one of keep, exchange, "),
         ("[" * 100_000, "is not JSON that can be read"),
         ('{"id": "a", "n": ' + "9" * 5000 + "}", "line 1 has no id with a decision"),
         (
-            '{"id": "a", "decision": "keep", "observed": "chosen"}\n'
-            '{"id": "a", "decision": "keep", "observed": "rejected"}\n',
+            f'{A}, "observed": "chosen"}}\n{A}, "observed": "rejected"}}\n',
             "line 2 decides on the pair 'a' as labelled rejected, and an earlier one as labelled chosen",
         ),
         (
-            '{"id": "a", "decision": "keep"}\n\n{"id": "a", "decision": "drop"}\n',
+            f"{A}}}\n\n{A.replace('keep', 'drop')}}}\n",
             "line 3 decides on the pair 'a' as drop, and an earlier one as keep; leave one of them",
         ),
-        ('{"id": "a", "decision": "keep", "observed": "left"}\n', "has observed 'left' and sample False"),
-        ('{"id": "a", "decision": "keep", "sample": "yes"}\n', "sample 'yes'; observed is chosen or"),
+        (f'{A}, "observed": "left"}}\n', "has observed 'left' and sample False"),
+        (f'{A}, "sample": "yes"}}\n', "sample 'yes'; observed is chosen or"),
         ('[{"id": 1, "decision": "keep"}]', "task 1 has no data.pair with annotations; export tasks of"),
         ("[3]", "task 1 has no data.pair"),
         ("[", "is not JSON (Expecting value in line 1); export it again"),

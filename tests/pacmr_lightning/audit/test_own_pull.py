@@ -162,10 +162,9 @@ def test_a_run_finds_the_share_of_its_own_wrong_labels(tmp_path, monkeypatch):
     root = Path(__file__).parents[3]
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(root / "configs")
-    cli.main(["fit", "--config", "configs/quickstart/sft.yaml", "--data.source.rows", "20000"])
-    words = ["--config", "configs/quickstart/preference.yaml", "--config", "configs/sweeps/world_base.yaml"]
-    words += ["--config", "configs/methods/dpo.yaml", "--trainer.default_root_dir", "dpo"]
-    cli.main(["fit", *words])
+    cli.main(["fit", "--config", "quickstart/sft", "--data.source.rows", "20000"])
+    words = "fit --config quickstart/preference --config configs/sweeps/world_base.yaml"
+    cli.main([*words.split(), "--config", "methods/dpo", "--trainer.default_root_dir", "dpo"])
     table = audit("dpo", "policy")
     flipped = table["flipped"].astype(bool)
     added = (table["u"][flipped].mean() + table["u"][~flipped].mean()) / 2

@@ -1,8 +1,6 @@
 """``pacmr clean-meta``: judges on a real HTTP server, and its file, also in training."""
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -15,6 +13,8 @@ from pacmr_lightning.datamodules.sampling import stratified_sample
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.judging import EndpointJudge
 
+from ...conftest import fails
+from ...conftest import read_lines as read
 from ..evaluation.faulty_server import FaultyServer, prefer_longer, prefer_position_a
 
 
@@ -49,10 +49,6 @@ def pairs(write_rows):
     ]
     path = write_rows(rows)
     return Files(path, path)
-
-
-def read(path):
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
 
 def test_all_judges_in_both_orders(pairs, server, judge, tmp_path, capsys):
@@ -118,8 +114,7 @@ def test_a_rerun_costs_nothing(pairs, server, judge, tmp_path, capsys):
     # A larger sample asks for what is new only.
     clean_meta(pairs, str(tmp_path / "more.jsonl"), [judge()], n=30, store=str(store))
     assert len(server.requests) == 60
-    written = {"clean.jsonl", "kept", "more.jsonl", "rows.jsonl"}
-    assert {path.name for path in tmp_path.iterdir()} == written
+    assert {path.name for path in tmp_path.iterdir()} == {"clean.jsonl", "kept", "more.jsonl", "rows.jsonl"}
 
 
 def test_answers_that_did_not_come_are_asked_for_by_the_next_run(pairs, server, judge, tmp_path, capsys):
@@ -135,25 +130,18 @@ def test_answers_that_did_not_come_are_asked_for_by_the_next_run(pairs, server, 
     assert all(row["corrected"] == (int(row["id"]) % 2 == 1) for row in read(output))
 
 
-HH = [
-    {
-        "chosen": f"\n\nHuman: a {i}?\n\nAssistant: b\n\nHuman: c {i}?\n\nAssistant: {'yes ' * (2 + i % 2)}",
-        "rejected": f"\n\nHuman: a {i}?\n\nAssistant: b\n\nHuman: c {i}?\n\nAssistant: longer no",
-        # Ids are hashes of prompt and responses.
-    }
-    for i in range(12)
-]
+TALK = "\n\nHuman: a {0}?\n\nAssistant: b\n\nHuman: c {0}?\n\nAssistant: ".format
+# Ids are hashes of prompt and responses.
+HH = [{"chosen": TALK(i) + "yes " * (2 + i % 2), "rejected": TALK(i) + "longer no"} for i in range(12)]
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What?"}]
+ANSWERS = [("yes {}", "no, not at all {}" if i % 2 else "yes {}") for i in range(8)]
 CHAT = [
-    {
-        "id": f"chat-{i}",
-        "chosen": [*ASKED, {"role": "assistant", "content": f"yes {i}"}],
-        "rejected": [
-            *ASKED,
-            {"role": "assistant", "content": f"no, not at all {i}" if i % 2 else f"yes {i}"},
-        ],
+    {"id": f"chat-{i}"}
+    | {
+        side: [*ASKED, {"role": "assistant", "content": text.format(i)}]
+        for side, text in zip(("chosen", "rejected"), texts, strict=True)
     }
-    for i in range(8)
+    for i, texts in enumerate(ANSWERS)
 ]
 
 
@@ -267,8 +255,5 @@ def test_from_the_command_line(pairs, server, tmp_path, capsys, monkeypatch):
     assert "temperature" not in server.requests[-1] and server.requests[-1]["model"] == "three"
     assert len(server.requests) == 36
 
-    with pytest.raises(SystemExit) as stop:
-        main([*options, "x.jsonl", "--judges+=EndpointJudg"])
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert "judges: there is no class EndpointJudg; did you mean EndpointJudge?" in error
+    said = fails(capsys, ["clean-meta", *options, "x.jsonl", "--judges+=EndpointJudg"])
+    assert "judges: there is no class EndpointJudg; did you mean EndpointJudge?" in said

@@ -36,10 +36,8 @@ from ...conftest import fails, short_fit, write_lines
 
 LAST = "checkpoints/last.ckpt"
 PADDING = 5  # rows of the embeddings that no token has
-VNET = """
-    --model.weighting VNetWeighting --model.weighting.every 1 --model.method pacmr
-    --model.weighting.outer PromptAugmentationConsistency --model.weighting.outer.tau 0.5
-""".split()
+VNET = ["--model.weighting", "VNetWeighting", "--model.weighting.every", "1", "--model.method", "pacmr"]
+VNET += ["--model.weighting.outer", "PromptAugmentationConsistency", "--model.weighting.outer.tau", "0.5"]
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.2}
 SHAPE |= {"max_position_embeddings": 256}
 LLAMA = {"intermediate_size": 48, "attention_dropout": 0.1}

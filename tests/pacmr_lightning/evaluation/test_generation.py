@@ -161,22 +161,13 @@ def test_the_key_changes_with_all_that_matters(make_policy, tokenizer, monkeypat
     def more_ends(model):
         model.model.generation_config.eos_token_id = [2, 7]
 
-    assert key() == key()
-    others = [
-        key(limit=6),
-        key(decoding=Decoding(0.5)),
-        key(decoding=Decoding(0.5, seed=1)),
-        key(change=move),
-        key(change=more_ends),
-        key(alpha=16),
-        key(moved=False),
-        key(dtype="bfloat16"),
-        key(attn_implementation="eager"),
-        key(changes={"initializer_range": 0.1}),
-        key(changes={"rms_norm_eps": 1e-3}),
-    ]
-    assert len({key(), *others}) == len(others) + 1
     own = key()
+    assert key() == own
+    others = [{"limit": 6}, {"change": move}, {"change": more_ends}, {"alpha": 16}, {"moved": False}]
+    others += [{"decoding": Decoding(0.5)}, {"decoding": Decoding(0.5, seed=1)}, {"dtype": "bfloat16"}]
+    others += [{"changes": {"initializer_range": 0.1}}, {"changes": {"rms_norm_eps": 1e-3}}]
+    others += [{"attn_implementation": "eager"}]
+    assert len({own, *(key(**options) for options in others)}) == len(others) + 1
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
     assert key() != own
 

@@ -230,13 +230,6 @@ def test_a_preference_for_length_is_taken_out():
     assert rate_at_equal_length(outcomes, term) == pytest.approx(0.5, abs=0.012)
 
 
-def test_exchanged_models_have_the_other_rate():
-    rng = np.random.default_rng(1)
-    outcomes, differences = rng.choice([0, 0.5, 1], 80), rng.normal(10, 5, 80)
-    one = rate_at_equal_length(outcomes, length_term(differences))
-    assert rate_at_equal_length(1 - outcomes, length_term(-differences)) == pytest.approx(1 - one, abs=1e-7)
-
-
 def test_extreme_verdicts():
     term = length_term(np.array([-2.0, -1.0, 1.0, 2.0]))
     assert rate_at_equal_length(np.ones(4), term) == 1

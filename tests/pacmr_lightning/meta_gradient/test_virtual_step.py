@@ -10,10 +10,7 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.meta_gradient.virtual_step import check_shifted, shifted
 from pacmr_lightning.policy import PolicyModel
 
-SHAPE = {
-    **{"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2},
-}
+from ..conftest import SHAPE
 
 
 def random_direction(policy: PolicyModel, scale: float = 0.1) -> dict[str, torch.Tensor]:

@@ -209,9 +209,8 @@ def deaf(forward):
     """An attention implementation that drops prepared masks: flash kernels do, and some architectures."""
 
     def forward_deaf(*args, attention_mask=None, **kwargs):
-        if attention_mask is not None and attention_mask.dim() == 4:
-            attention_mask = None
-        return forward(*args, attention_mask=attention_mask, **kwargs)
+        prepared = attention_mask is not None and attention_mask.dim() == 4
+        return forward(*args, attention_mask=None if prepared else attention_mask, **kwargs)
 
     return forward_deaf
 

@@ -95,9 +95,8 @@ def test_log_probs_are_those_of_the_weights_that_the_bits_mean(options, toleranc
         with torch.no_grad():
             found, truth = getattr(policy, ask)(batch), getattr(exact, ask)(batch)
         for side in ("chosen", "rejected"):
-            torch.testing.assert_close(
-                getattr(found, side).double(), getattr(truth, side), atol=tolerance, rtol=0
-            )
+            a, b = getattr(found, side).double(), getattr(truth, side)
+            torch.testing.assert_close(a, b, atol=tolerance, rtol=0)
     with torch.no_grad():
         moved = (policy.log_probs(batch).chosen - policy.reference_log_probs(batch).chosen).abs()
     assert float(moved.min()) > 0.01, "the adapter says something"
@@ -170,19 +169,19 @@ def test_without_the_package(monkeypatch):
 
 
 def test_what_is_refused(bnb, save_model, tmp_path):
-    with pytest.raises(UserError, match="a layer of 32 inputs, no multiple of 64"):
-        PolicyModel(save_model("llama"), quantization="4bit").build()
-    with pytest.raises(UserError, match="quantization is 8bit"):
-        PolicyModel("anything", quantization="8bit")
-    with pytest.raises(UserError, match="compile and quantization"):
-        PolicyModel("anything", quantization="4bit", compile=True)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    for model, options, said in (
+        (save_model("llama"), {}, "a layer of 32 inputs, no multiple of 64"),
+        ("anything", {"quantization": "8bit"}, "quantization is 8bit"),
+        ("anything", {"compile": True}, "compile and quantization"),
+        (str(tmp_path), {}, "is an adapter, which would be rounded"),
+    ):
+        with pytest.raises(UserError, match=said):
+            PolicyModel(model, **{"quantization": "4bit", **options}).build()
     for stage in (1, 2, 3):
         with pytest.raises(UserError, match="no stage of DeepSpeed"):
             check_strategy(LoraDeepSpeedStrategy(stage=stage), "4bit")
         check_strategy(LoraDeepSpeedStrategy(stage=stage))
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(UserError, match="is an adapter, which would be rounded"):
-        PolicyModel(str(tmp_path), quantization="4bit").build()
 
 
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`")  # the model's is the same

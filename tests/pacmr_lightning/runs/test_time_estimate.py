@@ -1,5 +1,6 @@
 """Counted operations against sums written out layer by layer, and against real steps of a tiny Llama."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -30,25 +31,15 @@ from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
 from ...conftest import fails
 
 WIDTH, HIDDEN, LAYERS, HEADS, KEYS, WORDS, RANK = 64, 96, 2, 4, 2, 128, 4
-CONFIG = LlamaConfig(
-    vocab_size=WORDS,
-    hidden_size=WIDTH,
-    intermediate_size=HIDDEN,
-    num_hidden_layers=LAYERS,
-    num_attention_heads=HEADS,
-    num_key_value_heads=KEYS,
-)
+SHAPE = {"vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": HIDDEN, "num_hidden_layers": LAYERS}
+CONFIG = LlamaConfig(**SHAPE, num_attention_heads=HEADS, num_key_value_heads=KEYS)
 PROMPT, RESPONSE, PAIRS = 24, 8, 4
 
 
 def counted(shared: bool, gradient_checkpointing: bool = True) -> PairFlops:
-    return pair_flops(
-        build(CONFIG, RANK, "all-linear", torch.float32),
-        prompt_tokens=PROMPT,
-        response_tokens=RESPONSE,
-        shared=shared,
-        gradient_checkpointing=gradient_checkpointing,
-    )
+    policy = build(CONFIG, RANK, "all-linear", torch.float32)
+    options = {"shared": shared, "gradient_checkpointing": gradient_checkpointing}
+    return pair_flops(policy, prompt_tokens=PROMPT, response_tokens=RESPONSE, **options)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -80,16 +71,10 @@ def test_layer_by_layer(shared, gradient_checkpointing):
     assert found.gradient == found.forward + backward
 
 
-class _NoModules:
+class _NoModules(contextlib.nullcontext):
     """In the place of the counter's hooks on modules, which cannot bear a gradient taken inside of one."""
 
     parents = ("Global",)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
 
 
 def real(run) -> int:

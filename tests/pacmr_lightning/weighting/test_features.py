@@ -134,11 +134,9 @@ def test_a_history_may_be_given(whole, fit, files, monkeypatch, tmp_path):
     module, _, _, steps = fit("given", features, callbacks=[VNetSurfaces(points=5, window=16)], **options)
     surface = load_surface(files / "given")
     assert surface.axes == features
+    at = (torch.tensor([float(axis[1])]).double() for axis in (surface.delta, surface.u))
     with torch.no_grad():
-        g, _, _ = module.vnet.double()(
-            *(torch.tensor([float(axis[1])]).double() for axis in (surface.delta, surface.u))
-        )
-    assert surface.g[1, 1] == pytest.approx(g.item(), rel=1e-6)
+        assert surface.g[1, 1] == pytest.approx(module.vnet.double()(*at)[0].item(), rel=1e-6)
     now = module.weighting.state_dict()["history"]
     assert now.keys() == kept.keys()
     for record in steps.values():
@@ -222,20 +220,15 @@ def test_audit_and_probe_ask_with_all_features(whole, tmp_path):
 
 def test_surfaces_of_two_features(fit, files, monkeypatch, tmp_path):
     monkeypatch.setattr(weight_figures, "publish", lambda *arguments: None)
-    callbacks = [
-        VNetSurfaces(points=5, window=16, features=("perplexity_difference", "entropy")),
-        WeightGap(probe_pairs=8),
-        WeightRecorder(),
-    ]
+    drawn = VNetSurfaces(points=5, window=16, features=("perplexity_difference", "entropy"))
+    callbacks = [drawn, WeightGap(probe_pairs=8), WeightRecorder()]
     module, _, _, steps = fit("triple", TRIPLE, callbacks=callbacks, epochs=1)
     surface = load_surface(files / "triple")
     assert surface.axes == ("perplexity_difference", "entropy") and (surface.a == 0).all()
     rows = torch.cat([steps[0].features, steps[1].features]).double()
-    loss = float(rows[:, 1].median())
     assert surface.held == f"dpo loss {np.median(rows[:, 1]):.3g}"
-    np.testing.assert_allclose(
-        surface.delta[[0, -1]], np.quantile(rows[:, 0], [0.005, 0.995]), rtol=1e-5, atol=1e-6
-    )
+    ends, close = np.quantile(rows[:, 0], [0.005, 0.995]), {"rtol": 1e-5, "atol": 1e-6}
+    np.testing.assert_allclose(surface.delta[[0, -1]], ends, **close)
     vnet, loss = module.vnet.double(), float(np.median(rows[:, 1]))
     with torch.no_grad():
         for i, x in enumerate(surface.delta):
