@@ -128,25 +128,6 @@ def test_the_longest_row_that_fits(files, ready):
         ready(files(rows_of(1)), max_length=length - 1)
 
 
-def test_a_completion_that_ends_in_eos_itself_gets_no_second_one(files, ready):
-    data = ready(files([{"prompt": "What?", "completion": " The sea.<eos>"}]))
-    [batch] = data.train_dataloader()
-    assert (batch["input_ids"] == data.tokenizer.eos_token_id).sum() == 1
-
-
-def test_the_world(ready):
-    data = ready(WorldCompletions(rows=200, validation_rows=20, seed=3), vocab_size=420)
-    assert data.counts == {"train": {"rows": 200, "kept": 200}, "validation": {"rows": 20, "kept": 20}}
-    source = data.source
-    demonstrations = source.load("train")
-    rewards = [
-        source.world.gold_reward(p, c)
-        for p, c in zip(demonstrations["prompt"], demonstrations["completion"], strict=True)
-    ]
-    assert sum(rewards) / len(rewards) > 1
-    assert demonstrations[:20]["completion"] != source.load("validation")["completion"][:]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -165,15 +146,3 @@ def test_bad_options(options, message):
 def test_bad_sources():
     with pytest.raises(UserError, match="rows is 0"):
         WorldCompletions(rows=0)
-
-
-def test_real_rows(shared_data, ready):
-    source = CompletionFiles(str(shared_data / "tldr" / "sft.jsonl.gz"))
-    data = ready(source, vocab_size=1000, max_length=768)
-    for split, counts in data.counts.items():
-        assert counts["rows"] == counts["kept"] + counts.get("too long", 0), split
-    assert sum(counts["rows"] for counts in data.counts.values()) == 1945
-    batch = next(iter(data.train_dataloader()))
-    row = batch["labels"][0]
-    completion = data.tokenizer.decode(row[row != -100][:-1])
-    assert completion.startswith("  ") and completion.strip()

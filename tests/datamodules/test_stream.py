@@ -56,16 +56,6 @@ def test_epochs_are_permutations_without_the_incomplete_batch(make_pairs):
     assert TrainingStream(pairs, 8, seed=2)[0].train.ids != batches[0].train.ids
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_a_given_order_is_kept_in_every_epoch(make_pairs, world):
-    pairs = make_pairs(50)
-    shares = [TrainingStream(pairs, 8, seed=1, shuffle=False, rank=r, world_size=world) for r in range(world)]
-    for step in (0, 1, 5, 6, 13):
-        start = step % 6 * 8
-        for rank, share in enumerate(shares):
-            assert share[step].train.ids == pairs.rows["id"][start + rank : start + 8 : world]
-
-
 def test_a_batch_is_a_function_of_its_step(make_pairs):
     pairs = make_pairs(40, noise_rate=0.3)
     first, second = (TrainingStream(pairs, 8, seed=5, meta_every=2, meta_batch_size=4) for _ in range(2))

@@ -29,7 +29,7 @@ from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.weighting import Weighting
 
-from ..conftest import fails
+from ..conftest import fails, short_fit
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "extending.md"
@@ -125,14 +125,14 @@ def config(*names):
 
 def arguments(*names, run=None, **options):
     """Words of a run with the named configs of the extension over the same small base."""
-    words = "--model PreferenceModule --model.policy PolicyModel --model.policy.model model --data"
-    words += " PreferenceDataModule --data.global_batch_size 8 --data.meta_batch_size 8"
-    words += " --model.learning_rate 0.05 --model.micro_batch_size 4 --model.max_new_tokens 3"
-    words += " --trainer.accelerator cpu --trainer.max_steps 8 --trainer.log_every_n_steps 1"
-    words += " --trainer.enable_progress_bar false --trainer.enable_model_summary false"
-    words = words.split() + ([] if run is None else ["--trainer.default_root_dir", run])
+    words = """
+        --data.global_batch_size 8 --data.meta_batch_size 8 --model.learning_rate 0.05
+        --model.micro_batch_size 4 --model.max_new_tokens 3 --trainer.max_steps 8
+        --trainer.log_every_n_steps 1
+    """
+    folder = [] if run is None else ["--trainer.default_root_dir", run]
     given = [word for name, value in options.items() for word in (f"--{name.replace('__', '.')}", str(value))]
-    return [*words, *config("source", *names), *given]
+    return [*short_fit("model", words)[1:], *folder, *config("source", *names), *given]
 
 
 def checkpoint(run, name="last"):

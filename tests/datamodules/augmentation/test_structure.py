@@ -148,11 +148,6 @@ def test_conversations(contents):
     assert texts_of(prompt, chat=False) == [prompt] and with_texts(prompt, False, [prompt]) == prompt
 
 
-def test_what_a_content_must_not_become():
-    assert looks_like_frame("Human: hi") and looks_like_frame(" TL;DR: so")
-    assert not looks_like_frame("A human: hi") and not looks_like_frame("Humans: hi")
-
-
 def test_all_real_posts(shared_data):
     prompts = {row["prompt"] for row in read_lines(shared_data / "tldr" / "train.jsonl.gz")}
     for prompt in prompts:

@@ -75,12 +75,6 @@ def test_the_same_pairs_as_the_outer_objective(tau):
     assert found["clean_accuracy"].tolist() == [1]
 
 
-def test_nothing_retained():
-    found = measured([(0.1, 0.2, 1), (1.0, 2.0, 1)], (0.6, 0.9))
-    assert found["coverage"].tolist() == [0.5, 0] and found["retained"].tolist() == [1, 0]
-    assert found["direction_agreement"][0] == 1 and found.loc[1, MEANS[2:]].isna().all()
-
-
 @pytest.mark.parametrize("taus", [[], [0.4], [0.6, 1.0], [float("nan")]])
 def test_bad_thresholds(taus):
     with pytest.raises(UserError, match="taus"):

@@ -62,6 +62,10 @@ def test_all_judges_in_both_orders(pairs, server, judge, tmp_path, capsys):
         clean_meta(pairs, str(output), [judge(model) for model in models], n=12, seed=1)
         return read(output)
 
+    def printed(text, name):
+        """The numbers of a judge's line."""
+        return next(line for line in text.splitlines() if line.strip().startswith(name)).split()[1:]
+
     rows = run("length", "same", "unsure")
     found = {row["id"]: row for row in pairs.load("train")}
     assert len(rows) == 12 and {row["category"] for row in rows} == set("abc")
@@ -72,33 +76,29 @@ def test_all_judges_in_both_orders(pairs, server, judge, tmp_path, capsys):
     for row in rows:
         odd, unsure = int(row["id"]) % 2 == 1, row["prompt"].startswith("Post 1")
         assert row["corrected"] == (odd and not unsure)
-        before = found[row["id"]]
-        responses = (before["chosen"], before["rejected"])
-        assert (row["chosen"], row["rejected"]) == (responses[::-1] if row["corrected"] else responses)
+        responses = [found[row["id"]][side] for side in ("chosen", "rejected")]
+        assert [row["chosen"], row["rejected"]] == responses[:: -1 if row["corrected"] else 1]
         label = "wrong" if odd else "right"
         assert [v["judge"] for v in row["verdicts"]] == ["length", "same", "unsure"]
         assert [v["verdict"] for v in row["verdicts"]] == [label, label, "none" if unsure else label]
         orders = row["verdicts"][2]["orders"]
         problem = "the answer does not end in a verdict" if unsure else None
         assert [(o["verdict"], o["problem"]) for o in orders] == [("none" if unsure else label, problem)] * 2
-        letters = [re.search(r"Preferred: (.)", o["answer"]) for o in row["verdicts"][0]["orders"]]
-        assert [match[1] for match in letters] == (["B", "A"] if odd else ["A", "B"])
-    assert 0 < sum(row["corrected"] for row in rows) < sum(int(row["id"]) % 2 for row in rows)
-
-    text = capsys.readouterr().out
+        letters = [re.search(r"Preferred: (.)", o["answer"])[1] for o in row["verdicts"][0]["orders"]]
+        assert letters == (["B", "A"] if odd else ["A", "B"])
     wrong = sum(int(row["id"]) % 2 for row in rows)
-    for name in ("length", "same"):
-        line = next(line for line in text.splitlines() if line.strip().startswith(name))
-        assert line.split()[1:] == f"{12 - wrong} {wrong} 0 0.0% 2400 240 0 of 24".split()
     corrected = sum(row["corrected"] for row in rows)
+    assert 0 < corrected < wrong
+    text = capsys.readouterr().out
+    for name in ("length", "same"):
+        assert printed(text, name) == f"{12 - wrong} {wrong} 0 0.0% 2400 240 0 of 24".split()
     assert f"12 of 30 usable pairs of rows.jsonl, {corrected} labels corrected." in text.replace("\n", " ")
 
     # A judge that goes by position never finds a label wrong, and so nothing is corrected.
     rows = run("length", "first")
     assert not any(row["corrected"] for row in rows)
     assert {row["verdicts"][1]["verdict"] for row in rows} == {"none"}
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("first"))
-    assert line.split()[1:5] == ["0", "0", "12", "100.0%"]
+    assert printed(capsys.readouterr().out, "first")[:4] == ["0", "0", "12", "100.0%"]
     # "length" was asked before, for another file; each file has a store of its own.
     assert (tmp_path / "length-first.jsonl.answers.sqlite").is_file()
 

@@ -1,6 +1,5 @@
 """Judges: the paper's prompts, the verdict in an answer, both orders, and a reward model's own scores."""
 
-import json
 import os
 import re
 from pathlib import Path
@@ -97,39 +96,30 @@ def test_the_prompts_are_the_papers():
         assert user["content"] == re.sub(r"\{(\w+)\}", lambda match, texts=texts: texts[match[1]], told)
 
 
-def test_text_that_looks_like_a_template_does_nothing():
-    odd = "{first} {second} {0} {} }{ {prompt!r} %s $x \\1"
-    for task in ("summary", "dialogue"):
-        text = judge_messages(task, odd, f"{odd} one", f"{odd} two")[1]["content"]
-        assert text.count(odd) == 3 and text.index(f"{odd} one") < text.index(f"{odd} two")
+def talk(*turns):
+    """A transcript as in HH, of texts by whom it is; the assistant goes on."""
+    return "".join(f"\n\n{turn}" for turn in turns) + "\n\nAssistant:"
+
+
+MESSAGES = [
+    {"role": role, "content": text}
+    for role, text in (("system", "Be brief."), ("user", "a"), ("assistant", "b"), ("user", "c"))
+]
 
 
 @pytest.mark.parametrize(
     ("prompt", "history", "query"),
     [
-        ("\n\nHuman: What now?\n\nAssistant:", "(none)", "What now?"),
-        (
-            "\n\nHuman: a\n\nAssistant: b\n\nb too\n\nHuman: c\n\nAssistant:",
-            "Human: a\n\nAssistant: b\n\nb too",
-            "c",
-        ),
+        (talk("Human: What now?"), "(none)", "What now?"),
+        (talk("Human: a", "Assistant: b\n\nb too", "Human: c"), "Human: a\n\nAssistant: b\n\nb too", "c"),
         # As in HH, where a turn may be empty or one side speaks twice.
-        ("\n\nHuman: a\n\nAssistant: \n\nHuman: b\n\nAssistant:", "Human: a\n\nAssistant: ", "b"),
-        ("\n\nHuman: a\n\nHuman: b\n\nAssistant:", "Human: a", "b"),
-        ("\n\nHuman: a\n\nAssistant: It is", "(none)", "Human: a\n\nAssistant: It is"),
+        (talk("Human: a", "Assistant: ", "Human: b"), "Human: a\n\nAssistant: ", "b"),
+        (talk("Human: a", "Human: b"), "Human: a", "b"),
+        (talk("Human: a") + " It is", "(none)", "Human: a\n\nAssistant: It is"),
         ("Write a poem.", "(none)", "Write a poem."),
         ("Write a line with\n\nHuman: in it", "(none)", "Write a line with\n\nHuman: in it"),
         ([{"role": "user", "content": "a\n\nHuman: b"}], "(none)", "a\n\nHuman: b"),
-        (
-            [
-                {"role": "system", "content": "Be brief."},
-                {"role": "user", "content": "a"},
-                {"role": "assistant", "content": "b"},
-                {"role": "user", "content": "c"},
-            ],
-            "System: Be brief.\n\nHuman: a\n\nAssistant: b",
-            "c",
-        ),
+        (MESSAGES, "System: Be brief.\n\nHuman: a\n\nAssistant: b", "c"),
     ],
 )
 def test_history_and_final_query(prompt, history, query):
@@ -226,15 +216,13 @@ def test_a_judge_that_thinks_aloud(store):
     def think(messages):
         return f"<think>Either\nPreferred: A\nor\nPreferred: B</think>\n{prefer_longer(messages)}"
 
-    with FaultyServer(prefer_longer) as plain, FaultyServer(think) as thinking:
-        right = EndpointJudge("summary", model="m", base_url=plain.url).compare(PAIRS, store)
+    with FaultyServer(think) as thinking:
         judge = EndpointJudge("summary", model="m", base_url=thinking.url)
         for _ in range(2):
             verdicts = judge.compare(PAIRS, store)
-            assert [v.preferred for v in verdicts] == [v.preferred for v in right]
+            assert [v.preferred for v in verdicts] == ["first", "second", "none"]
             assert "think" not in verdicts[0].orders[0].answer
-        asked = len(thinking.requests)
-        assert asked == len({json.dumps(request) for request in thinking.requests})
+            assert len(thinking.requests) == 6
         # Without an answer after it, it is no answer: asked for again, and never kept.
         thinking.script = ["cut reasoning", "reasoning alone"]
         other = EndpointJudge("dialogue", model="m", base_url=thinking.url, retries=0, concurrency=1)
@@ -386,23 +374,21 @@ HONEST = [Comparison(f"Question {i}?", f"a longer answer {i}", f"answer {i}") fo
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("task", ["summary", "dialogue"])
 def test_an_attack_stays_inside_its_place(task, attack, store, tmp_path):
-    items = [HONEST[0], Comparison("Question?", attack, "an honest answer"), *HONEST[1:]]
+    attacked = Comparison("Question?", attack, "an honest answer")
 
     def requests(items, store):
         with FaultyServer(lambda messages: "Hard to say.") as server:
             EndpointJudge(task, model="m", base_url=server.url, concurrency=1).compare(items, store)
             return server.requests
 
-    sent = requests(items, store)
+    sent = requests([HONEST[0], attacked, *HONEST[1:]], store)
     with AnswerStore(tmp_path / "others.sqlite") as others:
         alone = requests(HONEST, others)
     assert sent[:2] + sent[4:] == alone  # word for word, all parameters included
-    plain = judge_messages(task, "Question?", "what the one said", "what the other said")
-    for request, shown in zip(
-        sent[2:4], (items[1], Comparison("Question?", items[1].second, items[1].first)), strict=True
-    ):
-        # The plain question with the texts in their places, and nothing else.
-        system, user = plain
-        texts = user["content"].split("what the one said")
-        expected = f"{texts[0]}{shown.first}{texts[1].replace('what the other said', shown.second)}"
+    # The plain question with the texts in their places, and nothing else.
+    system, user = judge_messages(task, "Question?", "what the one said", "what the other said")
+    before, after = user["content"].split("what the one said")
+    texts = (attack, attacked.second)
+    for request, (first, second) in zip(sent[2:4], (texts, texts[::-1]), strict=True):
+        expected = f"{before}{first}{after.replace('what the other said', second)}"
         assert request == alone[0] | {"messages": [system, {"role": "user", "content": expected}]}

@@ -295,15 +295,6 @@ def fit_objective(make_run, objective, name, **options):
     return make_run("other", name, module=module_options, **options)
 
 
-def test_drdpo_does_not_depend_on_micro_batches(make_run):
-    adapters = []
-    for name, size in (("whole", None), ("small", 2)):
-        _, module = fit_objective(make_run, DrDPO(1.0), name, module={"micro_batch_size": size})
-        adapters.append(module.policy.adapter().values())
-    for a, b in zip(*adapters, strict=True):
-        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-3)
-
-
 def test_the_noise_rate_reaches_objective_weighting_and_checkpoint(make_run, checkpoint):
     _, module = fit_objective(make_run, RDPO(1.0), "rdpo")
     assert module.objective.label_noise == 0.3

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -369,17 +368,6 @@ def test_a_foreign_state_is_refused():
             objective.load_state_dict(state)
 
 
-@pytest.mark.parametrize("name", sorted(set(MAKE) - {"DrDPO"}))
-def test_neutral_defaults(name):
-    objective = MAKE[name]()
-    losses = torch.tensor([1.0, 2.0, 6.0])
-    assert not objective.grouped and objective.group_weights(losses) is None
-    assert objective.group_value(losses) == 3
-    objective.observe(rewards_of([1.0]), ["a"])
-    assert objective.pair_weights(["a"]) is None
-    objective.check_plan(10, 10)
-
-
 # Dr.DPO's group.
 
 
@@ -570,40 +558,6 @@ def test_without_annotators_it_is_rpo_em():
             objective.observe(rewards, [])
         assert by_annotator.estimated_rate == pytest.approx(plain.estimated_rate, rel=1e-12)
     assert by_annotator.annotator_rates == {} and RPOEM().learned() == {}
-
-
-def test_state_with_annotators():
-    first = AnnotatorRPOEM(1.0)
-    kept = copy.deepcopy(first.state_dict())
-    first.observe(rewards_of([1.0, -2.0, 0.3], annotators=["a", "b", "a"]), [])
-    assert kept == AnnotatorRPOEM(1.0).state_dict() and kept.keys() == first.state_dict().keys()
-    second = AnnotatorRPOEM(1.0)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    for objective in (first, second):
-        objective.observe(rewards_of([0.1, 0.2], annotators=["b", "c"]), [])
-    assert first.state_dict() == second.state_dict() != kept
-
-
-def test_pairs_without_the_column_are_refused():
-    with pytest.raises(UserError, match="no training pair names one; give the rows a column annotator"):
-        AnnotatorRPOEM().check_pairs(SimpleNamespace(annotators=None))
-    AnnotatorRPOEM().check_pairs(SimpleNamespace(annotators=[None, "a"]))
-    RPOEM().check_pairs(SimpleNamespace(annotators=None))
-
-
-def test_names_stay_with_their_pairs(make_batch):
-    batch = make_batch(5)
-    batch.annotators = ["a", None, "b", "c", "d"]
-    names = dict(zip(batch.ids, batch.annotators, strict=True))
-    for part in (batch.longest_first(), *batch.micro_batches(2), batch[torch.tensor([3, 1])]):
-        assert part.annotators == [names[name] for name in part.ids]
-    log_probs = LogProbs(torch.zeros(5), torch.zeros(5))
-    rewards = [
-        Rewards.of(log_probs[: len(part)], part.with_reference(log_probs[: len(part)]), 1.0)
-        for part in batch.micro_batches(2)
-    ]
-    assert Rewards.cat(rewards).annotators == batch.annotators
-    assert rewards[1].exchanged().annotators == rewards[1].detach().annotators == ["b", "c"]
 
 
 # Two processes.

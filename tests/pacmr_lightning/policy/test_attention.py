@@ -25,7 +25,6 @@ from pacmr_lightning.objectives import DPO
 from pacmr_lightning.policy import PolicyModel, attention
 from pacmr_lightning.policy.attention import (
     AttentionPlan,
-    attention_inputs,
     attention_plans,
     shared_mask,
     use_attention,
@@ -332,17 +331,6 @@ def test_a_model_without_flex_attention(make_policy):
     message = "GPT2LMHeadModel does not support .*flex_attention; or set attn_implementation to sdpa or auto"
     with pytest.raises(UserError, match=message):
         make_policy("gpt2", attn_implementation="flex_attention")
-
-
-def test_packed_rows_tell_flash_attention_their_lengths(make_batch):
-    batch = make_batch()
-    rows = packed_rows(batch)
-    config = LlamaConfig(attn_implementation="sdpa")
-    assert attention_inputs(rows, config, torch.float32) == {"attention_mask": None}
-    config._attn_implementation = "flash_attention_2"
-    inputs = attention_inputs(rows, config, torch.bfloat16)
-    assert inputs["cu_seq_lens_q"].diff().tolist() == rows.lengths.tolist()
-    assert inputs["max_length_q"] == int(rows.lengths.max())
 
 
 @pytest.mark.parametrize("layout", ["shared", "separate", "packed"])

@@ -154,14 +154,6 @@ def test_memory_says_what_it_counted(model, capsys):
     assert "in 4bit, computed in bfloat16" in text and "ddp" in text and "zero" not in text
 
 
-def test_memory_of_llama_2_7b():
-    weights, rest = 6_476_005_376, 262_410_240
-    # NF4 with quantised scales is 4.127 bits a weight (QLoRA, section 3).
-    expected = weights * (4 + 8 / 64 + 32 / (64 * 256)) / 8 + 2 * rest
-    counted, _ = four_bit_base(LlamaConfig(), torch.bfloat16)
-    assert counted == pytest.approx(expected, rel=1e-4)
-
-
 def test_without_the_package(monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"needs bitsandbytes; install it: pip install"):

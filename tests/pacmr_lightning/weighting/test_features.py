@@ -266,21 +266,6 @@ def test_what_a_run_refuses(fit):
         VNetWeighting(features=TRIPLE, start_slope=0.5)
 
 
-def test_the_papers_features_are_as_they_were():
-    """Order, shapes, random numbers and what a checkpoint holds."""
-    torch.manual_seed(3)
-    default = VNetWeighting()
-    torch.manual_seed(3)
-    same = VNetWeighting(features=["u", "delta"])
-    state = default.state_dict()
-    assert list(state) == ["vnet", "optimizer", "updates", "skipped"]
-    assert list(state["vnet"]) == [f"layers.{i}.{kind}" for i in (0, 2, 4) for kind in ("weight", "bias")]
-    for name, value in same.vnet.state_dict().items():
-        assert torch.equal(value, state["vnet"][name])
-    assert not default.needs_entropies and not default.looks_back
-    assert default.vnet.scale is None
-
-
 def test_scale():
     scale = RunningScale(2)
     x = torch.tensor([[1.0, 7.0], [3.0, 7.0]])
