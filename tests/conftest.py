@@ -197,6 +197,23 @@ def hub(monkeypatch, tmp_path):
         yield server
 
 
+@pytest.fixture
+def server(request):
+    """A chat endpoint on this machine that answers by the test file's ``reply``."""
+    from .pacmr_lightning.evaluation.faulty_server import FaultyServer
+
+    with FaultyServer(request.module.reply) as server:
+        yield server
+
+
+@pytest.fixture
+def store(tmp_path):
+    from pacmr_lightning.evaluation.answer_store import AnswerStore
+
+    with AnswerStore(tmp_path / "answers.sqlite") as store:
+        yield store
+
+
 def fails(capsys: pytest.CaptureFixture[str], arguments: list[object]) -> str:
     """Runs a command, which must fail with status 2 and one line; returns that line."""
     from pacmr_lightning import cli

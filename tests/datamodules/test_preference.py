@@ -114,7 +114,6 @@ def test_fit_validates_on_clean_labels_and_counts(trainer, data, capfd):
     ],
 )
 def test_resuming_goes_on_with_the_next_batch(trainer, data, tmp_path, workers, save, die_at):
-    """Three epochs of eleven steps; killed in mid-epoch or at its end, with workers that fetch ahead."""
     whole = Recorder()
     trainer(max_epochs=3).fit(whole, data())
     first = Recorder(die_at)

@@ -73,7 +73,6 @@ def test_batches_bring_what_live_computes(model, cache, noise_rate):
 
 
 def test_a_sweep_pays_once(model, cache, monkeypatch, tmp_path):
-    """Other noise, another method, another trained adapter, held-out pairs: the same cache."""
     folder = model()
     first = cached_log_probs(policy_of(folder), data_of(folder).train_pairs)
     assert first.shape == (40, 2) and np.isfinite(first).all()

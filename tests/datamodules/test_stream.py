@@ -69,7 +69,6 @@ def test_a_batch_is_a_function_of_its_step(make_pairs):
 
 
 def test_meta_batches_use_each_eligible_row_once_a_round(make_pairs):
-    """20 eligible rows in blocks of 6: three blocks a permutation, and no row without a view."""
     pairs = make_pairs(20, plain=10)
     batches = TrainingStream(pairs, 5, seed=0, meta_every=4, meta_batch_size=6)
     eligible = {pairs.rows[i]["id"] for i in pairs.with_second_view}

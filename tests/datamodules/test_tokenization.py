@@ -89,7 +89,6 @@ def test_empty_prompt_is_dropped_only_without_bos(tokenizer):
 
 
 def test_second_views(tokenizer):
-    """The column wins over the rules; equal or too long views are none, and the pair is kept."""
     given = {"prompt": "I do not know", "chosen": " a", "rejected": " b"}
     rows = [
         given | {"augmented_prompt": "No idea"},

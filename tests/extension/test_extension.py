@@ -65,7 +65,6 @@ class Fixed(Odd):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The folder that the distribution is installed into, on the path; calls of its methods are noted."""
     source, target = tmp_path_factory.mktemp("source") / "my", tmp_path_factory.mktemp("installed")
     shutil.copytree(HERE, source, ignore=shutil.ignore_patterns("test_*", "__pycache__"))
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
@@ -149,7 +148,6 @@ def metrics(run, name):
 
 @pytest.fixture(scope="module")
 def run(folder, installed):
-    """A run of the weighting, objective, source, noise and callback, and its name."""
     kinds = ("objective", "weighting", "noise", "callback")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -236,7 +234,6 @@ def test_tools_of_a_run(run, inside, capsys):
 
 
 def test_outer_objective_and_estimator(inside):
-    """With an objective that drops pairs, told the noise rate by the datamodule, and a gold reward."""
     words = ["fit", *arguments("noise", "outer", run="brier", model__objective="my_preferences.SmallLoss")]
     words += ["--trainer.callbacks+=GoldReward", "--trainer.callbacks.samples", "4"]
     words += ["--trainer.callbacks.max_new_tokens", "3", "--trainer.max_steps"]
@@ -309,7 +306,6 @@ def test_mistakes_end_in_one_sentence(inside, capsys):
 
 
 def test_every_of_a_class_brings_meta_pairs(inside):
-    """A weighting that has no option of that name gets its meta pairs all the same."""
     words = [*arguments(run="fixed", trainer__max_steps=3), "--model.weighting", "odd_weighting.Fixed"]
     cli.main(["fit", *words])
     assert set(metrics("fixed", "train/met")) == {8.0}

@@ -46,7 +46,6 @@ def frozen_writing(run, process):
 
 
 def killed_at(run, process):
-    """What a run was doing when it was killed, as its files show."""
     if writes(run, process):
         return "writing a checkpoint"
     if list(run.rglob(f".*.{process.pid}.partial")):

@@ -93,7 +93,6 @@ STRANGE = (
 
 
 def test_frames_survive_gibberish(rewriter, write_rows, tmp_path):
-    """The models know few of the words and babble; turns, headers, list marks and line breaks stay."""
     rows = [{"prompt": prompt, "chosen": " a", "rejected": " b"} for prompt in STRANGE]
     augment(Files(write_rows(rows)), str(tmp_path / "out.parquet"), rewriter)
     found = read_augmentations(tmp_path / "out.parquet")

@@ -129,7 +129,6 @@ def test_parts_joined_are_the_text(text, length):
 
 @given(text=_TEXTS | _POSTS)
 def test_the_frame_stays_when_contents_change(text):
-    """Other contents are found in the same frame again, so a reworded prompt is still of its kind."""
     other = "".join("other words" if part.content else part.text for part in cut(text))
     assert frame(other) == frame(text)
     assert set(contents(other)) <= {"other words"}

@@ -73,7 +73,6 @@ def test_batches_are_what_transformers_generates_for_one_sentence(translators, t
 
 
 def test_the_target_language_is_asked_for(translators, tmp_path):  # noqa: F811
-    """>>cmn_Hans<< is found in the vocabulary; a prefix stands before every text that the model reads."""
     rewriter = BackTranslation(*translators)
     assert rewriter.settings["forward"]["prefix"] == ">>cmn_Hans<< "
     assert rewriter.settings["backward"]["prefix"] == ""

@@ -78,7 +78,6 @@ class Tab:
                 text = {}
 
     def click(self, selector):
-        """With the mouse, in the middle of an element."""
         self.value(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center'}})")
         x, y = self.value(
             f"(r => [r.x + r.width / 2, r.y + r.height / 2])"

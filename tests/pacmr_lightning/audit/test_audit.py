@@ -17,7 +17,6 @@ from pacmr_lightning.audit import cross_fit, pipeline
 from pacmr_lightning.audit.cross_fit import CrossFit
 from pacmr_lightning.audit.linear_probe import probe_log_odds
 from pacmr_lightning.audit.suspect_traits import COLUMNS
-from pacmr_lightning.commands.audit import main
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
@@ -110,7 +109,6 @@ def test_what_an_objective_learned_of_annotators(run):
 
 
 def test_annotators_and_labels_against_the_policy(run, capsys):
-    """64 pairs identify no share; then labels against u are looked at."""
     table = audit(run, "policy").set_index("id")
     groups = pd.read_csv(run / "audit/groups.csv")
     groups = groups[groups["grouping"] == "annotator"].set_index("group")
@@ -140,7 +138,6 @@ def test_annotators_and_labels_against_the_policy(run, capsys):
 
 
 def test_the_reference_is_not_asked_again(run, monkeypatch):
-    """An audit keeps what the reference said, also of a run that asked it live, and reads it again."""
     assert yaml.safe_load((run / "config.yaml").read_text())["data"]["init_args"]["reference"] == "live"
     first = audit(run)
     answers = run / "audit/answers.sqlite"
@@ -152,7 +149,6 @@ def test_the_reference_is_not_asked_again(run, monkeypatch):
 
 
 def test_first_visits(run):
-    """u as it was before a pair was learned from, of the records; the final u where there is none."""
     (part,) = weight_parts(run)
     records = pd.read_parquet(part)
     unseen = records["id"][records["step"] == 3].tolist()
@@ -441,25 +437,35 @@ def test_as_trained_keeps_clean_pairs_out(run):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--threshold", "1.5"], "threshold is 1.5"),
-        (["--top", "-1"], "top is -1"),
-        (["--output", "/dev/null/x"], "output is /dev/null/x, but /dev/null is a file and no folder"),
-        (["--label_studio", "/dev/null/x.json"], "label_studio is /dev/null/x.json, but /dev/null is a file"),
-        (["--share", "0.5"], "share is 0.5"),
-        (["--cleaned", "a.jsonl"], "cleaned is given without action"),
-        (["--action", "drop"], "action is given without cleaned"),
-        (["--push_cleaned", "me/pairs"], "push_cleaned is given without cleaned"),
-        (["--private"], "private is given without push_cleaned"),
-        (["--cleaned", "a.jsonl", "--action", "drop", "--push_cleaned", "pairs"], "is named OWNER/NAME"),
-        (["--cleaned", "a.parquet", "--action", "drop"], "ending in"),
-        (["--micro_batch_size", "0"], "micro_batch_size is 0"),
-        (["--beta", "1"], "beta is 1.0, but .*run is a run, which says that itself; leave it out"),
-        (["--checkpoint", "first"], "no checkpoint first"),
+        ("--threshold 1.5", "threshold is 1.5"),
+        ("--top -1", "top is -1"),
+        ("--output /dev/null/x", "output is /dev/null/x, but /dev/null is a file and no folder"),
+        ("--label_studio /dev/null/x.json", "label_studio is /dev/null/x.json, but /dev/null is a file"),
+        ("--share 0.5", "share is 0.5"),
+        ("--cleaned a.jsonl", "cleaned is given without action"),
+        ("--action drop", "action is given without cleaned"),
+        ("--push_cleaned me/pairs", "push_cleaned is given without cleaned"),
+        ("--private", "private is given without push_cleaned"),
+        ("--cleaned a.jsonl --action drop --push_cleaned pairs", "is named OWNER/NAME"),
+        ("--cleaned a.parquet --action drop", "ending in"),
+        ("--micro_batch_size 0", "micro_batch_size is 0"),
+        ("--beta 1", "/run is a run, which says that itself; leave it out"),
+        ("--checkpoint first", "no checkpoint first"),
+        ("--sample -1", "sample is -1, but it is a number of pairs"),
+        ("--sample 99", f"sample is 99, but there are {PAIRS} training pairs; lower it"),
+        ("--decisions {strange}", "decides on the pair 'nobody', which is no training pair here"),
+        ("--decisions {run}/config.yaml", "has no id with a decision"),
+        ("--label_studio tasks.csv", "label_studio is tasks.csv, but tasks are written to a file"),
+        (
+            "--cleaned x.json --action drop --label_studio ./x.json",
+            "label_studio is ./x.json, which is the file of cleaned; name another file",
+        ),
     ],
 )
-def test_bad_input(options, message, run):
-    with pytest.raises(UserError, match=message):
-        main([str(run), *options])
+def test_bad_input(options, message, run, tmp_path, capsys):
+    strange = write_lines(tmp_path / "strange.jsonl", [{"id": "nobody", "decision": "keep"}])
+    words = options.format(strange=strange, run=run).split()
+    assert message in refused(capsys, "audit", run, *words)
     assert not (run / "audit").exists()
 
 

@@ -30,7 +30,6 @@ def exports(finished, tmp_path_factory):
 
 @pytest.fixture
 def exported(exports, tmp_path, monkeypatch):
-    """Puts the adapter and the whole model into an empty folder; returns the run's u."""
     monkeypatch.chdir(tmp_path)
     folder, u = exports
     for name in ("adapter", "whole"):
@@ -138,7 +137,6 @@ def test_models_runs_and_their_pairs(run, train_file, exported, capsys):
 
 
 def test_from_python(finished, train_file, tmp_path):
-    """The table is that of the file, and what cannot be told is said."""
     model, output = str(finished.parent / "model"), str(tmp_path / "found")
     found = whole_audit(model, Files(str(train_file)), AuditOptions("probe", output, share=0.3))
     assert found.noise_rate == 0.3 and found.statement == "Expected share of wrong labels: 30.0%, as given."

@@ -17,7 +17,6 @@ from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import AuditedWeights
 
 from ...conftest import read_lines, write_lines
-from .conftest import PAIRS, refused
 from .test_findings import frame
 
 N, SAMPLE = 1500, 60
@@ -65,7 +64,6 @@ def plain(audit):
 
 
 def test_a_sample_tells_the_share(audit, plain, capsys):
-    """Its interval holds the truth, its labels are fixed, and all others are as if the share was told."""
     assert "decision" not in plain and not (audit.folder / "sample.csv").exists()
     # Suspects that were picked are all wrong, and must not count.
     picked = [{"id": name, "decision": "exchange"} for name in plain.index[plain["flipped"]][:200]]
@@ -107,7 +105,6 @@ def test_a_sample_that_disagrees(audit, capsys):
 
 
 def test_a_sample_that_is_too_small(audit, plain, capsys, monkeypatch):
-    """One wrong label tells no share: the audit's own stays, and is found once."""
     asked, rate = [], noise_rate.estimate_noise_rate
     monkeypatch.setattr(noise_rate, "estimate_noise_rate", lambda *of: asked.append(of) or rate(*of))
     wrong = next(row for row in audit.drawn if row["decision"] == "exchange")
@@ -143,7 +140,6 @@ def test_cleaned_follows_decisions_and_then_the_audit(action, audit, plain):
 
 
 def test_weights_of_decided_pairs(audit, make_batch):
-    """Fixed, and nothing for what is dropped; soft labels, which share out a weight of 1, halve it."""
     names = audit.pairs["id"][:4].tolist()
     words = dict(zip(names, ("keep", "exchange", "drop", "unsure"), strict=True))
     table = audit(decisions=audit.decide("w.jsonl", [{"id": n, "decision": w} for n, w in words.items()]))
@@ -173,25 +169,3 @@ def test_a_sample_to_read(audit):
         assert task["observed"] == ("rejected" if swapped else "chosen")
     page = (audit.folder / "report.html").read_text()
     assert page.count("<article") == len(found) and "random pair 7 of 7" in page
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--sample", "-1"], "sample is -1, but it is a number of pairs"),
-        (["--sample", "99"], f"sample is 99, but there are {PAIRS} training pairs; lower it"),
-        (["--decisions", "{strange}"], "decides on the pair 'nobody', which is no training pair here"),
-        (["--decisions", "{run}/config.yaml"], "has no id with a decision"),
-        (["--label_studio", "tasks.csv"], "label_studio is tasks.csv, but tasks are written to a file"),
-        (
-            ["--cleaned", "x.json", "--action", "drop", "--label_studio", "./x.json"],
-            "label_studio is ./x.json, which is the file of cleaned; name another file",
-        ),
-    ],
-)
-def test_bad_input(words, message, run, tmp_path, capsys):
-    strange = tmp_path / "strange.jsonl"
-    strange.write_text('{"id": "nobody", "decision": "keep"}\n')
-    words = [word.format(strange=strange, run=run) for word in words]
-    assert message in refused(capsys, "audit", run, *words)
-    assert not (run / "audit").exists()

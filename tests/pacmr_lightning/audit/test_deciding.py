@@ -24,7 +24,6 @@ NO_STORAGE = "Object.defineProperty(window, 'localStorage', {get() { throw new D
 
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory):
-    """A page with a sample of two and three suspects, and their ids as listed."""
     import pandas as pd
 
     pairs = frame(300)
@@ -106,7 +105,6 @@ def test_by_click(page):
 
 
 def test_the_browser_keeps_them(page, listed, tmp_path):
-    """By the labels: a page of the same run has them, whatever it lists, and that of another has none."""
     path, ids, _ = listed
     page.press("k", "x", "x")
     page.open(path.as_uri())

@@ -147,7 +147,6 @@ def annotation(*choices, **other):
 
 
 def test_label_studio_and_back(tmp_path):
-    """Tasks come back with what was chosen; skipped and open ones, and other controls, say nothing."""
     made = tasks((f"p{i}", "rejected", i == 0, Texts("q", "good", "bad")) for i in range(5))
     assert set(made[0]) == {"data"} and json.dumps(made).count("p_wrong") == 0
     other = annotation("keep")["result"][0] | {"from_name": "quality", "value": {"rating": 3}}

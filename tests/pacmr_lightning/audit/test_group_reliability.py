@@ -12,7 +12,6 @@ from .test_noise_rate import scores
 
 
 def test_what_the_run_has_learned():
-    """Beside the audit's own, by annotator; of a category the mean over its pairs; else no column."""
     table, pairs = world([0.1, 0.3], [400, 400])
     assert "learned" not in table
     pairs["learned_rate"] = pairs["annotator"].map({"a0": 0.08, "a1": 0.26})

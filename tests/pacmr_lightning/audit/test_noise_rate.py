@@ -150,7 +150,6 @@ def test_pairs_of_a_prompt_count_together():
 
 
 def test_mixture():
-    """Two clumps far apart are seen, one is not; tenths and their errors."""
     rng = np.random.default_rng(6)
     u = np.where(rng.random(3000) < 0.25, -4, 4) + rng.standard_normal(3000)
     two = estimate_noise_rate(u, np.arange(3000), resamples=2)

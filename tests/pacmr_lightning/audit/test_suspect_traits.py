@@ -26,7 +26,6 @@ def pairs_of(prompt, suspect, category=None):
 
 
 def world(n, rate, seed, prompts=None):
-    """Suspects that nothing explains: pairs, and both responses."""
     rng = np.random.default_rng(seed)
     prompt, suspect = rng.integers(prompts or n, size=n), rng.random(n) < rate
     pairs = pairs_of(prompt, suspect, rng.choice(list("abc"), n))
@@ -98,7 +97,6 @@ def test_a_planted_word():
 
 
 def test_a_rule_that_labels_follow():
-    """Whoever is suspect, nearly all chosen responses have one word; nothing else is followed like that."""
     rng, pairs, chosen, rejected = world(2000, 0.1, 5)
     there, follows = rng.random(2000) < 0.3, rng.random(2000) < 0.97
     for i in np.flatnonzero(there):

@@ -39,7 +39,6 @@ def rows_of(count, seed):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, tiny_llama):
-    """A DPO run of three updates under 30% noise, with a checkpoint of each."""
     folder = tmp_path_factory.mktemp("analyze")
     tiny_llama(folder / "model", initializer_range=0.2)
     for name, count, seed in (("train", 31, 0), ("validation", 9, 1)):
@@ -67,7 +66,6 @@ def expected_u(run, rows, prompt="prompt"):
 
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_values_of_every_pair(split, run):
-    """Both views of all pairs that have two, labels as found in spite of the run's noise."""
     analyze([str(run)], split, TAUS)
     pairs = pd.read_parquet(run / f"analysis/pairs-{split}.parquet").set_index("id")
     rows = rows_of(*((31, 0) if split == "train" else (9, 1)))

@@ -15,13 +15,9 @@ from pacmr_lightning.evaluation.judging import EndpointJudge
 
 from ...conftest import fails
 from ...conftest import read_lines as read
-from ..evaluation.faulty_server import FaultyServer, prefer_longer, prefer_position_a
+from ..evaluation.faulty_server import prefer_longer, prefer_position_a
 
-
-@pytest.fixture
-def server():
-    with FaultyServer(prefer_longer) as server:
-        yield server
+reply = prefer_longer
 
 
 @pytest.fixture

@@ -119,7 +119,6 @@ def policy_of(run, checkpoint=LAST):
 
 
 def run_code(folder):
-    """Runs the model card's blocks of Python as they stand; returns what each of them defines."""
     text = Path(folder, "README.md").read_text()
     spaces = []
     with contextlib.redirect_stdout(io.StringIO()):
@@ -358,7 +357,6 @@ def test_an_upload_that_fails_leaves_the_export(trained, tmp_path, capsys, monke
 
 
 def test_the_card_of_a_run_on_the_hub(trained):
-    """Ids of the Hub are named as such; a run without summary or noise says so."""
     run = find_run(str(trained("tied")), "last")
     run.base, run.data["init_args"]["source"] = (
         "org/model",

@@ -12,17 +12,11 @@ from pacmr_lightning.evaluation.endpoint import Endpoint
 
 from ...conftest import fails
 from ...conftest import read_lines as rows_of
-from ..evaluation.faulty_server import SECRET, FaultyServer
+from ..evaluation.faulty_server import SECRET
 
 
 def reply(messages):
     return f" You said: {messages[-1]['content']}"
-
-
-@pytest.fixture
-def server():
-    with FaultyServer(reply) as server:
-        yield server
 
 
 @pytest.fixture

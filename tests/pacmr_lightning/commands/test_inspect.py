@@ -25,7 +25,6 @@ USER = {"role": "user", "content": "What is the sea?"}
 
 
 def mixed_rows(seed):
-    """Rows of every kind: texts and transcripts; some too long, empty, tied or without a prompt."""
     random = np.random.default_rng(seed)
     rows = [
         {"prompt": "x", "chosen": " a", "rejected": " a"},
@@ -284,7 +283,6 @@ def test_tokens_that_a_terminal_would_obey_or_cannot_show(tokenizer):
 
 @pytest.fixture
 def inspect(write_rows, tiny_tokenizer_folder, tmp_path, capsys, monkeypatch):
-    """Runs the command on rows; returns the numbers of its file and what it printed at 100 columns."""
     monkeypatch.setenv("COLUMNS", "100")
 
     def run(train, validation, *options):

@@ -22,7 +22,6 @@ SECRET = "sk-this-is-the-secret-key-0123456789"
 
 
 def prefer_longer(messages):
-    """Judges both summaries or responses by their length, in the format that the prompt asks for."""
     text = messages[-1]["content"]
     summaries = "Summary A:" in text
     first, second = re.search(

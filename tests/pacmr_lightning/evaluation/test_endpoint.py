@@ -15,7 +15,7 @@ from pacmr_lightning.evaluation import endpoint as endpoint_module
 from pacmr_lightning.evaluation.answer_store import AnswerStore
 from pacmr_lightning.evaluation.endpoint import Endpoint, without_thoughts
 
-from .faulty_server import SECRET, FaultyServer
+from .faulty_server import SECRET
 
 HANG = 2
 """Seconds after which a client gives up; good answers of the same server must be there before."""
@@ -27,18 +27,6 @@ def reply(messages):
 
 def said(count, start=0):
     return [[{"role": "user", "content": f"word {i}"}] for i in range(start, start + count)]
-
-
-@pytest.fixture
-def server():
-    with FaultyServer(reply) as server:
-        yield server
-
-
-@pytest.fixture
-def store(tmp_path):
-    with AnswerStore(tmp_path / "answers.sqlite") as store:
-        yield store
 
 
 @pytest.fixture
@@ -167,7 +155,6 @@ def test_a_server_that_breaks_down_later_stops_too(server, store):
 
 
 def test_faults_of_single_conversations_never_stop(server, store):
-    """Also on a second run, in which nothing else is left to ask."""
     endpoint = Endpoint("judge", base_url=server.url, retries=0, concurrency=2)
     too_long = (400, {"message": "'max_tokens' is too large: the maximum context length is 512 tokens"})
     flagged = (403, {"message": "your input was flagged"})
@@ -292,8 +279,6 @@ def test_without_the_package(server, store, monkeypatch):
 
 
 def test_in_a_notebook(server, store):
-    """Where a loop is running in the calling thread."""
-
     async def cell():
         return Endpoint("judge", base_url=server.url).ask(said(2), store)
 

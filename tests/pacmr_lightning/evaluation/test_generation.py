@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from pacmr_lightning.chat_template import end_tokens
-from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.generation import (
     Decoding,
@@ -21,11 +20,6 @@ from pacmr_lightning.evaluation.prompt_batch import PromptBatch, Response
 PROMPTS = [[1, 5], [1, *range(7, 40)], [1, 9, 9, 3], [1, *range(50, 30, -1)], [1]]
 TOKENS = 9
 GREEDY = Decoding()
-
-
-@pytest.fixture
-def tokenizer(tiny_tokenizer_folder):
-    return load_tokenizer(tiny_tokenizer_folder)
 
 
 @pytest.fixture

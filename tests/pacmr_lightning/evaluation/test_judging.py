@@ -156,12 +156,6 @@ PAIRS = [
 ]
 
 
-@pytest.fixture
-def store(tmp_path):
-    with AnswerStore(tmp_path / "answers.sqlite") as store:
-        yield store
-
-
 @pytest.mark.parametrize(("task", "name"), [("summary", "tldr"), ("dialogue", "hh")])
 def test_both_orders_decide(task, name, store):
     with FaultyServer(prefer_longer) as server:

@@ -46,7 +46,6 @@ def judged(signs, prompts=None, second="b"):
 
 
 def test_the_papers_rules():
-    """Inconsistent, invalid and unresolved are ties."""
     signs = ["ff"] * 6 + ["ss"] * 2 + ["fs"] * 2 + ["sf", "fi", "is", "ii", "fn", "nn", "=="]
     pairs = judged(signs)
     assert [one.outcome for one in pairs] == ["win"] * 6 + ["loss"] * 2 + ["tie"] * 9

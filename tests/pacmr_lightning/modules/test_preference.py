@@ -137,7 +137,6 @@ def test_the_margin_starts_at_zero(make_run):
 
 
 def test_micro_batches_change_nothing(make_run, tmp_path):
-    """Nor what is recorded of each pair, though they are sorted by length before they are cut."""
     adapters, rows = [], []
     for name, size in (("whole", None), ("small", 2)):
         _, module = make_run("pacmr", name, module={"micro_batch_size": size})
@@ -160,7 +159,6 @@ def _without_timing(run: Path):
 
 
 def test_same_seed_same_bits_also_after_a_resume(make_run, checkpoint, tmp_path):
-    """Adapter, VNet, weights/ and metrics.csv of a straight run, a second one, one resumed at update 5."""
     _, straight = make_run("pacmr", "straight", steps=11)
     _, again = make_run("pacmr", "again", steps=11)
     make_run("pacmr", "resumed", steps=11)

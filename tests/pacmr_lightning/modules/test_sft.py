@@ -259,8 +259,6 @@ def assert_equal(one, other):
 
 @pytest.fixture
 def run(base, tmp_path):
-    """Fits a module for two epochs, with a checkpoint of each; goes on from the first one where told to."""
-
     def run(folder, resume=False, data=None, model=base, max_epochs=2, **options):
         checkpoints = ModelCheckpoint(tmp_path / "checkpoints", save_top_k=-1, filename="{epoch}")
         module = SFTModule(model=model, **{"learning_rate": 1e-2, **options})
@@ -319,7 +317,6 @@ def test_what_a_resumed_run_may_change(run, base, tmp_path, caplog, lora):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_run_that_is_resumed_in_mid_epoch(base, tmp_path, accumulate):
-    """Epochs of 6 batches; the checkpoint is made after 8 of the 12 batches."""
     every = 8 // accumulate
     middle = tmp_path / "checkpoints" / f"step={every}.ckpt"
     for folder, start in (("whole", None), ("resumed", middle)):

@@ -78,7 +78,6 @@ def test_equal_to_plain_forwards(name, attention, make_policy, make_batch):
 
 @pytest.mark.parametrize("trained_head", [False, True])
 def test_entropies_and_perplexities(trained_head, make_policy, make_batch):
-    """Of transformers' own logits, with and without gradient, of frozen heads and of trained ones."""
     targets = {"target_modules": ["q_proj", "lm_head"]} if trained_head else {}
     policy, batch = make_policy(double=True, logit_chunk=7, **targets), make_batch()
     lengths = LogProbs(*(torch.tensor([len(pair[side][2]) for pair in sequences(batch)]) for side in (0, 1)))

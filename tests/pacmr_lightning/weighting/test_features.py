@@ -97,7 +97,6 @@ class Probed(Callback):
 
 
 def test_history_is_the_recursion_over_visits(whole):
-    """Two visits and more of each pair, from the u that were recorded."""
     _, _, _, steps = whole
     seen, compared = {}, 0
     for step in range(6):
