@@ -122,16 +122,7 @@ def forked():
 
 @pytest.fixture
 def write_rows(tmp_path):
-    """Writes rows as JSON Lines and returns the path."""
-
-    def write(rows, name="rows.jsonl"):
-        path = tmp_path / name
-        opener = gzip.open if name.endswith(".gz") else open
-        with opener(path, "wt", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-        return str(path)
-
-    return write
+    return lambda rows, name="rows.jsonl": write_lines(tmp_path / name, rows)
 
 
 @pytest.fixture(scope="session")
@@ -206,14 +197,65 @@ def hub(monkeypatch, tmp_path):
         yield server
 
 
-def fails(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
+@pytest.fixture
+def server(request):
+    """A chat endpoint on this machine that answers by the test file's ``reply``."""
+    from .pacmr_lightning.evaluation.faulty_server import FaultyServer
+
+    with FaultyServer(request.module.reply) as server:
+        yield server
+
+
+@pytest.fixture
+def store(tmp_path):
+    from pacmr_lightning.evaluation.answer_store import AnswerStore
+
+    with AnswerStore(tmp_path / "answers.sqlite") as store:
+        yield store
+
+
+def fails(capsys: pytest.CaptureFixture[str], arguments: list[object]) -> str:
     """Runs a command, which must fail with status 2 and one line; returns that line."""
     from pacmr_lightning import cli
 
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
-        cli.main(arguments)
+        cli.main([*map(str, arguments)])
     assert stop.value.code == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pacmr: ")]
-    assert len(lines) == 1 and lines[0].startswith("pacmr: error: ")
+    said = capsys.readouterr().err
+    lines = [line for line in said.splitlines() if line.startswith("pacmr: ")]
+    assert len(lines) == 1 and lines[0].startswith("pacmr: error: ") and "Traceback" not in said
     return lines[0]
+
+
+def short_fit(model: object, words: str = "") -> list[str]:
+    """The words of a short preference run on the CPU, and further ones."""
+    base = f"fit --model PreferenceModule --model.policy PolicyModel --model.policy.model {model}"
+    base += " --data PreferenceDataModule --trainer.accelerator cpu --trainer.enable_progress_bar false"
+    return f"{base} --trainer.enable_model_summary false {words}".split()
+
+
+def quiet_trainer(folder, callbacks=(), **options):
+    """A trainer on the CPU that shows nothing, and keeps checkpoints if a callback does."""
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    quiet["enable_checkpointing"] = any(isinstance(each, ModelCheckpoint) for each in callbacks)
+    where = {"accelerator": "cpu", "devices": 1, "default_root_dir": folder, "callbacks": list(callbacks)}
+    return Trainer(**{**quiet, **where, **options})
+
+
+def write_lines(path, rows) -> str:
+    """Writes rows as JSON Lines."""
+    opener = gzip.open if str(path).endswith(".gz") else open
+    with opener(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    return str(path)
+
+
+def read_lines(path) -> list[dict]:
+    """Rows of a file of JSON Lines."""
+    opener = gzip.open if str(path).endswith(".gz") else open
+    with opener(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]

@@ -13,7 +13,40 @@ TOKEN = "hf_thisIsTheSecretTokenOfTheTests0123456789"
 KINDS = {"models": "model", "datasets": "dataset"}
 
 
-class Hub:
+class LocalServer:
+    """Serves requests of this machine until the block ends; its handlers know it as ``server.owner``."""
+
+    def __init__(self, handler):
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self._server.owner = self
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self):
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class LocalHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else a body waits 40 ms for the headers to be acknowledged
+
+    def respond(self, status, data, headers):
+        self.send_response(status)
+        for name, value in ({"Content-Length": str(len(data))} | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        """Not among the tests' output."""
+
+
+class Hub(LocalServer):
     """Serves until the block ends.
 
     Attributes:
@@ -29,18 +62,7 @@ class Hub:
         self.commits = 0
         self.refuse: dict[str, int] = {}
         self.large: dict[str, bytes] = {}
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._server.hub = self
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self):
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(Handler)
 
     def make(self, repository, kind="model", private=False):
         self.private[kind, repository] = private
@@ -73,10 +95,7 @@ class Hub:
         return 200, {"commitUrl": url, "commitOid": "1" * 40, "pullRequestUrl": None}
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else a body waits 40 ms for the headers to be acknowledged
-
+class Handler(LocalHandler):
     def do_GET(self):
         self.answer(b"")
 
@@ -97,18 +116,12 @@ class Handler(BaseHTTPRequestHandler):
         return found
 
     def answer(self, body):
-        status, found = self.route(self.server.hub, self.path.partition("?")[0], body)
+        status, found = self.route(self.server.owner, self.path.partition("?")[0], body)
         headers = {}
         if status >= 400 and status != 409:  # a careless server repeats what it was sent
             headers["X-Error-Message"] = f"refused {self.headers.get('Authorization')}"
             found = {"error": headers["X-Error-Message"]}
-        data = json.dumps(found).encode()
-        self.send_response(status)
-        for name, value in (headers | {"Content-Type": "application/json"}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self.respond(status, json.dumps(found).encode(), headers | {"Content-Type": "application/json"})
 
     def route(self, hub, path, body):
         if found := re.fullmatch(r"/put/(\w+)", path):  # as S3, which is given no token
@@ -142,10 +155,5 @@ class Handler(BaseHTTPRequestHandler):
             }
         objects = json.loads(body)["objects"]
         actions = [{"upload": {"href": f"{hub.url}/put/{one['oid']}"}} for one in objects]
-        return 200, {
-            "transfer": "basic",
-            "objects": [one | {"actions": action} for one, action in zip(objects, actions, strict=True)],
-        }
-
-    def log_message(self, *_):
-        """Not among the tests' output."""
+        objects = [one | {"actions": action} for one, action in zip(objects, actions, strict=True)]
+        return 200, {"transfer": "basic", "objects": objects}

@@ -56,7 +56,6 @@ def commands(start: str) -> list:
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """An empty folder with the checkout's configs and a run's config."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     text = (ROOT / "configs/preference.yaml").read_text()
@@ -90,7 +89,6 @@ def test_it_is_taken(words, here, monkeypatch, capsys):
 
 
 def configs() -> list:
-    """Blocks of YAML that are a part of a run's config."""
     found = []
     for page in PAGES:
         for block in re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):

@@ -12,29 +12,23 @@ import pytest
 from pacmr_lightning import cli
 from pacmr_lightning.runs.folder import read_weights
 
-from .conftest import fails
+from .conftest import fails, short_fit, write_lines
 
 
 @pytest.fixture
 def base(tmp_path, tiny_llama, monkeypatch):
-    """Arguments of a short run in the embedded world, in an empty working directory."""
     tiny_llama(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
-    words = (
-        "fit --model PreferenceModule --model.policy PolicyModel --model.policy.model model --model.weighting"
-    )
-    words += (
-        " VNetWeighting --model.weighting.every 2 --data PreferenceDataModule --data.source EmbeddedWorld"
-    )
-    words += " --data.source.pairs 64 --data.source.validation_pairs 16 --data.global_batch_size 8"
-    words += " --data.meta_batch_size 8 --trainer.max_steps 4 --trainer.accelerator cpu"
-    words += " --trainer.enable_progress_bar false --trainer.log_every_n_steps 1"
-    words += " --trainer.callbacks+=WeightRecorder --trainer.callbacks+=RunSummary"
-    return words.split()
+    words = """
+        --model.weighting VNetWeighting --model.weighting.every 2 --data.source EmbeddedWorld
+        --data.source.pairs 64 --data.source.validation_pairs 16 --data.global_batch_size 8
+        --data.meta_batch_size 8 --trainer.max_steps 4 --trainer.log_every_n_steps 1
+        --trainer.callbacks+=WeightRecorder --trainer.callbacks+=RunSummary
+    """
+    return short_fit("model", words)
 
 
 def masked(run):
-    """Arguments of a run on the labels that another one had."""
     return ["--data.noise", "NoiseFromMask", "--data.noise.mask", str(run / "noise_mask.parquet")]
 
 
@@ -79,10 +73,8 @@ def test_a_full_disk(base, tmp_path, forked):
     """A limit on the size of files stands for the disk: one sentence, status 2, and then it works."""
     script = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2); "
     script += "from pacmr_lightning.cli import main; main(sys.argv[2:])"
-    rows = [
-        json.dumps({"prompt": f"p {i}", "chosen": " a" * 200, "rejected": " b" * 200}) for i in range(400)
-    ]
-    Path("pairs.jsonl").write_text("\n".join(rows))
+    rows = ({"prompt": f"p {i}", "chosen": " a" * 200, "rejected": " b" * 200} for i in range(400))
+    write_lines("pairs.jsonl", rows)
     source = base.index("--data.source")
     files = ["--data.source", "Files", "--data.source.train", "pairs.jsonl"]
     arguments = [*base[:source], *files, *base[source + 6 :], "--model.weighting", "Unweighted"]
@@ -102,7 +94,6 @@ def test_a_full_disk(base, tmp_path, forked):
 
 @pytest.mark.slow
 def test_processes_share_the_work_of_the_cache(base, tmp_path):
-    """Two processes of DDP compute the cache together, and train as one process does from its own."""
     for devices in ("1", "2"):
         env = os.environ | {"HF_DATASETS_CACHE": str(tmp_path / f"cache{devices}"), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "pacmr_lightning", *base, "--data.reference", "cached"]

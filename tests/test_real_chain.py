@@ -1,9 +1,6 @@
 """The whole road on real TL;DR rows, by a user's commands: SFT, noise, two methods, responses, judges."""
 
-import gzip
-import itertools
 import json
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -13,29 +10,24 @@ from transformers import AutoTokenizer, LlamaForSequenceClassification
 from pacmr_lightning import cli
 from pacmr_lightning.runs.folder import NOISE_MASK, SUMMARY, read_weights
 
-sys.path.append(str(Path(__file__).parent / "pacmr_lightning" / "evaluation"))
-from faulty_server import FaultyServer, prefer_longer
+from .conftest import read_lines, write_lines
+from .pacmr_lightning.evaluation.faulty_server import FaultyServer, prefer_longer
 
 ROOT = Path(__file__).parents[1]
-ROWS = ROOT.parent / "shared" / "data" / "tldr"
 TLDR, METHODS = ROOT / "configs" / "tldr", ROOT / "configs" / "methods"
 UPDATES, PAIRS, PROMPTS = 8, 480, 12
 CPU = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
 
 
 @pytest.fixture
-def rows(tmp_path, monkeypatch):
+def rows(shared_data, tmp_path, monkeypatch):
     """The first rows of each file in an empty working directory, where a model takes them in in seconds."""
-    if not ROWS.is_dir():
-        pytest.skip("the real preference rows are not beside this checkout")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     found = {}
     for name, count in (("sft", 160), ("train", PAIRS), ("validation", 96)):
-        with gzip.open(ROWS / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
-            lines = list(itertools.islice(file, count))
-        Path(f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-        found[name] = [json.loads(line) for line in lines]
+        found[name] = read_lines(shared_data / f"tldr/{name}.jsonl.gz")[:count]
+        write_lines(f"{name}.jsonl", found[name])
     return found
 
 
@@ -59,7 +51,6 @@ def train(method):
 
 
 def predict(method):
-    """The rows of the file that ``pacmr predict`` writes, and its bytes."""
     pacmr(f"predict --config {method}/config.yaml --ckpt_path last --data.predict_prompts {PROMPTS}",
           *("--model.max_new_tokens", 24, "--data.validation_batch_size", 6), *CPU)  # fmt: skip
     content = (Path(method) / "generations.jsonl").read_bytes()
@@ -67,7 +58,6 @@ def predict(method):
 
 
 def judge(output, *arguments):
-    """Summary and verdicts of ``pacmr judge``, and the bytes of the latter."""
     files = ("pacmr/generations.jsonl", "dpo/generations.jsonl")
     pacmr("judge", *files, "--output", output, *arguments)
     content = (Path(output) / "verdicts.jsonl").read_bytes()

@@ -14,7 +14,6 @@ FOLDERS = {PACKAGE: PACKAGE, "datamodules": f"{PACKAGE}.datamodules", "callbacks
 
 
 def modules() -> dict[str, Path]:
-    """Every module's file by its name."""
     found = {}
     for folder, package in FOLDERS.items():
         for path in (ROOT / folder).rglob("*.py"):

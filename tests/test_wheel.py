@@ -82,14 +82,9 @@ def test_every_command_of_an_installed_wheel(tmp_path):
     commands = [*RUNS, *TOOLS]
 
     def run(*words):
-        done = subprocess.run(
-            [sys.executable, *words],
-            capture_output=True,
-            text=True,
-            cwd=elsewhere,
-            # Before the editable install, whose finder comes after the path.
-            env={**os.environ, "PYTHONPATH": str(site)},
-        )
+        # Before the editable install, whose finder comes after the path.
+        where = {"cwd": elsewhere, "env": {**os.environ, "PYTHONPATH": str(site)}}
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, **where)
         assert done.returncode == 0, done.stderr
         return done
 

@@ -5,10 +5,8 @@ from pacmr_lightning.datamodules.reading import rows_to_dataset
 
 
 def pairs(*rows):
-    """Preference pairs."""
     return rows_to_dataset(rows, PREFERENCES, "test")
 
 
 def demonstrations(*rows):
-    """Prompts with a completion each."""
     return rows_to_dataset(rows, SFT, "test")

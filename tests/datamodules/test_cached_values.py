@@ -37,21 +37,14 @@ def policy_of(folder, **options):
 
 
 def data_of(folder, source=None, **options):
-    data = PreferenceDataModule(
-        source or EmbeddedWorld(40, 20),
-        folder,
-        global_batch_size=8,
-        meta_every=2,
-        meta_batch_size=8,
-        **options,
-    )
+    sizes = {"global_batch_size": 8, "meta_every": 2, "meta_batch_size": 8}
+    data = PreferenceDataModule(source or EmbeddedWorld(40, 20), folder, **sizes, **options)
     data.setup("fit")
     return data
 
 
 @pytest.fixture
 def asked(model):
-    """A policy, and pairs of which its reference is asked."""
     folder = model()
     return policy_of(folder), data_of(folder).train_pairs
 
@@ -62,7 +55,6 @@ def forbid(*_):
 
 @pytest.mark.parametrize("noise_rate", [0.0, 0.4])
 def test_batches_bring_what_live_computes(model, cache, noise_rate):
-    """Train, meta, augmented and validation batches, flipped pairs included."""
     folder = model()
     policy, data = policy_of(folder), data_of(folder, reference="cached", noise_rate=noise_rate)
     data.trainer = type("Trainer", (), {"global_rank": 0, "world_size": 1, "global_step": 0})()
@@ -79,7 +71,6 @@ def test_batches_bring_what_live_computes(model, cache, noise_rate):
 
 
 def test_a_sweep_pays_once(model, cache, monkeypatch, tmp_path):
-    """Other noise, another method, another trained adapter, held-out pairs: the same cache."""
     folder = model()
     first = data_of(folder).train_pairs.reference_log_probs(policy_of(folder))
     assert first.shape == (40, 2) and np.isfinite(first).all()
@@ -93,7 +84,6 @@ def test_a_sweep_pays_once(model, cache, monkeypatch, tmp_path):
 
 
 def test_states_are_kept_beside_the_log_probabilities(model, cache, monkeypatch):
-    """Chosen minus rejected, labels as trained; those of held-out pairs too."""
     folder = model()
     policy, data = policy_of(folder), data_of(folder, noise_rate=0.4)
     pairs = data.train_pairs
@@ -139,27 +129,25 @@ def test_whatever_changes_a_value_changes_the_key(model, cache, monkeypatch):
     folder = model()
     data = data_of(folder)
 
-    def entries(policy, pairs, **options):
-        pairs.reference_log_probs(policy, **options)
+    def entries(policy=None, pairs=data.train_pairs, options=None, **augmented):
+        pairs.reference_log_probs(policy_of(policy or folder, **(options or {})), **augmented)
         return len(list(cache.iterdir()))
 
-    assert entries(policy_of(folder), data.train_pairs) == 1
-    assert entries(policy_of(folder), data.train_pairs) == 1
-    assert entries(policy_of(folder), data.train_pairs, augmented=True) == 2
-    assert entries(policy_of(folder), data.validation_pairs) == 3
-    assert entries(policy_of(model(1, "other")), data.train_pairs) == 4
-    assert entries(policy_of(folder, layout="separate"), data.train_pairs) == 5
-    assert entries(policy_of(folder, dtype="bfloat16"), data.train_pairs) == 6
-    assert entries(policy_of(folder, attn_implementation="eager"), data.train_pairs) == 7
-    longer = data_of(folder, EmbeddedWorld(41, 20))
-    assert entries(policy_of(folder), longer.train_pairs) == 8
+    assert entries() == entries() == 1
+    assert entries(augmented=True) == 2
+    assert entries(pairs=data.validation_pairs) == 3
+    assert entries(model(1, "other")) == 4
+    changes = {"layout": "separate", "dtype": "bfloat16", "attn_implementation": "eager"}
+    for number, (name, value) in enumerate(changes.items()):
+        assert entries(options={name: value}) == 5 + number
+    assert entries(pairs=data_of(folder, EmbeddedWorld(41, 20)).train_pairs) == 8
     # The same weights in another folder are the same reference.
-    assert entries(policy_of(model(0, "copy")), data.train_pairs) == 8
+    assert entries(model(0, "copy")) == 8
     for number, changed in enumerate(({"torch": "3"}, {"matmul_precision": "high"}, {"device": "cuda"})):
         monkeypatch.setattr(
             "pacmr_lightning.policy.model.numerics", lambda device, c=changed: numerics(device) | c
         )
-        assert entries(policy_of(folder), data.train_pairs) == 9 + number
+        assert entries() == 9 + number
 
 
 def test_pairs_without_a_second_view(model, cache, write_rows, pair_rows):
@@ -238,7 +226,6 @@ print(asked, repr(float(found.sum())))
 
 
 def test_two_runs_at_once_and_a_kill(model, tmp_path, forked):
-    """A killed run leaves whole parts, which two others that run at once complete; all agree."""
     folder = model()
 
     def start(cache, processes=1, waits_after=-1):

@@ -54,7 +54,6 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_tokens_are_those_of_the_template(chatting, way):
-    """prompt + response decode to what the template writes for the whole conversation."""
     kept, counts = tokenize_pairs(pairs(WAYS[way]), chatting, 512)
     assert counts["kept"] == 1
     for side, text in (("chosen_ids", "Rain."), ("rejected_ids", "Books.")):
@@ -148,11 +147,9 @@ def test_texts_and_conversations_in_one_dataset(chatting, pair_rows):
     rows = [*pair_rows(2), WAYS["explicit"], *pair_rows(1)]
     mixed, counts = tokenize_pairs(pairs(*rows), chatting, 512)
     alone, _ = tokenize_pairs(pairs(WAYS["explicit"]), chatting, 512)
-    assert counts["kept"] == 4
-    assert (
-        mixed["chosen_ids"][2] == alone["chosen_ids"][0] and mixed["prompt_ids"][2] == alone["prompt_ids"][0]
-    )
-    assert mixed["prompt_ids"][0][0] == chatting.bos_token_id
+    assert counts["kept"] == 4 and mixed["prompt_ids"][0][0] == chatting.bos_token_id
+    for name in ("prompt_ids", "chosen_ids", "rejected_ids"):
+        assert mixed[name][2] == alone[name][0]
 
 
 @pytest.mark.parametrize("way", ["messages", "prompt and completion"])
@@ -186,22 +183,20 @@ def test_through_the_datamodule(chatting, tmp_path, write_rows):
 
 def test_errors(tokenizer):
     rows = pairs(WAYS["explicit"])
-    with pytest.raises(UserError, match="has no chat template"):
-        tokenize_pairs(rows, tokenizer, 512)
-    tokenizer.chat_template = "{{ raise_exception('no system role') }}"
-    with pytest.raises(UserError, match=r"refuses the roles .*'system', 'user'.*no system role"):
-        tokenize_pairs(rows, tokenizer, 512)
-    tokenizer.chat_template = "{{ messages|length }}"
-    with pytest.raises(UserError, match="another way once its response follows"):
-        tokenize_pairs(rows, tokenizer, 512)
-    with pytest.raises(
-        UserError, match="test, row 1: 'prompt' is a list of chat messages, but 'chosen' is a"
+    for template, said in (
+        (None, "has no chat template"),
+        ("{{ raise_exception('no system role') }}", r"refuses the roles .*'system', 'user'.*no system role"),
+        ("{{ messages|length }}", "another way once its response follows"),
     ):
-        pairs({"prompt": QUESTION, "chosen": "a", "rejected": "b"})
-    with pytest.raises(
-        UserError, match=r"'augmented_prompt' is a list of .*, or 'augmented_prompt' as a text"
+        tokenizer.chat_template = template
+        with pytest.raises(UserError, match=said):
+            tokenize_pairs(rows, tokenizer, 512)
+    for name, said in (
+        ("prompt", "test, row 1: 'prompt' is a list of chat messages, but 'chosen' is a"),
+        ("augmented_prompt", r"'augmented_prompt' is a list of .*, or 'augmented_prompt' as a text"),
     ):
-        pairs({"augmented_prompt": QUESTION, "chosen": "a", "rejected": "b"})
+        with pytest.raises(UserError, match=said):
+            pairs({name: QUESTION, "chosen": "a", "rejected": "b"})
 
 
 def test_columns_that_are_not_read_may_hold_anything():
@@ -236,7 +231,6 @@ ANSWERS = {
 @pytest.mark.parametrize("kind", ANSWERS)
 @pytest.mark.parametrize("ending", ["jsonl", "parquet", "text"])
 def test_all_that_the_template_reads(tokenizer, tmp_path, write_rows, kind, ending, kwargs):
-    """Tools, arguments of the template and all fields of messages: the tokens are those of the template."""
     tokenizer.chat_template = TOOL_TEMPLATE
     row = {"prompt": TALK, "chosen": ANSWERS[kind], "rejected": answer("Low."), "tools": TOOLS}
     row |= {"chat_template_kwargs": kwargs}
@@ -292,40 +286,33 @@ def test_what_is_not_read_is_named(tokenizer, write_rows, caplog):
 
 @pytest.mark.parametrize(
     ("role", "known"),
-    [(name, "user") for name in ("human", "User")]
-    + [(name, "assistant") for name in ("gpt", "Assistant", "model")],
+    [*((name, "user") for name in ("human", "User")), *((name, "assistant") for name in ("gpt", "model"))],
 )
 def test_roles_of_other_names(role, known):
     messages = [USER, *answer("Rain.")]
     messages[known == "assistant"] = messages[known == "assistant"] | {"role": role}
-    with pytest.raises(
-        UserError, match=f"row 1: 'chosen' is .* has the role '{role}', but .*call it '{known}'"
-    ):
+    with pytest.raises(UserError, match=f"row 1: 'chosen' is .* the role '{role}', but .*call it '{known}'"):
         pairs({"chosen": messages, "rejected": messages})
 
 
-BAD_MESSAGES = {
-    "unknown last role": (
-        [USER, {"role": "expert", "content": "a"}],
-        "has the role 'expert', but .*'assistant'",
-    ),
-    "ShareGPT": ([{"from": "human", "value": "a"}], "rename 'from' to 'role' and 'value' to 'content'"),
-    "image": ([USER | {"content": [{"type": "image"}]}], "part of content that is 'image'"),
-    "no content": ([USER, {"role": "assistant", "content": None}], "two texts, 'role' and 'content'"),
-    "text of them": (json.dumps([{"role": "user", "content": 3}]), "two texts, 'role' and 'content'"),
-    "as NumPy writes them": (
-        "[{'content': 'a', 'role': 'user'}\n {'content': 'b', 'role': 'assistant'}]",
+BAD_MESSAGES = [
+    ([USER, {"role": "expert", "content": "a"}], "has the role 'expert', but .*'assistant'"),
+    ([{"from": "human", "value": "a"}], "rename 'from' to 'role' and 'value' to 'content'"),  # ShareGPT
+    ([USER | {"content": [{"type": "image"}]}], "part of content that is 'image'"),
+    ([USER, {"role": "assistant", "content": None}], "two texts, 'role' and 'content'"),
+    (json.dumps([{"role": "user", "content": 3}]), "two texts, 'role' and 'content'"),
+    (
+        "[{'content': 'a', 'role': 'user'}\n {'content': 'b', 'role': 'assistant'}]",  # as NumPy writes them
         "looks like a list of chat messages but cannot be read; write it as JSON",
     ),
-    "messages in an object": (json.dumps({"messages": QUESTION}), "but it must be a string, or a list"),
-    "one message": (USER, "but it must be a string, or a list of chat messages"),
-    "text of one": (json.dumps(USER), "but it must be a string, or a list of chat messages"),
-}
+    (json.dumps({"messages": QUESTION}), "but it must be a string, or a list"),
+    (USER, "but it must be a string, or a list of chat messages"),
+    (json.dumps(USER), "but it must be a string, or a list of chat messages"),
+]
 
 
-@pytest.mark.parametrize("case", BAD_MESSAGES)
-def test_bad_messages(case):
-    messages, expected = BAD_MESSAGES[case]
+@pytest.mark.parametrize(("messages", "expected"), BAD_MESSAGES)
+def test_bad_messages(messages, expected):
     with pytest.raises(UserError, match=f"^test, row 1: .*{expected}"):
         pairs({"chosen": messages, "rejected": messages})
 
@@ -376,8 +363,6 @@ def test_bad_tools_and_arguments(name, value, said):
 
 
 def test_messages_survive_as_text():
-    messages = [{"role": "user", "content": 'quotes " and \n lines \\ and émoji 🌊'}]
-    assert decode_messages(encode_messages([messages[0] | {"name": None}])) == messages
-    named = [messages[0] | {"name": "x"}]
-    assert decode_messages(encode_messages(named)) == named
-    json.loads(encode_messages(messages))
+    message = {"role": "user", "content": 'quotes " and \n lines \\ and émoji 🌊'}
+    for given, found in ((message | {"name": None}, message), (message | {"name": "x"},) * 2):
+        assert decode_messages(encode_messages([given])) == [found]

@@ -1,6 +1,5 @@
 """Cleaned data: the input's format, order and columns, with suspects dropped or exchanged."""
 
-import gzip
 import json
 
 import pyarrow as pa
@@ -11,6 +10,9 @@ from pacmr_lightning.datamodules import EmbeddedWorld, Files, HubPreferences
 from pacmr_lightning.datamodules.reading import read_preferences
 from pacmr_lightning.errors import UserError
 
+from ..conftest import read_lines as lines
+from ..conftest import write_lines
+
 ROWS = [
     {"meta": {"n": 1.5, "x": None}, "prompt": "é 1", "chosen": " a", "rejected": " b", "extra": "\ud800"},
     {"prompt": "2", "chosen": " a", "rejected": " b", "flipped": True, "eta": 0.25, "score": [1, 2]},
@@ -19,14 +21,28 @@ ROWS = [
 ]
 
 
-def lines(path):
-    opener = gzip.open if str(path).endswith(".gz") else open
-    with opener(path, "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+USER = {"role": "user", "content": "q"}
 
 
 def ids(path):
     return read_preferences(path)["id"][:]
+
+
+@pytest.fixture
+def hub_set(tmp_path):
+    """A folder as of the Hub's dataset, with three pairs of chat messages."""
+
+    def make(chosen, **columns):
+        (tmp_path / "set").mkdir()
+        rows = [
+            {"prompt": [USER | {"content": f"q{i}"}], "chosen": [chosen(i)], **columns}
+            | {"rejected": [{"role": "assistant", "content": "y"}]}
+            for i in range(3)
+        ]
+        write_lines(tmp_path / "set" / "train.jsonl", rows)
+        return HubPreferences(str(tmp_path / "set"))
+
+    return make
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.json"])
@@ -47,27 +63,15 @@ def test_json_lines(name, write_rows, tmp_path):
 
 def test_parquet(tmp_path):
     """Types, metadata and columns of which Python knows nothing stay."""
-    schema = pa.schema(
-        [
-            pa.field("when", pa.timestamp("ns")),
-            ("chosen", pa.large_string()),
-            ("rejected", pa.string()),
-            ("prompt", pa.dictionary(pa.int32(), pa.string())),
-            ("eta", pa.float32()),
-            ("id", pa.int64()),
-        ],
-        metadata={"who": "me"},
-    )
-    columns = [
-        [1, 2**60 + 1, 3],
-        [" a", " b", " c"],
-        [" x", " y", " z"],
-        ["p", "q", "p"],
-        [0.5, None, 0.25],
-        [7, 8, 9],
-    ]
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
-    table = pa.Table.from_arrays(arrays, schema=schema)
+    columns = {
+        "when": pa.array([1, 2**60 + 1, 3], pa.timestamp("ns")),
+        "chosen": pa.array([" a", " b", " c"], pa.large_string()),
+        "rejected": pa.array([" x", " y", " z"]),
+        "prompt": pa.array(["p", "q", "p"], pa.dictionary(pa.int32(), pa.string())),
+        "eta": pa.array([0.5, None, 0.25], pa.float32()),
+        "id": pa.array([7, 8, 9]),
+    }
+    table = pa.table(columns, metadata={"who": "me"})
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=2)
     source = Files(str(tmp_path / "in.parquet"))
     assert source.write_cleaned(str(tmp_path / "out.parquet"), drop={"7"}, flip={"9"}) == 2
@@ -126,7 +130,6 @@ def test_a_field_that_only_one_side_has(write_rows, tmp_path):
 
 
 def test_parquet_sides_of_several_types(tmp_path):
-    """Both columns hold what the other one held: numbers, times, messages with other fields."""
     user, call = {"role": "user", "content": "q"}, {"role": "assistant", "content": "x", "tool": {"n": 1}}
     columns = {
         "id": pa.array(["a", "b"]),
@@ -164,12 +167,9 @@ def test_parquet_sides_of_several_types(tmp_path):
 
 
 def test_messages_and_whole_transcripts(write_rows, tmp_path):
-    chat = [{"role": "user", "content": "q"}]
-    rows = [
-        {"id": "a", "chosen": [*chat, {"role": "assistant", "content": "x"}],
-         "rejected": [*chat, {"role": "assistant", "content": "y"}]},
-        {"id": "b", "chosen": "\n\nHuman: q\n\nAssistant: x", "rejected": "\n\nHuman: q\n\nAssistant: y"},
-    ]  # fmt: skip
+    chat = {s: [USER, {"role": "assistant", "content": s}] for s in ("chosen", "rejected")}
+    talk = {side: f"\n\nHuman: q\n\nAssistant: {side}" for side in chat}
+    rows = [{"id": "a", **chat}, {"id": "b", **talk}]
     path = write_rows(rows)
     Files(path).write_cleaned(str(tmp_path / "out.jsonl"), set(), {"a", "b"})
     for before, after in zip(rows, lines(tmp_path / "out.jsonl"), strict=True):
@@ -190,18 +190,9 @@ def test_embedded_world(ending, tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["jsonl.gz", "parquet"])
-def test_messages_of_a_hub_dataset(ending, tmp_path):
-    chat = [{"role": "user", "content": "q"}]
-    (tmp_path / "set").mkdir()
-    rows = [
-        {"prompt": chat, "chosen": [{"role": "assistant", "content": f"x{i}"}],
-         "rejected": [{"role": "assistant", "content": "y"}]}
-        for i in range(3)
-    ]  # fmt: skip
-    (tmp_path / "set" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = HubPreferences(str(tmp_path / "set"))
-    known = source.load_all()
-    path = tmp_path / f"out.{ending}"
+def test_messages_of_a_hub_dataset(ending, hub_set, tmp_path):
+    source = hub_set(lambda i: {"role": "assistant", "content": f"x{i}"})
+    known, path = source.load_all(), tmp_path / f"out.{ending}"
     assert source.write_cleaned(str(path), set(), {known["id"][1]}) == 3
     found = read_preferences(path)
     assert found["chat"][:] == [True] * 3 and found["prompt"][:] == known["prompt"][:]
@@ -210,37 +201,26 @@ def test_messages_of_a_hub_dataset(ending, tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_tools_of_a_hub_dataset(ending, tmp_path):
-    """All that the chat template reads is written again."""
-    call = {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"function": {"name": "f", "arguments": {"n": 1}}}],
-    }
+def test_tools_of_a_hub_dataset(ending, hub_set, tmp_path):
+    call = {"tool_calls": [{"function": {"name": "f", "arguments": {"n": 1}}}], "reasoning_content": "r"}
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"a": {"enum": ["x", None]}}}}]
-    rows = [
-        {"prompt": [{"role": "user", "content": f"q{i}"}], "chosen": [call | {"reasoning_content": "r"}],
-         "rejected": [{"role": "assistant", "content": "y"}], "tools": json.dumps(tools),
-         "chat_template_kwargs": {"enable_thinking": False}}
-        for i in range(3)
-    ]  # fmt: skip
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source, path = HubPreferences(str(tmp_path / "set")), tmp_path / f"out.{ending}"
-    known = source.load_all()
+    more = {"tools": json.dumps(tools), "chat_template_kwargs": {"enable_thinking": False}}
+    source = hub_set(lambda i: {"role": "assistant", "content": None, **call}, **more)
+    known, path = source.load_all(), tmp_path / f"out.{ending}"
     assert known["template_fields"][0] == "enable_thinking reasoning_content tool_calls tools"
     source.write_cleaned(str(path), set(), set())
     assert read_preferences(path)[:] == known[:]
 
 
 def test_bad_input(write_rows, tmp_path):
-    path = write_rows(ROWS[1:])
+    path, held = write_rows(ROWS[1:]), str(tmp_path / "held.jsonl")
     with pytest.raises(UserError, match=r"own data; name another"):
-        Files(path).write_cleaned(path, set(), set())
-    with pytest.raises(UserError, match=r"own data; name another"):
-        Files(path, validation=str(tmp_path / "held.jsonl")).check_output(str(tmp_path / "held.jsonl"))
-    with pytest.raises(UserError, match=r"ending in .jsonl or"):
-        Files(path).write_cleaned(str(tmp_path / "out.parquet"), set(), set())
-    with pytest.raises(UserError, match=r"no row 'gone' any more \(1 of 1"):
-        Files(path).write_cleaned(str(tmp_path / "out.jsonl"), {"gone"}, set())
+        Files(path, validation=held).check_output(held)
+    for output, drop, said in (
+        (path, set(), "own data; name another"),
+        (str(tmp_path / "out.parquet"), set(), r"ending in .jsonl or"),
+        (str(tmp_path / "out.jsonl"), {"gone"}, r"no row 'gone' any more \(1 of 1"),
+    ):
+        with pytest.raises(UserError, match=said):
+            Files(path).write_cleaned(output, drop, set())
     assert not (tmp_path / "out.jsonl").exists()

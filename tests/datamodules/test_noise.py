@@ -1,7 +1,6 @@
 """Label noise: masks by ids, probabilities by closed forms, and masks by frequencies."""
 
 import itertools
-import json
 import random
 
 import numpy as np
@@ -27,6 +26,7 @@ from pacmr_lightning.datamodules.noise import (
 from pacmr_lightning.datamodules.tokenized_pairs import flip_flags
 from pacmr_lightning.errors import UserError
 
+from ..conftest import write_lines
 from .checked_rows import pairs
 
 ROWS = 4000
@@ -41,7 +41,6 @@ KINDS = {
 
 
 def rows_of(columns):
-    """Rows of the columns' values, with texts where they say none."""
     texts = {"prompt": "p", "chosen": " a", "rejected": " b"}
     return pairs(*(texts | row for row in columns))
 
@@ -58,30 +57,18 @@ def found():
     return plain()
 
 
-def test_masks_are_nested_over_rates(found):
-    masks = [SymmetricNoise(rate).flips(found, 42) for rate in (0.0, 0.1, 0.2, 0.3, 0.4)]
-    assert not any(masks[0].values())
-    for low, high in itertools.pairwise(masks):
-        assert all(high[i] for i in IDS if low[i])
-        assert sum(low.values()) < sum(high.values())
-
-
-@pytest.mark.parametrize("rate", [0.2, 0.4])
-def test_share_is_the_rate_within_four_standard_errors(found, rate):
-    tolerance = 4 * (rate * (1 - rate) / len(IDS)) ** 0.5
-    assert sum(SymmetricNoise(rate).flips(found, 1).values()) / len(IDS) == pytest.approx(rate, abs=tolerance)
-
-
-def test_mask_does_not_depend_on_order_or_on_other_rows(found):
-    mask = SymmetricNoise(0.3).flips(found, 42)
+def test_symmetric_masks(found):
+    masks = {rate: SymmetricNoise(rate).flips(found, 42) for rate in (0.0, 0.1, 0.2, 0.3, 0.4)}
+    assert not any(masks[0.0].values())
+    for low, high in itertools.pairwise(masks.values()):
+        assert all(high[i] for i in IDS if low[i]) and sum(low.values()) < sum(high.values())
+    for rate, mask in masks.items():
+        tolerance = 4 * (rate * (1 - rate) / ROWS) ** 0.5
+        assert sum(mask.values()) / ROWS == pytest.approx(rate, abs=tolerance)
     shuffled = random.Random(0).sample(IDS, 1000)
-    assert SymmetricNoise(0.3).flips(plain(shuffled), 42) == {i: mask[i] for i in shuffled}
-
-
-def test_seeds_flip_other_pairs(found):
+    assert SymmetricNoise(0.3).flips(plain(shuffled), 42) == {i: masks[0.3][i] for i in shuffled}
     first, second = (SymmetricNoise(0.5).flips(found, seed) for seed in (0, 1))
-    agreement = sum(first[i] == second[i] for i in IDS) / len(IDS)
-    assert agreement == pytest.approx(0.5, abs=0.04)
+    assert sum(first[i] == second[i] for i in IDS) / ROWS == pytest.approx(0.5, abs=0.04)
 
 
 def test_hash_is_the_same_on_every_machine():
@@ -123,7 +110,7 @@ def test_mask_files(found, tmp_path, ending):
     if ending == "parquet":
         pq.write_table(pa.table({"id": list(mask), "flipped": list(mask.values())}), path)
     else:
-        path.write_text("".join(json.dumps({"id": i, "flipped": f}) + "\n" for i, f in mask.items()))
+        write_lines(path, ({"id": i, "flipped": f} for i, f in mask.items()))
     noise = NoiseFromMask(str(path))
     assert noise.flips(found, 1) == mask and noise.rate is None
     assert noise.flips(plain(IDS[5:10]), 1) == {i: mask[i] for i in IDS[5:10]}
@@ -203,7 +190,6 @@ def flips(noise, rows, seed=42):
 
 
 def agree(observed, expected):
-    """Shares of flips in ten groups of pairs by their probability are those expected."""
     for group in np.array_split(np.argsort(expected, kind="stable"), 10):
         p = expected[group]
         tolerance = 4 * np.sqrt(np.sum(p * (1 - p))) / len(group)
@@ -212,7 +198,6 @@ def agree(observed, expected):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_all_kinds_have_in_common(kind, world):
-    """The share is what was asked for, masks are nested and know nothing of the order of the rows."""
     masks = []
     for share in (0.1, 0.2, 0.3):
         noise = KINDS[kind](share)
@@ -389,8 +374,7 @@ def test_categories_by_a_share(world):
 
 @pytest.mark.parametrize("noise", [NearTieNoise(0.3), TemperatureLabels(2.0)])
 def test_eta_is_needed(noise):
-    rows = rows_of([{"eta": 0.7}, {"id": "x"}, {"id": "y"}])
-    kind = type(noise).__name__
+    rows, kind = rows_of([{"eta": 0.7}, {"id": "x"}, {"id": "y"}]), type(noise).__name__
     with pytest.raises(UserError, match=f"{kind} needs eta, .* but 2 of the 3 training pairs have none, 'x'"):
         noise.probabilities(rows)
 

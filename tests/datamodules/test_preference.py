@@ -19,6 +19,9 @@ from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 
+if __name__ != "__main__":
+    from ..conftest import quiet_trainer
+
 
 class Killed(Exception):
     """Stands for what ends a run from outside."""
@@ -59,15 +62,17 @@ class Recorder(LightningModule):
 SMALL = {"global_batch_size": 4, "validation_batch_size": 4, "meta_every": 3, "meta_batch_size": 6}
 
 
-def trainer_in(folder, **options):
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    quiet |= {"enable_checkpointing": "callbacks" in options, "accelerator": "cpu", "devices": 1}
-    return Trainer(default_root_dir=folder, **(quiet | options))
+@pytest.fixture
+def trainer(tmp_path):
+    return partial(quiet_trainer, tmp_path)
 
 
 @pytest.fixture
-def trainer(tmp_path):
-    return partial(trainer_in, tmp_path)
+def two_updates(trainer, data, tmp_path):
+    run = trainer(max_steps=2)
+    run.fit(Recorder(), data())
+    run.save_checkpoint(tmp_path / "two.ckpt")
+    return tmp_path / "two.ckpt"
 
 
 @pytest.fixture
@@ -109,7 +114,6 @@ def test_fit_validates_on_clean_labels_and_counts(trainer, data, capfd):
     ],
 )
 def test_resuming_goes_on_with_the_next_batch(trainer, data, tmp_path, workers, save, die_at):
-    """Three epochs of eleven steps; killed in mid-epoch or at its end, with workers that fetch ahead."""
     whole = Recorder()
     trainer(max_epochs=3).fit(whole, data())
     first = Recorder(die_at)
@@ -143,51 +147,40 @@ def test_epochs_that_are_cut_short_go_on_through_the_data(trainer, data):
     ],
 )
 def test_resuming_with_other_pairs_of_the_same_ids_is_refused(
-    trainer, data, tmp_path, write_rows, pair_rows, change, message
+    trainer, data, two_updates, write_rows, pair_rows, change, message
 ):
-    run = trainer(max_steps=2)
-    run.fit(Recorder(), data())
-    run.save_checkpoint(tmp_path / "two.ckpt")
-    trainer(max_steps=4).fit(Recorder(), data(), ckpt_path=tmp_path / "two.ckpt")
+    trainer(max_steps=4).fit(Recorder(), data(), ckpt_path=two_updates)
     rows = pair_rows(46)
     rows[3] |= change
     write_rows(rows)
     with pytest.raises(UserError, match=message):
-        trainer(max_steps=4).fit(Recorder(), data(), ckpt_path=tmp_path / "two.ckpt")
-    trainer().validate(Recorder(), data(), ckpt_path=tmp_path / "two.ckpt")  # whose pairs are the same
+        trainer(max_steps=4).fit(Recorder(), data(), ckpt_path=two_updates)
+    trainer().validate(Recorder(), data(), ckpt_path=two_updates)  # whose pairs are the same
 
 
-def test_other_validation_pairs_are_told(trainer, data, tmp_path, write_rows, pair_rows):
-    run = trainer(max_steps=2)
-    run.fit(Recorder(), data())
-    run.save_checkpoint(tmp_path / "two.ckpt")
+def test_other_validation_pairs_are_told(trainer, data, two_updates, write_rows, pair_rows):
     write_rows(pair_rows(8), "validation.jsonl")
     with pytest.warns(UserWarning, match="The validation pairs have changed"):
-        trainer(max_steps=4).fit(Recorder(), data(), ckpt_path=tmp_path / "two.ckpt")
+        trainer(max_steps=4).fit(Recorder(), data(), ckpt_path=two_updates)
 
 
 def test_incomplete_batches_are_told(trainer, data, caplog):
     trainer(max_steps=1).fit(Recorder(), data(global_batch_size=32, meta_batch_size=20))
-    assert (
-        "An epoch: 1 update of 32 pairs, 14 of 46 pairs left out; a pass over the meta pairs: " in caplog.text
-    )
+    assert "An epoch: 1 update of 32 pairs, 14 of 46 pairs left out; a pass over the meta" in caplog.text
     assert "2 batches of 20 pairs, 6 of 46 pairs left out." in caplog.text
     trainer(max_steps=1).fit(Recorder(), data(global_batch_size=23, meta_every=None))
     assert "An epoch: 2 updates of 23 pairs.\n" in caplog.text
 
 
-def test_resuming_with_other_data_options_is_refused(trainer, data, tmp_path):
-    run = trainer(max_steps=2)
-    run.fit(Recorder(), data())
-    run.save_checkpoint(tmp_path / "two.ckpt")
+def test_resuming_with_other_data_options_is_refused(trainer, data, two_updates):
     with pytest.raises(UserError, match=r"noise_rate 0\.0, but this run has 0\.2"):
-        trainer(max_steps=4).fit(Recorder(), data(noise_rate=0.2), ckpt_path=tmp_path / "two.ckpt")
+        trainer(max_steps=4).fit(Recorder(), data(noise_rate=0.2), ckpt_path=two_updates)
     for options in ({"max_length": 700}, {"meta_batch_size": 8}, {"seed": 1}):
         (name,) = options
         with pytest.raises(UserError, match=f"The checkpoint has {name}"):
-            trainer(max_steps=4).fit(Recorder(), data(**options), ckpt_path=tmp_path / "two.ckpt")
+            trainer(max_steps=4).fit(Recorder(), data(**options), ckpt_path=two_updates)
     other = Recorder()
-    trainer().validate(other, data(noise_rate=0.2), ckpt_path=tmp_path / "two.ckpt")
+    trainer().validate(other, data(noise_rate=0.2), ckpt_path=two_updates)
     assert len(other.evaluated) == 10
 
 
@@ -200,7 +193,6 @@ def test_data_can_be_looked_at_without_a_trainer(data):
 
 @pytest.mark.slow
 def test_two_processes_share_what_one_would_get(trainer, data, write_rows, pair_rows, tiny_tokenizer_folder):
-    """DDP on CPU: the ranks' shares interleave to the batches of one process; nothing is doubled or lost."""
     whole = Recorder()
     trainer(max_epochs=1, num_sanity_val_steps=0).fit(whole, data())
     train, validation = write_rows(pair_rows(46)), write_rows(pair_rows(10), "validation.jsonl")
@@ -295,22 +287,17 @@ def test_embedded_world_is_answered_on_all_its_prompts(trainer, data):
 
 
 @pytest.mark.parametrize(
-    ("option", "message"),
+    ("option", "value", "named"),
     [
-        ({"global_batch_size": 0}, "global_batch_size is 0"),
-        ({"validation_batch_size": 0}, "validation_batch_size is 0"),
-        ({"meta_every": 0}, r"meta_every \(the weighting's every\) is 0"),
-        ({"meta_batch_size": 0}, "meta_batch_size is 0"),
-        ({"noise_rate": 1.0}, "noise_rate is 1.0"),
-        ({"max_length": 1}, r"max_length .* is 1"),
-        ({"num_workers": -1}, "num_workers is -1"),
-        ({"predict_prompts": 0}, "predict_prompts is 0"),
-        ({"predict_max_length": 0}, "predict_max_length is 0"),
+        *((name, 0, name) for name in ("global_batch_size", "validation_batch_size", "meta_batch_size")),
+        *((name, 0, name) for name in ("predict_prompts", "predict_max_length")),
+        *(("noise_rate", 1.0, "noise_rate"), ("num_workers", -1, "num_workers")),
+        *(("meta_every", 0, r"meta_every \(the weighting's every\)"), ("max_length", 1, "max_length .*")),
     ],
 )
-def test_wrong_options(data, option, message):
-    with pytest.raises(UserError, match=message):
-        data(**option)
+def test_wrong_options(data, option, value, named):
+    with pytest.raises(UserError, match=f"{named} is {value}"):
+        data(**{option: value})
 
 
 def test_data_that_does_not_suffice(trainer, data):
@@ -334,11 +321,11 @@ def test_summary_is_one_line(trainer, data, caplog):
 
 
 def share(train, validation, tokenizer):
-    """Run by two processes, each of which says what it was given."""
     data, module = PreferenceDataModule(Files(train, validation), tokenizer, **SMALL), Recorder()
     with tempfile.TemporaryDirectory() as folder:
-        two = {"devices": 2, "strategy": "ddp"}
-        trainer = trainer_in(folder, max_epochs=1, num_sanity_val_steps=0, **two)
+        two = {"devices": 2, "strategy": "ddp", "logger": False, "enable_checkpointing": False}
+        quiet = {"enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
+        trainer = Trainer(accelerator="cpu", default_root_dir=folder, max_epochs=1, **two, **quiet)
         trainer.fit(module, data)
         batches = trainer.predict(module, data)
     found = {"seen": module.seen, "evaluated": module.evaluated, "rank": trainer.global_rank}

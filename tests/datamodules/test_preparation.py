@@ -1,7 +1,5 @@
 """What becomes of rows before they are batches: second wordings, held-out pairs, realised noise."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -17,6 +15,8 @@ from pacmr_lightning.datamodules.noise import (
     SymmetricNoise,
 )
 from pacmr_lightning.errors import UserError
+
+from ..conftest import write_lines
 
 
 @pytest.fixture
@@ -36,12 +36,11 @@ def make(write_rows, pair_rows, tiny_tokenizer_folder):
 
 
 @pytest.fixture
-def augmentations(tmp_path, pair_rows):
+def augmentations(tmp_path):
     def make(prompts):
-        path = tmp_path / "augmented.parquet"
         columns = {"prompt": prompts, "augmented_prompt": [f"Again: {p}" for p in prompts]}
-        pq.write_table(pa.table(columns), path)
-        return str(path)
+        pq.write_table(pa.table(columns), tmp_path / "augmented.parquet")
+        return str(tmp_path / "augmented.parquet")
 
     return make
 
@@ -100,7 +99,6 @@ def test_clean_pairs_are_held_out_by_default(make, write_rows, pair_rows):
 
 @pytest.fixture
 def world(make):
-    """Makes pairs of the embedded world, 16 of which are clean meta pairs too."""
     options = {"global_batch_size": 8, "noise_rate": 0.4, "clean_meta": EmbeddedWorld(16, 1)}
     return lambda **other: make(EmbeddedWorld(64, 4), **(options | other))
 
@@ -141,7 +139,6 @@ def test_clean_pairs_that_do_not_fit(world):
 
 
 def test_a_curriculum_has_the_easiest_pairs_in_order(make, tmp_path):
-    """Labels, what a cache knows of each pair, and tools that want all of them go with it."""
     every = make(noise_rate=0.5)
     ids, swapped = every.train_pairs.rows["id"][:], every.train_pairs.swapped
     u = np.random.default_rng(0).permutation(30) / 10 - 1.5
@@ -169,12 +166,11 @@ def test_noise_of_every_kind_arrives_in_the_pairs(make, write_rows, pair_rows, t
     assert uniform.uniform_noise and uniform.noise_rate == 0.4
     same = make(source, noise=SymmetricNoise(0.4))
     assert same.uniform_noise and same.noise_rate == 0.4 and same.noise_flips == uniform.noise_flips
-    mask = tmp_path / "mask.jsonl"
-    mask.write_text("".join(json.dumps({"id": f"r{i}", "flipped": i < 6}) + "\n" for i in range(30)))
+    mask = write_lines(tmp_path / "mask.jsonl", ({"id": f"r{i}", "flipped": i < 6} for i in range(30)))
     for options in (
         {"noise_rates": [0.1, 0.6]},
         {"noise": CategoryNoise({"a": 0.9})},
-        {"noise": NoiseFromMask(str(mask))},
+        {"noise": NoiseFromMask(mask)},
     ):
         data = make(source, **options)
         pairs = data.train_pairs

@@ -48,7 +48,6 @@ def test_nothing_in_common(chosen, rejected):
 
 
 def test_real_transcripts(shared_data):
-    """Prompts end in the marker, the parts make up the text, and the known odd rows are found."""
     rows = read_preferences(shared_data / "hh" / "harmless-base" / "train.jsonl.gz")
     splits = [split_prompt(r["chosen"], r["rejected"]) for r in rows]
     reasons = [s.reason for s in splits if s.reason]

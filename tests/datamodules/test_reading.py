@@ -89,14 +89,10 @@ LONE = {side: [{"role": "assistant", "content": side}] for side in PAIR}
 )
 @pytest.mark.parametrize("sides", [PAIR, LONE], ids=["texts", "messages"])
 def test_no_prompt_is_guessed_beside_one(sides, name):
-    """A column that looks like the prompt is named; the texts' common beginning is not taken for it."""
     value = [{"role": "user", "content": "a"}] if name == "messages" else "What is the sea?"
-    with pytest.raises(
-        UserError, match=f"row 1 has no 'prompt', but a column '{name}', which may be it; rename"
-    ):
-        pairs(sides | {name: value})
-    with pytest.raises(UserError, match=f"has no 'prompt', but a column '{name}'"):
-        pairs(sides | {"prompt": None, name: value})
+    for row in (sides, sides | {"prompt": None}):
+        with pytest.raises(UserError, match=f"row 1 has no 'prompt', but a column '{name}', which may be it"):
+            pairs(row | {name: value})
     [found] = pairs(sides | {"prompt": "Which?", name: value})
     assert found["unread"] == name
     talk = {side: f"\n\nHuman: a\n\nAssistant: {side}" for side in PAIR}
@@ -153,41 +149,38 @@ def test_blank_lines_and_byte_order_marks_are_harmless(tmp_path):
     assert len(read_preferences(path)) == 1
 
 
-BAD_LINES = {
-    "not JSON": (b'{"prompt": ', "line 2 is not JSON"),
-    "not an object": (b"[1, 2]", "line 2 is a JSON list and not an object"),
-    "no chosen": (b'{"prompt": "a", "rejected": "c"}', r"line 2 has no 'chosen' .*'prompt', 'rejected'"),
-    "null rejected": (b'{"chosen": "a", "rejected": null}', "line 2 has no 'rejected'"),
-    "number": (b'{"chosen": 3, "rejected": "c"}', "line 2: 'chosen' is 3, but it must be a string"),
-    "messages": (
+SIDES = b'{"chosen": "a", "rejected": "c", "%s": %s}'
+BAD_LINES = [
+    (b'{"prompt": ', "line 2 is not JSON"),
+    (b"[1, 2]", "line 2 is a JSON list and not an object"),
+    (b'{"prompt": "a", "rejected": "c"}', r"line 2 has no 'chosen' .*'prompt', 'rejected'"),
+    (b'{"chosen": "a", "rejected": null}', "line 2 has no 'rejected'"),
+    (b'{"chosen": 3, "rejected": "c"}', "line 2: 'chosen' is 3, but it must be a string"),
+    (
         b'{"chosen": [{"role": "user", "content": "a"}], "rejected": "c"}',
         "line 2: 'rejected' is a text, but 'chosen' is a list of chat messages",
     ),
-    "no message": (
+    (
         b'{"chosen": [{"role": "user"}], "rejected": []}',
         "line 2: 'chosen' is a list with .*'role': 'user'.*two texts, 'role' and 'content'",
     ),
-    "prompt list": (b'{"prompt": [], "chosen": "a", "rejected": "c"}', "'prompt' is a list"),
-    "flag": (b'{"chosen": "a", "rejected": "c", "flipped": "yes"}', "'flipped' is 'yes'"),
-    "eta": (b'{"chosen": "a", "rejected": "c", "eta": 1.5}', "'eta' is 1.5"),
-    "eta NaN": (b'{"chosen": "a", "rejected": "c", "eta": NaN}', "'eta' is nan"),
-    "category": (b'{"chosen": "a", "rejected": "c", "category": 1.5}', "'category' is 1.5"),
-    "surrogate": (b'{"chosen": "\\ud83d", "rejected": "c"}', "half of a surrogate pair"),
-    "long number": (
-        b'{"chosen": "a", "rejected": "c", "n": %s}' % (b"1" * 5000),
-        "line 2 cannot be read .*digit",
-    ),
-    "deep": (
-        b'{"chosen": "a", "rejected": "c", "n": %s}' % (b"[" * 100_000 + b"]" * 100_000),
+    (SIDES % (b"prompt", b"[]"), "'prompt' is a list"),
+    (SIDES % (b"flipped", b'"yes"'), "'flipped' is 'yes'"),
+    (SIDES % (b"eta", b"1.5"), "'eta' is 1.5"),
+    (SIDES % (b"eta", b"NaN"), "'eta' is nan"),
+    (SIDES % (b"category", b"1.5"), "'category' is 1.5"),
+    (b'{"chosen": "\\ud83d", "rejected": "c"}', "half of a surrogate pair"),
+    (SIDES % (b"n", b"1" * 5000), "line 2 cannot be read .*digit"),
+    (
+        SIDES % (b"n", b"[" * 100_000 + b"]" * 100_000),
         r"line 2 cannot be read \(.*\); write that value as a text, or remove it",
     ),
-    "latin-1": (b'{"chosen": "\xe9", "rejected": "c"}', "not UTF-8"),
-}
+    (b'{"chosen": "\xe9", "rejected": "c"}', "not UTF-8"),
+]
 
 
-@pytest.mark.parametrize("case", BAD_LINES)
-def test_bad_lines_are_named(tmp_path, case):
-    line, message = BAD_LINES[case]
+@pytest.mark.parametrize(("line", "message"), BAD_LINES, ids=[message for _, message in BAD_LINES])
+def test_bad_lines_are_named(tmp_path, line, message):
     path = tmp_path / "bad.jsonl"
     path.write_bytes(json.dumps(ROW).encode() + b"\n" + line + b"\n")
     with pytest.raises(UserError, match=message) as caught:
@@ -198,23 +191,20 @@ def test_bad_lines_are_named(tmp_path, case):
 
 
 def test_files_that_cannot_be_read(tmp_path, write_rows):
-    with pytest.raises(UserError, match=r"There is no file .*none\.jsonl"):
-        read_preferences(tmp_path / "none.jsonl")
-    with pytest.raises(UserError, match="is a folder"):
-        read_preferences(tmp_path)
-    with pytest.raises(UserError, match=r"rows\.csv is neither JSON Lines nor Parquet"):
-        read_preferences(write_rows([ROW], "rows.csv"))
-    with pytest.raises(UserError, match=r"empty\.jsonl is empty"):
-        read_preferences(write_rows([], "empty.jsonl"))
-    with pytest.raises(UserError, match=r"rows\.parquet cannot be read as Parquet"):
-        read_preferences(write_rows([ROW], "rows.parquet"))
     broken = tmp_path / "broken.jsonl.gz"
     broken.write_bytes(gzip.compress(json.dumps(ROW).encode())[:-12])
-    with pytest.raises(UserError, match="broken as a gzip file"):
-        read_preferences(broken)
     (tmp_path / "plain.jsonl.gz").write_text(json.dumps(ROW))
-    with pytest.raises(UserError, match="broken as a gzip file"):
-        read_preferences(tmp_path / "plain.jsonl.gz")
+    for path, said in (
+        (tmp_path / "none.jsonl", r"There is no file .*none\.jsonl"),
+        (tmp_path, "is a folder"),
+        (write_rows([ROW], "rows.csv"), r"rows\.csv is neither JSON Lines nor Parquet"),
+        (write_rows([], "empty.jsonl"), r"empty\.jsonl is empty"),
+        (write_rows([ROW], "rows.parquet"), r"rows\.parquet cannot be read as Parquet"),
+        (broken, "broken as a gzip file"),
+        (tmp_path / "plain.jsonl.gz", "broken as a gzip file"),
+    ):
+        with pytest.raises(UserError, match=said):
+            read_preferences(path)
 
 
 @pytest.mark.parametrize("compression", ["snappy", "zstd", "gzip", "none"])

@@ -4,12 +4,13 @@ import re
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from transformers import AutoTokenizer
 
 from pacmr_lightning.datamodules.sft import SFTDataModule
 from pacmr_lightning.datamodules.sources import CompletionFiles, WorldCompletions
 from pacmr_lightning.errors import UserError
+
+from ..conftest import quiet_trainer
 
 
 def rows_of(count):
@@ -18,8 +19,6 @@ def rows_of(count):
 
 @pytest.fixture
 def files(write_rows):
-    """A source with a file for each split."""
-
     def make(train, validation=None):
         return CompletionFiles(
             write_rows(train, "train.jsonl"), write_rows(validation or rows_of(3), "validation.jsonl")
@@ -30,15 +29,11 @@ def files(write_rows):
 
 @pytest.fixture
 def ready(tmp_path):
-    """A datamodule that was set up as a trainer does it."""
-
     def make(source, **options):
         if "tokenizer" not in options:
             options.setdefault("vocab_size", 300)
         data = SFTDataModule(source, **options)
-        data.trainer = Trainer(
-            accelerator="cpu", logger=False, enable_checkpointing=False, default_root_dir=tmp_path
-        )
+        data.trainer = quiet_trainer(tmp_path)
         data.prepare_data()
         data.setup("fit")
         return data
@@ -74,11 +69,8 @@ def test_a_tokenizer_from_a_folder(files, ready, tiny_tokenizer_folder):
     data = ready(files(rows_of(4)), tokenizer=tiny_tokenizer_folder)
     expected = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
     assert data.tokenizer.get_vocab() == expected.get_vocab()
-    batch = next(iter(data.val_dataloader()))
-    assert (
-        batch["input_ids"][0, : len(expected("What is the sea 0?")["input_ids"])].tolist()
-        == (expected("What is the sea 0?")["input_ids"])
-    )
+    first, prompt = next(iter(data.val_dataloader())), expected("What is the sea 0?")["input_ids"]
+    assert first["input_ids"][0, : len(prompt)].tolist() == prompt
 
 
 def order(data, epoch=0):
@@ -136,25 +128,6 @@ def test_the_longest_row_that_fits(files, ready):
         ready(files(rows_of(1)), max_length=length - 1)
 
 
-def test_a_completion_that_ends_in_eos_itself_gets_no_second_one(files, ready):
-    data = ready(files([{"prompt": "What?", "completion": " The sea.<eos>"}]))
-    [batch] = data.train_dataloader()
-    assert (batch["input_ids"] == data.tokenizer.eos_token_id).sum() == 1
-
-
-def test_the_world(ready):
-    data = ready(WorldCompletions(rows=200, validation_rows=20, seed=3), vocab_size=420)
-    assert data.counts == {"train": {"rows": 200, "kept": 200}, "validation": {"rows": 20, "kept": 20}}
-    source = data.source
-    demonstrations = source.load("train")
-    rewards = [
-        source.world.gold_reward(p, c)
-        for p, c in zip(demonstrations["prompt"], demonstrations["completion"], strict=True)
-    ]
-    assert sum(rewards) / len(rewards) > 1
-    assert demonstrations[:20]["completion"] != source.load("validation")["completion"][:]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -171,19 +144,5 @@ def test_bad_options(options, message):
 
 
 def test_bad_sources():
-    with pytest.raises(UserError, match="no file"):
-        CompletionFiles("missing.jsonl").load("train")
     with pytest.raises(UserError, match="rows is 0"):
         WorldCompletions(rows=0)
-
-
-def test_real_rows(shared_data, ready):
-    source = CompletionFiles(str(shared_data / "tldr" / "sft.jsonl.gz"))
-    data = ready(source, vocab_size=1000, max_length=768)
-    for split, counts in data.counts.items():
-        assert counts["rows"] == counts["kept"] + counts.get("too long", 0), split
-    assert sum(counts["rows"] for counts in data.counts.values()) == 1945
-    batch = next(iter(data.train_dataloader()))
-    row = batch["labels"][0]
-    completion = data.tokenizer.decode(row[row != -100][:-1])
-    assert completion.startswith("  ") and completion.strip()

@@ -14,7 +14,6 @@ from pacmr_lightning.errors import UserError
 
 @pytest.mark.parametrize("kind", [Files, CompletionFiles])
 def test_validation_is_carved_out_by_prompt(write_rows, pair_rows, kind):
-    """Ten pairs a prompt: all on one side, none lost, and the share of prompts is about the fraction."""
     rows = [row | {"chosen": f" {k}", "completion": f" {k}"} for row in pair_rows(300) for k in range(10)]
     source = kind(write_rows(rows), validation_fraction=0.2)
     train, validation = source.load("train"), source.load("validation")
@@ -36,12 +35,6 @@ def test_implicit_prompts_are_carved_by_prompt_too(write_rows):
     assert question[0] and question[1] and not question[0] & question[1]
 
 
-def test_validation_file(write_rows, pair_rows):
-    source = Files(write_rows(pair_rows(5)), write_rows(pair_rows(3), "validation.jsonl"))
-    assert (len(source.load("train")), len(source.load("validation"))) == (5, 3)
-    assert source.name == "rows.jsonl" and source.gold_reward is None and source.prompts is None
-
-
 @pytest.mark.parametrize("kind", [Files, CompletionFiles])
 def test_wrong_options(write_rows, pair_rows, kind):
     path = write_rows(pair_rows(2, completion=" a"))
@@ -57,18 +50,14 @@ def test_wrong_options(write_rows, pair_rows, kind):
 
 
 def test_embedded_world():
-    """Known eta and gold rewards agree, and validation pairs are not training pairs."""
     source = EmbeddedWorld(pairs=200, validation_pairs=50, seed=3)
     train, validation = source.load("train"), source.load("validation")
     assert (len(train), len(validation)) == (200, 50)
     assert not set(train["id"]) & set(validation["id"])
     assert set(train["prompt"]) <= set(source.prompts)
     for row in train:
-        better = source.gold_reward(row["prompt"], row["chosen"]) > source.gold_reward(
-            row["prompt"], row["rejected"]
-        )
-        assert better == (row["eta"] > 0.5)
-        assert row["augmented_prompt"] != row["prompt"]
+        chosen, rejected = (source.gold_reward(row["prompt"], row[side]) for side in ("chosen", "rejected"))
+        assert (chosen > rejected) == (row["eta"] > 0.5) and row["augmented_prompt"] != row["prompt"]
     assert EmbeddedWorld(pairs=200, seed=3).load("train")[:] == train[:]
 
 
@@ -116,7 +105,6 @@ def test_other_pairs_of_the_same_world():
 
 
 def test_prompts_alone(tmp_path):
-    """Texts of a file, in its order, for predict; no pairs."""
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "tell me", "completion": " more"}\n{"prompt": "sing"}\n')
     source = Prompts(str(file))

@@ -5,7 +5,7 @@ import torch
 
 from pacmr_lightning.batch import Segment
 from pacmr_lightning.datamodules.hashing import unit_hash
-from pacmr_lightning.datamodules.stream import EvaluationStream, RankSteps, TrainingStream
+from pacmr_lightning.datamodules.stream import EvaluationStream, TrainingStream
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.datamodules.tokenized_pairs import TokenizedPairs
 from pacmr_lightning.errors import UserError
@@ -31,7 +31,6 @@ def part(batch, row, segment):
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_ranks_together_hold_the_global_batch(make_pairs, world):
-    """The union over ranks, interleaved, is what one process gets, for train and meta batches."""
     pairs = make_pairs(50, plain=10)
     options = {"seed": 1, "meta_every": 3, "meta_batch_size": 6}
     whole = TrainingStream(pairs, 12, **options)
@@ -57,18 +56,7 @@ def test_epochs_are_permutations_without_the_incomplete_batch(make_pairs):
     assert TrainingStream(pairs, 8, seed=2)[0].train.ids != batches[0].train.ids
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_a_given_order_is_kept_in_every_epoch(make_pairs, world):
-    pairs = make_pairs(50)
-    shares = [TrainingStream(pairs, 8, seed=1, shuffle=False, rank=r, world_size=world) for r in range(world)]
-    for step in (0, 1, 5, 6, 13):
-        start = step % 6 * 8
-        for rank, share in enumerate(shares):
-            assert share[step].train.ids == pairs.rows["id"][start + rank : start + 8 : world]
-
-
 def test_a_batch_is_a_function_of_its_step(make_pairs):
-    """Any order of asking, another object: the same tensors."""
     pairs = make_pairs(40, noise_rate=0.3)
     first, second = (TrainingStream(pairs, 8, seed=5, meta_every=2, meta_batch_size=4) for _ in range(2))
     forward = {step: first[step] for step in range(12)}
@@ -81,7 +69,6 @@ def test_a_batch_is_a_function_of_its_step(make_pairs):
 
 
 def test_meta_batches_use_each_eligible_row_once_a_round(make_pairs):
-    """20 eligible rows in blocks of 6: three blocks a permutation, and no row without a view."""
     pairs = make_pairs(20, plain=10)
     batches = TrainingStream(pairs, 5, seed=0, meta_every=4, meta_batch_size=6)
     eligible = {pairs.rows[i]["id"] for i in pairs.with_second_view}
@@ -101,15 +88,13 @@ def test_augmented_view_differs_in_the_prompt_alone(make_pairs):
 
 
 def test_noise_swaps_the_two_responses_and_says_so(make_pairs):
-    clean = EvaluationStream(make_pairs(40), 40)[0]
-    noisy = EvaluationStream(make_pairs(40, noise_rate=0.4), 40)[0]
+    clean, noisy = (EvaluationStream(make_pairs(40, noise_rate=rate), 40)[0] for rate in (0.0, 0.4))
     assert clean.ids == noisy.ids and set(clean.flipped.tolist()) == {-1}
     assert 0 < noisy.flipped.sum() < 40
+    sides = (Segment.CHOSEN, Segment.REJECTED)
     for row, flip in enumerate(noisy.flipped.tolist()):
-        sides = [part(clean, row, Segment.CHOSEN), part(clean, row, Segment.REJECTED)]
-        assert [part(noisy, row, Segment.CHOSEN), part(noisy, row, Segment.REJECTED)] == sides[
-            :: -1 if flip else 1
-        ]
+        found = [part(noisy, row, side) for side in sides]
+        assert found == [part(clean, row, side) for side in sides[:: -1 if flip else 1]]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -125,26 +110,20 @@ def test_evaluation_loses_and_doubles_nothing(make_pairs, world, count):
         assert found == pairs.rows["id"][:]
 
 
-def test_steps_begin_where_they_are_told():
-    position = 0
-    steps = RankSteps(5, lambda: position)
-    assert list(steps) == [0, 1, 2, 3, 4] and len(steps) == 5
-    position = 7
-    assert list(steps)[:3] == [7, 8, 9]
-
-
 def test_what_cannot_be_shared_or_filled(make_pairs):
-    pairs = make_pairs(6, plain=4)
-    with pytest.raises(UserError, match="global_batch_size is 5, which 2 processes cannot share"):
-        TrainingStream(pairs, 5, seed=0, world_size=2)
-    with pytest.raises(UserError, match="meta_batch_size is 3, which 2 processes cannot share"):
-        TrainingStream(pairs, 4, seed=0, meta_every=1, meta_batch_size=3, world_size=2)
-    with pytest.raises(UserError, match=r"Only 10 training pairs are left.*global_batch_size, which is 11"):
-        TrainingStream(pairs, 11, seed=0)
-    with pytest.raises(
-        UserError, match=r"Only 6 of the 10 training pairs.*meta_batch_size 7; make more with pacmr augment"
+    pairs, with_meta = make_pairs(6, plain=4), {"seed": 0, "meta_every": 1}
+    for size, options, said in (
+        (5, {"seed": 0, "world_size": 2}, "global_batch_size is 5, which 2 processes cannot share"),
+        (4, {**with_meta, "meta_batch_size": 3, "world_size": 2}, "meta_batch_size is 3, which 2 processes"),
+        (11, {"seed": 0}, r"Only 10 training pairs are left.*global_batch_size, which is 11"),
+        (
+            4,
+            {**with_meta, "meta_batch_size": 7},
+            r"Only 6 of the 10 .*meta_batch_size 7; make more",
+        ),
     ):
-        TrainingStream(pairs, 4, seed=0, meta_every=1, meta_batch_size=7)
+        with pytest.raises(UserError, match=said):
+            TrainingStream(pairs, size, **options)
     TrainingStream(pairs, 4, seed=0, meta_batch_size=7)
     with pytest.raises(UserError, match="each of 11 processes needs one"):
         EvaluationStream(pairs, 20, world_size=11)

@@ -20,18 +20,6 @@ def test_prompt_has_one_bos_and_keeps_its_own_end(tokenizer):
     assert ended == [*plain, eos] and begun == plain and empty == [bos]
 
 
-@pytest.mark.parametrize("added", ["<bos> $A <eos>", "$A <eos>", "<bos> $A", "$A"])
-def test_what_the_tokenizer_adds_after_a_prompt_is_left_out(tokenizer, added):
-    names = [("<bos>", tokenizer.bos_token_id), ("<eos>", tokenizer.eos_token_id)]
-    template = TemplateProcessing(single=added, pair=f"{added} $B", special_tokens=names)
-    tokenizer.backend_tokenizer.post_processor = template
-    before = [tokenizer.bos_token_id] if "<bos>" in added else []
-    plain = tokenizer("the sea", add_special_tokens=False)["input_ids"]
-    prompts = ["the sea", "the sea<eos>"]
-    assert prompt_tokens(tokenizer, prompts) == [before + plain, [*before, *plain, tokenizer.eos_token_id]]
-    assert response_tokens(tokenizer, [prompts[0]], [" calm"])[0].count(tokenizer.eos_token_id) == 1
-
-
 def test_one_token_may_be_bos_eos_and_padding(tokenizer):
     tokenizer.bos_token = tokenizer.pad_token = "<eos>"
     eos = tokenizer.eos_token_id
@@ -101,7 +89,6 @@ def test_empty_prompt_is_dropped_only_without_bos(tokenizer):
 
 
 def test_second_views(tokenizer):
-    """The column wins over the rules; equal or too long views are none, and the pair is kept."""
     given = {"prompt": "I do not know", "chosen": " a", "rejected": " b"}
     rows = [
         given | {"augmented_prompt": "No idea"},
@@ -141,7 +128,6 @@ print(counts["kept"])
 def test_second_process_reads_the_cache(
     write_rows, pair_rows, tokenizer, tiny_tokenizer_folder, tmp_path, monkeypatch, forked
 ):
-    """Another process, whose strings have other hashes, writes no file; another max_length does."""
     path, cache = write_rows(pair_rows(20)), tmp_path / "cache"
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
 
@@ -211,7 +197,6 @@ def test_padding_falls_back_to_eos(tmp_path, tokenizer):
 
 
 def test_real_rows(shared_data, tokenizer):
-    """With a tokenizer of nearly a token a byte; counts are consistent and each kept pair fits."""
     for file in ("tldr/validation.jsonl.gz", "hh/harmless-base/test.jsonl.gz"):
         kept, counts = tokenize_pairs(read_preferences(shared_data / file), tokenizer, 1500)
         dropped = {k: v for k, v in counts.items() if k not in ("rows", "kept", "no second view")}

@@ -1,5 +1,7 @@
 """A pair's tokens over families of tokenizers and chat templates: those of the whole text, as in TRL."""
 
+from functools import partial
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
@@ -57,15 +59,11 @@ def word_piece():
 
 
 FAMILIES = {
-    "Metaspace always": lambda: metaspace("always"),
-    "Metaspace always, not split": lambda: metaspace("always", split=False),
-    "Metaspace first": lambda: metaspace("first"),
-    "Metaspace never": lambda: metaspace("never"),
-    "Unigram": unigram,
-    "Prepend": prepend,
-    "byte level": lambda: byte_level(False),
-    "byte level with a prefix space": lambda: byte_level(True),
-    "WordPiece": word_piece,
+    **{f"Metaspace {scheme}": partial(metaspace, scheme) for scheme in ("always", "first", "never")},
+    "Metaspace always, not split": partial(metaspace, "always", split=False),
+    **{"Unigram": unigram, "Prepend": prepend, "WordPiece": word_piece},
+    "byte level": partial(byte_level, False),
+    "byte level with a prefix space": partial(byte_level, True),
 }
 
 
@@ -94,7 +92,6 @@ TEXTS = [
 @pytest.mark.parametrize("added", ["<s> $A", "$A", "$A </s>", "<s> $A </s>"])
 @pytest.mark.parametrize("texts", TEXTS)
 def test_texts(family, added, texts):
-    """Prompt and response are tokens of the text of both, and no response has a space of its own."""
     if family == "WordPiece" and texts[0] == "The se":
         pytest.skip("it writes the rest of a word in other tokens than a word")
     tokenizer = build(family, added)
@@ -243,15 +240,13 @@ def test_several_named_templates():
 
 @pytest.mark.parametrize("call", ["strftime_now('%d %b %Y')", "strftime_now(form)"])
 def test_a_template_s_date_does_not_depend_on_the_day(call):
-    template = (
-        "{% set form = '%d %b %Y' %}{% if strftime_now is defined %}{{ " + call + " }}\n{% endif %}" + CHATML
-    )
+    date = "{% if strftime_now is defined %}{{ " + call + " }}\n{% endif %}"
+    template = "{% set form = '%d %b %Y' %}" + date + CHATML
     tokenizer = build("byte level", template=template)
     [found] = tokenize_pairs(pairs(chat_row()), tokenizer, 300)[0]
     assert tokenizer.decode(found["prompt_ids"]).startswith("26 Jul 2024\n<|im_start|>system")
-    assert any(
-        "writes today's date; it is rendered as of 26 July 2024" in s for s in template_warnings(tokenizer)
-    )
+    said = "writes today's date; it is rendered as of 26 July 2024"
+    assert any(said in sentence for sentence in template_warnings(tokenizer))
     assert tokenizer.chat_template == template
 
 

@@ -6,7 +6,6 @@ import sys
 import pytest
 from transformers import AutoTokenizer
 
-from pacmr_lightning.datamodules.tokenizer import prompt_tokens, response_tokens
 from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
@@ -42,15 +41,6 @@ def test_round_trip_is_exact(tokenizer, text):
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert tokenizer.decode(ids) == text
     assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
-
-
-@pytest.mark.parametrize("text", HARD)
-def test_a_prompt_gets_one_bos_and_a_response_one_eos(tokenizer, text):
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    [prompt], [response] = prompt_tokens(tokenizer, [text]), response_tokens(tokenizer, [""], [text])
-    assert prompt[0] == bos and prompt.count(bos) == 1 and eos not in prompt
-    assert response[-1] == eos and response.count(eos) == 1 and bos not in response
-    assert tokenizer.decode(prompt[1:]) == tokenizer.decode(response[:-1]) == text
 
 
 def test_frequent_words_are_single_tokens(tokenizer):

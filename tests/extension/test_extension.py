@@ -29,7 +29,7 @@ from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.weighting import Weighting
 
-from ..conftest import fails
+from ..conftest import fails, short_fit
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "extending.md"
@@ -65,7 +65,6 @@ class Fixed(Odd):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The folder that the distribution is installed into, on the path; calls of its methods are noted."""
     source, target = tmp_path_factory.mktemp("source") / "my", tmp_path_factory.mktemp("installed")
     shutil.copytree(HERE, source, ignore=shutil.ignore_patterns("test_*", "__pycache__"))
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
@@ -103,7 +102,6 @@ def note_calls(cls, base):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tiny_llama):
-    """An empty folder with pairs in a CSV file and a tiny model."""
     folder = tmp_path_factory.mktemp("extension")
     tiny_llama(folder / "model")
     rows = World().preference_rows(80, 0)
@@ -126,14 +124,14 @@ def config(*names):
 
 def arguments(*names, run=None, **options):
     """Words of a run with the named configs of the extension over the same small base."""
-    words = "--model PreferenceModule --model.policy PolicyModel --model.policy.model model --data"
-    words += " PreferenceDataModule --data.global_batch_size 8 --data.meta_batch_size 8"
-    words += " --model.learning_rate 0.05 --model.micro_batch_size 4 --model.max_new_tokens 3"
-    words += " --trainer.accelerator cpu --trainer.max_steps 8 --trainer.log_every_n_steps 1"
-    words += " --trainer.enable_progress_bar false --trainer.enable_model_summary false"
-    words = words.split() + ([] if run is None else ["--trainer.default_root_dir", run])
+    words = """
+        --data.global_batch_size 8 --data.meta_batch_size 8 --model.learning_rate 0.05
+        --model.micro_batch_size 4 --model.max_new_tokens 3 --trainer.max_steps 8
+        --trainer.log_every_n_steps 1
+    """
+    folder = [] if run is None else ["--trainer.default_root_dir", run]
     given = [word for name, value in options.items() for word in (f"--{name.replace('__', '.')}", str(value))]
-    return [*words, *config("source", *names), *given]
+    return [*short_fit("model", words)[1:], *folder, *config("source", *names), *given]
 
 
 def checkpoint(run, name="last"):
@@ -141,18 +139,15 @@ def checkpoint(run, name="last"):
 
 
 def pairs():
-    """Rows of the CSV file, as texts."""
     return pd.read_csv("pairs.csv", dtype=str).to_dict("records")
 
 
 def metrics(run, name):
-    """What was logged under that name."""
     return pd.read_csv(Path(run, "metrics.csv"))[name].dropna().tolist()
 
 
 @pytest.fixture(scope="module")
 def run(folder, installed):
-    """A run of the weighting, objective, source, noise and callback, and its name."""
     kinds = ("objective", "weighting", "noise", "callback")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -222,7 +217,6 @@ def test_going_on_in_a_process_of_its_own(run, inside, installed, tmp_path, monk
 
 
 def test_tools_of_a_run(run, inside, capsys):
-    """Each of them builds the run's classes again from their class paths."""
     cli.main(["audit", run, "--cleaned", "cleaned.jsonl", "--action", "drop"])
     said = " ".join(capsys.readouterr().out.split())
     assert "on purpose (my_preferences.LengthBias {'strength': 0.6})" in said
@@ -240,7 +234,6 @@ def test_tools_of_a_run(run, inside, capsys):
 
 
 def test_outer_objective_and_estimator(inside):
-    """With an objective that drops pairs, told the noise rate by the datamodule, and a gold reward."""
     words = ["fit", *arguments("noise", "outer", run="brier", model__objective="my_preferences.SmallLoss")]
     words += ["--trainer.callbacks+=GoldReward", "--trainer.callbacks.samples", "4"]
     words += ["--trainer.callbacks.max_new_tokens", "3", "--trainer.max_steps"]
@@ -270,7 +263,6 @@ def test_grouped_objective(inside):
 
 
 def test_a_weighting_in_full(inside, capsys):
-    """It refuses a run of one update, and one of several updates is trained with it."""
     words = ["--model.weighting", "my_preferences.CautiousConsensus", "--model.weighting.every", "1"]
     line = fails(capsys, ["fit", *arguments(run="short", trainer__max_steps=1), *words])
     assert "the run has 1 update; train on" in line
@@ -314,7 +306,6 @@ def test_mistakes_end_in_one_sentence(inside, capsys):
 
 
 def test_every_of_a_class_brings_meta_pairs(inside):
-    """A weighting that has no option of that name gets its meta pairs all the same."""
     words = [*arguments(run="fixed", trainer__max_steps=3), "--model.weighting", "odd_weighting.Fixed"]
     cli.main(["fit", *words])
     assert set(metrics("fixed", "train/met")) == {8.0}

@@ -78,18 +78,15 @@ class Runs:
         )
 
     def finish(self, process, status=0):
-        """Waits for it and returns what it said."""
         output, _ = process.communicate(timeout=1200)
         assert process.returncode == status, output
         assert "Traceback" not in output, output
         return output
 
     def resume(self, run, strategy):
-        """Goes on to the end."""
         self.finish(self.start(run, strategy, "--ckpt_path", "last"))
 
     def assert_as_straight(self, run, strategy):
-        """The run has left the same as one that nothing happened to."""
         straight = self.folder / f"straight-{strategy}"
         if strategy not in self._straight:
             self.finish(self.start(straight, strategy))
@@ -154,7 +151,6 @@ def assert_same(found, expected, atol):
 
 
 def same(a, b, atol, where):
-    """Asserts that two nested values are."""
     if isinstance(b, dict):
         assert a.keys() == b.keys(), where
         for key in b:
@@ -182,7 +178,6 @@ def read_csv(path):
 
 
 def curves(path):
-    """metrics.csv without times."""
     frame = read_csv(path)
     return frame.drop(columns=[name for name in frame if is_time(name)])
 

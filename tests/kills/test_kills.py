@@ -16,13 +16,11 @@ import torch
 
 
 def wait_for(process, condition):
-    """Waits until something is so, or the process has ended."""
     while process.poll() is None and not condition():
         time.sleep(0.001)
 
 
 def trains_from(run, step):
-    """Whether a process that is started now trains, and has reached a checkpoint."""
     config, now = run / "config.yaml", time.time_ns()
     return lambda: (
         config.exists()
@@ -32,7 +30,6 @@ def trains_from(run, step):
 
 
 def writes(run, process):
-    """Whether it is writing a checkpoint."""
     return list(run.glob(f"checkpoints/.*.{process.pid}.partial"))
 
 
@@ -49,7 +46,6 @@ def frozen_writing(run, process):
 
 
 def killed_at(run, process):
-    """What a run was doing when it was killed, as its files show."""
     if writes(run, process):
         return "writing a checkpoint"
     if list(run.rglob(f".*.{process.pid}.partial")):

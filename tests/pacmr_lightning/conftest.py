@@ -5,10 +5,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
@@ -23,19 +25,13 @@ from pacmr_lightning.policy import PolicyModel
 
 VOCABULARY = 61
 SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
+    **{"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256},
+    **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
     # Large weights make tokens matter to each other, so that a wrong mask is seen.
     "initializer_range": 0.2,
 }
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "initializer_range": 0.2}
 CONFIGS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SHAPE),
     "qwen2": Qwen2Config(**SHAPE),
@@ -48,16 +44,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
         layer_types=["full_attention", "sliding_attention"],
     ),
     "mistral": MistralConfig(**SHAPE, sliding_window=7),
-    "gpt2": GPT2Config(
-        vocab_size=VOCABULARY,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        n_positions=256,
-        bos_token_id=1,
-        eos_token_id=2,
-        initializer_range=0.2,
-    ),
+    "gpt2": GPT2Config(vocab_size=VOCABULARY, bos_token_id=1, eos_token_id=2, **GPT2),
 }
 
 
@@ -89,8 +76,6 @@ def commands_here(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict
 
 @pytest.fixture
 def save_model(tmp_path: Path) -> Callable[[str], str]:
-    """Saves a randomly initialized model of an architecture and returns its folder."""
-
     def save(name: str, **changes: object) -> str:
         torch.manual_seed(0)
         folder = tmp_path / name
@@ -133,6 +118,25 @@ def _exact_norms(model: torch.nn.Module) -> None:
                 norm = torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, dtype=torch.float64)
                 norm.weight = child.weight
                 setattr(module, name, norm)
+
+
+def log_ratios(policy: PolicyModel, rows: list[dict], prompt: str = "prompt") -> np.ndarray:
+    """(N, 2) log(pi / pi_ref) of chosen and rejected in the whole model's own forward, one pair at a time."""
+    tokenizer = AutoTokenizer.from_pretrained(policy.name)
+    found = []
+    for row in rows:
+        start = tokenizer(row[prompt])["input_ids"]
+        ends = [
+            [*tokenizer(row[side], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+            for side in ("chosen", "rejected")
+        ]
+        pair = PairBatch.collate([row["id"]], [start], *([end] for end in ends))
+        with torch.no_grad():
+            now = policy.log_probs_in("plain", pair)
+            with policy.reference():
+                before = policy.log_probs_in("plain", pair)
+        found.append([float(now.chosen - before.chosen), float(now.rejected - before.rejected)])
+    return np.array(found)
 
 
 @pytest.fixture

@@ -4,7 +4,12 @@ import re
 import shlex
 
 
-def cases(table: str) -> list[tuple[list[str], str]]:
-    """The words of each command, and below it, indented and on any number of lines, what is expected."""
+def texts(table: str) -> list[tuple[str, str]]:
+    """Lines, and what is expected of each, which stands below it, indented and on any number of lines."""
     found = re.findall(r"^(\S.*)((?:\n    .*)+)", table, flags=re.M)
-    return [(shlex.split(words), " ".join(expected.split())) for words, expected in found]
+    return [(line, " ".join(expected.split())) for line, expected in found]
+
+
+def cases(table: str) -> list[tuple[list[str], str]]:
+    """The words of each command, and what is expected of it."""
+    return [(shlex.split(line), expected) for line, expected in texts(table)]

@@ -17,7 +17,6 @@ def test_collate():
 
 
 def test_longest_first(make_batch):
-    """The same pairs with all that belongs to them, and no more padding in a micro-batch than its own."""
     batch = make_batch(9, augmented=True)
     found = batch.longest_first()
     assert sorted(found.ids) == sorted(batch.ids) and found.ids != batch.ids
@@ -31,13 +30,3 @@ def test_longest_first(make_batch):
                 a, b = getattr(view[row : row + 1], column), getattr(before[old : old + 1], column)
                 assert torch.equal(a, b)
     assert [part.input_ids.shape[1] for part in found.micro_batches(3)] == lengths[::3].tolist()
-
-
-def test_slices_drop_needless_padding(make_batch):
-    batch = make_batch(6, augmented=True)
-    parts = list(batch.micro_batches(2))
-    assert [len(p) for p in parts] == [2, 2, 2]
-    assert sum(p.token_count for p in parts) == batch.token_count
-    assert all((p.segment_ids[:, -1] != Segment.PAD).any() for p in parts)
-    picked = batch[torch.tensor([4, 1])]
-    assert picked.ids == ["pair-4", "pair-1"] and picked.augmented.ids == picked.ids

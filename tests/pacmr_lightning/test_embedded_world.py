@@ -22,12 +22,9 @@ def random_response(rng):
     return " " + " ".join(rng.permutation(ATTRIBUTES)[:4])
 
 
-def test_words_are_all_different():
+def test_words_and_prompts(world):
     words = [word for group in (*TOPICS, *MOODS, ATTRIBUTES) for word in group]
     assert len(set(words)) == len(words) == 6 * 2 + 6 * 2 + 16
-
-
-def test_prompts_are_all_wordings(world):
     prompts = world.prompts()
     assert len(prompts) == len(set(prompts)) == 144
     assert "Describe the ocean in a calm mood:" in prompts
@@ -55,29 +52,26 @@ def test_gold_reward_is_exactly_the_same_under_every_wording(world):
 
 
 def test_gold_reward_depends_on_topic_mood_and_attributes(world):
-    def reward(topic, mood, response):
+    def reward(topic="ocean", mood="calm", response=" bright cold deep wild"):
         return world.gold_reward(f"Describe the {topic} in a {mood} mood:", response)
 
-    base = reward("ocean", "calm", " bright cold deep wild")
-    assert base != reward("storm", "calm", " bright cold deep wild")
-    assert base != reward("ocean", "sad", " bright cold deep wild")
-    assert base != reward("ocean", "calm", " bright cold deep vast")
-    assert base == reward("ocean", "calm", "wild deep\tcold  bright ")
+    others = reward("storm"), reward(mood="sad"), reward(response=" bright cold deep vast")
+    assert reward() not in others and reward() == reward(response="wild deep\tcold  bright ")
 
 
 def test_gold_reward_of_free_text(world):
     prompt = world.prompts()[17]
     table = dict(zip(ATTRIBUTES, world.rewards[0, 2], strict=True))
-    assert world.prompts()[17].split()[2:7] == ["sea", "in", "a", "sorrowful", "mood:"]
+    assert prompt.split()[2:7] == ["sea", "in", "a", "sorrowful", "mood:"]
     for response, counted in {
-        " cold deep": ["cold", "deep"],
-        " cold cold deep deep": ["cold", "deep"],
-        " cold and deep, wild": ["cold", "wild"],
-        " cold deep wild vast bright": ["cold", "deep", "wild", "vast"],
-        "": [],
-        "no such words": [],
+        " cold deep": "cold deep",
+        " cold cold deep deep": "cold deep",
+        " cold and deep, wild": "cold wild",
+        " cold deep wild vast bright": "cold deep wild vast",
+        "": "",
+        "no such words": "",
     }.items():
-        expected = sum(table[word] for word in counted)
+        expected = sum(table[word] for word in counted.split())
         assert world.gold_reward(f" {prompt}\n", response) == pytest.approx(expected, abs=1e-12)
 
 

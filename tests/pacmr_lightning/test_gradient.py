@@ -42,7 +42,6 @@ def test_no_losses_are_a_zero_gradient(parameters):
 
 @pytest.mark.parametrize("share", [0.1, 10.0])
 def test_norm_and_clip(parameters, share):
-    """To a tenth of its norm, and not at all."""
     found = accumulated_gradient(parameters, losses(parameters))
     before = np.concatenate([v.numpy().flatten() for v in found.values()])
     length = np.linalg.norm(before)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pacmr_lightning.numerics import base_dtype, wide
+from pacmr_lightning.numerics import base_dtype
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,3 @@ def test_the_dtype_of_a_base(gpu, multiplies, found, monkeypatch):
     )
     assert base_dtype("auto") == found
     assert base_dtype("float32") == torch.float32 and base_dtype("auto", gpu=True) == torch.bfloat16
-
-
-def test_wide():
-    assert wide(torch.tensor([1.0])).dtype == torch.float64

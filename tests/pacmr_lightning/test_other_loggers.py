@@ -1,7 +1,6 @@
 """W&B and MLflow, for real and on this machine: what arrives there, metrics.csv beside it, and going on."""
 
 import json
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +14,8 @@ from pacmr_lightning import cli
 from pacmr_lightning.commands import second_pass
 from pacmr_lightning.commands.fit import parser_of
 
-sys.path.append(str(Path(__file__).parents[1]))
-from wandb_file import history, records
+from ..conftest import fails, read_lines
+from ..wandb_file import history, records
 
 needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
 needs_mlflow = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
@@ -26,7 +25,6 @@ DRAWN = {"weights/surfaces": [1, 2], "weights/heat_maps": [1, 2], "weights/distr
 
 @pytest.fixture
 def config(tmp_path, tiny_llama, monkeypatch, preference_config) -> dict:
-    """A run of two updates that draws and writes after each, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     weighting = {"class_path": "VNetWeighting", "init_args": {"every": 1}}
     source = {"class_path": "EmbeddedWorld", "init_args": {"pairs": 40, "validation_pairs": 8}}
@@ -48,13 +46,20 @@ def config(tmp_path, tiny_llama, monkeypatch, preference_config) -> dict:
     return found
 
 
-def fit(config, *options):
+def words_of(config, *options):
     Path("config.yaml").write_text(yaml.safe_dump(config))
-    cli.main(["fit", "--config", "config.yaml", *options])
+    return ["fit", "--config", "config.yaml", *options]
+
+
+def fit(config, *options):
+    cli.main(words_of(config, *options))
+
+
+def refused(capsys, config, *options):
+    return fails(capsys, words_of(config, *options))
 
 
 def curves():
-    """metrics.csv, which has every update once, and the learning rate."""
     table = pd.read_csv("run/metrics.csv")
     assert table["lr"].notna().any() and table["lr-VNet-updates"].notna().any()
     loss = table[["step", "train/loss"]].dropna()
@@ -93,7 +98,7 @@ def test_mlflow_beside_tensorboard(store, config, capsys, monkeypatch):
     bins = [json.loads(path.read_text()) for path in (folder / "artifacts/weights").glob("*-step-00002.json")]
     assert len(bins) == 2 and sum(sum(one["counts"]) for one in bins) == 16, "unflipped and flipped"
     assert all(len(one["edges"]) == len(one["counts"]) + 1 for one in bins)
-    rows = [json.loads(line) for line in Path("run/responses.jsonl").read_text().splitlines()]
+    rows = read_lines("run/responses.jsonl")
     for step in (0, 1, 2):
         page = (folder / f"artifacts/responses-step-{step:05d}.md").read_text()
         for row in rows[2 * step : 2 * step + 2]:
@@ -107,21 +112,15 @@ def test_mlflow_beside_tensorboard(store, config, capsys, monkeypatch):
     assert run.info.status == "FINISHED" and (folder / "artifacts/weights/surfaces-step-00003.png").exists()
 
     mlflow["init_args"]["run_id"] = "gone"
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        fit(config, "--ckpt_path", "last")
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and "mlflow of trainer.logger says: " in said and "gone" in said
+    said = refused(capsys, config, "--ckpt_path", "last")
+    assert "mlflow of trainer.logger says: " in said and "gone" in said
 
 
 @needs_mlflow
 def test_mlflow_without_a_store(config, capsys):
     """Lightning's default is a folder, which MLflow refuses where the logger is made."""
-    with pytest.raises(SystemExit) as stop:
-        fit(config, "--trainer.logger", "MLFlowLogger")
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and said.startswith("pacmr: error: mlflow of trainer.logger says: ")
-    assert len(said.splitlines()) == 1
+    said = refused(capsys, config, "--trainer.logger", "MLFlowLogger")
+    assert said.startswith("pacmr: error: mlflow of trainer.logger says: ")
 
 
 @needs_wandb
@@ -156,7 +155,7 @@ def test_wandb(config, capsys, monkeypatch):
     assert [step for step, _ in bins] == [1, 1] and sum(count for _, count in bins) == 16
     tables = [row["responses.path"] for row in rows if "responses.path" in row]
     assert len(tables) == 3
-    responses = [json.loads(line) for line in Path("run/responses.jsonl").read_text().splitlines()]
+    responses = read_lines("run/responses.jsonl")
     last = json.loads((folder / "files" / tables[-1]).read_text())
     assert last["columns"] == ["id", "Prompt", "Reference", "Policy"]
     assert last["data"] == [
@@ -208,8 +207,5 @@ def test_a_logger_that_is_not_installed(config, capsys, monkeypatch):
     absent = RequirementCache("wandb>=1000")
     monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", absent)
     config["trainer"]["logger"] = {"class_path": "WandbLogger"}
-    with pytest.raises(SystemExit) as stop:
-        fit(config)
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and said.count("error: ") == 1
-    assert 'or install "pacmr-lightning[loggers]".' in said and not Path("run").exists()
+    assert 'or install "pacmr-lightning[loggers]".' in refused(capsys, config)
+    assert not Path("run").exists()

@@ -48,31 +48,17 @@ def gpu(guard):
 
 @pytest.fixture
 def words(tmp_path, tiny_llama, monkeypatch):
-    """Arguments of a short fit, but for its method and folder."""
     monkeypatch.chdir(tmp_path)
     tiny_llama("model")
-    found = ["fit", "--config", "quickstart/preference", "--model.policy.model", "model"]
-    found += [
-        "--data.source.pairs",
-        "192",
-        "--data.source.validation_pairs",
-        "32",
-        "--data.noise_rate",
-        "0.3",
-    ]
-    found += [
-        "--trainer.accelerator",
-        "cpu",
-        "--trainer.limit_train_batches",
-        "6",
-        "--trainer.precision",
-        "32",
-    ]
-    return [*found, "--data.meta_every", "2"]
+    found = """
+        fit --config quickstart/preference --model.policy.model model --data.source.pairs 192
+        --data.source.validation_pairs 32 --data.noise_rate 0.3 --trainer.accelerator cpu
+        --trainer.limit_train_batches 6 --trainer.precision 32 --data.meta_every 2
+    """
+    return found.split()
 
 
 def adapter(run: str) -> torch.Tensor:
-    """A run's LoRA weights that were 0 at the start, in one vector."""
     state = torch.load(Path(run, "checkpoints", "last.ckpt"), weights_only=True)["state_dict"]
     return torch.cat([value.flatten() for name, value in sorted(state.items()) if "lora_B" in name])
 
@@ -125,7 +111,6 @@ def test_a_fit(method, options, words, gpu):
 
 
 def test_an_audit(words, gpu):
-    """What a label adds to its own u, too, which takes gradients and AdamW's state."""
     cli.main([*words, "--config", "methods/dpo", "--trainer.default_root_dir", "run"])
     cli.main(["audit", "run", "--scorer", "policy", "--share", "0.3", "--output", "here"])
     done = gpu("audit", "run", "--scorer", "policy", "--share", "0.3", "--output", "there")

@@ -46,7 +46,6 @@ def back_and_forth(text: str) -> str:
 
 
 def random_words(rng: random.Random) -> list[str]:
-    """One to ``LONGEST`` words, some of them followed by a punctuation mark."""
     words: list[str] = []
     for _ in range(rng.randint(1, LONGEST)):
         words += rng.choices(_WORDS) + (rng.choices(_PUNCTUATION) if rng.random() < 0.2 else [])
@@ -83,7 +82,6 @@ def _tokenizer(folder: Path, source: Path, target: Path, codes: list[str]) -> Ma
 
 
 def _model_for(tokenizer: MarianTokenizer, seed: int) -> MarianMTModel:
-    """A tiny Marian model with random weights."""
     torch.manual_seed(seed)
     pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
     sides = {}

@@ -93,7 +93,6 @@ STRANGE = (
 
 
 def test_frames_survive_gibberish(rewriter, write_rows, tmp_path):
-    """The models know few of the words and babble; turns, headers, list marks and line breaks stay."""
     rows = [{"prompt": prompt, "chosen": " a", "rejected": " b"} for prompt in STRANGE]
     augment(Files(write_rows(rows)), str(tmp_path / "out.parquet"), rewriter)
     found = read_augmentations(tmp_path / "out.parquet")
@@ -119,7 +118,6 @@ def test_real_prompts_keep_their_frames(rewriter, shared_data, tmp_path):
 
 
 def test_conversations(rewriter, write_rows, tmp_path):
-    """What the user says is translated; system and assistant messages stay."""
     prompt = [
         {"role": "system", "content": "the sea"},
         {"role": "user", "content": "the sea\n\nin a calm mood"},
@@ -168,7 +166,6 @@ def test_distinct_usable_prompts(write_rows):
 
 
 def test_rules(write_rows, tmp_path):
-    """Whole prompts under the rules, whose headers change places; nothing is stored."""
     prompts = ["SUBREDDIT: r/a\n\nTITLE: I'm lost\n\nPOST: I do not know.\n\nTL;DR:", "Name three rivers."]
     rows = [{"prompt": prompt, "chosen": " a", "rejected": " b"} for prompt in prompts]
     train = write_rows(rows)
@@ -220,7 +217,6 @@ main(sys.argv[1:])
 
 @pytest.mark.slow
 def test_killed_and_started_again(translators, write_rows, tmp_path, capsys, forked):  # noqa: F811
-    """A run that is killed -9 goes on: it computes what is missing and ends like one that was left alone."""
     rng = random.Random(8)
     prompts = [" ".join(sentence([*random_words(rng), "."]) for _ in range(4)) for _ in range(60)]
     train = write_rows([{"prompt": prompt, "chosen": "a", "rejected": "b"} for prompt in prompts])
@@ -228,11 +224,12 @@ def test_killed_and_started_again(translators, write_rows, tmp_path, capsys, for
     output = tmp_path / "killed.parquet"
     answers = tmp_path / "killed.parquet.answers.sqlite"
 
-    arguments = ["--source", "Files", "--source.train", train, "--output", str(output)]
-    for option, value in zip(("forward", "backward"), translators, strict=True):
-        arguments += [f"--rewriter.{option}", value]
-    arguments += ["--rewriter.batch_size", "4", "--rewriter.num_beams", "1"]
-    process = forked(STOPPED_AFTER_40, *arguments)
+    forward, backward = translators
+    arguments = f"""
+        --source Files --source.train {train} --output {output} --rewriter.forward {forward}
+        --rewriter.backward {backward} --rewriter.batch_size 4 --rewriter.num_beams 1
+    """
+    process = forked(STOPPED_AFTER_40, *arguments.split())
     assert any(line == "waits\n" for line in process.stdout)
     process.kill()
     done = stored(answers)
@@ -275,20 +272,19 @@ def test_files_that_hold_no_augmentations(tmp_path):
     def write(name, columns):
         pq.write_table(pa.table(columns), tmp_path / name)
 
+    nothing = pa.array([], pa.string())
     write("other.parquet", {"prompt": ["a"], "text": ["b"]})
-    write(
-        "empty.parquet", {"prompt": pa.array([], pa.string()), "augmented_prompt": pa.array([], pa.string())}
-    )
+    write("empty.parquet", {"prompt": nothing, "augmented_prompt": nothing})
     write("numbers.parquet", {"prompt": ["a"], "augmented_prompt": [[1]]})
     (tmp_path / "text.parquet").write_text("prompt,augmented_prompt\n")
-    for name, message in (
-        ("nowhere.parquet", "There is no file .*nowhere.parquet with augmented prompts"),
-        (".", "There is no file"),
-        ("other.parquet", r"has no column 'augmented_prompt' \(columns found: prompt, text\)"),
-        ("empty.parquet", "holds no augmented prompts"),
-        ("numbers.parquet", "cannot be read as Parquet with texts"),
-        ("text.parquet", "cannot be read as Parquet"),
-    ):
+    for name, message in {
+        "nowhere.parquet": "There is no file .*nowhere.parquet with augmented prompts",
+        ".": "There is no file",
+        "other.parquet": r"has no column 'augmented_prompt' \(columns found: prompt, text\)",
+        "empty.parquet": "holds no augmented prompts",
+        "numbers.parquet": "cannot be read as Parquet with texts",
+        "text.parquet": "cannot be read as Parquet",
+    }.items():
         with pytest.raises(UserError, match=message):
             read_augmentations(tmp_path / name)
     write("some.parquet", {"augmented_prompt": ["b", None], "prompt": ["a", "c"], "more": [1, 2]})

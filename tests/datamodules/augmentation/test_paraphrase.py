@@ -11,21 +11,12 @@ from pacmr_lightning.datamodules.sources import Files
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.endpoint import Endpoint
 
-from ...pacmr_lightning.evaluation.faulty_server import FaultyServer
-
 SYNONYMS = {"sea": "ocean", "lost": "misplaced", "calm": "still"}
 
 
 def reply(messages):
-    """Synonyms; a text with "two lines" in it gets two lines."""
     text = messages[-1]["content"]
     return "One.\nTwo." if "two lines" in text else " ".join(SYNONYMS.get(w, w) for w in text.split(" "))
-
-
-@pytest.fixture
-def server():
-    with FaultyServer(reply) as server:
-        yield server
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Prompts cut into frame and contents: nothing is lost, and the frame is what a reader would call it."""
 
-import gzip
 import json
 import re
 
@@ -17,6 +16,8 @@ from pacmr_lightning.datamodules.augmentation.structure import (
 )
 from pacmr_lightning.datamodules.chat import encode_messages
 from pacmr_lightning.datamodules.prompts import split_row
+
+from ...conftest import read_lines
 
 HH = (
     "\n\nHuman: I lost my keys.  What now?\n\nAssistant: Human:  Look:\n\n- in the car\n2) at home \n\n"
@@ -128,7 +129,6 @@ def test_parts_joined_are_the_text(text, length):
 
 @given(text=_TEXTS | _POSTS)
 def test_the_frame_stays_when_contents_change(text):
-    """Other contents are found in the same frame again, so a reworded prompt is still of its kind."""
     other = "".join("other words" if part.content else part.text for part in cut(text))
     assert frame(other) == frame(text)
     assert set(contents(other)) <= {"other words"}
@@ -147,18 +147,8 @@ def test_conversations(contents):
     assert texts_of(prompt, chat=False) == [prompt] and with_texts(prompt, False, [prompt]) == prompt
 
 
-def test_what_a_content_must_not_become():
-    assert looks_like_frame("Human: hi") and looks_like_frame(" TL;DR: so")
-    assert not looks_like_frame("A human: hi") and not looks_like_frame("Humans: hi")
-
-
-def _real(path):
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        yield from map(json.loads, file)
-
-
 def test_all_real_posts(shared_data):
-    prompts = {row["prompt"] for row in _real(shared_data / "tldr" / "train.jsonl.gz")}
+    prompts = {row["prompt"] for row in read_lines(shared_data / "tldr" / "train.jsonl.gz")}
     for prompt in prompts:
         parts = cut(prompt)
         assert joined(parts) == prompt
@@ -172,7 +162,7 @@ def test_all_real_posts(shared_data):
 
 def test_all_real_transcripts(shared_data):
     turns = 0
-    for row in _real(shared_data / "hh" / "harmless-base" / "train.jsonl.gz"):
+    for row in read_lines(shared_data / "hh" / "harmless-base" / "train.jsonl.gz"):
         prompt = split_row(None, row["chosen"], row["rejected"]).prompt
         parts = cut(prompt)
         assert joined(parts) == prompt

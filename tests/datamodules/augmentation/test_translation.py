@@ -16,7 +16,6 @@ from pacmr_lightning.datamodules.augmentation.translation import TOO_LONG, BackT
 from pacmr_lightning.datamodules.augmentation.translator import EMPTY, ENDLESS, REPEATED
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
-from pacmr_lightning.evaluation.answer_store import AnswerStore
 
 from .marian import POSITIONS, back_and_forth, random_words, sentence, translators  # noqa: F401
 
@@ -25,8 +24,6 @@ PROMPTS = World().prompts()
 
 @pytest.fixture
 def changed(translators, tmp_path):  # noqa: F811
-    """Copies the backward model with another bias of its logits, or other settings."""
-
     def copy(bias=None, generation=None, tokenizer=None):
         folder = tmp_path / "changed"
         shutil.copytree(translators[1], folder)
@@ -76,7 +73,6 @@ def test_batches_are_what_transformers_generates_for_one_sentence(translators, t
 
 
 def test_the_target_language_is_asked_for(translators, tmp_path):  # noqa: F811
-    """>>cmn_Hans<< is found in the vocabulary; a prefix stands before every text that the model reads."""
     rewriter = BackTranslation(*translators)
     assert rewriter.settings["forward"]["prefix"] == ">>cmn_Hans<< "
     assert rewriter.settings["backward"]["prefix"] == ""
@@ -178,30 +174,16 @@ def test_draws_depend_on_seed_and_text_alone(translators, tmp_path):  # noqa: F8
     assert sum(others[p] != together[p] for p in others) >= 6
 
 
-def test_a_killed_process_keeps_whole_batches(translators, tmp_path):  # noqa: F811
-    """Batches that are done are used again, in the same batches, whichever of them are missing."""
-    rewriter = BackTranslation(*translators, num_beams=1, batch_size=4)
-    batches = [PROMPTS[i : i + 3] for i in range(0, 24, 3)]
-    whole = rewriter.rewrite(batches, tmp_path / "whole.sqlite")
-    rewriter.rewrite(batches[:5], tmp_path / "part.sqlite")
-    rest = rewriter.rewrite(batches, tmp_path / "part.sqlite")
-    assert {p: r.text for p, r in rest.items()} == {p: r.text for p, r in whole.items()}
-    assert sum(r.stored for r in rest.values()) == 15
-    with AnswerStore(tmp_path / "part.sqlite") as store:
-        [(count,)] = store._database.execute("SELECT count(*) FROM answers")
-    assert count == 24
-
-
 def test_models_that_are_none(translators, tiny_llama, tmp_path):  # noqa: F811
     tiny_llama(tmp_path / "llama")
     (tmp_path / "empty").mkdir()
-    for folder, message in (
-        (tmp_path / "nowhere", "forward is '.*nowhere', but there is no such folder"),
-        (tmp_path / "llama", "forward is '.*llama', a llama model, which does not translate"),
-        (tmp_path / "empty", "forward is '.*empty', but it could not be loaded"),
-    ):
+    for name, message in {
+        "nowhere": "forward is '.*nowhere', but there is no such folder",
+        "llama": "forward is '.*llama', a llama model, which does not translate",
+        "empty": "forward is '.*empty', but it could not be loaded",
+    }.items():
         with pytest.raises(UserError, match=message):
-            BackTranslation(str(folder), translators[1]).parts("Hello.")
+            BackTranslation(str(tmp_path / name), translators[1]).parts("Hello.")
     with pytest.raises(UserError, match=r"backward is '.*nowhere'"):
         _ = BackTranslation(translators[0], str(tmp_path / "nowhere")).settings
 
@@ -226,14 +208,12 @@ def test_without_sentencepiece(translators):  # noqa: F811
         "except UserError as error: print(error)"
     )
     found = subprocess.run([sys.executable, "-c", script, *translators], capture_output=True, text=True)
-    assert found.stdout.strip().endswith(
-        "needs the sentencepiece package; install it with pip install 'pacmr-lightning[augment]'."
-    )
+    said = "needs the sentencepiece package; install it with pip install 'pacmr-lightning[augment]'."
+    assert found.stdout.strip().endswith(said)
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.7)])
 def test_draws_follow_the_softmax(temperature, top_p):
-    """Frequencies of 20,000 draws against probabilities that are worked out by hand."""
     logits = torch.tensor([1.0, 0.5, 0.0, -1.0, -3.0])
     p = torch.softmax(logits / temperature, 0)
     # The most probable tokens until top_p is reached.

@@ -66,7 +66,6 @@ class Tab:
             self._next()
 
     def value(self, expression):
-        """Of JavaScript."""
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
@@ -79,7 +78,6 @@ class Tab:
                 text = {}
 
     def click(self, selector):
-        """With the mouse, in the middle of an element."""
         self.value(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center'}})")
         x, y = self.value(
             f"(r => [r.x + r.width / 2, r.y + r.height / 2])"
@@ -89,12 +87,10 @@ class Tab:
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def give_file(self, selector, path):
-        """Chooses a file in an input."""
         node = self.call("Runtime.evaluate", expression=f"document.querySelector({selector!r})")
         self.call("DOM.setFileInputFiles", files=[str(path)], objectId=node["result"]["objectId"])
 
     def wait(self, expression):
-        """Until JavaScript finds it true."""
         end = time.monotonic() + 120
         while not self.value(expression):
             assert time.monotonic() < end, expression

@@ -1,9 +1,7 @@
 """``pacmr audit`` on a real run of a tiny model: values, halves, resuming, files, bad input."""
 
-import json
 from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -13,7 +11,6 @@ import torch
 import yaml
 from datasets import load_dataset
 from huggingface_hub import DatasetCard
-from transformers import AutoTokenizer
 
 from pacmr_lightning import cli
 from pacmr_lightning.analysis.last_pass import last_pass
@@ -21,8 +18,6 @@ from pacmr_lightning.audit import cross_fit, pipeline
 from pacmr_lightning.audit.cross_fit import CrossFit
 from pacmr_lightning.audit.linear_probe import probe_log_odds
 from pacmr_lightning.audit.suspect_traits import COLUMNS
-from pacmr_lightning.batch import PairBatch
-from pacmr_lightning.commands.audit import main
 from pacmr_lightning.datamodules import cached_values
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
@@ -30,7 +25,9 @@ from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.finished_run import MOST_AT_ONCE, find_run, load_run
 from pacmr_lightning.runs.folder import weight_parts
 
-from .conftest import PAIRS, audit, loaded, world_rows
+from ...conftest import read_lines, write_lines
+from ..conftest import log_ratios
+from .conftest import PAIRS, audit, loaded, refused, world_rows
 
 
 def as_trained(run):
@@ -42,25 +39,6 @@ def as_trained(run):
             row = row | {"chosen": row["rejected"], "rejected": row["chosen"]}
         rows.append(row | {"noise": bool(noise[row["id"]])})
     return rows
-
-
-def log_ratios(policy, rows):
-    """log(pi / pi_ref) of both responses in the whole model's own forward, one pair at a time."""
-    tokenizer = AutoTokenizer.from_pretrained(policy.name)
-    found = []
-    for row in rows:
-        start = tokenizer(row["prompt"])["input_ids"]
-        ends = [
-            [*tokenizer(row[side], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-            for side in ("chosen", "rejected")
-        ]
-        pair = PairBatch.collate([row["id"]], [start], *([end] for end in ends))
-        with torch.no_grad():
-            now = policy.log_probs_in("plain", pair)
-            with policy.reference():
-                before = policy.log_probs_in("plain", pair)
-        found.append([float(now.chosen - before.chosen), float(now.rejected - before.rejected)])
-    return np.array(found)
 
 
 def test_values_of_every_pair(run):
@@ -76,7 +54,7 @@ def test_values_of_every_pair(run):
     inputs = torch.tensor(rewards.sum(1)).float(), torch.tensor(rewards[:, 0] - rewards[:, 1]).float()
     with torch.no_grad():
         weight, a, b = module.vnet(*inputs)
-    for name, value in (("weight", weight), ("a", a), ("b", b)):
+    for name, value in {"weight": weight, "a": a, "b": b}.items():
         np.testing.assert_allclose(table[name], value, rtol=1e-4, atol=1e-3)
     assert table["weight"].std() > 0.01
     assert table["observed"].tolist() == ["rejected" if row["noise"] else "chosen" for row in rows]
@@ -111,7 +89,6 @@ def test_files(run, capsys):
 
 
 def test_what_an_objective_learned_of_annotators(run):
-    """A run of AnnotatorRPOEM by its config and checkpoint: the rates of its state stand in the tables."""
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["model"]["init_args"]["objective"] = {"class_path": "AnnotatorRPOEM", "init_args": {"beta": 1.0}}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
@@ -134,7 +111,6 @@ def test_what_an_objective_learned_of_annotators(run):
 
 
 def test_annotators_and_labels_against_the_policy(run, capsys):
-    """64 pairs identify no share; then labels against u are looked at."""
     table = audit(run, "policy").set_index("id")
     groups = pd.read_csv(run / "audit/groups.csv")
     groups = groups[groups["grouping"] == "annotator"].set_index("group")
@@ -150,16 +126,13 @@ def test_annotators_and_labels_against_the_policy(run, capsys):
         assert traits.loc[name, "in_suspects"] == pytest.approx((names == name)[against].mean())
     rows = {row["id"]: row for row in as_trained(run)}
     for word in traits.index[traits["kind"] == "word"]:
-        has = pd.DataFrame(
-            [
-                [word in rows[name][side].lower().split() for side in ("chosen", "rejected")]
-                for name in table.index
-            ],
-            index=table.index,
+        first, second = (
+            np.array([word in rows[name][side].lower().split() for name in table.index])
+            for side in ("chosen", "rejected")
         )
-        decided = against & (has[0] != has[1])
+        decided = against & (first != second)
         assert traits.loc[word, "suspects"] == decided.sum()
-        assert traits.loc[word, "in_suspects"] == pytest.approx(has[0][decided].mean())
+        assert traits.loc[word, "in_suspects"] == pytest.approx(first[decided].mean())
     assert (traits["kind"] == "word").sum() >= 5, "words were compared"
     assert "labels against the policy" in " ".join(capsys.readouterr().out.split())
     page = (run / "audit/report.html").read_text()
@@ -167,7 +140,6 @@ def test_annotators_and_labels_against_the_policy(run, capsys):
 
 
 def test_the_reference_is_not_asked_again(run, monkeypatch):
-    """An audit keeps what the reference said, also of a run that asked it live, and reads it again."""
     assert yaml.safe_load((run / "config.yaml").read_text())["data"]["init_args"]["reference"] == "live"
     first = audit(run)
     monkeypatch.setattr(PolicyModel, "reference", lambda self: pytest.fail("the reference was asked"))
@@ -176,7 +148,6 @@ def test_the_reference_is_not_asked_again(run, monkeypatch):
 
 
 def test_first_visits(run):
-    """u as it was before a pair was learned from, of the records; the final u where there is none."""
     (part,) = weight_parts(run)
     records = pd.read_parquet(part)
     unseen = records["id"][records["step"] == 3].tolist()
@@ -198,7 +169,6 @@ def test_first_visits(run):
 
 
 def test_linear_probe(run, monkeypatch):
-    """Judged by the untouched model's states, which are computed once."""
     table = audit(run, "probe").set_index("id")
     _, module, data, _ = loaded(run)
     states = data.train_state_differences(module.policy)
@@ -213,7 +183,6 @@ def test_linear_probe(run, monkeypatch):
 
 @pytest.mark.parametrize(("side", "judge"), [(1, "weight"), (-1, "linear probe")])
 def test_who_judges_by_default(run, capsys, side, judge):
-    """Whoever agrees with more labels that it has not seen: the policy's first visits here, or the probe."""
     (part,) = weight_parts(run)
     pd.read_parquet(part).assign(u=side * 5.0).to_parquet(part)
     audit(run)
@@ -231,7 +200,6 @@ def test_micro_batches_of_a_loaded_run(run):
 
 
 def test_last_pass_goes_on(run, monkeypatch, tmp_path):
-    """What was answered before a kill is not asked again, nor of a policy whose labels alone differ."""
     monkeypatch.setattr(cached_values, "PART", 8)
     _, module, data, _ = loaded(run)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "whole")
@@ -265,23 +233,18 @@ def test_last_pass_goes_on(run, monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def fitted(finished, tmp_path_factory):
-    """Both policies, trained, and what they found."""
     found, module, data, updates = loaded(finished)
     fit = CrossFit(found, data, updates, module.objective.beta, tmp_path_factory.mktemp("fit"))
     return fit, fit.u()
 
 
-def test_halves(fitted):
+def test_each_policy_judges_what_it_has_not_seen(fitted, finished):
     fit, u = fitted
     prompts = fit.pairs.rows["prompt"][:]
     first, second = ({prompts[i] for i in half} for half in fit.halves)
     assert not first & second and len(fit.halves[0]) + len(fit.halves[1]) == PAIRS
     assert fit.updates == [round(8 * len(half) / PAIRS) for half in fit.halves]
     assert fit.data.train_pairs is fit.pairs and len(u) == PAIRS and u.notna().all()
-
-
-def test_each_policy_judges_what_it_has_not_seen(fitted, finished):
-    fit, u = fitted
     rows = as_trained(finished)
     for half in (0, 1):
         policy = PolicyModel(**fit.policy_options)
@@ -296,7 +259,6 @@ def test_each_policy_judges_what_it_has_not_seen(fitted, finished):
 
 
 def test_labels_of_the_judged_half_do_not_matter(fitted, finished, tmp_path):
-    """With the labels of one half exchanged, u of that half changes its sign and nothing else."""
     fit, u = fitted
     found, _, data, updates = loaded(finished)
     for i in fit.halves[1]:
@@ -384,18 +346,17 @@ def three_suspects(monkeypatch):
 
 @pytest.mark.parametrize("action", ["drop", "flip"])
 def test_cleaned(action, run, tmp_path, capsys, three_suspects):
-    """Labels as trained, without the suspects, or with their labels exchanged."""
     table = audit(run, cleaned=str(tmp_path / "clean.jsonl"), action=action)
     suspects = set(table["id"][:3])
-    found = [json.loads(line) for line in (tmp_path / "clean.jsonl").read_text().splitlines()]
     expected = []
     for row in as_trained(run):
-        if row["id"] in suspects and action == "drop":
-            continue
-        if row["id"] in suspects:
-            row = row | {"chosen": row["rejected"], "rejected": row["chosen"]}
-        expected.append((row["id"], row["chosen"], row["rejected"], row["annotator"]))
-    assert [(row["id"], row["chosen"], row["rejected"], row["annotator"]) for row in found] == expected
+        if row["id"] not in suspects:
+            expected.append(row)
+        elif action == "flip":
+            expected.append(row | {"chosen": row["rejected"], "rejected": row["chosen"]})
+    found = read_lines(tmp_path / "clean.jsonl")
+    for name in ("id", "chosen", "rejected", "annotator"):
+        assert [row[name] for row in found] == [row[name] for row in expected]
     shown = " ".join(capsys.readouterr().out.split())
     assert "3 suspect labels" in shown and "without noise options" in shown
 
@@ -409,7 +370,7 @@ def test_trl_trains_on_cleaned_rows(run, finished, tmp_path, monkeypatch):
     table = audit(run, "policy", share=0.3, cleaned="cleaned.jsonl", action="drop")
     dropped = int(table["suggested"].eq("flip").sum())
     rows = load_dataset("json", data_files="cleaned.jsonl", split="train", cache_dir=str(tmp_path / "cache"))
-    written = [json.loads(line) for line in Path("cleaned.jsonl").read_text().splitlines()]
+    written = read_lines("cleaned.jsonl")
     assert dropped > 0 and len(rows) == len(written) == len(table) - dropped
     options = {"output_dir": "cleaned", "max_steps": 2, "per_device_train_batch_size": 4, "use_cpu": True}
     options |= {"report_to": [], "save_strategy": "no", "bf16": False, "max_length": None}
@@ -423,10 +384,7 @@ def test_cleaned_pairs_go_to_the_hub(run, tmp_path, capsys, three_suspects, hub)
     clean = tmp_path / "clean.jsonl"
     arguments = [str(run), "--cleaned", str(clean), "--action", "drop", "--threshold", "0.6"]
     hub.refuse["commit"] = 403
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["audit", *arguments, "--push_cleaned", "me/pairs", "--private"])
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and said.count("error: ") == 1
+    said = refused(capsys, "audit", *arguments, "--push_cleaned", "me/pairs", "--private")
     assert "me/pairs cannot be uploaded to: the token may not write there" in said
     assert f"{clean} is kept." in said and len(clean.read_text().splitlines()) == PAIRS - 3
     assert hub.files["dataset", "me/pairs"] == {}
@@ -462,8 +420,7 @@ def test_cleaned_pairs_go_to_the_hub(run, tmp_path, capsys, three_suspects, hub)
 
 def test_as_trained_keeps_clean_pairs_out(run):
     found = find_run(str(run), "last")
-    held = world_rows(4, 0)
-    (run / "clean.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held))
+    write_lines(run / "clean.jsonl", world_rows(4, 0))
     source = {"class_path": "Files", "init_args": {"train": str(run / "clean.jsonl")}}
     found.data["init_args"] |= {"clean_meta": source, "hold_out_clean_meta": True}
     _, data, _ = load_run(found, as_trained=True)
@@ -477,25 +434,35 @@ def test_as_trained_keeps_clean_pairs_out(run):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--threshold", "1.5"], "threshold is 1.5"),
-        (["--top", "-1"], "top is -1"),
-        (["--output", "/dev/null/x"], "output is /dev/null/x, but /dev/null is a file and no folder"),
-        (["--label_studio", "/dev/null/x.json"], "label_studio is /dev/null/x.json, but /dev/null is a file"),
-        (["--share", "0.5"], "share is 0.5"),
-        (["--cleaned", "a.jsonl"], "cleaned is given without action"),
-        (["--action", "drop"], "action is given without cleaned"),
-        (["--push_cleaned", "me/pairs"], "push_cleaned is given without cleaned"),
-        (["--private"], "private is given without push_cleaned"),
-        (["--cleaned", "a.jsonl", "--action", "drop", "--push_cleaned", "pairs"], "is named OWNER/NAME"),
-        (["--cleaned", "a.parquet", "--action", "drop"], "ending in"),
-        (["--micro_batch_size", "0"], "micro_batch_size is 0"),
-        (["--beta", "1"], "beta is 1.0, but .*run is a run, which says that itself; leave it out"),
-        (["--checkpoint", "first"], "no checkpoint first"),
+        ("--threshold 1.5", "threshold is 1.5"),
+        ("--top -1", "top is -1"),
+        ("--output /dev/null/x", "output is /dev/null/x, but /dev/null is a file and no folder"),
+        ("--label_studio /dev/null/x.json", "label_studio is /dev/null/x.json, but /dev/null is a file"),
+        ("--share 0.5", "share is 0.5"),
+        ("--cleaned a.jsonl", "cleaned is given without action"),
+        ("--action drop", "action is given without cleaned"),
+        ("--push_cleaned me/pairs", "push_cleaned is given without cleaned"),
+        ("--private", "private is given without push_cleaned"),
+        ("--cleaned a.jsonl --action drop --push_cleaned pairs", "is named OWNER/NAME"),
+        ("--cleaned a.parquet --action drop", "ending in"),
+        ("--micro_batch_size 0", "micro_batch_size is 0"),
+        ("--beta 1", "/run is a run, which says that itself; leave it out"),
+        ("--checkpoint first", "no checkpoint first"),
+        ("--sample -1", "sample is -1, but it is a number of pairs"),
+        ("--sample 99", f"sample is 99, but there are {PAIRS} training pairs; lower it"),
+        ("--decisions {strange}", "decides on the pair 'nobody', which is no training pair here"),
+        ("--decisions {run}/config.yaml", "line 1 is not JSON"),
+        ("--label_studio tasks.csv", "label_studio is tasks.csv, but tasks are written to a file"),
+        (
+            "--cleaned x.json --action drop --label_studio ./x.json",
+            "label_studio is ./x.json, which is the file of cleaned; name another file",
+        ),
     ],
 )
-def test_bad_input(options, message, run):
-    with pytest.raises(UserError, match=message):
-        main([str(run), *options])
+def test_bad_input(options, message, run, tmp_path, capsys):
+    strange = write_lines(tmp_path / "strange.jsonl", [{"id": "nobody", "decision": "keep"}])
+    words = options.format(strange=strange, run=run).split()
+    assert message in refused(capsys, "audit", run, *words)
     assert not (run / "audit").exists()
 
 
@@ -519,9 +486,3 @@ def test_too_few_pairs(run):
     data.global_batch_size = 60
     with pytest.raises(UserError, match=r"fewer than the run's global_batch_size 60"):
         CrossFit(found, data, updates, 1.0, run / "fit").u()
-
-
-def test_help(capsys):
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    assert "--scorer" in capsys.readouterr().out

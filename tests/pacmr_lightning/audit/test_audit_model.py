@@ -1,6 +1,5 @@
 """An adapter and a whole model that come without a run: the same u, and the audit's files."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from pacmr_lightning.datamodules import Files
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.folder import weight_parts
 
+from ...conftest import read_lines, write_lines
 from .conftest import audit, refused
 
 
@@ -30,7 +30,6 @@ def exports(finished, tmp_path_factory):
 
 @pytest.fixture
 def exported(exports, tmp_path, monkeypatch):
-    """Puts the adapter and the whole model into an empty folder; returns the run's u."""
     monkeypatch.chdir(tmp_path)
     folder, u = exports
     for name in ("adapter", "whole"):
@@ -46,7 +45,6 @@ def options(run, **changed):
 
 @pytest.fixture
 def train_file(finished, run):
-    """Where the copy of the run looks for its pairs."""
     (run.parent / "train.jsonl").write_bytes((finished.parent / "train.jsonl").read_bytes())
     return run.parent / "train.jsonl"
 
@@ -59,14 +57,10 @@ def test_the_u_of_its_run(policy, run, finished, train_file, exported, capsys):
     assert set(table.index) == set(exported.index)
     np.testing.assert_allclose(table["u"], exported[table.index], atol=2e-3, rtol=1e-3)
     assert table["annotator"].isin(["a0", "a1", "a2"]).all() and (table["observed"] == "chosen").all()
-    known = [json.loads(line).get("flipped") for line in train_file.read_text().splitlines()]
-    assert table["flipped"].notna().sum() == sum(flag is not None for flag in known)
+    before, after = read_lines(train_file), read_lines("cleaned.jsonl")
+    assert table["flipped"].notna().sum() == sum(row.get("flipped") is not None for row in before)
     suspects = set(table.index[table["suggested"] == "flip"])
     assert suspects == set(table.index[table["p_wrong"] > 0.5])
-    before, after = (
-        [json.loads(line) for line in path.read_text().splitlines()]
-        for path in (train_file, Path("cleaned.jsonl"))
-    )
     exchanged = [b["chosen"] != a["chosen"] for b, a in zip(before, after, strict=True)]
     assert sum(exchanged) == len(suspects)
     page = Path("found/report.html").read_text()
@@ -74,11 +68,9 @@ def test_the_u_of_its_run(policy, run, finished, train_file, exported, capsys):
 
 
 def test_before_any_training(finished, run, monkeypatch, tmp_path):
-    """A probe of the untouched model finds the wrong labels, and a first pass learns from that."""
     monkeypatch.chdir(tmp_path)
     model, path = str(finished.parent / "model"), run.parent / "train.jsonl"
-    rows = [by_one_word(i, wrong=i % 4 == 0) for i in range(240)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, (by_one_word(i, wrong=i % 4 == 0) for i in range(240)))
     cli.main(["audit", model, *options(run, beta=None, share="0.25", scorer="probe")])
     table = pd.read_parquet("found/pairs.parquet").set_index("id")
     assert table["delta"].isna().all() and (table["u"] == table["probe_u"]).all()
@@ -88,14 +80,12 @@ def test_before_any_training(finished, run, monkeypatch, tmp_path):
     assert methods == ["linear probe", "cleanlab on linear probe"]
     page = Path("found/report.html").read_text()
     assert "nothing was trained but the probe" in page and "fitted to the labels of other prompts" in page
-    cli.main(
-        [
-            *("fit", "--config", str(run / "config.yaml"), "--trainer.default_root_dir", "first"),
-            *("--data.source.train", str(path), "--trainer.max_steps", "3", "--data.noise_rate", "0"),
-            *("--model.weighting", "AuditedWeights", "--model.weighting.soft_labels", "true"),
-            *("--model.weighting.audit", "found/pairs.parquet"),
-        ]
-    )
+    words = f"""
+        fit --config {run}/config.yaml --trainer.default_root_dir first --trainer.max_steps 3
+        --data.source.train {path} --data.noise_rate 0 --model.weighting AuditedWeights
+        --model.weighting.soft_labels true --model.weighting.audit found/pairs.parquet
+    """
+    cli.main(words.split())
     found = pd.concat(map(pd.read_parquet, weight_parts("first"))).set_index("id")["weight"]
     assert len(found) == 24
     np.testing.assert_allclose(found, 1 - table["p_wrong"][found.index], rtol=1e-5)
@@ -112,28 +102,24 @@ def test_cleaned_pairs_go_to_the_hub(run, train_file, exported, hub):
 
 
 def by_one_word(number: int, wrong: bool) -> dict:
-    """A pair of which one word decides."""
-    right, other = f" a golden {number % 7}", f" a hollow {number % 5}"
-    chosen, rejected = (other, right) if wrong else (right, other)
-    return {"id": str(number), "prompt": f"Number {number}:", "chosen": chosen, "rejected": rejected}
+    sides = [f" a golden {number % 7}", f" a hollow {number % 5}"][:: -1 if wrong else 1]
+    return {"id": str(number), "prompt": f"Number {number}:", "chosen": sides[0], "rejected": sides[1]}
+
+
+PROBE = {"scorer": "probe"}
 
 
 @pytest.mark.parametrize(
     ("policy", "changed", "said"),
     [
         ("whole", {}, "policy is whole, which is no adapter that names its base model"),
-        (
-            "adapter",
-            {"scorer": "probe", "reference": "whole", "beta": None},
-            "reference is whole, but a probe",
-        ),
-        ("adapter", {"scorer": "probe"}, "beta is 1.0, but a probe compares a model with none"),
+        ("adapter", {**PROBE, "reference": "whole", "beta": None}, "reference is whole, but a probe"),
+        ("adapter", PROBE, "beta is 1.0, but a probe compares a model with none"),
         ("adapter", {"beta": "0"}, "beta is 0.0, but it must be above 0"),
         ("adapter", {"checkpoint": "3"}, "checkpoint is 3, but adapter is a model and no run; leave it out"),
         ("adapter", {"scorer": "vnet"}, "scorer is vnet, but adapter is a model and no run; use --scorer"),
         ("adapter", {"output": None}, "output is not given, but adapter is a model and no run; name the"),
         ("adapter", {"share": "0.7"}, "share is 0.7, but the share of wrong labels is above 0 and below"),
-        ("adapter", {"action": "drop"}, "action is given without cleaned"),
         ("adapter", {"source.train": "nowhere.jsonl"}, "nowhere.jsonl"),
         ("nowhere", {"reference": "nowhere/x/y"}, "there is no such folder"),
     ],
@@ -151,7 +137,6 @@ def test_models_runs_and_their_pairs(run, train_file, exported, capsys):
 
 
 def test_from_python(finished, train_file, tmp_path):
-    """The table is that of the file, and what cannot be told is said."""
     model, output = str(finished.parent / "model"), str(tmp_path / "found")
     found = whole_audit(model, Files(str(train_file)), AuditOptions("probe", output, share=0.3))
     assert found.noise_rate == 0.3 and found.statement == "Expected share of wrong labels: 30.0%, as given."

@@ -16,7 +16,7 @@ from pacmr_lightning.datamodules import Files
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import AuditedWeights
 
-from .conftest import PAIRS, refused
+from ...conftest import read_lines, write_lines
 from .test_findings import frame
 
 N, SAMPLE = 1500, 60
@@ -35,9 +35,7 @@ class Audit:
         self.pairs = frame(N)
         self.wrong = dict(zip(self.pairs["id"], self.pairs["flipped"].tolist(), strict=True))
         self.pairs["observed"] = self.pairs["flipped"].map({True: "rejected", False: "chosen"}).astype(object)
-        lines = [json.dumps(row_of(i)) + "\n" for i in range(N)]
-        (folder / "pairs.jsonl").write_text("".join(lines))
-        self.source = Files(str(folder / "pairs.jsonl"))
+        self.source = Files(write_lines(folder / "pairs.jsonl", map(row_of, range(N))))
         drawn = random_sample(self.pairs["id"].tolist(), SAMPLE)
         self.drawn = [
             {"id": name, "decision": "exchange" if self.wrong[name] else "keep", "sample": True}
@@ -52,9 +50,7 @@ class Audit:
         return found.table.set_index("id")
 
     def decide(self, name, rows):
-        path = self.folder / name
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return str(path)
+        return write_lines(self.folder / name, rows)
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +60,10 @@ def audit(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plain(audit):
-    """Without any decision."""
     return audit()
 
 
 def test_a_sample_tells_the_share(audit, plain, capsys):
-    """Its interval holds the truth, its labels are fixed, and all others are as if the share was told."""
     assert "decision" not in plain and not (audit.folder / "sample.csv").exists()
     # Suspects that were picked are all wrong, and must not count.
     picked = [{"id": name, "decision": "exchange"} for name in plain.index[plain["flipped"]][:200]]
@@ -103,7 +97,6 @@ def test_a_sample_tells_the_share(audit, plain, capsys):
 
 
 def test_a_sample_that_disagrees(audit, capsys):
-    """Is said so; a share that is told goes before both."""
     rows = [row | {"decision": "exchange" if i < 2 else "keep"} for i, row in enumerate(audit.drawn)]
     audit(decisions=audit.decide("other.jsonl", rows), share=0.25)
     said = " ".join(capsys.readouterr().out.split())
@@ -112,7 +105,6 @@ def test_a_sample_that_disagrees(audit, capsys):
 
 
 def test_a_sample_that_is_too_small(audit, plain, capsys, monkeypatch):
-    """One wrong label tells no share: the audit's own stays, and is found once."""
     asked, rate = [], noise_rate.estimate_noise_rate
     monkeypatch.setattr(noise_rate, "estimate_noise_rate", lambda *of: asked.append(of) or rate(*of))
     wrong = next(row for row in audit.drawn if row["decision"] == "exchange")
@@ -144,12 +136,10 @@ def test_cleaned_follows_decisions_and_then_the_audit(action, audit, plain):
         swap = audit.wrong[row["id"]] != (word == "exchange")
         sides = (row["rejected"], row["chosen"]) if swap else (row["chosen"], row["rejected"])
         expected.append((row["id"], *sides))
-    found = map(json.loads, cleaned.read_text().splitlines())
-    assert [(row["id"], row["chosen"], row["rejected"]) for row in found] == expected
+    assert [(row["id"], row["chosen"], row["rejected"]) for row in read_lines(cleaned)] == expected
 
 
 def test_weights_of_decided_pairs(audit, make_batch):
-    """Fixed, and nothing for what is dropped; soft labels, which share out a weight of 1, halve it."""
     names = audit.pairs["id"][:4].tolist()
     words = dict(zip(names, ("keep", "exchange", "drop", "unsure"), strict=True))
     table = audit(decisions=audit.decide("w.jsonl", [{"id": n, "decision": w} for n, w in words.items()]))
@@ -165,7 +155,6 @@ def test_weights_of_decided_pairs(audit, make_batch):
 
 
 def test_a_sample_to_read(audit):
-    """In the page and in tasks of Label Studio, first and as trained."""
     tasks = audit.folder / "tasks.json"
     table = audit(top=5, sample=7, label_studio=str(tasks))
     drawn = random_sample(audit.pairs["id"].tolist(), 7)
@@ -180,26 +169,3 @@ def test_a_sample_to_read(audit):
         assert task["observed"] == ("rejected" if swapped else "chosen")
     page = (audit.folder / "report.html").read_text()
     assert page.count("<article") == len(found) and "random pair 7 of 7" in page
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--sample", "-1"], "sample is -1, but it is a number of pairs"),
-        (["--sample", "99"], f"sample is 99, but there are {PAIRS} training pairs; lower it"),
-        (["--decisions", "{strange}"], "decides on the pair 'nobody', which is no training pair here"),
-        (["--decisions", "{run}/config.yaml"], "line 1 is not JSON"),
-        (["--label_studio", "tasks.csv"], "label_studio is tasks.csv, but tasks are written to a file"),
-        (["--decisions", "{strange}", "--action", "flip"], "action is given without cleaned"),
-        (
-            ["--cleaned", "x.json", "--action", "drop", "--label_studio", "./x.json"],
-            "label_studio is ./x.json, which is the file of cleaned; name another file",
-        ),
-    ],
-)
-def test_bad_input(words, message, run, tmp_path, capsys):
-    strange = tmp_path / "strange.jsonl"
-    strange.write_text('{"id": "nobody", "decision": "keep"}\n')
-    words = [word.format(strange=strange, run=run) for word in words]
-    assert message in refused(capsys, "audit", run, *words)
-    assert not (run / "audit").exists()

@@ -19,6 +19,8 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.folder import read_weights
 
+from ...conftest import read_lines as lines
+from ...conftest import short_fit, write_lines
 from .conftest import refused
 
 PAIRS, CLEAN, COUNT = 160, 24, 2
@@ -48,24 +50,18 @@ def first(tmp_path_factory, tiny_llama):
     found = list(rows(PAIRS))
     clean = [row for row in found if not row["flipped"]][:CLEAN]
     for name, part in (("train", found), ("clean", clean), ("validation", found[:8])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    cli.main(
-        [
-            *("fit", "--model", "PreferenceModule", "--model.policy", "PolicyModel"),
-            *("--model.policy.model", str(folder / "model"), "--model.learning_rate", "0.001"),
-            *("--model.weighting", "VNetWeighting", "--model.weighting.outer", "CleanPreference"),
-            *("--data", "PreferenceDataModule", "--data.noise_rate", "0.1", "--data.global_batch_size", "8"),
-            *("--data.source", "Files", "--data.source.train", str(folder / "train.jsonl")),
-            *("--data.source.validation", str(folder / "validation.jsonl"), "--data.meta_batch_size", "8"),
-            *("--data.clean_meta", "Files", "--data.clean_meta.train", str(folder / "clean.jsonl")),
-            *("--model.micro_batch_size", "8", "--model.method", "mwn"),
-            *("--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"),
-            *("--trainer.limit_val_batches", "0"),
-            *("--trainer.callbacks+", "WeightRecorder", "--trainer.callbacks+", "RunSummary"),
-            *("--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"),
-            *("--trainer.default_root_dir", str(folder / "first")),
-        ]
-    )
+        write_lines(folder / f"{name}.jsonl", part)
+    options = f"""
+        --model.learning_rate 0.001 --model.micro_batch_size 8 --model.method mwn
+        --model.weighting VNetWeighting --model.weighting.outer CleanPreference
+        --data.noise_rate 0.1 --data.global_batch_size 8 --data.meta_batch_size 8
+        --data.source Files --data.source.train {folder}/train.jsonl
+        --data.source.validation {folder}/validation.jsonl
+        --data.clean_meta Files --data.clean_meta.train {folder}/clean.jsonl
+        --trainer.max_epochs 1 --trainer.limit_val_batches 0 --trainer.callbacks+ WeightRecorder
+        --trainer.callbacks+ RunSummary --trainer.default_root_dir {folder}/first
+    """
+    cli.main(short_fit(folder / "model", options))
     return folder / "first"
 
 
@@ -90,10 +86,6 @@ def corrected(first):
     assert done == (folder / "rounds" / "1" / "scores.parquet").stat().st_mtime_ns
     assert steps == (folder / "rounds" / "2" / "checkpoints" / "last.ckpt").stat().st_mtime_ns
     return folder
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_the_score_is_the_loss_of_transformers(tiny_llama, tmp_path):
@@ -159,15 +151,13 @@ def test_the_best_round_corrects_the_labels(corrected, first):
     assert (changed != wrong).mean() < 0.5 * wrong.mean()
     assert best["alpha"] == pytest.approx(1 - wrong.mean(), abs=0.1)
     # The corrected file starts from the labels as trained.
-    for row, found, flip in zip(
-        rows(PAIRS), lines(first.parent / "corrected.jsonl"), flips ^ changed, strict=True
-    ):
+    written = lines(first.parent / "corrected.jsonl")
+    for row, found, flip in zip(rows(PAIRS), written, flips ^ changed, strict=True):
         assert found["chosen"] == row["rejected" if flip else "chosen"]
         assert found["flipped"] == row["flipped"] ^ flip
 
 
 def test_the_second_pass_learns_the_corrected_labels(corrected):
-    """Of all training pairs, also those that the first run had held out."""
     changed = pd.read_parquet(corrected / "pairs.parquet").set_index("id")["p_wrong"]
     recorded = read_weights(corrected)
     assert len(recorded) == PAIRS and (recorded["weight"] == 1 - changed[recorded["id"]].to_numpy()).all()
@@ -214,7 +204,6 @@ def test_bad_input(words, message, corrected, first, tmp_path, capsys):
 
 
 def test_what_is_said_of_the_rounds(corrected, capsys, monkeypatch):
-    """Why a round is not taken, and where the fit of the one that is speaks against itself."""
     monkeypatch.setenv("COLUMNS", "200")
     table = pd.read_csv(corrected / "rounds.csv", keep_default_na=False)
     table.loc[~table["best"], "problem"] = "takes 80% of the labels for wrong"

@@ -24,7 +24,6 @@ NO_STORAGE = "Object.defineProperty(window, 'localStorage', {get() { throw new D
 
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory):
-    """A page with a sample of two and three suspects, and their ids as listed."""
     import pandas as pd
 
     pairs = frame(300)
@@ -48,7 +47,6 @@ def tab(tmp_path_factory):
 
 @pytest.fixture
 def page(listed, tab):
-    """The page with nothing decided yet."""
     tab.open(listed[0].as_uri())
     tab.value("localStorage.clear()")
     tab.open(listed[0].as_uri())
@@ -56,7 +54,6 @@ def page(listed, tab):
 
 
 def saved(tab, folder):
-    """What the file of Save decisions says."""
     path = folder / "decisions.jsonl"
     tab.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
     tab.click(".save")
@@ -65,7 +62,6 @@ def saved(tab, folder):
 
 
 def test_by_key(page, listed, tmp_path):
-    """Pair by pair; the file that is saved is one that an audit reads."""
     _, ids, observed = listed
     assert page.value(COUNT) == "0 of 5 decided; 0 of 2 in the random sample"
     page.press("x")
@@ -109,7 +105,6 @@ def test_by_click(page):
 
 
 def test_the_browser_keeps_them(page, listed, tmp_path):
-    """By the labels: a page of the same run has them, whatever it lists, and that of another has none."""
     path, ids, _ = listed
     page.press("k", "x", "x")
     page.open(path.as_uri())
@@ -129,7 +124,6 @@ def test_the_browser_keeps_them(page, listed, tmp_path):
 
 
 def test_where_storage_is_refused(page, listed, tmp_path):
-    """It says so, and works until it is left."""
     script = page.call("Page.addScriptToEvaluateOnNewDocument", source=NO_STORAGE)
     page.open(listed[0].as_uri())
     page.call("Page.removeScriptToEvaluateOnNewDocument", **script)
@@ -171,7 +165,6 @@ def test_a_file_is_loaded_back(page, listed, tmp_path):
 
 
 def test_without_javascript(page, listed):
-    """The page can be read, and has nothing that does not work."""
     page.call("Emulation.setScriptExecutionDisabled", value=True)
     try:
         page.open(listed[0].as_uri())

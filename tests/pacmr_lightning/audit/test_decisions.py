@@ -14,12 +14,8 @@ from pacmr_lightning.audit.decisions import CONTROL, WORDS, Texts, random_sample
 from pacmr_lightning.audit.noise_rate import SampleEstimate, estimate_noise_rate
 from pacmr_lightning.errors import UserError
 
+from ...conftest import write_lines as write
 from .test_noise_rate import scores
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
 
 
 def row(name, decision, **other):
@@ -27,7 +23,6 @@ def row(name, decision, **other):
 
 
 def at_least(k, n, p):
-    """Probability of k or more of n, by its definition."""
     return sum(comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
 
 
@@ -90,29 +85,28 @@ def test_what_follows_from_them(tmp_path):
     assert table["decision"].fillna("").tolist() == ["", "unsure", "drop", "exchange", "keep"]
 
 
+A = '{"id": "a", "decision": "keep"'
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "has no decision; make some on the report's page"),
         ("id,decision\na,keep\n", "line 1 is not JSON (Expecting value at column 1)"),
         ('{"prompt": "a", "chosen": "b", "rejected": "c"}\n', "line 1 has no id with a decision"),
-        (
-            '{"id": "a", "decision": "flip"}\n',
-            "has the decision 'flip'; it is one of keep, exchange, ",
-        ),
+        ('{"id": "a", "decision": "flip"}\n', "has the decision 'flip'; it is one of keep, exchange, "),
         ("[" * 100_000, "is no JSON that can be read"),
         ('{"id": "a", "n": ' + "9" * 5000 + "}", "line 1 cannot be read (Exceeds the limit"),
         (
-            '{"id": "a", "decision": "keep", "observed": "chosen"}\n'
-            '{"id": "a", "decision": "keep", "observed": "rejected"}\n',
+            f'{A}, "observed": "chosen"}}\n{A}, "observed": "rejected"}}\n',
             "line 2 decides on the pair 'a' as labelled rejected, and an earlier one as labelled chosen",
         ),
         (
-            '{"id": "a", "decision": "keep"}\n\n{"id": "a", "decision": "drop"}\n',
+            f"{A}}}\n\n{A.replace('keep', 'drop')}}}\n",
             "line 3 decides on the pair 'a' as drop, and an earlier one as keep; leave one of them",
         ),
-        ('{"id": "a", "decision": "keep", "observed": "left"}\n', "has observed 'left' and sample False"),
-        ('{"id": "a", "decision": "keep", "sample": "yes"}\n', "sample 'yes'; observed is chosen or"),
+        (f'{A}, "observed": "left"}}\n', "has observed 'left' and sample False"),
+        (f'{A}, "sample": "yes"}}\n', "sample 'yes'; observed is chosen or"),
         ('[{"id": 1, "decision": "keep"}]', "task 1 has no data.pair with annotations; export tasks of"),
         ("[3]", "task 1 has no data.pair"),
         ("[", "is no JSON that can be read (Expecting value: line 1 column 2 (char 1)); export it"),
@@ -147,14 +141,12 @@ def test_pairs_that_the_run_does_not_have(tmp_path):
 
 
 def annotation(*choices, **other):
-    """As Label Studio exports it."""
     result = {"id": "x", "from_name": CONTROL, "to_name": "prompt", "type": "choices", "origin": "manual"}
     results = [result | {"value": {"choices": list(choices)}}] if choices else []
     return {"id": 9, "completed_by": 1, "was_cancelled": False, "result": results, **other}
 
 
 def test_label_studio_and_back(tmp_path):
-    """Tasks come back with what was chosen; skipped and open ones, and other controls, say nothing."""
     made = tasks((f"p{i}", "rejected", i == 0, Texts("q", "good", "bad")) for i in range(5))
     assert set(made[0]) == {"data"} and json.dumps(made).count("p_wrong") == 0
     other = annotation("keep")["result"][0] | {"from_name": "quality", "value": {"rating": 3}}
@@ -181,7 +173,6 @@ def test_label_studio_and_back(tmp_path):
 
 
 def test_the_labelling_config_of_the_docs():
-    """Shows what tasks have, and gives the words that decisions are."""
     page = (Path(__file__).parents[3] / "docs/audit.md").read_text(encoding="utf-8")
     view = ElementTree.fromstring(re.search(r"```xml\n(.*?)```", page, re.DOTALL)[1])
     shown = {text.get("value")[1:] for text in view.iter("Text")}

@@ -61,7 +61,6 @@ def test_without_cleanlab(monkeypatch):
 
 
 def find_with(pairs, scorer, known=None, threshold=0.5):
-    """What is found with a noise rate that is known, or estimated."""
     return find(pairs, scorer, rate_by(pairs, scorer, known), threshold, varies=True)
 
 
@@ -111,9 +110,3 @@ def test_nothing_is_suspect_where_the_share_is_not_identified():
     found = find_with(frame(rate=0.0), "vnet")
     assert not found.rate.identified and found.suspects == 0 and found.cut is None
     assert found.pairs["p_wrong"].isna().all() and found.pairs["u"].is_monotonic_increasing
-
-
-def test_without_cross_fit():
-    pairs = frame().assign(cross_fit_u=np.nan)
-    found = find_with(pairs, "vnet")
-    assert list(found.rates) == ["vnet"] and "cross-fitted u" not in found.methods["method"].tolist()

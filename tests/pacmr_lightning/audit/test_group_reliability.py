@@ -12,7 +12,6 @@ from .test_noise_rate import scores
 
 
 def test_what_the_run_has_learned():
-    """Beside the audit's own, by annotator; of a category the mean over its pairs; else no column."""
     table, pairs = world([0.1, 0.3], [400, 400])
     assert "learned" not in table
     pairs["learned_rate"] = pairs["annotator"].map({"a0": 0.08, "a1": 0.26})
@@ -32,7 +31,6 @@ def test_what_the_run_has_learned():
 
 
 def world(rates, sizes, seed=0, spreads=None, known=None, column="annotator", resamples=40):
-    """Reliability of groups with rates of wrong labels, the truth behind it, and P(wrong)."""
     parts = [
         scores(size, rate, spread=spread, seed=100 * seed + i)[:2]
         for i, (rate, size, spread) in enumerate(

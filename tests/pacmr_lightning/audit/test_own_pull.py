@@ -108,7 +108,6 @@ def test_a_checkpoint_of_the_middle(loaded, monkeypatch):
 
 
 def test_labels_that_were_learned_by_heart(run, loaded):
-    """A first order says nothing of them, and the report says so; a fallback share is used."""
     found, module, data, updates = loaded
     assert own_pull(module, data, found, updates) is None
     table = audit(run, "policy", fallback_share=0.45)
@@ -160,14 +159,12 @@ def test_pull(loaded, soft, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_finds_the_share_of_its_own_wrong_labels(tmp_path, monkeypatch):
-    """As in the quickstart: 30% flipped; with what labels have added to their own u, too few look wrong."""
     root = Path(__file__).parents[3]
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(root / "configs")
-    cli.main(["fit", "--config", "configs/quickstart/sft.yaml", "--data.source.rows", "20000"])
-    words = ["--config", "configs/quickstart/preference.yaml", "--config", "configs/sweeps/world_base.yaml"]
-    words += ["--config", "configs/methods/dpo.yaml", "--trainer.default_root_dir", "dpo"]
-    cli.main(["fit", *words])
+    cli.main(["fit", "--config", "quickstart/sft", "--data.source.rows", "20000"])
+    words = "fit --config quickstart/preference --config configs/sweeps/world_base.yaml"
+    cli.main([*words.split(), "--config", "methods/dpo", "--trainer.default_root_dir", "dpo"])
     table = audit("dpo", "policy")
     flipped = table["flipped"].astype(bool)
     added = (table["u"][flipped].mean() + table["u"][~flipped].mean()) / 2

@@ -10,7 +10,6 @@ from pacmr_lightning.errors import UserError
 
 
 def drawn(mu, sigma, alpha, count=20_000, seed=0):
-    """Values, and which of them are of wrong labels."""
     generator = np.random.default_rng(seed)
     wrong = generator.random(count) >= alpha
     return np.where(wrong, -mu, mu) + sigma * generator.standard_normal(count), wrong

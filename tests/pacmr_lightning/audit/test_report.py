@@ -97,7 +97,6 @@ def test_hostile_text_is_text(page):
 
 
 def test_what_the_sample_does_not_say(page):
-    """Nothing of what the audit or anybody knows of its labels."""
     sample, _, suspects = page.partition("<h2>A random sample</h2>")[2].partition("most suspect labels")
     assert "random pair 1 of 1" in sample and "which one?" in sample and "which one?" not in suspects
     for told in ("P(wrong)", "suggestion", "weight", "the label is"):

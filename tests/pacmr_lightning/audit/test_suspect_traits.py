@@ -15,23 +15,21 @@ WORDS = np.array([f"word{i}" for i in range(60)])
 
 
 def texts(rng, n):
-    """Texts of 4 to 10 words, some of them much more frequent than others."""
     odds = 1 / np.arange(1, len(WORDS) + 1)
     drawn = rng.choice(WORDS, (n, 10), p=odds / odds.sum())
     return [" ".join(row[:length]) for row, length in zip(drawn, rng.integers(4, 11, n), strict=True)]
 
 
+def pairs_of(prompt, suspect, category=None):
+    suggested = np.where(suspect, "flip", "keep")
+    return pd.DataFrame({"prompt": prompt, "suggested": suggested, "category": category})
+
+
 def world(n, rate, seed, prompts=None):
-    """Suspects that nothing explains: pairs, and both responses."""
     rng = np.random.default_rng(seed)
-    pairs = pd.DataFrame(
-        {
-            "prompt": rng.integers(prompts or n, size=n),
-            "suggested": np.where(rng.random(n) < rate, "flip", "keep"),
-            "category": rng.choice(list("abc"), n),
-            "annotator": [f"a{i}" for i in rng.integers(25, size=n)],
-        }
-    )
+    prompt, suspect = rng.integers(prompts or n, size=n), rng.random(n) < rate
+    pairs = pairs_of(prompt, suspect, rng.choice(list("abc"), n))
+    pairs["annotator"] = [f"a{i}" for i in rng.integers(25, size=n)]
     return rng, pairs, texts(rng, n), texts(rng, n)
 
 
@@ -68,12 +66,8 @@ def test_pairs_of_a_prompt_are_not_independent():
         suspect = rng.random(2000) < 0.3
         right = rng.random(20)[prompt]
         has = rng.random(2000) < np.where(suspect, 1 - right, right)
-        pairs = pd.DataFrame(
-            {"prompt": prompt, "suggested": np.where(suspect, "flip", "keep"), "category": None}
-        )
-        chosen = np.where(has, "golden x", "x")
-        rejected = np.where(has, "x", "golden x")
-        both = [traits(pairs.assign(prompt=p), chosen, rejected) for p in (prompt, np.arange(2000))]
+        chosen, rejected = np.where(has, "golden x", "x"), np.where(has, "x", "golden x")
+        both = [traits(pairs_of(p, suspect), chosen, rejected) for p in (prompt, np.arange(2000))]
         alarms += np.array([len(found(table[table["kind"] == "word"])) for table in both])
     assert alarms[0] <= 6 and alarms[1] > 20
 
@@ -103,7 +97,6 @@ def test_a_planted_word():
 
 
 def test_a_rule_that_labels_follow():
-    """Whoever is suspect, nearly all chosen responses have one word; nothing else is followed like that."""
     rng, pairs, chosen, rejected = world(2000, 0.1, 5)
     there, follows = rng.random(2000) < 0.3, rng.random(2000) < 0.97
     for i in np.flatnonzero(there):
@@ -129,10 +122,7 @@ def test_interval_of_a_group_with_prompts_of_its_own():
     prompt = np.repeat(np.arange(60), 50)
     group = np.where(prompt % 6 == 0, "a", "b")
     suspect = rng.random(3000) < np.where(group == "a", 0.3, 0.15)
-    pairs = pd.DataFrame(
-        {"prompt": prompt, "category": group, "suggested": np.where(suspect, "flip", "keep")}
-    )
-    table = traits(pairs, ["x"] * 3000, ["x"] * 3000).set_index("trait")
+    table = traits(pairs_of(prompt, suspect, group), ["x"] * 3000, ["x"] * 3000).set_index("trait")
     assert found(table).index.tolist() == ["a", "b"]
     assert 0 < table.loc["a", "low"] < table.loc["a", "difference"] < table.loc["a", "high"] < 0.3
     assert table.loc["a", "low"] == pytest.approx(-table.loc["b", "high"])
@@ -181,14 +171,10 @@ def test_interval_covers():
     for _ in range(100):
         prompt = np.repeat(np.arange(150), 4)
         suspect = rng.random(600) < 0.3
-        pairs = pd.DataFrame(
-            {"prompt": prompt, "suggested": np.where(suspect, "flip", "keep"), "category": None}
-        )
         has = rng.random(150)[prompt] < np.where(suspect, 0.3, 0.6)
-        table = traits(pairs, np.where(has, "golden x", "x"), np.where(has, "x", "golden x")).set_index(
-            "trait"
-        )
-        hits += table.loc["golden", "low"] <= -0.3 <= table.loc["golden", "high"]
+        chosen, rejected = np.where(has, "golden x", "x"), np.where(has, "x", "golden x")
+        golden = traits(pairs_of(prompt, suspect), chosen, rejected).set_index("trait").loc["golden"]
+        hits += golden["low"] <= -0.3 <= golden["high"]
     assert hits >= 89
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from importlib.metadata import version
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,30 +10,24 @@ import torch
 from pacmr_lightning import cli
 from pacmr_lightning.command_line.exceptions import out_of_memory
 
+from ...conftest import fails
+
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (
-            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0"),
-            "(2.50 GiB more were",
-        ),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0"), "(2.50 GiB more"),
         (MemoryError(), "Out of memory; take fewer pairs at a time"),
     ],
 )
 def test_out_of_memory(error, said, capsys, monkeypatch):
-    tool = ModuleType("hungry")
-
     def main(words):
         raise error
 
-    tool.main = main
+    tool = SimpleNamespace(main=main)
     monkeypatch.setitem(cli.TOOLS, "hungry", "")
     monkeypatch.setitem(sys.modules, "pacmr_lightning.commands.hungry", tool)
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["hungry"])
-    line = capsys.readouterr().err
-    assert stop.value.code == 2 and said in line and len(line.splitlines()) == 1
+    assert said in fails(capsys, ["hungry"])
 
 
 def test_the_machine_s_memory():

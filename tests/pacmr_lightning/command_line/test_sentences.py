@@ -9,7 +9,7 @@ import yaml
 from pacmr_lightning import cli
 from pacmr_lightning.command_line.sentences import short_message
 
-from ..tables import cases
+from ..tables import cases, texts
 
 POLICY = {"class_path": "PolicyModel", "init_args": {"model": "./nowhere"}}
 FILES = {"class_path": "Files", "init_args": {"train": "pairs.jsonl", "validation": "pairs.jsonl"}}
@@ -17,7 +17,6 @@ FILES = {"class_path": "Files", "init_args": {"train": "pairs.jsonl", "validatio
 
 @pytest.fixture
 def base(tmp_path, monkeypatch) -> dict:
-    """A config in an empty folder; all is read before anybody looks for the model that it names."""
     monkeypatch.chdir(tmp_path)
     return {
         "model": {"class_path": "PreferenceModule", "init_args": {"policy": POLICY}},
@@ -196,41 +195,39 @@ def test_words_of_the_command_line(arguments, sentence, base, capsys, tmp_path):
     assert said(capsys, ["fit", "--config", "config.yaml", *arguments]) == sentence
 
 
+CONFIGS = """
+model: a: b
+    bad.yaml: this is no YAML (mapping values are not allowed in this context at line 1,
+hello
+    bad.yaml: expected options with their values, as in YAML, but got hello.
+trainer: 3
+    trainer: expected options with their values, as in YAML, but got 3.
+modle: {a: 1}
+    modle.a: there is no such option; did you mean model.a?
+trainer: {max_stepz: 1}
+    trainer.max_stepz: there is no such option; did you mean trainer.max_steps?
+trainer: {max_steps: x}
+    bad.yaml: trainer.max_steps: expected an int, but got x.
+checkpoint: {save_last: so}
+    bad.yaml: checkpoint.save_last: expected 'link', true, false or null,
+model: 3
+    bad.yaml: model: expected a LightningModule or null, but got 3.
+model: {class_path: PreferenceModule, init_arg: {}}
+    bad.yaml: model: beside class_path a class has only init_args, which hold its options.
+model: {class_path: PreferenceModule, init_args: {weighting: {class_path: VNetWeighting, OUTER}}}
+    bad.yaml: model.weighting.outer.tauu: PromptAugmentationConsistency has no such option; did
+trainer: {callbacks: [{class_pat: RunSummary}]}
+    bad.yaml: trainer.callbacks.class_pat: Callback has no such option; did you mean class_path?
+"""
+OUTER = "init_args: {outer: {class_path: PromptAugmentationConsistency, init_args: {tauu: 0.6}}}"
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (
-            "model: a: b\n",
-            "bad.yaml: this is no YAML (mapping values are not allowed in this context at line 1, ",
-        ),
+        *texts(CONFIGS.replace("OUTER", OUTER)),
         ("model: [1,\ntrainer: 3\n", "bad.yaml: this is no YAML ("),
         ("", "bad.yaml: expected options with their values, as in YAML, but got nothing."),
-        ("hello\n", "bad.yaml: expected options with their values, as in YAML, but got hello."),
-        ("trainer: 3\n", "trainer: expected options with their values, as in YAML, but got 3."),
-        ("modle: {a: 1}\n", "modle.a: there is no such option; did you mean model.a?"),
-        (
-            "trainer: {max_stepz: 1}\n",
-            "trainer.max_stepz: there is no such option; did you mean trainer.max_steps?",
-        ),
-        ("trainer: {max_steps: x}\n", "bad.yaml: trainer.max_steps: expected an int, but got x."),
-        (
-            "checkpoint: {save_last: so}\n",
-            "bad.yaml: checkpoint.save_last: expected 'link', true, false or null, ",
-        ),
-        ("model: 3\n", "bad.yaml: model: expected a LightningModule or null, but got 3."),
-        (
-            "model: {class_path: PreferenceModule, init_arg: {}}\n",
-            "bad.yaml: model: beside class_path a class has only init_args, which hold its options.",
-        ),
-        (
-            "model: {class_path: PreferenceModule, init_args: {weighting: {class_path: VNetWeighting, "
-            "init_args: {outer: {class_path: PromptAugmentationConsistency, init_args: {tauu: 0.6}}}}}}\n",
-            "bad.yaml: model.weighting.outer.tauu: PromptAugmentationConsistency has no such option; did ",
-        ),
-        (
-            "trainer: {callbacks: [{class_pat: RunSummary}]}\n",
-            "bad.yaml: trainer.callbacks.class_pat: Callback has no such option; did you mean class_path?",
-        ),
     ],
 )
 def test_words_of_a_config(text, sentence, base, capsys, tmp_path):
@@ -249,7 +246,6 @@ def test_words_of_all_commands(arguments, sentence, capsys, tmp_path, monkeypatc
 
 
 def test_flags_and_lists(capsys, tmp_path, monkeypatch):
-    """Flags stand alone, also before positional words; lists are words, or lists in a config."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "options.yaml").write_text(json.dumps({"taus": [0.6, 0.8], "runs": ["a", "b"]}))
     for arguments, found in (

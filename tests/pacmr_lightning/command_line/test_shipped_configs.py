@@ -55,7 +55,6 @@ def test_a_name_of_nothing(capsys):
 
 
 def test_a_file_that_is_not_there(capsys):
-    """Its name is like no config's."""
     with pytest.raises(SystemExit):
         cli.main(["fit", "--config", "runs/mine/config.yaml"])
     assert "there is no file runs/mine/config.yaml; pacmr" in capsys.readouterr().err
@@ -70,7 +69,6 @@ def test_a_sweep_and_what_it_names(capsys):
 
 @pytest.mark.parametrize("words", [[], ["list"]])
 def test_list(words, capsys):
-    """A line each where it goes into a file."""
     cli.main(["configs", *words])
     out = capsys.readouterr().out
     assert out.startswith("preference ")

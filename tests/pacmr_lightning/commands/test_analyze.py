@@ -1,6 +1,5 @@
 """``pacmr analyze`` on real runs of a tiny model: values, labels, second views, files, bad input."""
 
-import json
 import shutil
 import warnings
 
@@ -10,19 +9,19 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from transformers import AutoTokenizer
 
 from pacmr_lightning import cli
 from pacmr_lightning.analysis.consistency import consistency_by_threshold
 from pacmr_lightning.analysis.consistency_figure import draw_consistency
-from pacmr_lightning.batch import PairBatch
-from pacmr_lightning.command_line.exceptions import user_error
-from pacmr_lightning.commands.analyze import analyze, main
+from pacmr_lightning.commands.analyze import analyze
 from pacmr_lightning.datamodules import cached_values
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.policy import PolicyModel
+
+from ...conftest import fails, short_fit, write_lines
+from ..conftest import log_ratios
 
 TAUS = [0.5, 0.55]
 LAST = "checkpoints/last.ckpt"
@@ -36,68 +35,39 @@ def rows_of(count, seed):
             del row["augmented_prompt"]  # the rules do not know how to reword it
         if i % 3 == 0:
             row["flipped"] = i % 2 == 0
-    texts = {
-        "prompt": "What is the best of all books? I do not know.",
-        "chosen": " calm",
-        "rejected": " rain",
-    }
-    return [*rows, {**texts, "id": f"by-rule-{seed}", "category": "books"}]
+    texts = {"chosen": " calm", "rejected": " rain", "id": f"by-rule-{seed}", "category": "books"}
+    return [*rows, texts | {"prompt": "What is the best of all books? I do not know."}]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, tiny_llama):
-    """A DPO run of three updates under 30% noise, with a checkpoint of each."""
     folder = tmp_path_factory.mktemp("analyze")
     tiny_llama(folder / "model", initializer_range=0.2)
     for name, count, seed in (("train", 31, 0), ("validation", 9, 1)):
-        lines = [json.dumps(row) + "\n" for row in rows_of(count, seed)]
-        (folder / f"{name}.jsonl").write_text("".join(lines))
-    arguments = [
-        *("fit", "--model", "PreferenceModule", "--model.policy", "PolicyModel"),
-        *("--model.policy.model", str(folder / "model"), "--model.objective", "DPO"),
-        *("--model.objective.beta", "1.0", "--model.learning_rate", "0.01"),
-        *("--data", "PreferenceDataModule", "--data.source", "Files", "--data.task", "tiny"),
-        *("--data.source.train", str(folder / "train.jsonl")),
-        *("--data.source.validation", str(folder / "validation.jsonl")),
-        *("--data.global_batch_size", "8", "--data.noise_rate", "0.3", "--trainer.max_steps", "3"),
-        *("--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"),
-        *("--trainer.enable_model_summary", "false", "--trainer.default_root_dir", str(folder / "run")),
-        *("--checkpoint.every_n_train_steps", "1", "--checkpoint.save_top_k", "-1"),
-    ]
-    cli.main(arguments)
+        write_lines(folder / f"{name}.jsonl", rows_of(count, seed))
+    options = f"""
+        --model.objective DPO --model.objective.beta 1.0 --model.learning_rate 0.01
+        --data.source Files --data.source.train {folder}/train.jsonl
+        --data.source.validation {folder}/validation.jsonl --data.task tiny --data.global_batch_size 8
+        --data.noise_rate 0.3 --trainer.max_steps 3 --trainer.default_root_dir {folder}/run
+        --checkpoint.every_n_train_steps 1 --checkpoint.save_top_k -1
+    """
+    cli.main(short_fit(folder / "model", options))
     return folder / "run"
 
 
 @pytest.fixture
 def run(finished, tmp_path):
-    """A copy of the run that a test may change."""
     return shutil.copytree(finished, tmp_path / "run")
 
 
 def expected_u(run, rows, prompt="prompt"):
-    """u in the whole model's own forward, one pair at a time, of the reloaded checkpoint."""
-    module = PreferenceModule.load_from_checkpoint(run / LAST)
-    tokenizer = AutoTokenizer.from_pretrained(module.policy.name)
-    found = []
-    for row in rows:
-        start = tokenizer(row[prompt])["input_ids"]
-        ends = [
-            [*tokenizer(row[side], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-            for side in ("chosen", "rejected")
-        ]
-        pair = PairBatch.collate([row["id"]], [start], *([end] for end in ends))
-        with torch.no_grad():
-            policy = module.policy.log_probs_in("plain", pair)
-            with module.policy.reference():
-                reference = module.policy.log_probs_in("plain", pair)
-        difference = (policy.chosen - reference.chosen) - (policy.rejected - reference.rejected)
-        found.append(float(difference))
-    return np.array(found)
+    ratios = log_ratios(PreferenceModule.load_from_checkpoint(run / LAST).policy, rows, prompt)
+    return ratios[:, 0] - ratios[:, 1]
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_values_of_every_pair(split, run):
-    """Both views of all pairs that have two, labels as found in spite of the run's noise."""
     analyze([str(run)], split, TAUS)
     pairs = pd.read_parquet(run / f"analysis/pairs-{split}.parquet").set_index("id")
     rows = rows_of(*((31, 0) if split == "train" else (9, 1)))
@@ -188,7 +158,8 @@ def test_a_sample(run):
         analyze([str(run)], pairs=6, **options)
         return set(pd.read_parquet(run / "analysis/pairs-train.parquet")["id"])
 
-    assert len(ids()) == 6 and ids() == ids() and ids(seed=1) != ids(seed=2)
+    first = ids(seed=1)
+    assert len(first) == 6 and first == ids(seed=1) != ids(seed=2)
 
 
 def test_two_runs(run, finished, tmp_path):
@@ -201,7 +172,6 @@ def test_two_runs(run, finished, tmp_path):
 
 
 def test_second_wordings_of_a_file(run, tmp_path):
-    """The file of ``pacmr augment`` takes the place of the rows' own wordings, whatever the run's method."""
     prompts = sorted({row["prompt"] for row in rows_of(31, 0)})[:5]
     file = pd.DataFrame({"prompt": prompts, "augmented_prompt": ["The sea, " + p for p in prompts]})
     file.to_parquet(tmp_path / "augmented.parquet")
@@ -220,18 +190,7 @@ def edit(run, section, **options):
 
 
 def refused(arguments, capsys):
-    """The one sentence with which the command refuses, which leaves no file."""
-    capsys.readouterr()
-    try:
-        main(arguments)
-    except SystemExit as stop:
-        assert stop.code == 2
-        return capsys.readouterr().err
-    except Exception as error:
-        cause = user_error(error)
-        assert cause is not None, error
-        return str(cause)
-    raise AssertionError("it was not refused")
+    return fails(capsys, ["analyze", *arguments])
 
 
 @pytest.mark.parametrize(
@@ -239,12 +198,9 @@ def refused(arguments, capsys):
     [
         (["--taus", "0.4"], "taus has 0.4"),
         (["--taus", "0.6", "1"], "taus has 1.0"),
-        (["--taus", "high"], "taus: expected a float, but got high."),
-        (["--split", "test"], "split: expected one of 'train', 'validation', but got test."),
         (["--checkpoint", "step-9"], "has no checkpoint step-9; choose one of last, step-1, step-2, step-3"),
         (["--pairs", "0"], "pairs is 0, but a sample of the 24 train pairs"),
-        (["--pairs", "25"], "pairs is 25"),
-        (["--seed", "-1"], "seed is -1"),
+        *(([f"--{n}", v], f"{n} is {v}") for n, v in (("pairs", "25"), ("seed", "-1"))),
         (["--augmentations", "nowhere.parquet"], "There is no file nowhere.parquet"),
         (["--augmentations", "any.parquet", "--split", "validation"], "reads it for training pairs only"),
     ],
@@ -299,7 +255,7 @@ def test_checkpoints_that_do_not_fit(run, capsys):
 
 def test_no_second_view(run, capsys, tmp_path):
     rows = [row for row in rows_of(31, 0) if "augmented_prompt" not in row][:8]
-    (tmp_path / "plain.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "plain.jsonl", rows)
     source = yaml.safe_load((run / "config.yaml").read_text())["data"]["init_args"]["source"]
     source["init_args"]["train"] = str(tmp_path / "plain.jsonl")
     edit(run, "data", source=source)
@@ -327,7 +283,6 @@ def test_a_diverged_policy(run, capsys):
 
 
 def test_curves_end_where_few_pairs_are_left(tmp_path):
-    """More thresholds than markers, a run without any point to draw, and one of many pairs."""
     rng = np.random.default_rng(0)
     curves = {}
     taus = [0.5, 0.51, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9]

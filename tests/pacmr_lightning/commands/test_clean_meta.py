@@ -1,8 +1,6 @@
 """``pacmr clean-meta``: judges on a real HTTP server, and its file, also in training."""
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -15,13 +13,11 @@ from pacmr_lightning.datamodules.sampling import stratified_sample
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.judging import EndpointJudge
 
-from ..evaluation.faulty_server import FaultyServer, prefer_longer, prefer_position_a
+from ...conftest import fails
+from ...conftest import read_lines as read
+from ..evaluation.faulty_server import prefer_longer, prefer_position_a
 
-
-@pytest.fixture
-def server():
-    with FaultyServer(prefer_longer) as server:
-        yield server
+reply = prefer_longer
 
 
 @pytest.fixture
@@ -51,12 +47,7 @@ def pairs(write_rows):
     return Files(path, path)
 
 
-def read(path):
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-
-
 def test_all_judges_in_both_orders(pairs, server, judge, tmp_path, capsys):
-    """One judge likes length, one the first position, and one says nothing of some posts."""
     server.replies["first"] = prefer_position_a
     server.replies["unsure"] = lambda messages: (
         "Hard to say." if "Post: Post 1" in messages[-1]["content"] else prefer_longer(messages)
@@ -66,6 +57,10 @@ def test_all_judges_in_both_orders(pairs, server, judge, tmp_path, capsys):
         output = tmp_path / f"{'-'.join(models)}.jsonl"
         clean_meta(pairs, str(output), [judge(model) for model in models], n=12, seed=1)
         return read(output)
+
+    def printed(text, name):
+        """The numbers of a judge's line."""
+        return next(line for line in text.splitlines() if line.strip().startswith(name)).split()[1:]
 
     rows = run("length", "same", "unsure")
     found = {row["id"]: row for row in pairs.load("train")}
@@ -77,33 +72,29 @@ def test_all_judges_in_both_orders(pairs, server, judge, tmp_path, capsys):
     for row in rows:
         odd, unsure = int(row["id"]) % 2 == 1, row["prompt"].startswith("Post 1")
         assert row["corrected"] == (odd and not unsure)
-        before = found[row["id"]]
-        responses = (before["chosen"], before["rejected"])
-        assert (row["chosen"], row["rejected"]) == (responses[::-1] if row["corrected"] else responses)
+        responses = [found[row["id"]][side] for side in ("chosen", "rejected")]
+        assert [row["chosen"], row["rejected"]] == responses[:: -1 if row["corrected"] else 1]
         label = "wrong" if odd else "right"
         assert [v["judge"] for v in row["verdicts"]] == ["length", "same", "unsure"]
         assert [v["verdict"] for v in row["verdicts"]] == [label, label, "none" if unsure else label]
         orders = row["verdicts"][2]["orders"]
         problem = "the answer does not end in a verdict" if unsure else None
         assert [(o["verdict"], o["problem"]) for o in orders] == [("none" if unsure else label, problem)] * 2
-        letters = [re.search(r"Preferred: (.)", o["answer"]) for o in row["verdicts"][0]["orders"]]
-        assert [match[1] for match in letters] == (["B", "A"] if odd else ["A", "B"])
-    assert 0 < sum(row["corrected"] for row in rows) < sum(int(row["id"]) % 2 for row in rows)
-
-    text = capsys.readouterr().out
+        letters = [re.search(r"Preferred: (.)", o["answer"])[1] for o in row["verdicts"][0]["orders"]]
+        assert letters == (["B", "A"] if odd else ["A", "B"])
     wrong = sum(int(row["id"]) % 2 for row in rows)
-    for name in ("length", "same"):
-        line = next(line for line in text.splitlines() if line.strip().startswith(name))
-        assert line.split()[1:] == f"{12 - wrong} {wrong} 0 0.0% 2400 240 0 of 24".split()
     corrected = sum(row["corrected"] for row in rows)
+    assert 0 < corrected < wrong
+    text = capsys.readouterr().out
+    for name in ("length", "same"):
+        assert printed(text, name) == f"{12 - wrong} {wrong} 0 0.0% 2400 240 0 of 24".split()
     assert f"12 of 30 usable pairs of rows.jsonl, {corrected} labels corrected." in text.replace("\n", " ")
 
     # A judge that goes by position never finds a label wrong, and so nothing is corrected.
     rows = run("length", "first")
     assert not any(row["corrected"] for row in rows)
     assert {row["verdicts"][1]["verdict"] for row in rows} == {"none"}
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("first"))
-    assert line.split()[1:5] == ["0", "0", "12", "100.0%"]
+    assert printed(capsys.readouterr().out, "first")[:4] == ["0", "0", "12", "100.0%"]
     # "length" was asked before, for another file; each file has a store of its own.
     assert (tmp_path / "length-first.jsonl.answers.sqlite").is_file()
 
@@ -119,8 +110,7 @@ def test_a_rerun_costs_nothing(pairs, server, judge, tmp_path, capsys):
     # A larger sample asks for what is new only.
     clean_meta(pairs, str(tmp_path / "more.jsonl"), [judge()], n=30, store=str(store))
     assert len(server.requests) == 60
-    written = {"clean.jsonl", "kept", "more.jsonl", "rows.jsonl"}
-    assert {path.name for path in tmp_path.iterdir()} == written
+    assert {path.name for path in tmp_path.iterdir()} == {"clean.jsonl", "kept", "more.jsonl", "rows.jsonl"}
 
 
 def test_answers_that_did_not_come_are_asked_for_by_the_next_run(pairs, server, judge, tmp_path, capsys):
@@ -136,25 +126,18 @@ def test_answers_that_did_not_come_are_asked_for_by_the_next_run(pairs, server, 
     assert all(row["corrected"] == (int(row["id"]) % 2 == 1) for row in read(output))
 
 
-HH = [
-    {
-        "chosen": f"\n\nHuman: a {i}?\n\nAssistant: b\n\nHuman: c {i}?\n\nAssistant: {'yes ' * (2 + i % 2)}",
-        "rejected": f"\n\nHuman: a {i}?\n\nAssistant: b\n\nHuman: c {i}?\n\nAssistant: longer no",
-        # Ids are hashes of prompt and responses.
-    }
-    for i in range(12)
-]
+TALK = "\n\nHuman: a {0}?\n\nAssistant: b\n\nHuman: c {0}?\n\nAssistant: ".format
+# Ids are hashes of prompt and responses.
+HH = [{"chosen": TALK(i) + "yes " * (2 + i % 2), "rejected": TALK(i) + "longer no"} for i in range(12)]
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What?"}]
+ANSWERS = [("yes {}", "no, not at all {}" if i % 2 else "yes {}") for i in range(8)]
 CHAT = [
-    {
-        "id": f"chat-{i}",
-        "chosen": [*ASKED, {"role": "assistant", "content": f"yes {i}"}],
-        "rejected": [
-            *ASKED,
-            {"role": "assistant", "content": f"no, not at all {i}" if i % 2 else f"yes {i}"},
-        ],
+    {"id": f"chat-{i}"}
+    | {
+        side: [*ASKED, {"role": "assistant", "content": text.format(i)}]
+        for side, text in zip(("chosen", "rejected"), texts, strict=True)
     }
-    for i in range(8)
+    for i, texts in enumerate(ANSWERS)
 ]
 
 
@@ -268,8 +251,5 @@ def test_from_the_command_line(pairs, server, tmp_path, capsys, monkeypatch):
     assert "temperature" not in server.requests[-1] and server.requests[-1]["model"] == "three"
     assert len(server.requests) == 36
 
-    with pytest.raises(SystemExit) as stop:
-        main([*options, "x.jsonl", "--judges+=EndpointJudg"])
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert "judges: there is no class EndpointJudg; did you mean EndpointJudge?" in error
+    said = fails(capsys, ["clean-meta", *options, "x.jsonl", "--judges+=EndpointJudg"])
+    assert "judges: there is no class EndpointJudg; did you mean EndpointJudge?" in said

@@ -1,8 +1,5 @@
 """``pacmr generate``: a model on a real HTTP server answers, and its file is that of ``pacmr predict``."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from pacmr_lightning import cli
@@ -13,17 +10,13 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation import endpoint as endpoint_module
 from pacmr_lightning.evaluation.endpoint import Endpoint
 
-from ..evaluation.faulty_server import SECRET, FaultyServer
+from ...conftest import fails
+from ...conftest import read_lines as rows_of
+from ..evaluation.faulty_server import SECRET
 
 
 def reply(messages):
     return f" You said: {messages[-1]['content']}"
-
-
-@pytest.fixture
-def server():
-    with FaultyServer(reply) as server:
-        yield server
 
 
 @pytest.fixture
@@ -33,20 +26,12 @@ def endpoint(server, monkeypatch):
     return lambda **options: Endpoint("tiny", server.url, **{"concurrency": 1, "retries": 0, **options})
 
 
-def rows_of(path):
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
-
-
 QUESTION = [{"role": "system", "content": "Be calm."}, {"role": "user", "content": "What is the sea?"}]
 SIDES = {side: [{"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
+TURNS = "\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: Why?\n\nAssistant:"
 ROWS = [
     {"id": "post", "prompt": "POST: rain\n\nTL;DR:", "chosen": " a", "rejected": " b"},
-    {
-        "id": "transcript",
-        "prompt": "\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: Why?\n\nAssistant:",
-        "chosen": " a",
-        "rejected": " b",
-    },
+    {"id": "transcript", "prompt": TURNS, "chosen": " a", "rejected": " b"},
     {"id": "chat", "prompt": QUESTION, **SIDES},
 ]
 
@@ -63,14 +48,8 @@ def test_each_kind_of_prompt(server, endpoint, write_rows, tmp_path, capsys):
     ]
     rows = rows_of(output)
     assert [(row["id"], row["prompt"]) for row in rows] == [(row["id"], row["prompt"]) for row in ROWS]
-    assert rows[2] | {"id": None, "prompt": None} == {
-        "id": None,
-        "prompt": None,
-        "response": " You said: What is the sea?",
-        "finish_reason": "stop",
-        "prompt_tokens": 100,
-        "response_tokens": 10,
-    }
+    counts = {"finish_reason": "stop", "prompt_tokens": 100, "response_tokens": 10}
+    assert rows[2] == rows[2] | {"response": " You said: What is the sea?"} | counts and len(rows[2]) == 6
     assert "3 responses of tiny, 0 of them cut." in capsys.readouterr().out
     # A second run asks nothing; another limit asks again.
     output.unlink()
@@ -90,7 +69,6 @@ def test_the_prompts_are_those_of_predict(endpoint, tmp_path):
 
 
 def test_reasons_and_failures(server, endpoint, write_rows, tmp_path, capsys):
-    """A server's word counts; without one, its count of tokens; what fails is left out and asked again."""
     rows = [{"id": i, "prompt": f"p {i}", "chosen": " a", "rejected": " b"} for i in range(5)]
     path, output = write_rows(rows), tmp_path / "out.jsonl"
     server.script = [None, "cut short", "no reason", "content filter", (400, {"message": "too long"})]
@@ -148,6 +126,4 @@ def test_from_the_command_line(server, write_rows, tmp_path, capsys, monkeypatch
     assert {(r["model"], r["max_tokens"], r["temperature"]) for r in server.requests} == {("m", 128, 0.0)}
     texts = [path.read_bytes().decode(errors="replace") for path in tmp_path.iterdir() if path.is_file()]
     assert not any(SECRET in text for text in [*texts, *capsys.readouterr()])
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["generate", *options, "--endpoint.temperature", "-1"])
-    assert stop.value.code == 2 and "temperature is -1" in capsys.readouterr().err
+    assert "temperature is -1" in fails(capsys, ["generate", *options, "--endpoint.temperature", "-1"])

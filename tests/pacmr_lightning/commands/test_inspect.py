@@ -25,7 +25,6 @@ USER = {"role": "user", "content": "What is the sea?"}
 
 
 def mixed_rows(seed):
-    """Rows of every kind: texts and transcripts; some too long, empty, tied or without a prompt."""
     random = np.random.default_rng(seed)
     rows = [
         {"prompt": "x", "chosen": " a", "rejected": " a"},
@@ -43,7 +42,6 @@ def mixed_rows(seed):
 
 @pytest.fixture
 def sources(write_rows):
-    """One of each kind; chat rows need a tokenizer with a template."""
     chats = [
         {"chosen": [USER, {"role": "assistant", "content": f"a{i % 7}"}]}
         | {"rejected": [USER, {"role": "assistant", "content": "b" * i}]}
@@ -222,12 +220,10 @@ def test_prompts_and_their_overlap(write_rows, tokenizer):
 
 
 def plain(renderable):
-    """The text of what ``show_rows`` yields."""
     return getattr(renderable, "renderable", renderable).plain
 
 
 def test_rows_are_shown_as_the_batch_has_them(write_rows, pair_rows, tokenizer):
-    """The tokens in brackets are those of the batch that carry the loss, and together they are the text."""
     texts = pair_rows(9)
     texts[4]["prompt"] = "What is the best of all books? " * 80
     texts[2] = {"prompt": "Sea", "chosen": " calm", "rejected": " I\tdo"}
@@ -279,7 +275,6 @@ def test_tokens_of_tokenizers_that_drop_blanks_when_decoding():
 
 
 def test_tokens_that_a_terminal_would_obey_or_cannot_show(tokenizer):
-    """Control characters are written out; half a character goes by the token's name."""
     ids = tokenizer("\x1b[31m\n\u2028é", add_special_tokens=False)["input_ids"]
     text = token_text(ids, tokenizer, counts=False)
     assert text.isprintable() and text.startswith("\\x1b [ 3 1 ")
@@ -288,7 +283,6 @@ def test_tokens_that_a_terminal_would_obey_or_cannot_show(tokenizer):
 
 @pytest.fixture
 def inspect(write_rows, tiny_tokenizer_folder, tmp_path, capsys, monkeypatch):
-    """Runs the command on rows; returns the numbers of its file and what it printed at 100 columns."""
     monkeypatch.setenv("COLUMNS", "100")
 
     def run(train, validation, *options):
@@ -354,20 +348,18 @@ def test_good_data_needs_no_advice(inspect, pair_rows, tiny_tokenizer_folder, ca
 
 def test_wrong_options(inspect, pair_rows, tmp_path):
     rows = pair_rows(3)
+    (tmp_path / "file").write_text("")
     for options, message in (
         (["--max_length", "1"], "max_length is 1, but it must be at least 2"),
         (["--output", str(tmp_path)], "which is a folder; name a file"),
         (["--max_length", "3"], "None of the 3 pairs can be used at max_length 3"),
+        (["--output", str(tmp_path / "file" / "numbers.json")], "file cannot be made"),
     ):
         with pytest.raises(UserError, match=message):
             inspect(rows, rows, *options)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="file cannot be made"):
-        inspect(rows, rows, "--output", str(tmp_path / "file" / "numbers.json"))
 
 
 def test_real_rows(shared_data, tokenizer):
-    """HH transcripts and TL;DR, with a tokenizer of nearly a token a byte."""
     files = [
         Files(str(shared_data / path), validation_fraction=0.3)
         for path in ("hh/harmless-base/test.jsonl.gz", "tldr/validation.jsonl.gz")

@@ -12,9 +12,8 @@ from pacmr_lightning import cli
 from pacmr_lightning.datamodules import CategoryNoise, Files, SymmetricNoise
 from pacmr_lightning.datamodules.hashing import unit_hash
 
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+from ...conftest import fails, read_lines
+from ...conftest import write_lines as write
 
 
 @pytest.fixture
@@ -30,10 +29,13 @@ def files(tmp_path, monkeypatch):
 
 
 def label(*options, files=("a.jsonl", "b.jsonl"), output="pairs.jsonl"):
-    """The rows that the command writes."""
+    cli.main(words_of(*options, files=files, output=output))
+    return read_lines(output)
+
+
+def words_of(*options, files=("a.jsonl", "b.jsonl"), output="pairs.jsonl"):
     reward = ["--reward=LexiconReward", "--reward.lexicon=lexicon.txt"]
-    cli.main(["label", *files, *reward, f"--output={output}", *options])
-    return [json.loads(line) for line in Path(output).read_text().splitlines()]
+    return ["label", *files, *reward, f"--output={output}", *options]
 
 
 def test_labels_are_bradley_terry_draws(files, tmp_path, capsys):
@@ -67,14 +69,12 @@ def test_draws_of_one_seed_are_independent(files, tmp_path):
 
 
 def test_labels_do_not_depend_on_the_files_order(files, tmp_path):
-    """The probability belongs to the pair, and far rewards do not overflow."""
     for names in (("a.jsonl", "b.jsonl"), ("b.jsonl", "a.jsonl")):
         rows = label("--temperature=1e-3", files=names)
         assert {(row["chosen"], row["eta"]) for row in rows} == {(" good", 1.0)}
 
 
 def test_chat_prompts_and_their_tools(files, tmp_path):
-    """The columns of a row of responses that a chat template reads, and messages that call tools."""
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
     chat = [{"role": "user", "content": "q"}, call, {"role": "tool", "content": "x", "tool_call_id": "1"}]
     more = {"tools": [{"type": "function"}], "chat_template_kwargs": {"enable_thinking": False}}
@@ -101,50 +101,42 @@ def test_categories_are_those_of_the_prompts(files, tmp_path):
     assert set(flipped) == {"1"} and len(flipped) == pytest.approx(0.4 * 1000 / 3, abs=30)
 
 
-def refused(*options, **names):
-    with pytest.raises(SystemExit) as stop:
-        label(*options, **names)
-    assert stop.value.code == 2 and not list(Path().glob("pairs*"))
+def refused(capsys, *options, **names):
+    said = fails(capsys, words_of(*options, **names))
+    assert not list(Path().glob("pairs*"))
+    return said
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
+        ({"one": 1}, " has no category for 1000 of 1000 pairs, such as one with the prompt 'prompt 0'"),
         (
-            [{"prompt": "prompt 1", "category": "one"}],
-            "prompts.jsonl has no category for 1000 of 1000 pairs, such as one with the prompt 'prompt 0'",
+            {"easy": 1, "hard": 1},
+            ", line 2: the prompt 'prompt 1' has the category 'hard', but 'easy'",
         ),
-        (
-            [{"prompt": "prompt 1", "category": "easy"}, {"prompt": "prompt 1", "category": "hard"}],
-            "prompts.jsonl, line 2: the prompt 'prompt 1' has the category 'hard', but 'easy' before",
-        ),
-        (
-            [{"prompt": "prompt 1", "category": ["a", "b"]}],
-            "prompts.jsonl, line 1: 'category' is ['a', 'b'], but it must be a text",
-        ),
-        ([{"prompt": 7, "category": "easy"}], "prompts.jsonl, line 1: 'prompt' is 7, but it must be a text"),
+        ({("a", "b"): 1}, ", line 1: 'category' is ['a', 'b'], but it must be a text"),
+        ({"easy": None}, ", line 1: 'prompt' is 7, but it must be a text"),
     ],
 )
 def test_categories_that_cannot_be_used(rows, message, files, tmp_path, capsys):
-    write(tmp_path / "prompts.jsonl", rows)
-    refused("--categories=prompts.jsonl")
-    assert message in " ".join(capsys.readouterr().err.split())
+    prompts = ({"prompt": f"prompt {i}" if i else 7, "category": name} for name, i in rows.items())
+    write(tmp_path / "prompts.jsonl", prompts)
+    assert f"prompts.jsonl{message}" in refused(capsys, "--categories=prompts.jsonl")
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("option", "message"),
     [
-        (["--temperature=0"], "temperature is 0.0, but it must be a number above 0"),
-        (["--output=pairs.csv"], "must be a file ending in .jsonl"),
-        (["--reward.lexicon=nowhere"], "nowhere, which is no file"),
-        (["--categories=nowhere.jsonl"], "There is no file nowhere.jsonl; check the path"),
+        ("--temperature=0", "temperature is 0.0, but it must be a number above 0"),
+        ("--output=pairs.csv", "must be a file ending in .jsonl"),
+        ("--reward.lexicon=nowhere", "nowhere, which is no file"),
+        ("--categories=nowhere.jsonl", "There is no file nowhere.jsonl; check the path"),
     ],
 )
-def test_bad_options(files, options, message, capsys):
-    refused(*options)
-    assert message in capsys.readouterr().err
+def test_bad_options(files, option, message, capsys):
+    assert message in refused(capsys, option)
 
 
 def test_nothing_to_label(files, capsys):
-    refused(files=("a.jsonl", "a.jsonl"))
-    assert "no two different responses" in capsys.readouterr().err
+    assert "no two different responses" in refused(capsys, files=("a.jsonl", "a.jsonl"))

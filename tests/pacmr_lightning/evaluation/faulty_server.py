@@ -13,7 +13,8 @@ import select
 import socket
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from ...hub_server import LocalHandler, LocalServer
 
 QUICK = {"retry-after-ms": "1"}
 """Header that lets the client go on at once."""
@@ -21,7 +22,6 @@ SECRET = "sk-this-is-the-secret-key-0123456789"
 
 
 def prefer_longer(messages):
-    """Judges both summaries or responses by their length, in the format that the prompt asks for."""
     text = messages[-1]["content"]
     summaries = "Summary A:" in text
     first, second = re.search(
@@ -33,12 +33,11 @@ def prefer_longer(messages):
 
 
 def prefer_position_a(messages):
-    """Always the one that comes first."""
     word = "Preferred" if "Summary A:" in messages[-1]["content"] else "More helpful"
     return f"Comparison: the first one is first.\n{word}: A"
 
 
-class FaultyServer:
+class FaultyServer(LocalServer):
     """Serves chat completions until the block ends.
 
     Attributes:
@@ -68,19 +67,12 @@ class FaultyServer:
         self._at_once = 0
         self._lock = threading.Condition()
         self._stopped = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._server.chat = self
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
-
-    def __enter__(self):
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-        return self
+        super().__init__(Handler)
+        self.url += "/v1"
 
     def __exit__(self, *_):
         self._stopped.set()
-        self._server.shutdown()
-        self._server.server_close()
+        super().__exit__()
 
     def arrive(self, body, key):
         with self._lock:
@@ -114,12 +106,9 @@ class FaultyServer:
             assert self._lock.wait_for(lambda: len(self.requests) >= requests, 600), len(self.requests)
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else a body waits 40 ms for the headers to be acknowledged
-
+class Handler(LocalHandler):
     def do_POST(self):
-        chat = self.server.chat
+        chat = self.server.owner
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         key = self.headers["Authorization"]
         fault = chat.arrive(body, key)
@@ -185,18 +174,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_text(status, json.dumps(body), "application/json", headers)
 
     def send_text(self, status, text, kind, headers=None):
-        data = text.encode()
-        self.send_response(status)
-        known = {"Content-Type": kind, "Content-Length": str(len(data))}
-        for name, value in {**known, **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
+        self.respond(status, text.encode(), {"Content-Type": kind, **(headers or {})})
 
     def cut(self):
         self.wfile.flush()
         self.connection.shutdown(socket.SHUT_RDWR)
         self.close_connection = True
-
-    def log_message(self, *_):
-        """Not among the tests' output."""

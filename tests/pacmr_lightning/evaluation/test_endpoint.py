@@ -15,7 +15,7 @@ from pacmr_lightning.evaluation import endpoint as endpoint_module
 from pacmr_lightning.evaluation.answer_store import AnswerStore
 from pacmr_lightning.evaluation.endpoint import Endpoint, without_thoughts
 
-from .faulty_server import SECRET, FaultyServer
+from .faulty_server import SECRET
 
 HANG = 2
 """Seconds after which a client gives up; good answers of the same server must be there before."""
@@ -27,18 +27,6 @@ def reply(messages):
 
 def said(count, start=0):
     return [[{"role": "user", "content": f"word {i}"}] for i in range(start, start + count)]
-
-
-@pytest.fixture
-def server():
-    with FaultyServer(reply) as server:
-        yield server
-
-
-@pytest.fixture
-def store(tmp_path):
-    with AnswerStore(tmp_path / "answers.sqlite") as store:
-        yield store
 
 
 @pytest.fixture
@@ -110,10 +98,11 @@ def test_the_server_says_how_long_to_wait(server, store):
 
 
 def test_broken_answers_and_statuses_share_the_retries(server, store, quick):
-    server.script = [500, "null", 500, "html", 500, "empty"]
+    faults = [500, "null", 500, "html", 500, "empty"]
+    server.script = list(faults)
     assert Endpoint("judge", base_url=server.url).ask(said(1), store)[0].text == "You said: word 0"
     assert len(server.requests) == 7
-    server.script = [500, "null", 500, "html", 500, "empty", "empty"]
+    server.script = [*faults, "empty"]
     # Something was answered before, so that this is no reason to stop.
     answer = Endpoint("judge", base_url=server.url).ask(said(2), store)[1]
     assert (answer.text, answer.cached, answer.problem) == (None, False, "the answer is empty")
@@ -166,7 +155,6 @@ def test_a_server_that_breaks_down_later_stops_too(server, store):
 
 
 def test_faults_of_single_conversations_never_stop(server, store):
-    """Also on a second run, in which nothing else is left to ask."""
     endpoint = Endpoint("judge", base_url=server.url, retries=0, concurrency=2)
     too_long = (400, {"message": "'max_tokens' is too large: the maximum context length is 512 tokens"})
     flagged = (403, {"message": "your input was flagged"})
@@ -291,8 +279,6 @@ def test_without_the_package(server, store, monkeypatch):
 
 
 def test_in_a_notebook(server, store):
-    """Where a loop is running in the calling thread."""
-
     async def cell():
         return Endpoint("judge", base_url=server.url).ask(said(2), store)
 
@@ -304,11 +290,8 @@ def test_in_a_notebook(server, store):
     [
         ("base_url", "localhost:8000", "base_url is 'localhost:8000', but it must look like http"),
         ("base_url", "https://me:pass@api.example.com/v1", "base_url holds a password for api.example.com"),
-        ("max_tokens", 0, "max_tokens is 0"),
-        ("temperature", -1.0, "temperature is -1.0"),
-        ("concurrency", 0, "concurrency is 0"),
-        ("retries", -1, "retries is -1"),
-        ("timeout", 0, "timeout is 0 s"),
+        *((name, 0, f"{name} is 0") for name in ("max_tokens", "concurrency", "timeout")),
+        *((name, -1, f"{name} is -1") for name in ("temperature", "retries")),
     ],
 )
 def test_bad_options(option, value, sentence):
@@ -342,17 +325,9 @@ def test_reasoning_does_not_count(text):
     assert without_thoughts(text) == ANSWER
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<think>never ends\nPreferred: A",
-        "<think>nothing after it</think>",
-        "<|channel|>analysis<|message|>cut",
-        "  [THINK]",
-    ],
-)
+@pytest.mark.parametrize("text", ["<think>x\nPreferred: A", "<think>nothing after it</think>", "  [THINK]"])
 def test_reasoning_alone_is_no_answer(text):
-    assert without_thoughts(text) == ""
+    assert without_thoughts(text) == without_thoughts("<|channel|>analysis<|message|>cut") == ""
 
 
 @pytest.mark.parametrize(

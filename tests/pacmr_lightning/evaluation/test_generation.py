@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from pacmr_lightning.chat_template import end_tokens
-from pacmr_lightning.datamodules.tokenizer import load_tokenizer
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation.generation import (
     Decoding,
@@ -21,11 +20,6 @@ from pacmr_lightning.evaluation.prompt_batch import PromptBatch, Response
 PROMPTS = [[1, 5], [1, *range(7, 40)], [1, 9, 9, 3], [1, *range(50, 30, -1)], [1]]
 TOKENS = 9
 GREEDY = Decoding()
-
-
-@pytest.fixture
-def tokenizer(tiny_tokenizer_folder):
-    return load_tokenizer(tiny_tokenizer_folder)
 
 
 @pytest.fixture
@@ -67,7 +61,6 @@ def test_a_batch_is_answered_as_each_prompt_alone(name, policy, tokenizer):
 @torch.no_grad()
 @pytest.mark.parametrize("padding", ["<pad>", "<eos>"])
 def test_several_tokens_end_a_response(padding, policy, tokenizer):
-    """As with Llama 3; also where padding is EOS, and where the last token that fits ends it."""
     tokenizer.pad_token = padding
     model = policy().eval()
     tokens = [likeliest(model, prompt) for prompt in PROMPTS]
@@ -162,22 +155,13 @@ def test_the_key_changes_with_all_that_matters(make_policy, tokenizer, monkeypat
     def more_ends(model):
         model.model.generation_config.eos_token_id = [2, 7]
 
-    assert key() == key()
-    others = [
-        key(limit=6),
-        key(decoding=Decoding(0.5)),
-        key(decoding=Decoding(0.5, seed=1)),
-        key(change=move),
-        key(change=more_ends),
-        key(alpha=16),
-        key(moved=False),
-        key(dtype="bfloat16"),
-        key(attn_implementation="eager"),
-        key(changes={"initializer_range": 0.1}),
-        key(changes={"rms_norm_eps": 1e-3}),
-    ]
-    assert len({key(), *others}) == len(others) + 1
     own = key()
+    assert key() == own
+    others = [{"limit": 6}, {"change": move}, {"change": more_ends}, {"alpha": 16}, {"moved": False}]
+    others += [{"decoding": Decoding(0.5)}, {"decoding": Decoding(0.5, seed=1)}, {"dtype": "bfloat16"}]
+    others += [{"changes": {"initializer_range": 0.1}}, {"changes": {"rms_norm_eps": 1e-3}}]
+    others += [{"attn_implementation": "eager"}]
+    assert len({own, *(key(**options) for options in others)}) == len(others) + 1
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
     assert key() != own
 

@@ -72,19 +72,12 @@ NO_IDS = [{"prompt": p, "response": "a"} for p in "xxy"]
         (change(1, id=None), "B, row 2 and row 1 do not both have an id"),
         (NO_IDS, "The rows of A have ids and those of B have none"),
         ([], "B is empty"),
-        (
-            change(1, response=None),
-            r"B, row 2 has no 'response' \(columns found: 'id', 'prompt', 'response'\)",
-        ),
-        (
-            [{"id": "p0", "prompt": "p", "text": "x"}],
-            r"B, row 1 has no 'response' .*: 'id', 'prompt', 'text'",
-        ),
+        (change(1, response=None), r"B, row 2 has no 'response' \(columns found: 'id', 'prompt', 'response'"),
+        ([{"id": "p", "prompt": "p", "text": ""}], r"row 1 has no 'response' .*: 'id', 'prompt', 'text'"),
         (change(1, response=["x"]), r"B, row 2: 'response' is \['x'\], but it must be a text"),
         (change(1, prompt=[]), r"B, row 2: 'prompt' is \[\], but"),
         (change(1, prompt=[{"role": "user"}]), "B, row 2: 'prompt' is .* a text or chat messages"),
-        (change(1, id=1.5), "B, row 2: 'id' is 1.5"),
-        (change(1, id=True), "B, row 2: 'id' is True"),
+        *((change(1, id=value), f"B, row 2: 'id' is {value}") for value in (1.5, True)),
         (change(1, response="\ud800"), "B, row 2 holds half of a surrogate pair"),
     ],
 )
@@ -103,24 +96,21 @@ def test_responses_without_counterpart():
 def test_files(tmp_path):
     path = tmp_path / "generations.jsonl"
     # Characters at which str.splitlines would break a line.
-    told = [
-        {"prompt": "p", "response": "one\u2028two\x85three\x0cfour\nfive"},
-        {"prompt": "q", "response": ""},
-    ]
+    text = "one\u2028two\x85three\x0cfour\nfive"
+    told = [{"prompt": "p", "response": text}, {"prompt": "q", "response": ""}]
     lines = [json.dumps(row, ensure_ascii=False) for row in told]
     path.write_text("\ufeff" + "\n\n".join(lines) + "\n\n", encoding="utf-8")
     assert read_responses(path) == told
-
-    def fails(content, sentence):
+    for content, sentence in (
+        (b"[" * 100_000, r"generations.jsonl, line 1 cannot be read \(.*recursion"),
+        (b'{"prompt": ' + b"9" * 5000 + b"}", r"line 1 cannot be read \(.*4300 digits"),
+        (b'{"prompt": "p"}\n{"prompt": ', r"generations.jsonl, line 2 is not JSON \(.* at column 12\)"),
+        (b'\n["p"]', "line 2 is a JSON list and not an object"),
+        (b'{"prompt": "\xff"}', "is not UTF-8 text"),
+    ):
         path.write_bytes(content)
         with pytest.raises(UserError, match=sentence):
             read_responses(path)
-
-    fails(b"[" * 100_000, r"generations.jsonl, line 1 cannot be read \(.*recursion")
-    fails(b'{"prompt": ' + b"9" * 5000 + b"}", r"generations.jsonl, line 1 cannot be read \(.*4300 digits")
-    fails(b'{"prompt": "p"}\n{"prompt": ', r"generations.jsonl, line 2 is not JSON \(.* at column 12\)")
-    fails(b'\n["p"]', "line 2 is a JSON list and not an object")
-    fails(b'{"prompt": "\xff"}', "is not UTF-8 text")
     with pytest.raises(UserError, match=r"nowhere.jsonl does not exist"):
         read_responses(tmp_path / "nowhere.jsonl")
     with pytest.raises(UserError, match=r"is no file; name a file of responses, such as a run's generations"):

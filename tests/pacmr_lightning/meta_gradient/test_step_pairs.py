@@ -31,7 +31,6 @@ def setting(make_policy, make_batch):
 
 @pytest.fixture
 def without_room(monkeypatch):
-    """Gradients are never small enough to be kept."""
     monkeypatch.setattr(module, "SMALL", 0)
     monkeypatch.setattr(module, "SHARE", 0.0)
 
@@ -71,7 +70,6 @@ def test_equal_to_a_pass_a_pair(name, options, micro_batch_size, setting):
 @pytest.mark.parametrize("mean_one", [False, True])
 @pytest.mark.parametrize("estimator", [GhostDotProduct(), CentralDifference(1e-2, relative=True)])
 def test_a_shared_step_is_the_same_step(estimator, mean_one, setting, make_batch):
-    """VNet's update and the policy's gradient after it, with kept gradients and with passes of their own."""
     policy, train = setting()
     meta = make_batch(7, seed=5, augmented=True)
     torch.manual_seed(0)
@@ -91,11 +89,6 @@ def test_a_shared_step_is_the_same_step(estimator, mean_one, setting, make_batch
         torch.testing.assert_close(kept.gradient[name], value, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(kept.weights.g, run.weights.g)
     torch.testing.assert_close(kept.mean_weight, run.mean_weight)
-
-
-def test_not_kept_where_they_are_large(setting, without_room):
-    policy, batch = setting()
-    assert isinstance(StepPairs.of(policy, DPO(BETA), batch, None, often=True), RecomputedStepPairs)
 
 
 def test_what_is_affordable(setting, monkeypatch):
@@ -133,14 +126,6 @@ def test_on_a_gpu_what_a_step_leaves_free_decides(setting, monkeypatch, without_
     assert len(said) == 1 and said[0].startswith("VNet's updates keep each pair's gradient (0.0 GiB; a step")
     policy.left_free = None  # another process, which has less
     assert not module._affordable(policy, batch, 2) and "recompute each" in said[1]
-
-
-def test_what_a_gpu_has_left(monkeypatch):
-    """Free bytes, and those that torch reserved and its largest step did not take."""
-    values = {"mem_get_info": (100, 1000), "memory_reserved": 500, "max_memory_allocated": 420}
-    for name, value in values.items():
-        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    assert module._left_free(torch.device("cuda")) == 180
 
 
 def test_layers_that_mix_rows(setting, make_batch):

@@ -7,6 +7,7 @@ import copy
 import inspect
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -19,18 +20,6 @@ from pacmr_lightning.gradient import norm
 from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, SoftPromptConsistency
 from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.modules import PreferenceModule
-from pacmr_lightning.objectives import (
-    CDPO,
-    DPO,
-    IPO,
-    R3M,
-    RDPO,
-    ROPO,
-    RPOEM,
-    AnnotatorRPOEM,
-    DrDPO,
-    HolderDPO,
-)
 from pacmr_lightning.rewards import Rewards
 from pacmr_lightning.weighting import (
     AuditedWeights,
@@ -46,17 +35,10 @@ DOCS = Path(__file__).parents[3] / "docs" / "methods.md"
 BEGIN, END = "<!-- combinations -->\n", "<!-- end of combinations -->"
 PAIRS, MICRO_BATCH = 6, 4
 BETA = 0.7
+NEEDED = {"CDPO": {"label_noise": 0.2}, "RDPO": {"label_noise": 0.2}}
 OBJECTIVES = {
-    "DPO": lambda: DPO(BETA),
-    "CDPO": lambda: CDPO(BETA, 0.2),
-    "RDPO": lambda: RDPO(BETA, 0.2),
-    "IPO": lambda: IPO(BETA),
-    "DrDPO": lambda: DrDPO(BETA),
-    "ROPO": lambda: ROPO(BETA),
-    "R3M": lambda: R3M(BETA),
-    "HolderDPO": lambda: HolderDPO(BETA),
-    "RPOEM": lambda: RPOEM(BETA),
-    "AnnotatorRPOEM": lambda: AnnotatorRPOEM(BETA),
+    name: partial(getattr(objectives, name), BETA, **NEEDED.get(name, {}))
+    for name in ["DPO", "CDPO", "RDPO", "IPO", "DrDPO", "ROPO", "R3M", "HolderDPO", "RPOEM", "AnnotatorRPOEM"]
 }
 
 
@@ -91,7 +73,6 @@ def test_every_class_is_in_the_table(package, base, listed):
 
 @pytest.fixture
 def setting(make_policy, make_batch, tmp_path, monkeypatch):
-    """A policy that differs from its reference, train pairs of which everything is known, and meta pairs."""
     monkeypatch.chdir(tmp_path)
     policy = make_policy(double=True)
     batch = make_batch(PAIRS)
@@ -120,7 +101,6 @@ def one_update(policy, batch, meta, objective, weighting):
 
 
 def expected(policy, batch, objective, weighting):
-    """Autograd of the step's loss, all pairs at once."""
     rewards = Rewards.of(policy.log_probs(batch), batch, objective.beta)
     losses = objective(rewards)
     if objective.grouped:

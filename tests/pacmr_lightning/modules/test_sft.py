@@ -1,6 +1,5 @@
 """Supervised fine-tuning with real trainers, tokenizers and (tiny) models."""
 
-import json
 import math
 import os
 import re
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -21,6 +20,8 @@ from pacmr_lightning.datamodules.sources import CompletionFiles, WorldCompletion
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules.sft import SFTModule, save_model
 from pacmr_lightning.policy.lora import add_lora
+
+from ...conftest import quiet_trainer, write_lines
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 SHAPE |= {"initializer_range": 0.2}
@@ -37,15 +38,9 @@ def make_data(tokenizer=None, rows=48, batch_size=8, **options):
     )
 
 
-def make_trainer(folder, **options):
-    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    where = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "default_root_dir": folder}
-    return Trainer(**{**dict.fromkeys(quiet, False), **where, **options})
-
-
-def fit(folder, module, data, ckpt_path=None, **options):
+def fit(folder, module, data, ckpt_path=None, max_epochs=1, **options):
     seed_everything(1, verbose=False)
-    trainer = make_trainer(folder, **options, enable_checkpointing="callbacks" in options)
+    trainer = quiet_trainer(folder, max_epochs=max_epochs, **options)
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     return trainer
 
@@ -61,10 +56,8 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def built(tmp_path):
-    """A module with its model, attached to a trainer that has not run."""
-
     def make(module, data):
-        trainer = make_trainer(tmp_path)
+        trainer = quiet_trainer(tmp_path, max_epochs=1)
         data.trainer = module.trainer = trainer
         trainer.datamodule = data
         data.setup("fit")
@@ -82,7 +75,6 @@ def logits(model, batch):
 
 
 def test_training_and_validation(trained):
-    """The loss falls; that of validation is the mean over all tokens."""
     module, trainer, _ = trained
     assert trainer.global_step == 18
     assert trainer.callback_metrics["train/loss"] < 0.8 * math.log(420)
@@ -109,6 +101,7 @@ def test_the_saved_folder_is_the_model_with_its_tokenizer(trained):
 
 
 def test_loss_against_a_hand_computed_cross_entropy(built):
+    """Of the response's tokens alone, whatever padding stands behind them."""
     module, batch = built(SFTModule(from_scratch=SHAPE), make_data())
     module.network.double()
     scores = logits(module.network, batch)
@@ -125,6 +118,9 @@ def test_loss_against_a_hand_computed_cross_entropy(built):
     losses = module.token_losses(batch)
     assert losses.dtype == torch.float64 and losses.shape == (tokens,)
     assert losses.sum().item() == pytest.approx(total, rel=1e-12)
+    padding = zip(batch.items(), (7, 0, -100), strict=True)
+    wider = {name: torch.cat([part, torch.full((8, 3), fill)], 1) for (name, part), fill in padding}
+    torch.testing.assert_close(module.token_losses(wider), losses)
 
 
 def test_only_predictions_of_the_response_get_a_gradient(built):
@@ -140,15 +136,6 @@ def test_only_predictions_of_the_response_get_a_gradient(built):
     predicts_response = torch.zeros_like(batch["labels"], dtype=torch.bool)
     predicts_response[:, :-1] = batch["labels"][:, 1:] != -100
     assert torch.equal(kept[0].grad.abs().sum(-1) > 0, predicts_response)
-
-
-def test_padding_changes_nothing(built):
-    module, batch = built(SFTModule(from_scratch=SHAPE), make_data())
-    wider = {
-        name: torch.cat([tensor, torch.full((8, 3), fill)], 1)
-        for (name, tensor), fill in zip(batch.items(), (7, 0, -100), strict=True)
-    }
-    torch.testing.assert_close(module.token_losses(wider), module.token_losses(batch))
 
 
 @pytest.fixture
@@ -245,21 +232,13 @@ def test_gradient_checkpointing_recomputes_and_gives_the_same_gradients(base, bu
         torch.testing.assert_close(plain, recomputed)
 
 
-class LearningRates(Callback):
-    def __init__(self):
-        self.rates = []
-
-    def on_train_batch_start(self, trainer, *_):
-        self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
-
-
 def test_learning_rate_warms_up_and_falls_to_its_floor(tmp_path):
-    rates = LearningRates()
+    rates, watch = [], Callback()
+    watch.on_train_batch_start = lambda trainer, *_: rates.append(trainer.optimizers[0].param_groups[0]["lr"])
     module = SFTModule(from_scratch=SHAPE, learning_rate=1e-3, warmup_ratio=0.25, min_lr_ratio=0.1)
-    trainer = fit(tmp_path, module, make_data(), max_epochs=2, callbacks=[rates])
-    assert len(rates.rates) == 12
-    assert rates.rates[:4] == pytest.approx([0, 1e-3 / 3, 2e-3 / 3, 1e-3])
-    assert rates.rates[3:] == sorted(rates.rates[3:], reverse=True)
+    trainer = fit(tmp_path, module, make_data(), max_epochs=2, callbacks=[watch])
+    assert len(rates) == 12 and rates[:4] == pytest.approx([0, 1e-3 / 3, 2e-3 / 3, 1e-3])
+    assert rates[3:] == sorted(rates[3:], reverse=True)
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-4)
 
 
@@ -280,8 +259,6 @@ def assert_equal(one, other):
 
 @pytest.fixture
 def run(base, tmp_path):
-    """Fits a module for two epochs, with a checkpoint of each; goes on from the first one where told to."""
-
     def run(folder, resume=False, data=None, model=base, max_epochs=2, **options):
         checkpoints = ModelCheckpoint(tmp_path / "checkpoints", save_top_k=-1, filename="{epoch}")
         module = SFTModule(model=model, **{"learning_rate": 1e-2, **options})
@@ -340,7 +317,6 @@ def test_what_a_resumed_run_may_change(run, base, tmp_path, caplog, lora):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_run_that_is_resumed_in_mid_epoch(base, tmp_path, accumulate):
-    """Epochs of 6 batches; the checkpoint is made after 8 of the 12 batches."""
     every = 8 // accumulate
     middle = tmp_path / "checkpoints" / f"step={every}.ckpt"
     for folder, start in (("whole", None), ("resumed", middle)):
@@ -353,12 +329,8 @@ def test_a_run_that_is_resumed_in_mid_epoch(base, tmp_path, accumulate):
 
 
 def uneven(path, rows):
-    """Completions of one to seven words."""
-    found = [
-        {"prompt": f"Describe the sea {i}:", "completion": " deep" * (1 + i % 7) + " cold"}
-        for i in range(rows)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in found))
+    words = (" deep" * (1 + i % 7) + " cold" for i in range(rows))
+    write_lines(path, ({"prompt": f"Describe the sea {i}:", "completion": w} for i, w in enumerate(words)))
     return CompletionFiles(str(path), str(path))
 
 
@@ -392,32 +364,27 @@ def test_a_signal_waits_for_the_update(base, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_train_the_same_model_as_one(base, tmp_path):
-    """Also with completions of uneven lengths: every token counts the same, whichever rank it is on."""
-    source = uneven(tmp_path / "rows.jsonl", 48)
+    source, two = uneven(tmp_path / "rows.jsonl", 48), {"devices": 2, "strategy": "ddp_spawn"}
+    found = []
     for name, size, options in (
         ("one", 8, {"devices": 1}),
-        ("two", 4, {"devices": 2, "strategy": "ddp_spawn"}),
-        ("two, in parts", 2, {"devices": 2, "strategy": "ddp_spawn", "accumulate_grad_batches": 2}),
+        ("two", 4, two),
+        ("two, in parts", 2, {**two, "accumulate_grad_batches": 2}),
     ):
         data = SFTDataModule(source, tokenizer=base, batch_size=size)
-        fit(
-            tmp_path / name, SFTModule(model=base, learning_rate=1e-2), data, gradient_clip_val=1.0, **options
-        )
-    one, *others = (parameters(tmp_path / name / "model") for name in ("one", "two", "two, in parts"))
-    for name, tensor in one.items():
-        for other in others:
+        module = SFTModule(model=base, learning_rate=1e-2)
+        fit(tmp_path / name, module, data, gradient_clip_val=1.0, **options)
+        found.append(parameters(tmp_path / name / "model"))
+    for name, tensor in found[0].items():
+        for other in found[1:]:
             torch.testing.assert_close(other[name], tensor, rtol=1e-4, atol=1e-4)
 
 
 def test_where_the_model_is_saved(tmp_path):
     """A path is as good as a string."""
     place = tmp_path / "elsewhere" / "reference"
-    fit(
-        tmp_path / "run",
-        SFTModule(from_scratch=SHAPE, save_to=place),
-        make_data(rows=8),
-        fast_dev_run=True,
-    )
+    module = SFTModule(from_scratch=SHAPE, save_to=place)
+    fit(tmp_path / "run", module, make_data(rows=8), fast_dev_run=True)
     assert not place.exists()
     for lr in (0.1, 1e-3):  # the second model takes the place of the first
         module = SFTModule(from_scratch=SHAPE, learning_rate=lr, save_to=place)
@@ -444,19 +411,10 @@ def test_a_folder_with_other_things_is_not_replaced(tmp_path):
     [
         ({}, "model is None and from_scratch is None; give exactly one of them"),
         ({"model": "m", "from_scratch": {}}, "give exactly one of them"),
-        (
-            {"from_scratch": {"hiden_size": 8}},
-            "from_scratch has the key 'hiden_size', which LlamaConfig does not",
-        ),
-        (
-            {"from_scratch": {"vocab_size": 8}},
-            "from_scratch has the key 'vocab_size', which would be ignored there: the tokenizer sets it",
-        ),
+        ({"from_scratch": {"hiden_size": 8}}, "the key 'hiden_size', which LlamaConfig does not"),
+        ({"from_scratch": {"vocab_size": 8}}, "which would be ignored there: the tokenizer sets it"),
         ({"model": "m", "lora": {"rank": 8}}, "lora has the key 'rank', which LoraConfig does not know"),
-        (
-            {"model": "m", "lora": {"task_type": "SEQ_CLS"}},
-            "lora has the key 'task_type', which would be ign",
-        ),
+        ({"model": "m", "lora": {"task_type": "SEQ_CLS"}}, "the key 'task_type', which would be ign"),
         ({"model": "m", "lora": {"inference_mode": True}}, "the adapter is always trained; leave it out"),
         ({"model": "m", "learning_rate": 0.0}, "learning_rate is 0.0, but it must be above 0"),
         ({"model": "m", "warmup_ratio": 1.0}, "warmup_ratio is 1.0"),
@@ -495,10 +453,10 @@ def test_models_that_cannot_be_had(base, built, tmp_path):
 
 def test_a_trainer_that_does_not_fit(tmp_path):
     data = make_data(rows=8)
-    data.trainer = make_trainer(tmp_path)
+    data.trainer = quiet_trainer(tmp_path)
     data.setup("fit")
     with pytest.raises(UserError, match="needs a datamodule"):
-        make_trainer(tmp_path).fit(SFTModule(from_scratch=SHAPE), data.train_dataloader())
+        quiet_trainer(tmp_path).fit(SFTModule(from_scratch=SHAPE), data.train_dataloader())
     with pytest.raises(UserError, match="The run has no end"):
         fit(tmp_path, SFTModule(from_scratch=SHAPE), data, max_epochs=-1)
     assert not Path(tmp_path / "model").exists()

@@ -6,6 +6,7 @@ it is missing these tests are skipped, or fail if PACMR_REQUIRE_ORACLE=1 says th
 
 import importlib.util
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -20,18 +21,13 @@ from pacmr_lightning.rewards import Rewards
 EPS = 0.2
 # TRL 1.16 ignores label_smoothing with "sigmoid". With s the sigmoid loss and r the robust one,
 # cDPO = 2 (1 - eps) s - (1 - 2 eps) r: 2 (1 - eps) (-ls(u)) + (1 - eps) ls(u) - eps ls(-u).
+ROBUST = {"loss_type": ["robust"], "label_smoothing": EPS}
+MIXED = {"loss_type": ["sigmoid", "robust"], "loss_weights": [2 * (1 - EPS), -(1 - 2 * EPS)]}
 CASES = {
-    "dpo": (lambda beta: DPO(beta), {"loss_type": ["sigmoid"]}),
-    "rdpo": (lambda beta: RDPO(beta, EPS), {"loss_type": ["robust"], "label_smoothing": EPS}),
-    "ipo": (lambda beta: IPO(beta, length_normalize=True), {"loss_type": ["ipo"]}),
-    "cdpo": (
-        lambda beta: CDPO(beta, EPS),
-        {
-            "loss_type": ["sigmoid", "robust"],
-            "loss_weights": [2 * (1 - EPS), -(1 - 2 * EPS)],
-            "label_smoothing": EPS,
-        },
-    ),
+    "dpo": (DPO, {"loss_type": ["sigmoid"]}),
+    "rdpo": (partial(RDPO, label_noise=EPS), ROBUST),
+    "ipo": (partial(IPO, length_normalize=True), {"loss_type": ["ipo"]}),
+    "cdpo": (partial(CDPO, label_noise=EPS), MIXED | {"label_smoothing": EPS}),
 }
 
 
@@ -46,29 +42,18 @@ def oracle():
 
 @pytest.fixture
 def trainer_of(save_model, tiny_tokenizer_folder, tmp_path):
-    """A DPOTrainer whose model has the weights of a policy."""
     from trl import DPOConfig, DPOTrainer
 
     def make(policy, beta, options):
-        tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_folder)
-        lora = LoraConfig(
-            r=4, lora_alpha=8, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
-        )
+        lora = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "target_modules": "all-linear"}
+        here = {"output_dir": str(tmp_path / "trl"), "use_cpu": True, "bf16": False, "report_to": []}
         trainer = DPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(policy.name, dtype=torch.float32),
-            args=DPOConfig(
-                output_dir=str(tmp_path / "trl"),
-                beta=beta,
-                bf16=False,
-                use_cpu=True,
-                gradient_checkpointing=False,
-                report_to=[],
-                **options,
-            ),
+            args=DPOConfig(beta=beta, gradient_checkpointing=False, **here, **options),
             # Tokenized when the trainer is made, and never used.
             train_dataset=Dataset.from_list([{"prompt": "What is", "chosen": " the sea", "rejected": " it"}]),
-            processing_class=tokenizer,
-            peft_config=lora,
+            processing_class=AutoTokenizer.from_pretrained(tiny_tokenizer_folder),
+            peft_config=LoraConfig(**lora, task_type="CAUSAL_LM"),
         )
         theirs = trainable(trainer.model)
         ours = {name.removeprefix("peft."): p for name, p in policy.adapter().items()}
@@ -87,18 +72,13 @@ def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def trl_rows(batch) -> dict[str, torch.Tensor]:
-    """The pairs as TRL's own collator lays them out."""
     from trl.trainer.dpo_trainer import DataCollatorForPreference
 
     def tokens(row: int, segment: Segment) -> list[int]:
         return batch.input_ids[row][batch.segment_ids[row] == segment].tolist()
 
-    keys = {
-        "prompt_ids": Segment.PROMPT,
-        "chosen_ids": Segment.CHOSEN,
-        "rejected_ids": Segment.REJECTED,
-    }
-    examples = [{key: tokens(i, s) for key, s in keys.items()} for i in range(len(batch))]
+    names = ("prompt", "chosen", "rejected")
+    examples = [{f"{n}_ids": tokens(i, Segment[n.upper()]) for n in names} for i in range(len(batch))]
     return DataCollatorForPreference(pad_token_id=0)(examples)
 
 

@@ -26,8 +26,6 @@ PAIR = [7, 8, 9, 10, 11], [12, 13, 14], [15, 16]
 
 @pytest.fixture
 def save(tmp_path):
-    """Saves a tiny random model of a family and returns its folder."""
-
     def save(family):
         torch.manual_seed(0)
         special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

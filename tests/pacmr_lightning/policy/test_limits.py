@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from lightning.pytorch import Trainer
 from transformers import AutoConfig, AutoTokenizer
 
 from pacmr_lightning.audit import AuditOptions, audit
@@ -12,6 +11,8 @@ from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule, SFTModule
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.limits import check_tokens, positions
+
+from ...conftest import quiet_trainer
 
 
 def scaled(kind, **keys):
@@ -62,14 +63,8 @@ def preference(model, pairs, **options):
     return PreferenceDataModule(Files(pairs, pairs), model, **sizes, **options)
 
 
-def trainer(tmp_path):
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    return Trainer(accelerator="cpu", max_steps=1, default_root_dir=tmp_path, **quiet)
-
-
 @pytest.fixture
 def short(tiny_llama, tmp_path):
-    """A model that has 16 positions."""
     return tiny_llama(tmp_path / "short", max_position_embeddings=16)
 
 
@@ -79,9 +74,9 @@ def test_longer_pairs_are_told_before_anything_is_computed(short, pairs, write_r
     for reference in ("live", "cached"):
         data = preference(short, pairs, reference=reference)
         with pytest.raises(UserError, match=said):
-            trainer(tmp_path).fit(PreferenceModule(PolicyModel(short)), data)
+            quiet_trainer(tmp_path).fit(PreferenceModule(PolicyModel(short)), data)
     with pytest.raises(UserError, match=said):
-        trainer(tmp_path).validate(PreferenceModule(PolicyModel(short)), preference(short, pairs))
+        quiet_trainer(tmp_path).validate(PreferenceModule(PolicyModel(short)), preference(short, pairs))
     with pytest.raises(UserError, match=said):
         audit(short, Files(pairs), AuditOptions("probe", str(tmp_path / "audit")))
     rows = write_rows(
@@ -89,7 +84,7 @@ def test_longer_pairs_are_told_before_anything_is_computed(short, pairs, write_r
     )
     data = SFTDataModule(CompletionFiles(rows, rows), tokenizer=short, batch_size=4)
     with pytest.raises(UserError, match=said):
-        trainer(tmp_path).fit(SFTModule(model=short), data)
+        quiet_trainer(tmp_path, max_steps=1).fit(SFTModule(model=short), data)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -101,4 +96,4 @@ def test_a_tokenizer_with_tokens_that_the_model_lacks(tiny_llama, tiny_tokenizer
     larger.save_pretrained(model)
     said = rf"The tokenizer has the token id {rows}, but the model .* has {rows} embeddings"
     with pytest.raises(UserError, match=said):
-        trainer(tmp_path).fit(PreferenceModule(PolicyModel(model)), preference(model, pairs))
+        quiet_trainer(tmp_path).fit(PreferenceModule(PolicyModel(model)), preference(model, pairs))

@@ -78,7 +78,6 @@ def test_equal_to_plain_forwards(name, attention, make_policy, make_batch):
 
 @pytest.mark.parametrize("trained_head", [False, True])
 def test_entropies_and_perplexities(trained_head, make_policy, make_batch):
-    """Of transformers' own logits, with and without gradient, of frozen heads and of trained ones."""
     targets = {"target_modules": ["q_proj", "lm_head"]} if trained_head else {}
     policy, batch = make_policy(double=True, logit_chunk=7, **targets), make_batch()
     lengths = LogProbs(*(torch.tensor([len(pair[side][2]) for pair in sequences(batch)]) for side in (0, 1)))
@@ -209,9 +208,8 @@ def deaf(forward):
     """An attention implementation that drops prepared masks: flash kernels do, and some architectures."""
 
     def forward_deaf(*args, attention_mask=None, **kwargs):
-        if attention_mask is not None and attention_mask.dim() == 4:
-            attention_mask = None
-        return forward(*args, attention_mask=attention_mask, **kwargs)
+        prepared = attention_mask is not None and attention_mask.dim() == 4
+        return forward(*args, attention_mask=None if prepared else attention_mask, **kwargs)
 
     return forward_deaf
 
@@ -331,7 +329,6 @@ def test_logits_of_a_large_vocabulary(frozen):
 @pytest.mark.parametrize("name", ["llama", "qwen2-mixed", "mistral", "gpt2"])
 @pytest.mark.parametrize("layout", ["shared", "separate"])
 def test_padding_to_whole_tiles_changes_nothing(name, layout, make_policy, make_batch, monkeypatch):
-    """As rows are on a GPU, in float64: values and gradients are those of the rows as they come."""
     policy, batch = make_policy(name, double=True), make_batch()
 
     def found():

@@ -10,14 +10,8 @@ from pacmr_lightning.batch import PairBatch
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.runs.memory_estimate import activation_bytes, build, held
 
-CONFIG = {
-    "vocab_size": 1024,
-    "hidden_size": 128,
-    "intermediate_size": 320,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
+CONFIG = {"vocab_size": 1024, "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 4}
+CONFIG |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 PAIRS, PROMPT, RESPONSE, CHUNK = 4, 96, 32, 64
 
 
@@ -44,9 +38,9 @@ def peak_of_allocations(run) -> int:
 @pytest.mark.parametrize("gradient_checkpointing", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_activations(folder, shared, gradient_checkpointing, dtype):
-    """A real forward and backward pass, of which the allocator keeps the books."""
     options = {"gradient_checkpointing": gradient_checkpointing, "logit_chunk": CHUNK}
-    policy = PolicyModel(folder, rank=8, dtype=dtype, layout="shared" if shared else "separate", **options)
+    layout = "shared" if shared else "separate"
+    policy = PolicyModel(folder, rank=8, dtype=dtype, layout=layout, **options)
     policy.build()
     generator = torch.Generator().manual_seed(0)
 
@@ -54,7 +48,6 @@ def test_activations(folder, shared, gradient_checkpointing, dtype):
         return torch.randint(3, 1024, (PAIRS, length), generator=generator).tolist()
 
     batch = PairBatch.collate(list("abcd"), words(PROMPT), words(RESPONSE), words(RESPONSE))
-    layout = "shared" if shared else "separate"
 
     def run():
         found = policy.log_probs_in(layout, batch)
@@ -62,16 +55,9 @@ def test_activations(folder, shared, gradient_checkpointing, dtype):
 
     run()
     real = peak_of_allocations(run)
-    estimate = activation_bytes(
-        build(LlamaConfig(**CONFIG), 8, "all-linear", getattr(torch, dtype)),
-        pairs=PAIRS,
-        prompt_tokens=PROMPT,
-        response_tokens=RESPONSE,
-        shared=shared,
-        **options,
-    )
-    print(shared, gradient_checkpointing, dtype, real, estimate, estimate / real)
-    assert 0.9 * real < estimate < 1.25 * real
+    sizes = {"pairs": PAIRS, "prompt_tokens": PROMPT, "response_tokens": RESPONSE, "shared": shared}
+    built = build(LlamaConfig(**CONFIG), 8, "all-linear", getattr(torch, dtype))
+    assert 0.9 * real < activation_bytes(built, **sizes, **options) < 1.25 * real
 
 
 def test_parameters_and_optimizer(folder):

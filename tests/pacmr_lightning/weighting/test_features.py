@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch import Callback, seed_everything
 
 from pacmr_lightning.analysis.last_pass import last_pass
 from pacmr_lightning.analysis.surface import load_surface
@@ -25,6 +25,8 @@ from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.weighting import VNet, VNetWeighting
 from pacmr_lightning.weighting.vnet import RunningScale, load_vnet, save_vnet
 
+from ...conftest import quiet_trainer, write_lines
+
 BETA = 0.5
 ALL = (
     *("delta", "u", "perplexity_difference", "dpo_loss", "entropy"),
@@ -34,8 +36,6 @@ TRIPLE = ("perplexity_difference", "dpo_loss", "entropy")
 
 
 class Records(Callback):
-    """The record of each step, by the number of updates before it."""
-
     def __init__(self):
         self.steps = {}
 
@@ -48,8 +48,7 @@ def files(tmp_path_factory, tiny_llama):
     folder = tmp_path_factory.mktemp("features")
     tiny_llama(folder / "model", initializer_range=0.2)
     for name, pairs, seed in (("pairs", 16, 0), ("clean", 8, 1)):
-        rows = [json.dumps(row) + "\n" for row in World().preference_rows(pairs, seed)]
-        (folder / f"{name}.jsonl").write_text("".join(rows))
+        write_lines(folder / f"{name}.jsonl", World().preference_rows(pairs, seed))
     return folder
 
 
@@ -59,36 +58,22 @@ def fit(files):
 
     def run(name, features=ALL, *, callbacks=(), ckpt=None, micro_batch_size=None, epochs=3, history=None):
         seed_everything(0)
+        options = {"learning_rate": 0.02, "micro_batch_size": micro_batch_size, "method": "other"}
         module = PreferenceModule(
             PolicyModel(str(files / "model"), rank=4),
             DPO(BETA),
             VNetWeighting(CleanPreference(), every=1, learning_rate=0.05, features=features, history=history),
-            method="other",
-            learning_rate=0.02,
-            micro_batch_size=micro_batch_size,
+            **options,
         )
+        pairs, clean = str(files / "pairs.jsonl"), str(files / "clean.jsonl")
+        sizes = {"global_batch_size": 8, "meta_batch_size": 4, "meta_every": 1, "noise_rate": 0.3}
+        clean_meta = Files(clean, clean)
         data = PreferenceDataModule(
-            Files(str(files / "pairs.jsonl"), str(files / "clean.jsonl")),
-            str(files / "model"),
-            task="tiny",
-            clean_meta=Files(str(files / "clean.jsonl"), str(files / "clean.jsonl")),
-            global_batch_size=8,
-            meta_batch_size=4,
-            meta_every=1,
-            noise_rate=0.3,
+            Files(pairs, clean), str(files / "model"), task="tiny", clean_meta=clean_meta, **sizes
         )
         records = Records()
-        trainer = Trainer(
-            max_epochs=epochs,
-            accelerator="cpu",
-            default_root_dir=files / name,
-            callbacks=[records, *callbacks],
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
-            limit_val_batches=0,
-        )
+        callbacks = [records, *callbacks]
+        trainer = quiet_trainer(files / name, max_epochs=epochs, callbacks=callbacks, limit_val_batches=0)
         if ckpt is None and name == "whole":
             records.on_train_batch_start = lambda trainer, *_: (
                 trainer.save_checkpoint(files / "three.ckpt") if trainer.global_step == 3 else None
@@ -112,7 +97,6 @@ class Probed(Callback):
 
 
 def test_history_is_the_recursion_over_visits(whole):
-    """Two visits and more of each pair, from the u that were recorded."""
     _, _, _, steps = whole
     seen, compared = {}, 0
     for step in range(6):
@@ -149,11 +133,9 @@ def test_a_history_may_be_given(whole, fit, files, monkeypatch, tmp_path):
     module, _, _, steps = fit("given", features, callbacks=[VNetSurfaces(points=5, window=16)], **options)
     surface = load_surface(files / "given")
     assert surface.axes == features
+    at = (torch.tensor([float(axis[1])]).double() for axis in (surface.delta, surface.u))
     with torch.no_grad():
-        g, _, _ = module.vnet.double()(
-            *(torch.tensor([float(axis[1])]).double() for axis in (surface.delta, surface.u))
-        )
-    assert surface.g[1, 1] == pytest.approx(g.item(), rel=1e-6)
+        assert surface.g[1, 1] == pytest.approx(module.vnet.double()(*at)[0].item(), rel=1e-6)
     now = module.weighting.state_dict()["history"]
     assert now.keys() == kept.keys()
     for record in steps.values():
@@ -200,7 +182,6 @@ def test_weights_are_vnets_of_the_steps_before(whole):
 
 
 def test_micro_batches_change_nothing(whole, fit):
-    """But rounding, which six fast updates make larger."""
     _, _, _, expected = whole
     module, _, _, found = fit("micro", micro_batch_size=2)
     for step, record in found.items():
@@ -225,7 +206,6 @@ def test_a_resume_is_bit_for_bit(whole, fit, files):
 
 
 def test_audit_and_probe_ask_with_all_features(whole, tmp_path):
-    """What the run's end says of each pair is one more visit, of either road."""
     module, data, trainer, _ = whole
     (probed,) = (callback.frame for callback in trainer.callbacks if isinstance(callback, Probed))
     frame = last_pass(module, data.train_pairs)
@@ -238,22 +218,16 @@ def test_audit_and_probe_ask_with_all_features(whole, tmp_path):
 
 
 def test_surfaces_of_two_features(fit, files, monkeypatch, tmp_path):
-    """The triple, which has no slope; by default over its first two."""
     monkeypatch.setattr(weight_figures, "publish", lambda *arguments: None)
-    callbacks = [
-        VNetSurfaces(points=5, window=16, features=("perplexity_difference", "entropy")),
-        WeightGap(probe_pairs=8),
-        WeightRecorder(),
-    ]
+    drawn = VNetSurfaces(points=5, window=16, features=("perplexity_difference", "entropy"))
+    callbacks = [drawn, WeightGap(probe_pairs=8), WeightRecorder()]
     module, _, _, steps = fit("triple", TRIPLE, callbacks=callbacks, epochs=1)
     surface = load_surface(files / "triple")
     assert surface.axes == ("perplexity_difference", "entropy") and (surface.a == 0).all()
     rows = torch.cat([steps[0].features, steps[1].features]).double()
-    loss = float(rows[:, 1].median())
     assert surface.held == f"dpo loss {np.median(rows[:, 1]):.3g}"
-    np.testing.assert_allclose(
-        surface.delta[[0, -1]], np.quantile(rows[:, 0], [0.005, 0.995]), rtol=1e-5, atol=1e-6
-    )
+    ends, close = np.quantile(rows[:, 0], [0.005, 0.995]), {"rtol": 1e-5, "atol": 1e-6}
+    np.testing.assert_allclose(surface.delta[[0, -1]], ends, **close)
     vnet, loss = module.vnet.double(), float(np.median(rows[:, 1]))
     with torch.no_grad():
         for i, x in enumerate(surface.delta):
@@ -291,23 +265,7 @@ def test_what_a_run_refuses(fit):
         VNetWeighting(features=TRIPLE, start_slope=0.5)
 
 
-def test_the_papers_features_are_as_they_were():
-    """Order, shapes, random numbers and what a checkpoint holds."""
-    torch.manual_seed(3)
-    default = VNetWeighting()
-    torch.manual_seed(3)
-    same = VNetWeighting(features=["u", "delta"])
-    state = default.state_dict()
-    assert list(state) == ["vnet", "optimizer", "updates", "skipped"]
-    assert list(state["vnet"]) == [f"layers.{i}.{kind}" for i in (0, 2, 4) for kind in ("weight", "bias")]
-    for name, value in same.vnet.state_dict().items():
-        assert torch.equal(value, state["vnet"][name])
-    assert not default.needs_entropies and not default.looks_back
-    assert default.vnet.scale is None
-
-
 def test_scale():
-    """Nothing is known at first; a constant column stays 0; outliers are cut."""
     scale = RunningScale(2)
     x = torch.tensor([[1.0, 7.0], [3.0, 7.0]])
     assert torch.equal(scale(x), torch.zeros(2, 2))
