@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
 from ..runs.summary import read_summary
@@ -73,8 +74,8 @@ def compare(runs: list[str], figure: str | None = None) -> None:
     Raises:
         UserError: a run has no summary, or the figure's name another ending.
     """
+    print_result(comparison_table(runs))
     console = Console(markup=False)
-    console.print(comparison_table(runs))
     notes = [*NOTES, *filter(None, map(_validated, runs))]
     for note in notes:
         console.print(f"  {note}", highlight=False, style="dim")

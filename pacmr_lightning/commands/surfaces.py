@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ..analysis.surface import load_surface
 from ..analysis.surface_distance import pairwise_distances, run_names
+from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
 from ..errors import UserError
@@ -71,8 +72,8 @@ def _show(rows: pd.DataFrame) -> None:
         cells = ["-" if np.isnan(number) else f"{number:.3f}" for number in numbers]
         scale = (row["scale"],) if scaled else ()
         shown.add_row(f"{row['first']} - {row['second']}", *scale, *cells, f"{row['common']:.0%}")
+    print_result(shown)
     console = Console(markup=False)
-    console.print(shown)
     for note in NOTES[: 3 + scaled]:
         console.print(f"  {note}", highlight=False, style="dim")
 
