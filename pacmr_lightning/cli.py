@@ -15,6 +15,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from .command_line.exceptions import sentence, stop
+from .command_line.output import only_results
 
 RUNS = {
     "fit": "Trains: SFT, DPO, PACMR-DPO, as the configs say.",
@@ -142,7 +143,7 @@ def main(arguments: list[str] | None = None) -> None:
         stop(f"There is no command {words[0]}; choose one of {', '.join((*RUNS, *TOOLS))}.")
     tool = words[0].replace("-", "_") if words and words[0] in TOOLS else None
     try:
-        with _no_garbage():
+        with _no_garbage(), only_results():
             module = import_module(f".commands.{tool or 'fit'}", __package__)
         if tool:
             module.main(words[1:])

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, get_args, get_origin
 from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace, add_instantiator, auto_cli
 
 from .exceptions import construct, stop
+from .output import only_results
 from .sentences import cause_of
 from .shipped_configs import with_files
 
@@ -87,11 +88,12 @@ def run_tool(
 ) -> Any:
     """Call ``function`` with the arguments of ``pacmr NAME``, by its type hints and docstring.
 
-    With ``positional``, parameters without a default are plain words, unless they are keyword-only.
+    What it prints goes to standard error, except by ``print_result``. With ``positional``, parameters without
+    a default are plain words, unless they are keyword-only.
     """
     told = (inspect.getdoc(function) or "").partition("\n\nArgs:")[0].replace("``", "")
     return auto_cli(
-        function,
+        only_results()(function),
         args=arguments,
         as_positional=positional,
         prog=f"pacmr {name}",

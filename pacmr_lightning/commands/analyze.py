@@ -11,6 +11,7 @@ import pandas as pd
 from rich.console import Console
 
 from ..analysis.consistency import check_taus, consistency_by_threshold, judged_pairs
+from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
 from ..errors import UserError
@@ -165,8 +166,8 @@ def _show(folder: Path, table: pd.DataFrame, notes: list[str]) -> None:
         shown.add_column(heading, justify="left" if heading == "Task" else "right")
     for row in formatted_rows(table):
         shown.add_row(*row)
+    print_result(shown)
     console = Console(markup=False)
-    console.print(shown)
     for note in notes:
         console.print(f"  {note}", highlight=False, style="dim")
     console.print(f"Table, figure and every pair's values: {folder}", highlight=False)

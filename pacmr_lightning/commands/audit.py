@@ -11,6 +11,7 @@ from ..audit import AuditOptions, AuditResult
 from ..audit import audit as look_for_wrong_labels
 from ..audit.scorers import NAMES
 from ..audit.words import COIN_FLIPS, fit_in_words, rate_in_words, rules_in_words, traits_in_words
+from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
 from ..datamodules.sources import Source
@@ -83,14 +84,14 @@ def show(found: AuditResult) -> None:
     for row in findings.methods.to_dict("records"):
         cells = ("-" if pd.isna(row[name]) else _FORMS[name][1].format(row[name]) for name in columns)
         table.add_row(row["method"], *cells)
-    console.print(table)
+    print_result(table)
 
     def say(text: str, style: str | None = None, **options: Any) -> None:
         console.print(text, highlight=False, markup=False, style=style, **options)
 
     rate = findings.rate
     for scorer, by_scorer in findings.rates.items():
-        say(f"Expected share of wrong labels by {NAMES[scorer]}: {rate_in_words(by_scorer)}.")
+        print_result(f"Expected share of wrong labels by {NAMES[scorer]}: {rate_in_words(by_scorer)}.")
     if not rate.identified:
         untold = "--fallback_share" if rate.separates else "--share"
         say(
@@ -106,7 +107,7 @@ def show(found: AuditResult) -> None:
     for sentence in rules_in_words(found.traits, rate, shown=3):
         say(sentence, "yellow")
     for sentence in traits_in_words(found.traits, findings.groups, findings.doubted[0], shown=3):
-        say(sentence)
+        print_result(sentence)
     for note in found.notes:
         say(f"  {note}", "dim")
     say(

@@ -6,8 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 from jsonargparse import lazy_instance
-from rich.console import Console
 
+from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..datamodules.augmentation.augmentation_report import examples, summary
 from ..datamodules.augmentation.augmented_prompts import prompt_hash, training_prompts, write_augmentations
@@ -69,13 +69,12 @@ def augment(
     text = summary(rows, about)
     with replacing(report) as temporary:
         temporary.write_text(text + examples(rows, seed), encoding="utf-8")
-    console = Console(soft_wrap=True, highlight=False, markup=False)
-    console.print(text)
+    print_result(text)
     if stored := sum(rewriting.stored for rewriting in rewritings.values()):
-        console.print(f"{stored:,} of {len(rewritings):,} different pieces were there from an earlier run.")
-    console.print(f"Augmented prompts: {path}\nReport with examples: {report}")
+        print(f"{stored:,} of {len(rewritings):,} different pieces were there from an earlier run.")
+    print(f"Augmented prompts: {path}\nReport with examples: {report}")
     if answers.exists():
-        console.print(f"Pieces, which another run uses again: {answers} (may be deleted)")
+        print(f"Pieces, which another run uses again: {answers} (may be deleted)")
 
 
 def main(arguments: list[str]) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from rich.console import Console
 from rich.table import Table
 
+from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
 from ..datamodules.chat import decode_messages
@@ -120,19 +120,18 @@ def clean_meta(
         write_table(rows, path, pa.schema(types | {"corrected": pa.bool_(), "verdicts": pa.list_(_VERDICT)}))
     else:
         write_json_lines(path, rows)
-    console = Console(soft_wrap=True, highlight=False, markup=False)
     if names:
-        Console().print(_table(names, verdicts))
+        print_result(_table(names, verdicts))
     unseen = {name for pair in pairs for name in TEMPLATE_COLUMNS if name in pair.row}
     if names and unseen:
-        console.print(f"The judges were not shown the columns {' and '.join(sorted(unseen))}.")
+        print(f"The judges were not shown the columns {' and '.join(sorted(unseen))}.")
     opinions = (opinion for of in verdicts for verdict in of for opinion in verdict.orders)
     if missing := Counter(opinion.problem for opinion in opinions if opinion.answer is None):
-        console.print(
+        print(
             f"No answer to {missing.total()} questions (mostly: {missing.most_common(1)[0][0]}); a new run "
             "asks endpoints for them again."
         )
-    console.print(
+    print_result(
         f"{path}: {len(rows)} of {usable} usable pairs of {source.name}, {sum(wrong)} labels corrected."
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
 from ..runs.folder import SUMMARY, read_summary
@@ -114,14 +115,14 @@ def compare(
 
         finished = [run for run in runs if (Path(run) / SUMMARY).exists() or not steps_of(run)]
     if finished:
-        console.print(comparison_table(finished))
+        print_result(comparison_table(finished))
         notes = [*NOTES, *filter(None, map(_validated, finished))]
         for note in notes:
             console.print(f"  {note}", highlight=False, style="dim")
     if output:
         distances = write_surface_page(runs, output, None if step == "last" else step)
         if len(distances):
-            console.print(_distance_table(distances))
+            print_result(_distance_table(distances))
             for note in SURFACE_NOTES[: 3 + distances["scale"].eq("sd").any()]:
                 console.print(f"  {note}", highlight=False, style="dim")
         console.print(f"Figure: {output}", highlight=False)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
+from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..command_line.shipped_configs import FOLDER, did_you_mean, names, shipped_name, told
 from ..errors import UserError
@@ -19,17 +17,10 @@ def configs() -> None:
     A name of the list is what --config takes, in any folder: pacmr fit --config tldr/preference --config
     methods/pacmr. To start one of your own: pacmr configs copy NAME FILE.
     """
-    console = Console(soft_wrap=True, highlight=False, markup=False)
-    if console.is_terminal:
-        table = Table.grid(padding=(0, 2))
-        for name in names():
-            table.add_row(name, told(name))
-        console.print(table)
-    else:  # a line each, for grep
-        width = max(map(len, names()))
-        for name in names():
-            console.print(f"{name:<{width}}  {told(name)}")
-    console.print(f"\n(in {FOLDER})")
+    width = max(map(len, names()))
+    for name in names():
+        print_result(f"{name:<{width}}  {told(name)}")
+    print(f"(in {FOLDER})")
 
 
 def copy(name: str, file: str) -> None:

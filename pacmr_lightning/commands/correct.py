@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
 
 from ..audit import AuditOptions
 from ..audit.cleaned_file import write_cleaned_file
 from ..audit.perp_correct import Rounds
+from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
 from ..datamodules.cleaned import exchanged, write_rows
@@ -154,7 +154,7 @@ def _show(table: pd.DataFrame, pairs: int, folder: Path) -> None:
             f"{row['changed'] / pairs:.1%}",
             "taken" if row["best"] else row["problem"],
         )
-    Console().print(shown)
+    print_result(shown)
     best = table[table["best"]].iloc[0]
     if best["separation"] <= best["alpha"]:
         print(
@@ -164,7 +164,7 @@ def _show(table: pd.DataFrame, pairs: int, folder: Path) -> None:
         )
     audited = pd.read_parquet(folder / AUDIT / PAIRS)["p_wrong"].mean()
     told = "that cannot be told" if np.isnan(audited) else f"{audited:.1%}"
-    print(
+    print_result(
         f"Share of wrong labels: {1 - best['alpha']:.1%} by round {best['round']}, which cDPO and rDPO can "
         f"be given as label_noise; by the audit of the first run {told}."
     )

@@ -7,12 +7,10 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from rich.console import Console
 from transformers import AutoConfig, PreTrainedModel
 
 from ..chat_template import stop_at_end_tokens
@@ -81,9 +79,8 @@ def export(
             f"The base {found.base} is a folder, which nobody finds who loads the adapter from {push}; give "
             "the base's id at the Hub with --base, or export a whole model with --merged."
         )
-    say = partial(Console().print, highlight=False, markup=False, soft_wrap=True)
     with _new_folder(out) as folder:
-        say(f"Loading {found.base} and {found.checkpoint}")
+        print(f"Loading {found.base} and {found.checkpoint}")
         quantization = found.model["init_args"]["policy"]["init_args"].get("quantization")
         stored = copy.deepcopy(found)
         if merged:
@@ -97,11 +94,11 @@ def export(
                 "earlier one with --checkpoint."
             )
         if merged and quantization:
-            say(
+            print(
                 f"The run trained its adapter on a base in {quantization}, but it is merged into the base as "
                 f"stored: the merged model differs from the trained one by what {quantization} rounds away.",
             )
-        say(f"Writing {'a merged model' if merged else 'an adapter'} after {step:,} updates")
+        print(f"Writing {'a merged model' if merged else 'an adapter'} after {step:,} updates")
         stop_at_end_tokens(module.policy.model.generation_config, data.tokenizer)
         if base is not None and bottom == found.base:
             found.base = base
@@ -125,16 +122,16 @@ def export(
         # Last, since PEFT writes its own card.
         (folder / "README.md").write_text(card, encoding="utf-8")
     loader = "AutoModelForCausalLM" if merged else "AutoPeftModelForCausalLM"
-    say(f'{out} is complete; load it with {loader}.from_pretrained("{out}").')
+    print(f'{out} is complete; load it with {loader}.from_pretrained("{out}").')
     if not merged and hub_base is None:
-        say(
+        print(
             f"The adapter finds its base, {found.base}, by base_model_name_or_path in adapter_config.json; "
             "--merged writes a model that needs no other.",
         )
     if push is not None:
         files = {path.name: path for path in sorted(Path(out).iterdir())}
         upload(files, push, "model", private, f"{Path(out)} is kept; hf upload sends it.")
-        say(f"Uploaded to {push}.")
+        print(f"Uploaded to {push}.")
 
 
 def merge(policy: PolicyModel, bottom: str, dtype: torch.dtype) -> PreTrainedModel:

@@ -24,7 +24,9 @@ from lightning.pytorch.utilities import rank_zero_only
 
 # Importing the packages registers the short names of their classes for YAML.
 from ..callbacks import GenerationWriter, LogProgress, NoiseMask, RunCheckpoint
+from ..command_line.output import only_results, print_result
 from ..command_line.parser import OneSentence
+from ..command_line.plain_table import plain_table
 from ..datamodules import PreferenceDataModule, SFTDataModule  # noqa: F401
 from ..datamodules.stream import check_rank_shares
 from ..errors import UserError
@@ -107,6 +109,25 @@ class PacmrCLI(LightningCLI):
         more = audit if isinstance(self.model, PreferenceModule) else ""
         print(f"The run is in {root}; its curves: {curves}{more}", flush=True)
 
+    def after_validate(self) -> None:
+        """Print the metrics, as Lightning would among its messages."""
+        if self.trainer.is_global_zero and self.config[self.subcommand].verbose:
+            table = plain_table("metric", "value")
+            for name, value in sorted(self.trainer.callback_metrics.items()):
+                table.add_row(name, f"{value:.6g}")
+            print_result(table)
+
+    after_test = after_validate
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        return {**kwargs, "verbose": False} if "verbose" in kwargs else kwargs
+
+    @only_results()
+    def instantiate_classes(self) -> None:
+        """Make trainer, module and datamodule."""
+        super().instantiate_classes()
+
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning's own puts a checkpoint's options over those of the command line."""
 
@@ -136,7 +157,7 @@ class PacmrCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Run it, then ``refine`` if requested; a run that fails before its first step leaves no folder."""
         try:
-            with wandb_ends():
+            with wandb_ends(), only_results():
                 super()._run_subcommand(subcommand)
         except Exception:
             # Waiting processes need not repeat this one's error.
@@ -162,7 +183,7 @@ class PacmrCLI(LightningCLI):
             plugins.append(CheckpointFiles())
         own = (lightning_callbacks.ProgressBar, LogProgress)
         if settings.enable_progress_bar is not False and not any(isinstance(c, own) for c in callbacks):
-            if fits and not sys.stdout.isatty():
+            if fits and not sys.stderr.isatty():
                 kwargs["enable_progress_bar"] = False
                 callbacks.append(LogProgress())
             else:

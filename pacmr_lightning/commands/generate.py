@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from jsonargparse import lazy_instance
-from rich.console import Console
 
+from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..datamodules.evaluation_prompts import draw_prompts
 from ..datamodules.sources import Source
@@ -61,12 +61,11 @@ def generate(
         raise UserError(f"{failed}, so there is nothing to write; look at the server and its model.")
     write_json_lines(path, rows)
     cut = sum(row["finish_reason"] == "length" for row in rows)
-    console = Console(soft_wrap=True, highlight=False, markup=False)
     if unsent := sorted({column for prompt in prompts for column in prompt.columns}):
-        console.print(f"The endpoint was not sent the columns {' and '.join(unsent)}; they are in the file.")
+        print(f"The endpoint was not sent the columns {' and '.join(unsent)}; they are in the file.")
     if failed:
-        console.print(f"{failed} and are not in the file; a new run asks for them again.")
-    console.print(f"{path}: {len(rows)} responses of {endpoint.model}, {cut} of them cut.")
+        print(f"{failed} and are not in the file; a new run asks for them again.")
+    print_result(f"{path}: {len(rows)} responses of {endpoint.model}, {cut} of them cut.")
 
 
 def main(arguments: list[str]) -> None:

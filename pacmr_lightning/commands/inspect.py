@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
+from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
 from ..datamodules.inspection.pair_statistics import PARTS, PERCENTILES, DataStatistics, advice, inspect_pairs
@@ -45,18 +45,17 @@ def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str |
     report, kept = inspect_pairs(source, loaded, max_length)
     # Synthetic data has few prompts, so shared ones are expected.
     sentences = advice(report, max_length, overlap=source.gold_reward is None)
-    console = Console(highlight=False, markup=False)
-    console.print(f"{source.name}, tokenizer {tokenizer}, max_length {max_length}", style="bold")
+    print_result(f"{source.name}, tokenizer {tokenizer}, max_length {max_length}", style="bold")
     for numbers_table in statistics_tables(report):
-        console.print(numbers_table)
+        print_result(numbers_table)
     rows, table = kept["train"]
-    console.print("Three training pairs as the model sees them", style="bold")
-    console.print(LEGEND, style="italic")
+    print_result("Three training pairs as the model sees them", style="bold")
+    print_result(LEGEND, style="italic")
     for part in show_rows(TokenizedPairs(rows, loaded.pad_token_id), loaded, table["tokens"].tolist()):
-        console.print(part)
-    console.print()
+        print_result(part)
+    print_result()
     for sentence in sentences:
-        console.print(f"! {sentence}", style="yellow")
+        print_result(f"! {sentence}", style="yellow")
     if output is not None:
         numbers = {"source": source.name, "tokenizer": str(tokenizer), "max_length": max_length}
         numbers |= asdict(report) | {"advice": sentences}
@@ -67,7 +66,7 @@ def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str |
                 )
         except OSError as error:
             raise UserError(f"{output} cannot be written ({error.strerror}); name another file.") from None
-        console.print(f"Numbers: {output}")
+        print(f"Numbers: {output}")
 
 
 def statistics_tables(report: DataStatistics) -> Iterator[Table]:

@@ -9,8 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
 from ..errors import UserError
@@ -88,12 +87,11 @@ def judge_files(
     with replacing(folder / SUMMARY) as temporary:
         temporary.write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     save_figure(draw_win_rate(result, (first, second), judge.name), folder / FIGURE)
-    console = Console(soft_wrap=True, highlight=False, markup=False)
-    console.print(f"A: {first}\nB: {second}")
+    print_result(f"A: {first}\nB: {second}")
     _show_rates(result)
     for note in _notes(result, judged, costs, judge.name):
-        console.print(f"  {note}", style="dim")
-    console.print(f"Verdicts, summary and figure: {folder}")
+        print_result(f"  {note}", style="dim")
+    print(f"Verdicts, summary and figure: {folder}")
 
 
 def _costs(
@@ -137,7 +135,7 @@ def _show_rates(result: WinRate) -> None:
         else:
             value, low, high = map(form.format, (estimate.value, estimate.low, estimate.high))
             table.add_row(label, count, value, f"{low} to {high}")
-    Console().print(table)
+    print_result(table)
 
 
 def _notes(result: WinRate, judged: Sequence[JudgedPair], costs: dict[str, Any], judge: str) -> Iterator[str]:

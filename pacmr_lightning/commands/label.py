@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rich.console import Console
 from scipy.special import expit
 
+from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..datamodules.hashing import unit_hash
 from ..datamodules.reading import numbered_rows
@@ -69,7 +69,7 @@ def label(
         rows = _with_categories(rows, categories)
     write_json_lines(path, rows)
     against = sum(row["eta"] < 0.5 for row in rows) / len(rows)
-    Console(soft_wrap=True, highlight=False, markup=False).print(
+    print_result(
         f"{path}: {len(rows):,} pairs labelled by {reward.name} at temperature {temperature:g}, with "
         f"{against:.1%} of the labels against it. {len(pairs) - len(rows):,} pairs with equal or empty "
         "responses are left out."

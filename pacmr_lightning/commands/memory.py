@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import torch
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, LlamaConfig, PretrainedConfig
 
+from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..errors import UserError, check_at_least, first_line
 from ..meta_gradient.step_pairs import affordable, kept_inputs
@@ -147,16 +147,14 @@ def memory(
         }
         for name, kind in strategies.items()
     }
-    console = Console()
-    console.width = max(console.width, 120)  # a narrower table would be cut
-    console.print(f"{model}: {frozen:,} parameters in {stored}, adapter of {trained:,} in float32.")
-    console.print(_table(found))
+    print_result(f"{model}: {frozen:,} parameters in {stored}, adapter of {trained:,} in float32.")
+    print_result(_table(found), width=120)  # a narrower table would be cut
     per_pair = [f"{value / 1e12:.3g}" for value in (flops.reference, flops.forward, flops.gradient)]
-    console.print(
+    print_result(
         f"One pair of {prompt_tokens} + 2 x {response_tokens} tokens: {per_pair[0]} TFLOP forward in the "
         f"reference, {per_pair[1]} in the policy, {per_pair[2]} with its gradient."
     )
-    console.print(_costs(flops, plan, kept, vnet, device_tflops, utilization, gpu_hour))
+    print_result(_costs(flops, plan, kept, vnet, device_tflops, utilization, gpu_hour), width=120)
     return found
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..command_line.exceptions import user_error
+from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..sweep.cells import Cell, cells, config_contents
@@ -62,11 +63,11 @@ def show(sweep: Sweep, found: list[Cell], note: str = "") -> None:
     check_swept_options(found)
     for preparation in sweep.preparations():
         there = " (is there)" if Path(preparation.output).exists() else ""
-        print(f"{preparation.output}{there}: pacmr {preparation.command}")
+        print_result(f"{preparation.output}{there}: pacmr {preparation.command}")
     for cell, its in zip(found, states, strict=True):
         commands = [f"pacmr {shlex.join(words)}" for words in (cell.first, cell.arguments) if words]
-        print(f"{cell.name} ({its}): {' && '.join(commands)}")
-    print(f"{len(found)} cells{note}")
+        print_result(f"{cell.name} ({its}): {' && '.join(commands)}")
+    print_result(f"{len(found)} cells{note}")
 
 
 def run_cells(sweep: Sweep, found: list[Cell], retry_failed: bool) -> None:

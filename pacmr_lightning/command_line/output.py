@@ -1,0 +1,32 @@
+"""Standard output for results, standard error for everything else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import TextIO
+
+from rich.console import Console, RenderableType
+
+_stdout: TextIO | None = None
+
+
+@contextmanager
+def only_results() -> Iterator[None]:
+    """Send all that is printed inside, by libraries too, to standard error, except for ``print_result``."""
+    global _stdout
+    outer = _stdout
+    _stdout = outer or sys.stdout
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _stdout = outer
+
+
+def print_result(what: RenderableType = "", style: str | None = None, width: int = 0) -> None:
+    """Print a text or table of at least ``width`` columns; lines in a file or pipe are never broken."""
+    console = Console(file=_stdout or sys.stdout, highlight=False, markup=False)
+    console.width = max(console.width, width if console.is_terminal else 200)
+    console.print(what, style=style, soft_wrap=isinstance(what, str) and not console.is_terminal)
