@@ -9,12 +9,14 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..command_line.exceptions import user_error
 from ..command_line.parser import run_tool
 from ..errors import UserError
-from ..sweep.cells import Cell, cells, config_contents
-from ..sweep.spec import Sweep, read_sweep
+from ..runs.folder import SUMMARY
+from ..sweep.cells import Cell, anchor_cells, cells, config_contents
+from ..sweep.spec import Preparation, Sweep, read_sweep
 from ..sweep.state import reason, state_of
 
 
@@ -28,13 +30,14 @@ def run_sweep(
     """Runs methods x noise rates x options x seeds as a sweep file says; makes their tables and figures.
 
     Each cell is one run of pacmr fit in its own folder. Finished cells are skipped and interrupted ones go on
-    from their last checkpoint, so the same command continues a sweep.
+    from their last checkpoint, so the same command continues a sweep. A file with ``evaluate`` also has the
+    cells' responses judged against those of its anchor.
 
     Args:
         file: sweep file, such as configs/sweeps/world.yaml.
         jobs: cells at once, instead of the file's.
         dry_run: check the file, and print the cells' commands.
-        tables_only: make tables and figures of the finished cells.
+        tables_only: make tables and figures of the trained cells, and of what a judge has said of them.
         retry_failed: also run the cells that have failed.
 
     Raises:
@@ -45,8 +48,10 @@ def run_sweep(
     if dry_run:
         show(sweep, found)
         return
+    stopped = None
     if not tables_only:
         run_cells(sweep, found, retry_failed)
+        stopped = _judge(sweep, found)
 
     def tables(done: list[Cell]) -> Path:
         from ..sweep.tables import report
@@ -54,18 +59,47 @@ def run_sweep(
         return report(sweep, done)
 
     finish(found, tables)
+    if stopped:
+        raise stopped
+
+
+def _judge(sweep: Sweep, found: list[Cell]) -> UserError | None:
+    """Judge the cells' responses, and run what comes after all cells; return what has stopped it."""
+    try:
+        if sweep.evaluate:
+            from ..sweep.evaluation import judge_cells
+
+            judge_cells(sweep, found)
+        if sweep.afterwards and all(state_of(cell) == "done" for cell in found):
+            from ..sweep.runner import run_afterwards
+
+            run_afterwards(sweep)
+    except UserError as error:
+        return error
+    except KeyboardInterrupt:
+        print("Stopped; the same command goes on.")
+        sys.exit(130)
+    return None
 
 
 def show(sweep: Sweep, found: list[Cell], note: str = "") -> None:
     """Check the cells' options, and print commands and number of cells, with a note."""
     states = [state_of(cell) for cell in found]
     check_swept_options(found)
-    for preparation in sweep.preparations():
-        there = " (is there)" if Path(preparation.output).exists() else ""
-        print(f"{preparation.output}{there}: pacmr {preparation.command}")
+    if sweep.evaluate:
+        check_evaluation(sweep, found)
+
+    def show_made(entries: list[Preparation]) -> None:
+        for entry in sweep.each_seed(entries):
+            there = " (is there)" if Path(entry.output).exists() else ""
+            print(f"{entry.output}{there}: pacmr {entry.command}")
+
+    show_made(sweep.prepare)
     for cell, its in zip(found, states, strict=True):
-        commands = [f"pacmr {shlex.join(words)}" for words in (cell.first, cell.arguments) if words]
+        parts = (cell.first, cell.arguments, cell.predict and cell.prediction)
+        commands = [f"pacmr {shlex.join(words)}" for words in parts if words]
         print(f"{cell.name} ({its}): {' && '.join(commands)}")
+    show_made(sweep.afterwards)
     print(f"{len(found)} cells{note}")
 
 
@@ -77,6 +111,8 @@ def run_cells(sweep: Sweep, found: list[Cell], retry_failed: bool) -> None:
     if not left:
         return
     check_swept_options(left)
+    if sweep.evaluate:
+        check_answers(sweep, left)
     from ..sweep.runner import run_all
 
     try:
@@ -89,7 +125,8 @@ def run_cells(sweep: Sweep, found: list[Cell], retry_failed: bool) -> None:
 def finish(found: list[Cell], report: Callable[[list[Cell]], Path]) -> None:
     """Write the report of finished cells; name failed ones and exit with status 1."""
     states = {cell.name: state_of(cell) for cell in found}
-    done, failed = ([cell for cell in found if states[cell.name] == its] for its in ("done", "failed"))
+    failed = [cell for cell in found if states[cell.name] == "failed"]
+    done = [cell for cell in found if (cell.folder / SUMMARY).exists()]
     if done:
         print(f"Tables and figures of {len(done)} cells: {report(done)}")
     for cell in failed:
@@ -99,18 +136,24 @@ def finish(found: list[Cell], report: Callable[[list[Cell]], Path]) -> None:
         sys.exit(1)
 
 
-def check_swept_options(found: list[Cell]) -> None:
-    """Parse the cells' arguments as ``pacmr fit`` would, once per method and variation."""
+def check_swept_options(found: list[Cell], subcommand: str = "fit") -> dict[str, tuple[Any, Any]]:
+    """Parse the cells' arguments as ``pacmr fit`` or ``predict`` would, once per method and variation.
+
+    Returns configuration and objects by the cell's name.
+    """
     from .fit import parser_of
 
-    parser = parser_of("fit")
+    parser = parser_of(subcommand)
     variants = {json.dumps([cell.method, cell.variation]): cell for cell in found}
+    parsed = {}
     for cell in variants.values():
         config_contents(cell)
         said = io.StringIO()
+        words = cell.arguments[1:] + (cell.predict if subcommand == "predict" else [])
         try:
             with contextlib.redirect_stderr(said):
-                parser.instantiate(parser.parse_args(cell.arguments[1:]))
+                config = parser.parse_args(words)
+                parsed[cell.name] = config, parser.instantiate(config)
             continue
         except SystemExit:
             reason = said.getvalue().strip().rpartition("\n")[2].removeprefix("pacmr: error: ")
@@ -119,7 +162,51 @@ def check_swept_options(found: list[Cell]) -> None:
             if cause is None:
                 raise
             reason = str(cause)
-        raise UserError(f"The cell {cell.name} cannot run: {reason}")
+        does = "run" if subcommand == "fit" else "be evaluated"
+        raise UserError(f"The cell {cell.name} cannot {does}: {reason}")
+    return parsed
+
+
+def check_evaluation(sweep: Sweep, found: list[Cell]) -> dict[str, tuple[Any, Any]]:
+    """Raise a UserError if a cell has no cell to be compared with, or answers other prompts than another.
+
+    Returns configuration and objects of ``pacmr predict`` by the cell's name.
+    """
+    all_cells = cells(sweep)
+    anchors = anchor_cells(sweep, all_cells)
+    alone = [cell for cell in all_cells if cell.method != sweep.anchor and cell.name not in anchors]
+    if alone or not anchors:
+        why = f"{alone[0].name} has no baseline" if alone else "there is no other method"
+        raise UserError(
+            f"evaluate compares with cells of {sweep.anchor} of the same noise rate, seed and varied values, "
+            f"but {why}; take vary away from {sweep.anchor}, or name another anchor."
+        )
+    parsed = check_swept_options(found, "predict")
+    prompts: dict[str, str] = {}
+    for name, (config, _) in parsed.items():
+        options = config.data.init_args
+        asked = [options.source.as_dict(), options.predict_prompts, options.predict_seed]
+        prompts.setdefault(json.dumps([*asked, options.predict_max_length], default=str), name)
+    if len(prompts) > 1:
+        one, other, *_ = prompts.values()
+        raise UserError(
+            f"The cells {one} and {other} would answer other prompts; set data.source, data.predict_prompts, "
+            "data.predict_seed and data.predict_max_length in evaluate.predict."
+        )
+    return parsed
+
+
+def check_answers(sweep: Sweep, left: list[Cell]) -> None:
+    """Raise a UserError if prompts are missing or the judge fails, unless ``prepare`` makes them later."""
+    from ..datamodules.evaluation_prompts import draw_prompts
+
+    assert sweep.evaluate is not None
+    made = [entry.output for entry in sweep.each_seed(sweep.prepare) if not Path(entry.output).exists()]
+    if not any(output in str(sweep.evaluate.judge.settings) for output in made):
+        sweep.evaluate.judge.check()
+    config, objects = next(iter(check_evaluation(sweep, left).values()))
+    if not any(output in str(config.data.init_args.source) for output in made):
+        draw_prompts(objects.data.source, objects.data.predict_prompts, objects.data.predict_seed)
 
 
 def main(arguments: list[str]) -> None:
