@@ -8,6 +8,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..runs.folder import SUMMARY
 from ..sweep.cells import Cell, anchor_cells, cells, config_contents
-from ..sweep.spec import Preparation, Sweep, read_sweep
-from ..sweep.state import reason, state_of
+from ..sweep.spec import Sweep, read_sweep
+from ..sweep.state import has_responses, reason, state_of
 
 
 def run_sweep(
@@ -71,9 +72,9 @@ def _judge(sweep: Sweep, found: list[Cell]) -> UserError | None:
 
             judge_cells(sweep, found)
         if sweep.afterwards and all(state_of(cell) == "done" for cell in found):
-            from ..sweep.runner import run_afterwards
+            from ..sweep.runner import run_all
 
-            run_afterwards(sweep)
+            run_all(_with_afterwards(sweep), [], len(found))
     except UserError as error:
         return error
     except KeyboardInterrupt:
@@ -82,25 +83,65 @@ def _judge(sweep: Sweep, found: list[Cell]) -> UserError | None:
     return None
 
 
+def _with_afterwards(sweep: Sweep) -> Sweep:
+    return replace(sweep, prepare=[*sweep.prepare, *sweep.afterwards])
+
+
 def show(sweep: Sweep, found: list[Cell], note: str = "") -> None:
     """Check the cells' options, and print commands and number of cells, with a note."""
     states = [state_of(cell) for cell in found]
-    check_swept_options(found)
-    if sweep.evaluate:
-        check_evaluation(sweep, found)
-
-    def show_made(entries: list[Preparation]) -> None:
-        for entry in sweep.each_seed(entries):
-            there = " (is there)" if Path(entry.output).exists() else ""
-            print(f"{entry.output}{there}: pacmr {entry.command}")
-
-    show_made(sweep.prepare)
+    parsed = check_swept_options(found)
+    predicted = check_evaluation(sweep, found) if sweep.evaluate else {}
+    for preparation in _with_afterwards(sweep).preparations():
+        there = " (is there)" if Path(preparation.output).exists() else ""
+        print(f"{preparation.output}{there}: pacmr {preparation.command}")
     for cell, its in zip(found, states, strict=True):
         parts = (cell.first, cell.arguments, cell.predict and cell.prediction)
         commands = [f"pacmr {shlex.join(words)}" for words in parts if words]
         print(f"{cell.name} ({its}): {' && '.join(commands)}")
-    show_made(sweep.afterwards)
+    untrained = [cell for cell in found if not (cell.folder / SUMMARY).exists()]
+    if sweep.estimate and untrained:
+        print(_training_cost(sweep, untrained, parsed))
+    for one in list(predicted.values())[:1]:
+        print(_evaluation_cost(sweep, found, one))
     print(f"{len(found)} cells{note}")
+
+
+def _training_cost(sweep: Sweep, untrained: list[Cell], parsed: dict[str, tuple[Any, Any]]) -> str:
+    from ..sweep.cost import training_flops
+
+    work = sweep.estimate
+    assert work is not None
+    flops = training_flops(sweep, untrained, {name: config for name, (config, _) in parsed.items()})
+    hours = flops / (1e12 * work.device_tflops * work.utilization) / 3600
+    price = "" if work.gpu_hour is None else f", {hours * work.gpu_hour:,.0f} at {work.gpu_hour:g} an hour"
+    return (
+        f"Training {len(untrained)} cells, calculated: {flops / 1e18:,.1f} EFLOP, {hours:,.1f} GPU hours at "
+        f"{work.utilization:.0%} of {work.device_tflops:g} TFLOP/s{price}; without preparations and responses"
+    )
+
+
+def _evaluation_cost(sweep: Sweep, found: list[Cell], predicted: tuple[Any, Any]) -> str:
+    from ..sweep.evaluation import calls_left, comparisons_left
+
+    config, objects = predicted
+    assert sweep.evaluate is not None
+    # Not those that the source would have to read, or to download, first.
+    texts, work = vars(objects.data.source).get("prompts"), sweep.estimate
+    known = None if texts is None else len({text for text in texts if text.strip()})
+    prompts = min((n for n in (objects.data.predict_prompts, known) if n is not None), default=None)
+    if prompts is None:
+        return "Evaluation: data.predict_prompts is null, so the number of calls depends on the data"
+    longest = config.model.init_args.max_new_tokens
+    length = sum(map(len, texts)) / len(texts) / 4 if texts else work.prompt_tokens if work else 0
+    answers = sum(not has_responses(cell) for cell in found)
+    calls = calls_left(sweep, found, prompts, length, work.response_tokens if work else longest)
+    lengths = "" if texts or work else " without the prompts, whose length estimate.prompt_tokens gives"
+    return (
+        f"Predicting: {answers} x {prompts:,} responses of at most {longest} tokens\n"
+        f"Judging: {len(comparisons_left(sweep, found))} comparisons with {sweep.evaluate.judge.name}, "
+        f"{calls.told(sweep.evaluate)}{lengths}"
+    )
 
 
 def run_cells(sweep: Sweep, found: list[Cell], retry_failed: bool) -> None:
@@ -139,12 +180,12 @@ def finish(found: list[Cell], report: Callable[[list[Cell]], Path]) -> None:
 def check_swept_options(found: list[Cell], subcommand: str = "fit") -> dict[str, tuple[Any, Any]]:
     """Parse the cells' arguments as ``pacmr fit`` or ``predict`` would, once per method and variation.
 
-    Returns configuration and objects by the cell's name.
+    Returns configuration and objects by ``Cell.variant``.
     """
     from .fit import parser_of
 
     parser = parser_of(subcommand)
-    variants = {json.dumps([cell.method, cell.variation]): cell for cell in found}
+    variants = {cell.variant: cell for cell in found}
     parsed = {}
     for cell in variants.values():
         config_contents(cell)
@@ -153,7 +194,7 @@ def check_swept_options(found: list[Cell], subcommand: str = "fit") -> dict[str,
         try:
             with contextlib.redirect_stderr(said):
                 config = parser.parse_args(words)
-                parsed[cell.name] = config, parser.instantiate(config)
+                parsed[cell.variant] = config, parser.instantiate(config)
             continue
         except SystemExit:
             reason = said.getvalue().strip().rpartition("\n")[2].removeprefix("pacmr: error: ")
@@ -170,7 +211,8 @@ def check_swept_options(found: list[Cell], subcommand: str = "fit") -> dict[str,
 def check_evaluation(sweep: Sweep, found: list[Cell]) -> dict[str, tuple[Any, Any]]:
     """Raise a UserError if a cell has no cell to be compared with, or answers other prompts than another.
 
-    Returns configuration and objects of ``pacmr predict`` by the cell's name.
+    Returns configuration and objects of ``pacmr predict`` by ``Cell.variant``, none if ``prepare`` makes the
+    prompts or the judge later.
     """
     all_cells = cells(sweep)
     anchors = anchor_cells(sweep, all_cells)
@@ -181,6 +223,8 @@ def check_evaluation(sweep: Sweep, found: list[Cell]) -> dict[str, tuple[Any, An
             f"evaluate compares with cells of {sweep.anchor} of the same noise rate, seed and varied values, "
             f"but {why}; take vary away from {sweep.anchor}, or name another anchor."
         )
+    if _made_later(sweep, str(sweep.evaluate)):
+        return {}
     parsed = check_swept_options(found, "predict")
     prompts: dict[str, str] = {}
     for name, (config, _) in parsed.items():
@@ -188,10 +232,10 @@ def check_evaluation(sweep: Sweep, found: list[Cell]) -> dict[str, tuple[Any, An
         asked = [options.source.as_dict(), options.predict_prompts, options.predict_seed]
         prompts.setdefault(json.dumps([*asked, options.predict_max_length], default=str), name)
     if len(prompts) > 1:
-        one, other, *_ = prompts.values()
+        one, other, *_ = (json.loads(variant)[0] for variant in prompts.values())
         raise UserError(
-            f"The cells {one} and {other} would answer other prompts; set data.source, data.predict_prompts, "
-            "data.predict_seed and data.predict_max_length in evaluate.predict."
+            f"The methods {one} and {other} would answer other prompts; set data.source, "
+            "data.predict_prompts, data.predict_seed and data.predict_max_length in evaluate.predict."
         )
     return parsed
 
@@ -201,12 +245,16 @@ def check_answers(sweep: Sweep, left: list[Cell]) -> None:
     from ..datamodules.evaluation_prompts import draw_prompts
 
     assert sweep.evaluate is not None
-    made = [entry.output for entry in sweep.each_seed(sweep.prepare) if not Path(entry.output).exists()]
-    if not any(output in str(sweep.evaluate.judge.settings) for output in made):
+    for config, objects in list(check_evaluation(sweep, left).values())[:1]:
+        if not _made_later(sweep, str(config.data.init_args.source)):
+            draw_prompts(objects.data.source, objects.data.predict_prompts, objects.data.predict_seed)
+    if not _made_later(sweep, str(sweep.evaluate.judge.settings)):
         sweep.evaluate.judge.check()
-    config, objects = next(iter(check_evaluation(sweep, left).values()))
-    if not any(output in str(config.data.init_args.source) for output in made):
-        draw_prompts(objects.data.source, objects.data.predict_prompts, objects.data.predict_seed)
+
+
+def _made_later(sweep: Sweep, text: str) -> bool:
+    outputs = [preparation.output for preparation in sweep.preparations()]
+    return any(output in text and not Path(output).exists() for output in outputs)
 
 
 def main(arguments: list[str]) -> None:

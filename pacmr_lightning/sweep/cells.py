@@ -46,6 +46,11 @@ class Cell:
         return self.folder.name
 
     @property
+    def variant(self) -> str:
+        """Key of the method with its varied values, which cells of all noise rates and seeds share."""
+        return json.dumps([self.method, self.variation])
+
+    @property
     def arguments(self) -> list[str]:
         """Arguments of ``pacmr``."""
         configs = [word for path in self.configs for word in ("--config", path)]

@@ -61,14 +61,6 @@ def _calls(evaluate: Evaluation, number: int, tokens_in: float) -> Calls:
     return Calls(number, tokens_in, None if limit is None else number * limit)
 
 
-def expected_calls(evaluate: Evaluation, pairs: int, prompt_tokens: float, response_tokens: float) -> Calls:
-    """Return the calls for pairs of responses that do not exist yet, of mean lengths in tokens."""
-    with AnswerStore(":memory:") as nothing:
-        frame = calls(evaluate, evaluate.judge.questions([Comparison("", "a", "b")], nothing))
-    tokens = frame.tokens_in + frame.number * (prompt_tokens + 2 * response_tokens)
-    return _calls(evaluate, pairs * frame.number, pairs * tokens)
-
-
 def comparisons(sweep: Sweep, found: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
     """Return each cell with the anchor's cell that it is compared with."""
     anchors = anchor_cells(sweep, found)
@@ -83,6 +75,35 @@ def judged(evaluate: Evaluation, cell: Cell, anchor: Cell) -> dict[str, Any] | N
     return read_judged(cell.folder / JUDGED, files, evaluate.judge, evaluate.seed)
 
 
+def comparisons_left(sweep: Sweep, found: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
+    """Return ``comparisons`` without verdicts, or with questions that have no answer and are asked again."""
+    assert sweep.evaluate is not None
+    return [
+        (cell, anchor)
+        for cell, anchor in comparisons(sweep, found)
+        if (summary := judged(sweep.evaluate, cell, anchor)) is None or summary["unanswered"]
+    ]
+
+
+def calls_left(
+    sweep: Sweep, found: Sequence[Cell], prompts: int, prompt_tokens: float, response_tokens: float
+) -> Calls:
+    """Return the calls for ``comparisons_left``; responses that are not there are of the given lengths."""
+    evaluate = sweep.evaluate
+    assert evaluate is not None
+    left = comparisons_left(sweep, found)
+    there = [pair for pair in left if all(map(has_responses, pair))]
+    pairs = [one for cell, anchor in there for one in response_pairs(cell.responses, anchor.responses)]
+    path = Path(sweep.output) / ANSWERS
+    with AnswerStore(path if path.exists() else ":memory:") as answers:
+        asked = [pair for pair in pairs if not pair.identical]
+        known = calls(evaluate, evaluate.judge.questions(asked, answers))
+        frame = calls(evaluate, evaluate.judge.questions([Comparison("", "a", "b")], answers))
+    number = (len(left) - len(there)) * prompts * frame.number
+    length = frame.tokens_in / max(1, frame.number) + prompt_tokens + 2 * response_tokens
+    return _calls(evaluate, known.number + number, known.tokens_in + number * length)
+
+
 def judge_cells(sweep: Sweep, found: Sequence[Cell]) -> None:
     """Judge the responses of cells, those that were judged already excepted; say first what it costs.
 
@@ -91,13 +112,7 @@ def judge_cells(sweep: Sweep, found: Sequence[Cell]) -> None:
     """
     evaluate = sweep.evaluate
     assert evaluate is not None
-    left = [
-        (cell, anchor)
-        for cell, anchor in comparisons(sweep, found)
-        if has_responses(cell) and has_responses(anchor)
-        # Questions without an answer are asked again.
-        if (summary := judged(evaluate, cell, anchor)) is None or summary["unanswered"]
-    ]
+    left = [pair for pair in comparisons_left(sweep, found) if all(map(has_responses, pair))]
     if not left:
         return
     pairs = {cell.name: response_pairs(cell.responses, anchor.responses) for cell, anchor in left}

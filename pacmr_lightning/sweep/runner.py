@@ -16,7 +16,7 @@ from tqdm import tqdm
 from ..errors import UserError
 from . import state, worker
 from .cells import Cell
-from .spec import Preparation, Sweep
+from .spec import Sweep
 
 
 def run_all(sweep: Sweep, left: Sequence[Cell], done: int) -> None:
@@ -26,7 +26,7 @@ def run_all(sweep: Sweep, left: Sequence[Cell], done: int) -> None:
     waiting, failed = list(left), 0
     running: dict[BaseProcess, tuple[Cell, str | None]] = {}
     with _only_one(Path(sweep.output)):
-        _make(sweep, sweep.prepare, "prepare")
+        _prepare(sweep)
         try:
             # In a log, one line per cell replaces the bar.
             with tqdm(total=done + len(left), initial=done, unit="cell", disable=None) as bar:
@@ -79,18 +79,12 @@ def _slots(sweep: Sweep) -> list[str | None]:
     return [",".join(gpus[i : i + sweep.devices]) for i in range(0, needed, sweep.devices)]
 
 
-def run_afterwards(sweep: Sweep) -> None:
-    """Run the commands of ``afterwards`` whose output is missing."""
-    with _only_one(Path(sweep.output)):
-        _make(sweep, sweep.afterwards, "afterwards")
-
-
-def _make(sweep: Sweep, entries: list[Preparation], kind: str) -> None:
-    for number, preparation in enumerate(sweep.each_seed(entries), 1):
+def _prepare(sweep: Sweep) -> None:
+    for number, preparation in enumerate(sweep.preparations(), 1):
         if Path(preparation.output).exists():
             continue
-        print(f"Making {preparation.output}: pacmr {preparation.command}")
-        log = Path(sweep.output) / f"{kind}-{number}.txt"
+        print(f"Preparing {preparation.output}: pacmr {preparation.command}")
+        log = Path(sweep.output) / f"prepare-{number}.txt"
         log.unlink(missing_ok=True)
         gpus = ",".join(_gpus()) if sweep.devices else None
         process = worker.start([shlex.split(preparation.command)], log, gpus)

@@ -69,6 +69,30 @@ class Evaluation:
 
 
 @dataclass
+class Workload:
+    """Numbers and mean lengths of a sweep's pairs, and the speed of its GPUs, as in ``pacmr memory``."""
+
+    pairs: int
+    """Of one epoch."""
+    prompt_tokens: int
+    """Mean, of pairs and evaluation prompts."""
+    response_tokens: int
+    """Mean, of pairs and of what policies answer."""
+    device_tflops: float
+    """Peak of one GPU at the policy's dtype, as its data sheet says (dense)."""
+    utilization: float
+    """Share of that peak that is expected, above 0 and at most 1."""
+    model: str = "llama-2-7b"
+    """Of the policy: folder or Hub id of which only the configuration is read, or ``llama-2-7b``."""
+    validation_pairs: int = 0
+    """Of one validation, where the trainer does not limit it further."""
+    coverage: float = 1.0
+    """Share of the meta pairs that pass the threshold."""
+    gpu_hour: float | None = None
+    """Price of an hour of one GPU, in any currency."""
+
+
+@dataclass
 class Sweep:
     """Methods x noise rates x varied options x seeds.
 
@@ -95,6 +119,8 @@ class Sweep:
     """Commands once all cells are done, as in ``prepare``."""
     evaluate: Evaluation | None = None
     """Predictions and win rates; None: only what training measures."""
+    estimate: Workload | None = None
+    """Numbers for the GPU hours and tokens that ``--dry_run`` estimates."""
     anchor: str | None = "dpo"
     """Method that others are compared with; None for no comparison."""
     comparisons: dict[str, list[str]] = field(default_factory=dict)
@@ -106,11 +132,11 @@ class Sweep:
     devices: int = 0
     """GPUs per cell."""
 
-    def each_seed(self, entries: list[Preparation]) -> list[Preparation]:
-        """Return ``prepare`` or ``afterwards`` with the seeds filled in."""
+    def preparations(self) -> list[Preparation]:
+        """Return ``prepare`` with the seeds filled in."""
         return [
             Preparation(*(word.replace("{seed}", str(seed)) for word in (entry.output, entry.command)))
-            for entry in entries
+            for entry in self.prepare
             for seed in (self.seeds if "{seed}" in entry.output else self.seeds[:1])
         ]
 

@@ -1,6 +1,7 @@
 """A real sweep of a tiny model is predicted, judged by a server with faults, killed, and judged on."""
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -9,12 +10,19 @@ from statistics import mean, stdev
 
 import pandas as pd
 import pytest
+import yaml
 
 from pacmr_lightning import cli
 from pacmr_lightning.embedded_world import World
+from pacmr_lightning.sweep.cells import Cell, cells
+from pacmr_lightning.sweep.results import NUMBERS
+from pacmr_lightning.sweep.spec import read_sweep
+from pacmr_lightning.sweep.state import end as end_of
+from pacmr_lightning.sweep.state import prepare, state_of
 
+from ...conftest import fails
 from ..evaluation.faulty_server import FaultyServer, prefer_longer
-from .conftest import OPTIONS
+from .conftest import OPTIONS, end
 from .test_runner import CELLS
 
 PROMPTS = 12
@@ -109,3 +117,156 @@ def test_a_sweep_that_is_judged(write_sweep, capsys):
     text = Path("out/tables.md").read_text()
     assert "### Pairwise evaluation against DPO by m in both orders; mean ± standard error" in text
     assert len(Path("out/pacmr-noise30-seed0/generations.jsonl").read_text().splitlines()) == PROMPTS
+
+
+@pytest.mark.parametrize(
+    ("changes", "top", "message"),
+    [
+        ({"judge": "Oracle"}, {}, "Oracle"),
+        ({"judge": {"class_path": "EndpointJudge", "init_args": {"tusk": 1}}}, {}, "tusk"),
+        ({"judge": None}, {}, "judge"),
+        ({"judges": 1}, {}, "judges"),
+        ({}, {"anchor": None}, "evaluate compares with the anchor, but anchor is null"),
+        (
+            {},
+            {"methods": {"dpo": None}},
+            "of the same noise rate, seed and varied values, but there is no other",
+        ),
+        (
+            {},
+            {"methods": {"dpo": {"vary": {"model.objective.beta": [0.1, 0.2]}}, "pacmr": None}},
+            "but pacmr-noise30-seed0 has no baseline",
+        ),
+        ({"prompt_price": 1.0}, {}, "prompt_price and completion_price are 1.0 and None"),
+        ({"seed": -1}, {}, "the seed of evaluate is -1"),
+        ({"predict": {"generation.output": "x.jsonl"}}, {}, "generation.output is the cell's own file"),
+        ({"predict": {"generation.temperature": -1}}, {}, "cannot be evaluated: temperature is -1"),
+        ({"predict": {"modell.max_new_tokens": 1}}, {}, "modell"),
+        (
+            {"predict": {"data.source": "Prompts", "data.source.file": "nowhere.jsonl"}},
+            {},
+            "nowhere.jsonl",
+        ),
+        (
+            {"predict": {}},
+            {"methods": {"dpo": None, "ipo": {"options": {"data.predict_seed": 1}}}},
+            "The methods dpo and ipo would answer other prompts",
+        ),
+    ],
+)
+def test_bad_evaluations(changes, top, message, write_sweep, capsys):
+    """One sentence before anything is trained, and nothing is written."""
+    write_prompts()
+    part = evaluation("http://127.0.0.1:9/v1") | changes
+    assert message in fails(capsys, ["sweep", write_sweep(evaluate=part, **top), "--jobs", "1"])
+    assert not Path("out").exists()
+
+
+def test_judges_that_cannot_be_asked(write_sweep, capsys, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    write_prompts()
+    refused = ["sweep", write_sweep(evaluate=evaluation("http://127.0.0.1:9/v1"))]
+    assert "cannot be reached" in fails(capsys, refused)
+    assert "OPENAI_API_KEY holds no API key" in fails(capsys, ["sweep", write_sweep(evaluate=evaluation())])
+    judge = {"class_path": "RewardModelJudge", "init_args": {"model": "./nowhere"}}
+    path = write_sweep(evaluate=evaluation(judge=judge))
+    assert "The reward model ./nowhere does not exist" in fails(capsys, ["sweep", path])
+    assert not Path("out").exists()
+
+
+@pytest.fixture
+def answered(write_sweep) -> tuple[str, list[Cell]]:
+    """A sweep file with prices, whose cells have ended and answered; in the first seed both say the same."""
+    write_prompts()
+    path = write_sweep(evaluate=evaluation("http://127.0.0.1:9/v1", prompt_price=1.0, completion_price=10.0))
+    found = cells(read_sweep(path))
+    for number, cell in enumerate(found):
+        end(cell, dict.fromkeys(NUMBERS) | {"task": "world", "metrics": {}, "val_accuracy": 0.5})
+        answer(cell, "abc"[: 1 if number < 2 else number])
+    return path, found
+
+
+def answer(cell: Cell, text: str) -> None:
+    """What ``pacmr predict`` would leave."""
+    assert prepare(cell) == [cell.prediction]
+    rows = [{"id": f"p{i}", "prompt": f"Post {i}", "response": f"{i} {text}"} for i in range(PROMPTS)]
+    cell.responses.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert end_of(cell, 0)
+
+
+def test_states(answered):
+    """A trained cell only predicts, and does so again for other options or prompts."""
+    path, found = answered
+    assert {state_of(cell) for cell in found} == {"done"}
+    write_prompts(PROMPTS - 1)
+    assert {state_of(cell) for cell in found} == {"waiting"}
+    assert prepare(found[0]) == [found[0].prediction] and (found[0].folder / "summary.json").exists()
+    assert end_of(found[0], 1) and state_of(found[0]) == "failed"
+    write_prompts()
+    answer(found[0], "a")
+    assert state_of(found[0]) == "done"
+    found[0].responses.unlink()
+    assert state_of(found[0]) == "waiting" and found[0].prediction[:3] == [
+        "predict",
+        "--config",
+        "out/dpo-noise30-seed0/config.yaml",
+    ]
+
+
+def test_what_a_judge_costs_and_says(answered, capsys):
+    """Identical responses and known answers are not asked about; a judge that fails leaves the tables."""
+    path, found = answered
+    cli.main(["sweep", path, "--dry_run"])
+    said = capsys.readouterr().out
+    assert "Predicting: 0 x 12 responses of at most 6 tokens" in said
+    assert re.search(
+        r"Judging: 2 comparisons with m, 24 calls, about [\d,]+ tokens in, at most 2,304 out", said
+    )
+    # All of seed 0 is the same; of seed 1 nobody answers.
+    assert "cannot be reached" in fails(capsys, ["sweep", path])
+    table = pd.read_csv("out/tables/judged.csv")
+    assert table["Win-score"].tolist() == [1.0] and table["Pairs"].tolist() == [PROMPTS]
+    with FaultyServer(prefer_longer) as server:
+        path = replace_url(path, server.url)
+        server.script = [(400, {"message": "flagged by the content filter"})]
+        assert run(path) == 0
+        assert "no answer to 4.2% of the questions, which the next run asks again" in capsys.readouterr().err
+        assert len(asked(server)) == 2 * PROMPTS
+        assert run(path) == 0 and len(asked(server)) == 2 * PROMPTS + 1
+        assert run(path, "--tables_only") == 0 and len(asked(server)) == 2 * PROMPTS + 1
+    both = pd.read_csv("out/tables/judged.csv").iloc[0]
+    # Ties of the first seed, wins of the second; prompts are resampled with both.
+    ends = ("", ", low", ", high")
+    assert [both[f"Win rate (%){end}"] for end in ends] == [50.0] * 3
+    assert [both[f"Win-score{end}"] for end in ends] == [1.5] * 3
+    assert both["Pairs"] == 2 * PROMPTS and both["Answers without a verdict (%)"] == 0
+    main = pd.read_csv("out/tables/main.csv").iloc[0]
+    assert main["Win rate (%), 30% flipped"] == 50 and main["Win-score, 30% flipped, standard error"] == 0.5
+    assert "50.0 [50.0, 50.0]" in Path("out/tables/judged.tex").read_text()
+
+
+def test_one_seed_has_intervals(answered, capsys):
+    """Of what pacmr judge gives, since one seed has no standard error."""
+    path, found = answered
+    rows = [json.loads(line) for line in found[3].responses.read_text().splitlines()]
+    for row in rows[:5]:
+        row["response"] = ""
+    found[3].responses.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with FaultyServer(prefer_longer) as server:
+        path = replace_url(path, server.url, seeds=[1])
+        assert run(path) == 0
+    summary = judged("out/pacmr-noise30-seed1/judge")
+    rate = summary["win_rate"]
+    low, value, high = (f"{100 * rate[name]:.1f}" for name in ("low", "value", "high"))
+    assert value == "58.3" and float(low) < 58.3 < float(high)
+    text = Path("out/tables.md").read_text()
+    assert f"| PACMR-DPO | **{value}** [{low}, {high}] | **" in text
+    assert "one seed" in text and "nan" not in text
+
+
+def replace_url(path: str, url: str, **changes: object) -> str:
+    """The sweep file with another server."""
+    sweep = yaml.safe_load(Path(path).read_text()) | changes
+    sweep["evaluate"]["judge"]["init_args"]["base_url"] = url
+    Path(path).write_text(yaml.safe_dump(sweep, sort_keys=False))
+    return path
