@@ -19,8 +19,7 @@ from pacmr_lightning.evaluation.response_files import answers_path, output_path
 from pacmr_lightning.files import write_json_lines
 from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.ranks import on_all_ranks
-
-GENERATIONS = "generations.jsonl"
+from pacmr_lightning.runs.folder import GENERATIONS
 
 
 class GenerationWriter(BasePredictionWriter):

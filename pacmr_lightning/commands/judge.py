@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +11,16 @@ from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
 from ..errors import UserError
-from ..evaluation.answer_store import AnswerStore, content_key
-from ..evaluation.judging import EndpointJudge, GoldJudge, Opinion, PairJudge, Preference
-from ..evaluation.response_files import pair_rows, read_responses
+from ..evaluation.answer_store import AnswerStore
+from ..evaluation.judged_files import judge_pairs, response_pairs
+from ..evaluation.judging import EndpointJudge, GoldJudge, PairJudge
 from ..evaluation.reward_model import RewardModelJudge
-from ..evaluation.win_rate import JudgedPair, WinRate, draw_win_rate, judge_responses, summarize
-from ..files import replacing, save_figure, write_json_lines
+from ..evaluation.win_rate import JudgedPair, WinRate
 
 # The judges are imported for their short names on the command line.
 __all__ = ["EndpointJudge", "GoldJudge", "RewardModelJudge", "judge_files", "main"]
 
-ANSWERS, VERDICTS, SUMMARY, FIGURE = "answers.sqlite", "verdicts.jsonl", "summary.json", "win-rate"
-MILLION = 1_000_000
-_VERDICTS: dict[Preference, str] = {"first": "win", "second": "loss", "none": "none"}
+ANSWERS = "answers.sqlite"
 
 
 def judge_files(
@@ -68,7 +63,7 @@ def judge_files(
     if (prompt_price is None) != (completion_price is None):
         raise UserError("prompt_price and completion_price only make a cost together; give both or none.")
     paths = [Path(file).expanduser() for file in (first, second)]
-    pairs = pair_rows(read_responses(paths[0]), read_responses(paths[1]), (first, second))
+    pairs = response_pairs(first, second)
     if paths[0].samefile(paths[1]) or all(pair.identical for pair in pairs):
         raise UserError(
             f"{first} and {second} hold the same {len(pairs)} responses, so that there is nothing to judge; "
@@ -78,47 +73,14 @@ def judge_files(
     if folder.is_file():
         raise UserError(f"output is {folder}, which is a file; name a folder.")
     with AnswerStore(Path(store).expanduser() if store else folder / ANSWERS) as answers:
-        judged = judge_responses(pairs, judge, answers)
-    result = summarize(judged, seed)
-    costs = _costs(judged, prompt_price, completion_price)
-    about = {"class": type(judge).__name__, "name": judge.name, "settings": judge.settings}
-    summary = {"first": first, "second": second, "judge": about, "seed": seed, **asdict(result), **costs}
-    write_json_lines(folder / VERDICTS, map(_row, judged))
-    with replacing(folder / SUMMARY) as temporary:
-        temporary.write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    save_figure(draw_win_rate(result, (first, second), judge.name), folder / FIGURE)
+        result, judged, costs = judge_pairs(
+            pairs, (first, second), judge, answers, folder, seed, (prompt_price, completion_price)
+        )
     print_result(f"A: {first}\nB: {second}")
     _show_rates(result)
     for note in _notes(result, judged, costs, judge.name):
         print_result(f"  {note}", style="dim")
     print(f"Verdicts, summary and figure: {folder}")
-
-
-def _costs(
-    judged: Sequence[JudgedPair], prompt_price: float | None, completion_price: float | None
-) -> dict[str, Any]:
-    opinions: dict[str, Opinion] = {}
-    for one in judged:
-        if one.verdict is not None:
-            texts = (one.pair.first, one.pair.second)
-            for opinion, shown in zip(one.verdict.orders, (texts, texts[::-1]), strict=True):
-                opinions[content_key(one.pair.prompt, *shown)] = opinion
-    tokens, cost = {}, {}
-    for name in ("all", "now"):
-        counted = [opinion for opinion in opinions.values() if name == "all" or not opinion.cached]
-        prompts = sum(opinion.prompt_tokens for opinion in counted)
-        completions = sum(opinion.completion_tokens for opinion in counted)
-        tokens[name] = {"prompt": prompts, "completion": completions}
-        if prompt_price is not None and completion_price is not None:
-            cost[name] = (prompts * prompt_price + completions * completion_price) / MILLION
-    return {"tokens": tokens, "cost": cost or None}
-
-
-def _row(one: JudgedPair) -> dict[str, Any]:
-    orders = [] if one.verdict is None else one.verdict.told(_VERDICTS)
-    pair = one.pair
-    texts = {"prompt": pair.prompt, "responses": [pair.first, pair.second]}
-    return {"id": pair.id, "verdict": one.outcome, "orders": orders, **texts}
 
 
 def _show_rates(result: WinRate) -> None:

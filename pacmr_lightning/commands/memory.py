@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from transformers import AutoConfig, LlamaConfig, PretrainedConfig
 
 from ..command_line.output import print_result
 from ..command_line.parser import run_tool
-from ..errors import UserError, check_at_least, first_line
+from ..errors import UserError, check_at_least
 from ..meta_gradient.step_pairs import affordable, kept_inputs
-from ..policy.base_model import adapter_chain
 from ..policy.lora import lora_linears
 from ..policy.quantized import AskedQuantization
-from ..runs.memory_estimate import FP32, GIB, DeviceMemory, activation_bytes, build, four_bit_base, held
+from ..runs.memory_estimate import (
+    FP32,
+    GIB,
+    DeviceMemory,
+    activation_bytes,
+    build,
+    four_bit_base,
+    held,
+    model_config,
+)
 from ..runs.time_estimate import PairFlops, Plan, audit_flops, pair_flops, run_flops, update_flops
 
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -114,7 +120,7 @@ def memory(
     cached = reference == "cached"
     batches = (global_batch_size, every, meta_batch_size)
     plan = Plan(*batches, coverage, cached, pairs, validation_pairs, validations, SAMPLE)
-    policy = build(_config(model), rank, target_modules, getattr(torch, dtype))
+    policy = build(model_config(model), rank, target_modules, getattr(torch, dtype))
     lengths: dict[str, Any] = {"prompt_tokens": prompt_tokens, "response_tokens": response_tokens}
     computed = {"shared": layout == "shared", "gradient_checkpointing": gradient_checkpointing}
     # Before activation_bytes, which replaces the parameters on the meta device by fake ones.
@@ -125,7 +131,7 @@ def memory(
     base, strategies = None, STRATEGIES
     stored: str = dtype
     if quantization:
-        base, largest = four_bit_base(_config(model), getattr(torch, dtype))
+        base, largest = four_bit_base(model_config(model), getattr(torch, dtype))
         # One weight at a time is unpacked.
         activations += largest
         stored = f"{quantization}, computed in {dtype}"
@@ -239,17 +245,6 @@ def _table(found: dict[str, dict[int, DeviceMemory]]) -> Table:
             values = [*(getattr(parts, name) for name in columns), parts.device, parts.host]
             table.add_row(strategy, str(n), *(f"{value / GIB:.1f}" if value else "-" for value in values))
     return table
-
-
-def _config(model: str) -> PretrainedConfig:
-    if model == "llama-2-7b":
-        return LlamaConfig()  # its defaults are this model's
-    if model.startswith((".", "/", "~")) and not Path(model).is_dir():
-        raise UserError(f"The model folder {model} does not exist; name one, a Hub id, or llama-2-7b.")
-    try:
-        return AutoConfig.from_pretrained(adapter_chain(model)[-1])
-    except (OSError, ValueError) as error:
-        raise UserError(f"The configuration of {model} cannot be read: {first_line(error)}.") from None
 
 
 def main(arguments: list[str]) -> None:

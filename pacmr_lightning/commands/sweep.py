@@ -8,15 +8,18 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..command_line.exceptions import user_error
 from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..errors import UserError
-from ..sweep.cells import Cell, cells, config_contents
+from ..runs.folder import SUMMARY
+from ..sweep.cells import Cell, anchor_cells, cells, config_contents
 from ..sweep.spec import Sweep, read_sweep
-from ..sweep.state import reason, state_of
+from ..sweep.state import has_responses, reason, state_of
 
 
 def run_sweep(
@@ -29,13 +32,14 @@ def run_sweep(
     """Runs methods x noise rates x options x seeds as a sweep file says; makes their tables and figures.
 
     Each cell is one run of pacmr fit in its own folder. Finished cells are skipped and interrupted ones go on
-    from their last checkpoint, so the same command continues a sweep.
+    from their last checkpoint, so the same command continues a sweep. A file with ``evaluate`` also has the
+    cells' responses judged against those of its anchor.
 
     Args:
         file: sweep file, such as configs/sweeps/world.yaml.
         jobs: cells at once, instead of the file's.
         dry_run: check the file, and print the cells' commands.
-        tables_only: make tables and figures of the finished cells.
+        tables_only: make tables and figures of the trained cells, and of what a judge has said of them.
         retry_failed: also run the cells that have failed.
 
     Raises:
@@ -46,8 +50,10 @@ def run_sweep(
     if dry_run:
         show(sweep, found)
         return
+    stopped = None
     if not tables_only:
         run_cells(sweep, found, retry_failed)
+        stopped = _judge(sweep, found)
 
     def tables(done: list[Cell]) -> Path:
         from ..sweep.tables import report
@@ -55,19 +61,88 @@ def run_sweep(
         return report(sweep, done)
 
     finish(found, tables)
+    if stopped:
+        raise stopped
+
+
+def _judge(sweep: Sweep, found: list[Cell]) -> UserError | None:
+    """Judge the cells' responses, and run what comes after all cells; return what has stopped it."""
+    try:
+        if sweep.evaluate:
+            from ..sweep.evaluation import judge_cells
+
+            judge_cells(sweep, found)
+        if sweep.afterwards and all(state_of(cell) == "done" for cell in found):
+            from ..sweep.runner import run_all
+
+            run_all(_with_afterwards(sweep), [], len(found))
+    except UserError as error:
+        return error
+    except KeyboardInterrupt:
+        print("Stopped; the same command goes on.")
+        sys.exit(130)
+    return None
+
+
+def _with_afterwards(sweep: Sweep) -> Sweep:
+    return replace(sweep, prepare=[*sweep.prepare, *sweep.afterwards])
 
 
 def show(sweep: Sweep, found: list[Cell], note: str = "") -> None:
     """Check the cells' options, and print commands and number of cells, with a note."""
     states = [state_of(cell) for cell in found]
-    check_swept_options(found)
-    for preparation in sweep.preparations():
+    parsed = check_swept_options(found)
+    predicted = check_evaluation(sweep, found) if sweep.evaluate else {}
+    for preparation in _with_afterwards(sweep).preparations():
         there = " (is there)" if Path(preparation.output).exists() else ""
         print_result(f"{preparation.output}{there}: pacmr {preparation.command}")
     for cell, its in zip(found, states, strict=True):
-        commands = [f"pacmr {shlex.join(words)}" for words in (cell.first, cell.arguments) if words]
+        parts = (cell.first, cell.arguments, cell.predict and cell.prediction)
+        commands = [f"pacmr {shlex.join(words)}" for words in parts if words]
         print_result(f"{cell.name} ({its}): {' && '.join(commands)}")
+    untrained = [cell for cell in found if not (cell.folder / SUMMARY).exists()]
+    if sweep.estimate and untrained:
+        print_result(_training_cost(sweep, untrained, parsed))
+    for one in list(predicted.values())[:1]:
+        print_result(_evaluation_cost(sweep, found, one))
     print_result(f"{len(found)} cells{note}")
+
+
+def _training_cost(sweep: Sweep, untrained: list[Cell], parsed: dict[str, tuple[Any, Any]]) -> str:
+    from ..sweep.cost import training_flops
+
+    work = sweep.estimate
+    assert work is not None
+    flops = training_flops(sweep, untrained, {name: config for name, (config, _) in parsed.items()})
+    hours = flops / (1e12 * work.device_tflops * work.utilization) / 3600
+    price = "" if work.gpu_hour is None else f", {hours * work.gpu_hour:,.0f} at {work.gpu_hour:g} an hour"
+    return (
+        f"Training {len(untrained)} cells, calculated: {flops / 1e18:,.1f} EFLOP, {hours:,.1f} GPU hours at "
+        f"{work.utilization:.0%} of {work.device_tflops:g} TFLOP/s{price}; without preparations and responses"
+    )
+
+
+def _evaluation_cost(sweep: Sweep, found: list[Cell], predicted: tuple[Any, Any]) -> str:
+    from ..sweep.evaluation import calls_left, comparisons_left
+
+    config, objects = predicted
+    assert sweep.evaluate is not None
+    # Not those that the source would have to read, or to download, first.
+    texts, work = vars(objects.data.source).get("prompts"), sweep.estimate
+    known = None if texts is None else len({text for text in texts if text.strip()})
+    prompts = min((n for n in (objects.data.predict_prompts, known) if n is not None), default=None)
+    if prompts is None:
+        return "Evaluation: data.predict_prompts is null, so the number of calls depends on the data"
+    longest = config.model.init_args.max_new_tokens
+    length = sum(map(len, texts)) / len(texts) / 4 if texts else work.prompt_tokens if work else 0
+    answers = sum(not has_responses(cell) for cell in found)
+    calls = calls_left(sweep, found, prompts, length, work.response_tokens if work else longest)
+    lengths = "" if texts or work else " without the prompts, whose length estimate.prompt_tokens gives"
+    return (
+        f"Predicting: {answers} x {prompts:,} responses of at most {longest} tokens\n"
+        f"Judging: {len(comparisons_left(sweep, found))} comparisons with {sweep.evaluate.judge.name}, "
+        f"{calls.told(sweep.evaluate)}{lengths}"
+    )
 
 
 def run_cells(sweep: Sweep, found: list[Cell], retry_failed: bool) -> None:
@@ -78,6 +153,8 @@ def run_cells(sweep: Sweep, found: list[Cell], retry_failed: bool) -> None:
     if not left:
         return
     check_swept_options(left)
+    if sweep.evaluate:
+        check_answers(sweep, left)
     from ..sweep.runner import run_all
 
     try:
@@ -90,7 +167,8 @@ def run_cells(sweep: Sweep, found: list[Cell], retry_failed: bool) -> None:
 def finish(found: list[Cell], report: Callable[[list[Cell]], Path]) -> None:
     """Write the report of finished cells; name failed ones and exit with status 1."""
     states = {cell.name: state_of(cell) for cell in found}
-    done, failed = ([cell for cell in found if states[cell.name] == its] for its in ("done", "failed"))
+    failed = [cell for cell in found if states[cell.name] == "failed"]
+    done = [cell for cell in found if (cell.folder / SUMMARY).exists()]
     if done:
         print(f"Tables and figures of {len(done)} cells: {report(done)}")
     for cell in failed:
@@ -100,18 +178,24 @@ def finish(found: list[Cell], report: Callable[[list[Cell]], Path]) -> None:
         sys.exit(1)
 
 
-def check_swept_options(found: list[Cell]) -> None:
-    """Parse the cells' arguments as ``pacmr fit`` would, once per method and variation."""
+def check_swept_options(found: list[Cell], subcommand: str = "fit") -> dict[str, tuple[Any, Any]]:
+    """Parse the cells' arguments as ``pacmr fit`` or ``predict`` would, once per method and variation.
+
+    Returns configuration and objects by ``Cell.variant``.
+    """
     from .fit import parser_of
 
-    parser = parser_of("fit")
-    variants = {json.dumps([cell.method, cell.variation]): cell for cell in found}
+    parser = parser_of(subcommand)
+    variants = {cell.variant: cell for cell in found}
+    parsed = {}
     for cell in variants.values():
         config_contents(cell)
         said = io.StringIO()
+        words = cell.arguments[1:] + (cell.predict if subcommand == "predict" else [])
         try:
             with contextlib.redirect_stderr(said):
-                parser.instantiate(parser.parse_args(cell.arguments[1:]))
+                config = parser.parse_args(words)
+                parsed[cell.variant] = config, parser.instantiate(config)
             continue
         except SystemExit:
             reason = said.getvalue().strip().rpartition("\n")[2].removeprefix("pacmr: error: ")
@@ -120,7 +204,58 @@ def check_swept_options(found: list[Cell]) -> None:
             if cause is None:
                 raise
             reason = str(cause)
-        raise UserError(f"The cell {cell.name} cannot run: {reason}")
+        does = "run" if subcommand == "fit" else "be evaluated"
+        raise UserError(f"The cell {cell.name} cannot {does}: {reason}")
+    return parsed
+
+
+def check_evaluation(sweep: Sweep, found: list[Cell]) -> dict[str, tuple[Any, Any]]:
+    """Raise a UserError if a cell has no cell to be compared with, or answers other prompts than another.
+
+    Returns configuration and objects of ``pacmr predict`` by ``Cell.variant``, none if ``prepare`` makes the
+    prompts or the judge later.
+    """
+    all_cells = cells(sweep)
+    anchors = anchor_cells(sweep, all_cells)
+    alone = [cell for cell in all_cells if cell.method != sweep.anchor and cell.name not in anchors]
+    if alone or not anchors:
+        why = f"{alone[0].name} has no baseline" if alone else "there is no other method"
+        raise UserError(
+            f"evaluate compares with cells of {sweep.anchor} of the same noise rate, seed and varied values, "
+            f"but {why}; take vary away from {sweep.anchor}, or name another anchor."
+        )
+    if _made_later(sweep, str(sweep.evaluate)):
+        return {}
+    parsed = check_swept_options(found, "predict")
+    prompts: dict[str, str] = {}
+    for name, (config, _) in parsed.items():
+        options = config.data.init_args
+        asked = [options.source.as_dict(), options.predict_prompts, options.predict_seed]
+        prompts.setdefault(json.dumps([*asked, options.predict_max_length], default=str), name)
+    if len(prompts) > 1:
+        one, other, *_ = (json.loads(variant)[0] for variant in prompts.values())
+        raise UserError(
+            f"The methods {one} and {other} would answer other prompts; set data.source, "
+            "data.predict_prompts, data.predict_seed and data.predict_max_length in evaluate.predict."
+        )
+    return parsed
+
+
+def check_answers(sweep: Sweep, left: list[Cell]) -> None:
+    """Raise a UserError if prompts are missing or the judge fails, unless ``prepare`` makes them later."""
+    from ..datamodules.evaluation_prompts import draw_prompts
+
+    assert sweep.evaluate is not None
+    for config, objects in list(check_evaluation(sweep, left).values())[:1]:
+        if not _made_later(sweep, str(config.data.init_args.source)):
+            draw_prompts(objects.data.source, objects.data.predict_prompts, objects.data.predict_seed)
+    if not _made_later(sweep, str(sweep.evaluate.judge.settings)):
+        sweep.evaluate.judge.check()
+
+
+def _made_later(sweep: Sweep, text: str) -> bool:
+    outputs = [preparation.output for preparation in sweep.preparations()]
+    return any(output in text and not Path(output).exists() for output in outputs)
 
 
 def main(arguments: list[str]) -> None:

@@ -149,11 +149,7 @@ class Endpoint:
         """
         keys = [content_key(self.settings, messages) for messages in conversations]
         asked = dict(zip(keys, conversations, strict=True))
-        found = {
-            key: Answer(**value, cached=True)
-            for key, value in store.get(list(asked)).items()
-            if (answer := without_thoughts(value["text"])).strip() and valid(answer)
-        }
+        found = self._stored(asked, store, valid)
         pending = {key: messages for key, messages in asked.items() if key not in found}
         if pending:
             key = self._api_key()
@@ -164,6 +160,21 @@ class Endpoint:
             answer if answer.text is None else replace(answer, text=without_thoughts(answer.text))
             for answer in map(found.__getitem__, keys)
         ]
+
+    def unanswered(self, conversations: list[Messages], store: AnswerStore) -> list[Messages]:
+        """Return those that ``ask`` would send, each once."""
+        asked = {content_key(self.settings, messages): messages for messages in conversations}
+        found = self._stored(asked, store, bool)
+        return [messages for key, messages in asked.items() if key not in found]
+
+    def _stored(
+        self, asked: dict[str, Messages], store: AnswerStore, valid: Callable[[str], bool]
+    ) -> dict[str, Answer]:
+        return {
+            key: Answer(**value, cached=True)
+            for key, value in store.get(list(asked)).items()
+            if (answer := without_thoughts(value["text"])).strip() and valid(answer)
+        }
 
     async def _ask_pending(
         self,

@@ -84,6 +84,13 @@ class PairJudge(ABC):
     def compare(self, items: Sequence[Comparison], store: AnswerStore) -> list[Verdict]:
         """Return verdicts on N pairs in order, reusing stored answers; raise UserError if the judge fails."""
 
+    def check(self) -> None:
+        """Raise a UserError if the judge cannot be used, before hours of work that end in ``compare``."""
+
+    def questions(self, items: Sequence[Comparison], store: AnswerStore) -> list[Messages]:
+        """Return what ``compare`` would send to a server that bills it; nothing by default."""
+        return []
+
 
 class EndpointJudge(PairJudge):
     """A chat model with the judge prompts of Qu et al.; it must name the same response in both orders.
@@ -103,17 +110,29 @@ class EndpointJudge(PairJudge):
         self.name = self.endpoint.model
         self.settings = {"task": self.task, **self.endpoint.settings}
 
+    def check(self) -> None:
+        """Ask one short question, which finds a wrong key, address, model or option."""
+        short = Comparison("It rained all day, so we stayed in.", "Rain kept us in.", "It was sunny.")
+        with AnswerStore(":memory:") as forgotten:
+            self.endpoint.ask(self._conversations([short])[:1], forgotten, f"Reaching {self.name}")
+
+    def questions(self, items: Sequence[Comparison], store: AnswerStore) -> list[Messages]:
+        """Return at most 2 N conversations, those whose answers are not in the store."""
+        return self.endpoint.unanswered(self._conversations(items), store)
+
     def compare(self, items: Sequence[Comparison], store: AnswerStore) -> list[Verdict]:
         """Send 2 N questions, except those whose answers are in the store."""
-        asked = [
-            judge_messages(self.task, item.prompt, *shown)
-            for item in items
-            for shown in ((item.first, item.second), (item.second, item.first))
-        ]
-        answers = self.endpoint.ask(asked, store, f"Judging with {self.name}")
+        answers = self.endpoint.ask(self._conversations(items), store, f"Judging with {self.name}")
         return [
             Verdict((self._opinion(straight, "first", "second"), self._opinion(exchanged, "second", "first")))
             for straight, exchanged in zip(answers[::2], answers[1::2], strict=True)
+        ]
+
+    def _conversations(self, items: Sequence[Comparison]) -> list[Messages]:
+        return [
+            judge_messages(self.task, item.prompt, *shown)
+            for item in items
+            for shown in ((item.first, item.second), (item.second, item.first))
         ]
 
     def _opinion(self, answer: Answer, a: Preference, b: Preference) -> Opinion:

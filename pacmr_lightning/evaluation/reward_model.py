@@ -59,6 +59,10 @@ class RewardModelJudge(PairJudge):
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.settings = {"reward_model": self.name, "dtype": dtype, "max_length": max_length}
 
+    def check(self) -> None:
+        """Raise a UserError if there is no such model, or it has no tokenizer."""
+        _ = self._tokenizer
+
     def compare(self, items: Sequence[Comparison], store: AnswerStore) -> list[Verdict]:
         """Score 2 N responses, except those whose scores are in the store."""
         responses = [(item.prompt, r) for item in items for r in (item.first, item.second)]

@@ -135,14 +135,8 @@ def summarize(judged: Sequence[JudgedPair], seed: int = 42, resamples: int = 100
     _, prompts = np.unique([content_key(one.pair.prompt) for one in judged], return_inverse=True)
     # Judges do not see space at the ends.
     lengths = np.array([[len(one.pair.first.strip()), len(one.pair.second.strip())] for one in judged])
-    by_prompt = np.zeros((prompts.max() + 1, len(OUTCOMES)))
-    np.add.at(by_prompt, (prompts, outcomes), 1)
-    n = len(by_prompt)
-    # (resamples, prompts) counts.
-    draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
-    counts, resampled = by_prompt.sum(0), draws @ by_prompt
-    shares, others = counts / counts.sum(), resampled / resampled.sum(1, keepdims=True)
-    rates = [_estimate(share, others[:, i]) for i, share in enumerate(shares)]
+    counts = np.bincount(outcomes, minlength=len(OUTCOMES))
+    win, tie, loss, score, draws = outcome_rates(outcomes, prompts, seed, resamples)
 
     points = 1 - outcomes / 2
     term = length_term(np.subtract(*lengths.T.astype(float)))
@@ -162,14 +156,14 @@ def summarize(judged: Sequence[JudgedPair], seed: int = 42, resamples: int = 100
     ]
     return WinRate(
         pairs=len(judged),
-        prompts=n,
+        prompts=draws.shape[1],
         wins=int(counts[0]),
         ties=int(counts[1]),
         losses=int(counts[2]),
-        win_rate=rates[0],
-        tie_rate=rates[1],
-        loss_rate=rates[2],
-        win_score=_estimate(1 + shares[0] - shares[2], 1 + others[:, 0] - others[:, 2]),
+        win_rate=win,
+        tie_rate=tie,
+        loss_rate=loss,
+        win_score=score,
         length_controlled_win_rate=controlled,
         length_unit="characters",
         mean_length=(float(lengths[:, 0].mean()), float(lengths[:, 1].mean())),
@@ -180,6 +174,31 @@ def summarize(judged: Sequence[JudgedPair], seed: int = 42, resamples: int = 100
         unanswered=_share(len(broken) - sum(broken), len(opinions)),
         first_shown=_share(sum(sides), len(sides)),
     )
+
+
+def outcome_rates(
+    outcomes: np.ndarray, prompts: np.ndarray, seed: int = 42, resamples: int = 1000
+) -> tuple[Estimate, Estimate, Estimate, Estimate, np.ndarray]:
+    """Return win, tie and loss rate and win-score of N >= 1 judged pairs, with the bootstrap's draws.
+
+    Args:
+        outcomes: (N,) places in ``OUTCOMES``.
+        prompts: (N,) numbers from 0 of the pairs' P prompts, which are resampled with all their pairs.
+        seed: of the bootstrap.
+        resamples: R.
+
+    Returns:
+        The estimates, and (R, P) counts of the prompts in each resample.
+    """
+    by_prompt = np.zeros((prompts.max() + 1, len(OUTCOMES)))
+    np.add.at(by_prompt, (prompts, outcomes), 1)
+    n = len(by_prompt)
+    draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
+    counts, resampled = by_prompt.sum(0), draws @ by_prompt
+    shares, others = counts / counts.sum(), resampled / resampled.sum(1, keepdims=True)
+    win, tie, loss = (_estimate(share, others[:, i]) for i, share in enumerate(shares))
+    score = _estimate(1 + shares[0] - shares[2], 1 + others[:, 0] - others[:, 2])
+    return win, tie, loss, score, draws
 
 
 def length_term(differences: np.ndarray) -> np.ndarray | None:

@@ -21,6 +21,7 @@ ANALYSIS = "analysis"  # figures, and their values
 WEIGHTS = "weights"  # parts with one row per pair per visit
 NOISE_MASK = "noise_mask.parquet"  # labels that the run's noise flipped
 RESPONSES = "responses.jsonl"  # to a few fixed prompts along the way
+GENERATIONS = "generations.jsonl"  # responses to evaluation prompts
 SAMPLES = "samples.jsonl"  # responses sampled from the policy
 
 

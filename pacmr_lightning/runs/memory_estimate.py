@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
@@ -13,11 +14,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.base import get_keys_to_not_convert
 from transformers.quantizers.quantizers_utils import should_convert_module
 
+from ..errors import UserError
 from ..policy import PolicyModel
 from ..policy.base_model import adapter_chain, recompute_activations
 from ..policy.chunked_log_probs import token_values, upcast
@@ -52,6 +54,19 @@ class DeviceMemory:
     def device(self) -> float:
         """Total on the device."""
         return sum(value for name, value in vars(self).items() if name != "host")
+
+
+def model_config(model: str) -> PretrainedConfig:
+    """Return a model's configuration, without its weights; ``llama-2-7b`` needs no files."""
+    if model == "llama-2-7b":
+        return LlamaConfig()  # its defaults are this model's
+    if model.startswith((".", "/", "~")) and not Path(model).is_dir():
+        raise UserError(f"The model folder {model} does not exist; name one, a Hub id, or llama-2-7b.")
+    try:
+        return AutoConfig.from_pretrained(adapter_chain(model)[-1])
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(f"The configuration of {model} cannot be read: {first}") from None
 
 
 def build(

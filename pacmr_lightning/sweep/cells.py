@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -15,6 +16,7 @@ import yaml
 
 from ..command_line.shipped_configs import resolved
 from ..errors import UserError
+from ..runs.folder import CONFIG, GENERATIONS
 from .spec import Sweep, SweptMethod
 
 
@@ -35,6 +37,8 @@ class Cell:
     """Folder of the cell to run first."""
     first: list[str]
     """Arguments of a ``pacmr`` command to run first, if any."""
+    predict: list[str]
+    """Options of ``pacmr predict`` for the cell's responses, if the sweep evaluates them."""
 
     @property
     def name(self) -> str:
@@ -42,10 +46,25 @@ class Cell:
         return self.folder.name
 
     @property
+    def variant(self) -> str:
+        """Key of the method with its varied values, which cells of all noise rates and seeds share."""
+        return json.dumps([self.method, self.variation])
+
+    @property
     def arguments(self) -> list[str]:
         """Arguments of ``pacmr``."""
         configs = [word for path in self.configs for word in ("--config", path)]
         return ["fit", *configs, *self.options, "--trainer.default_root_dir", str(self.folder)]
+
+    @property
+    def responses(self) -> Path:
+        """File of the cell's responses."""
+        return self.folder / GENERATIONS
+
+    @property
+    def prediction(self) -> list[str]:
+        """Arguments of ``pacmr`` for the responses."""
+        return ["predict", "--config", str(self.folder / CONFIG), "--ckpt_path", "last", *self.predict]
 
     def __str__(self) -> str:
         varied = "".join(f", {option} = {value}" for option, value in self.variation.items())
@@ -95,8 +114,13 @@ def _cell(
             value = value.replace(f"{{{key}}}", str(word))
         return value
 
+    def words(options: list[tuple[str, Any]]) -> list[str]:
+        return [word for option, value in options for word in (f"--{option}", text(value))]
+
     # The last of several values wins.
     given = [("model.method", name), *sweep.options.items(), *method.options.items(), *variation.items()]
+    output = ("generation.output", str(folder / GENERATIONS))
+    answers = [*sweep.evaluate.predict.items(), output] if sweep.evaluate else []
     config = method.config or name
     file = config if config.endswith((".yaml", ".yml")) else f"configs/methods/{config}.yaml"
     return Cell(
@@ -106,15 +130,33 @@ def _cell(
         variation,
         folder,
         [resolved(path) for path in (*sweep.base, file)],
-        [word for option, value in given for word in (f"--{option}", text(value))],
+        words(given),
         after,
         [text(word) for word in shlex.split(method.first or "")],
+        words(answers),
     )
 
 
 def _folder(sweep: Sweep, name: str, noise: float, seed: int, variation: dict[str, Any]) -> Path:
     words = [name, f"noise{100 * noise:g}", *(f"{short_name(o)}{v}" for o, v in variation.items())]
     return Path(sweep.output) / re.sub(r"[^\w.+-]+", "_", "-".join([*words, f"seed{seed}"]))
+
+
+def anchor_cells(sweep: Sweep, found: Sequence[Cell]) -> dict[str, Cell]:
+    """Return by a cell's name the anchor's cell of its noise rate, seed and values of the anchor's ``vary``.
+
+    The anchor's own cells are left out, and cells that have no such cell.
+    """
+    if sweep.anchor is None:
+        return {}
+    shared = sweep.methods[sweep.anchor].vary
+
+    def key(cell: Cell) -> str:
+        return json.dumps([cell.noise, cell.seed, [cell.variation.get(option) for option in shared]])
+
+    anchors = {key(cell): cell for cell in found if cell.method == sweep.anchor}
+    others = [cell for cell in found if cell.method != sweep.anchor]
+    return {cell.name: anchors[key(cell)] for cell in others if key(cell) in anchors}
 
 
 def short_name(option: str) -> str:

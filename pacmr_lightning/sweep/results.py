@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 
 from ..runs.folder import SAMPLES, read_summary
-from .cells import Cell, short_name
+from .cells import Cell, anchor_cells, short_name
+from .evaluation import judged_wins
 from .spec import Sweep
 
 
@@ -66,8 +67,8 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
     """
     rows = []
     names = option_columns(sweep)
-    rewards = {_key(cell, cell.method, cell.variation): _sampled_rewards(cell) for cell in done}
-    shared = sweep.methods[sweep.anchor].vary if sweep.anchor else {}
+    rewards = {cell.name: _sampled_rewards(cell) for cell in done}
+    anchors = anchor_cells(sweep, done)
     for cell in done:
         summary = read_summary(cell.folder)
         row = {"row": row_label(sweep, cell), "method": cell.method, "noise": cell.noise, "seed": cell.seed}
@@ -76,10 +77,11 @@ def results(sweep: Sweep, done: Sequence[Cell]) -> pd.DataFrame:
         row |= {name: measure.of(summary) for name, measure in NUMBERS.items() if measure.of}
         if summary["flip_auroc"] is None:  # all weights are equal
             row |= dict.fromkeys([*WEIGHTS, "weight_gap"])
-        # The anchor's cell with the same noise rate, seed and shared varied values.
-        anchor = _key(cell, sweep.anchor, {option: cell.variation.get(option) for option in shared})
-        own = _key(cell, cell.method, cell.variation)
-        row |= _wins(rewards[own], None if anchor == own else rewards.get(anchor))
+        anchor = anchors.get(cell.name)
+        if sweep.evaluate is None:
+            row |= _wins(rewards[cell.name], rewards[anchor.name] if anchor else None)
+        else:
+            row |= judged_wins(sweep.evaluate, cell, anchor)
         rows.append(row)
     order = {name: i for i, name in enumerate(sweep.methods)}
     frame = pd.DataFrame(rows).sort_values("method", key=lambda names: names.map(order), kind="stable")
@@ -94,10 +96,6 @@ def row_label(sweep: Sweep, cell: Cell) -> str:
     values = [cell.variation[option] for option in several]
     words = [f"{GREEK.get(name, name)} = {value}" for name, value in zip(names, values, strict=True)]
     return ", ".join([method.label or cell.method, *words])
-
-
-def _key(cell: Cell, method: str | None, variation: dict[str, Any]) -> tuple[str | None, float, int, str]:
-    return method, cell.noise, cell.seed, json.dumps(variation)
 
 
 def _sampled_rewards(cell: Cell) -> np.ndarray | None:

@@ -14,6 +14,10 @@ from ..command_line.sentences import short_message
 from ..command_line.shipped_configs import resolved
 from ..errors import UserError
 
+# The judges are imported for their short names in sweep files.
+from ..evaluation.judging import EndpointJudge, GoldJudge, PairJudge  # noqa: F401
+from ..evaluation.reward_model import RewardModelJudge  # noqa: F401
+
 T = TypeVar("T")
 
 
@@ -49,6 +53,46 @@ class Preparation:
 
 
 @dataclass
+class Evaluation:
+    """Responses of all cells to the same prompts, judged against the anchor's in both orders."""
+
+    judge: PairJudge
+    """As ``pacmr judge`` takes it."""
+    predict: dict[str, Any] = field(default_factory=dict)
+    """Options of ``pacmr predict`` and their values, after those of the cell's run."""
+    seed: int = 42
+    """Seed of the bootstrap behind the intervals."""
+    prompt_price: float | None = None
+    """Price of a million tokens of prompts, in any currency; with ``completion_price``."""
+    completion_price: float | None = None
+    """Price of a million tokens of answers."""
+
+
+@dataclass
+class Workload:
+    """Numbers and mean lengths of a sweep's pairs, and the speed of its GPUs, as in ``pacmr memory``."""
+
+    pairs: int
+    """Of one epoch."""
+    prompt_tokens: int
+    """Mean, of pairs and evaluation prompts."""
+    response_tokens: int
+    """Mean, of pairs and of what policies answer."""
+    device_tflops: float
+    """Peak of one GPU at the policy's dtype, as its data sheet says (dense)."""
+    utilization: float
+    """Share of that peak that is expected, above 0 and at most 1."""
+    model: str = "llama-2-7b"
+    """Of the policy: folder or Hub id of which only the configuration is read, or ``llama-2-7b``."""
+    validation_pairs: int = 0
+    """Of one validation, where the trainer does not limit it further."""
+    coverage: float = 1.0
+    """Share of the meta pairs that pass the threshold."""
+    gpu_hour: float | None = None
+    """Price of an hour of one GPU, in any currency."""
+
+
+@dataclass
 class Sweep:
     """Methods x noise rates x varied options x seeds.
 
@@ -71,6 +115,12 @@ class Sweep:
     """Options of ``pacmr fit`` and their values, for every cell."""
     prepare: list[Preparation] = field(default_factory=list)
     """Requirements, in order."""
+    afterwards: list[Preparation] = field(default_factory=list)
+    """Commands once all cells are done, as in ``prepare``."""
+    evaluate: Evaluation | None = None
+    """Predictions and win rates; None: only what training measures."""
+    estimate: Workload | None = None
+    """Numbers for the GPU hours and tokens that ``--dry_run`` estimates."""
     anchor: str | None = "dpo"
     """Method that others are compared with; None for no comparison."""
     comparisons: dict[str, list[str]] = field(default_factory=dict)
@@ -97,7 +147,10 @@ def read_sweep(path: str, jobs: int | None = None) -> Sweep:
 
 
 def read_yaml(path: str) -> dict[str, Any]:
-    """Return the contents of a sweep file, with empty settings as ``{}``."""
+    """Return the contents of a sweep file, with empty settings as ``{}``.
+
+    A file that is ``like`` another has its keys too, except those that it gives itself.
+    """
     try:
         found = yaml.safe_load(Path(resolved(path)).read_text(encoding="utf-8"))
     except OSError as error:
@@ -108,6 +161,10 @@ def read_yaml(path: str) -> dict[str, Any]:
         raise UserError(f"{path}: expected keys and values, but got {found!r}.")
     if isinstance(found.get("methods"), dict):
         found["methods"] = {name: settings or {} for name, settings in found["methods"].items()}
+    if other := found.pop("like", None):
+        if other == path:
+            raise UserError(f"{path} is like itself; name another sweep file.")
+        found = read_yaml(other) | found
     return found
 
 
@@ -153,6 +210,8 @@ def _check_values(sweep: Sweep, path: str) -> None:
     for name, least in (("jobs", 1), ("threads", 1), ("devices", 0)):
         if getattr(sweep, name) < least:
             raise UserError(f"{path}: {name} is {getattr(sweep, name)}, but it must be at least {least}.")
+    if sweep.evaluate:
+        _check_evaluation(sweep.evaluate, sweep.anchor, path)
     labels = [method.label or name for name, method in sweep.methods.items()]
     if len(set(labels)) < len(labels):
         raise UserError(
@@ -177,3 +236,18 @@ def _check_values(sweep: Sweep, path: str) -> None:
                 "cell a seed; move it up, or take its vary away."
             )
         above.append(name)
+
+
+def _check_evaluation(evaluate: Evaluation, anchor: str | None, path: str) -> None:
+    if anchor is None:
+        raise UserError(f"{path}: evaluate compares with the anchor, but anchor is null; name a method.")
+    if "generation.output" in evaluate.predict:
+        raise UserError(f"{path}: generation.output is the cell's own file; take it out of evaluate.predict.")
+    prices = (evaluate.prompt_price, evaluate.completion_price)
+    if prices.count(None) == 1 or any(price is not None and price < 0 for price in prices):
+        raise UserError(
+            f"{path}: prompt_price and completion_price are {prices[0]} and {prices[1]}, but they must both "
+            "be 0 or more, or both be left out."
+        )
+    if evaluate.seed < 0:
+        raise UserError(f"{path}: the seed of evaluate is {evaluate.seed}, but it must be 0 or more.")

@@ -23,7 +23,9 @@ State = Literal["done", "failed", "waiting"]
 
 
 def state_of(cell: Cell) -> State:
-    """Return a cell's state: failed if it ended without a summary; interrupted cells wait.
+    """Return a cell's state: failed if it ended without a summary, or without the responses it needs.
+
+    Interrupted cells wait, and those whose responses are of other options or prompts than needed now.
 
     Raises UserError if the folder holds a run with other arguments or configs.
     """
@@ -36,19 +38,28 @@ def state_of(cell: Cell) -> State:
                 f"The folder {cell.folder} holds a run with other {key} than the sweep file has now; delete "
                 "it to run the cell again, or give the sweep another output."
             )
-    if (cell.folder / SUMMARY).exists():
+    trained = (cell.folder / SUMMARY).exists()
+    if trained and (not cell.predict or has_responses(cell)):
         return "done"
-    return "waiting" if record["exit"] is None else "failed"
+    return "waiting" if record["exit"] is None or (trained and record["exit"] == 0) else "failed"
+
+
+def has_responses(cell: Cell) -> bool:
+    """True if the cell's responses are those of its options and prompts as they are now."""
+    return cell.responses.exists() and _read(cell).get("predicted") == _predicted(cell)
 
 
 def prepare(cell: Cell) -> list[list[str]]:
     """Prepare the cell's folder and return the commands to run; it resumes only from a checkpoint."""
+    if (cell.folder / SUMMARY).exists():  # trained already
+        _write(cell, {**_read(cell), "resumed": False, "exit": None})
+        return [cell.prediction]
     goes_on = (cell.folder / CHECKPOINTS / "last.ckpt").exists()
     if not goes_on and cell.folder.exists():
         shutil.rmtree(cell.folder)
     _write(cell, {**_described(cell), "resumed": goes_on, "exit": None})
     fit = cell.arguments + (["--ckpt_path", "last"] if goes_on else [])
-    return [cell.first, fit] if cell.first else [fit]
+    return [words for words in (cell.first, fit, cell.predict and cell.prediction) if words]
 
 
 def ready(cell: Cell) -> bool:
@@ -65,7 +76,8 @@ def end(cell: Cell, status: int) -> bool:
     if status == 0 and record["resumed"] and not (cell.folder / SUMMARY).exists():
         shutil.rmtree(cell.folder)
         return False
-    _write(cell, record | {"exit": status})
+    predicted = {"predicted": _predicted(cell)} if cell.predict and status == 0 else {}
+    _write(cell, record | {"exit": status} | predicted)
     return True
 
 
@@ -90,6 +102,11 @@ def _described(cell: Cell) -> dict[str, Any]:
     found["files"] = _files([cell.arguments, found["configs"]], cell.folder.parent)
     # Records omit empty values.
     return json.loads(json.dumps({key: value for key, value in found.items() if value}, default=str))
+
+
+def _predicted(cell: Cell) -> dict[str, Any]:
+    """Settings that determine the responses of a trained cell."""
+    return {"options": cell.predict, "files": _files(cell.predict, cell.folder.parent)}
 
 
 def _files(options: Any, output: Path) -> dict[str, str]:

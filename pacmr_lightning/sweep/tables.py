@@ -13,7 +13,18 @@ import pandas as pd
 
 from ..files import replacing
 from .cells import Cell
-from .results import GREEK, MEASURES, NUMBERS, WEIGHTS, differences, option_columns, results, seed_means
+from .evaluation import pooled
+from .results import (
+    GREEK,
+    MEASURES,
+    NUMBERS,
+    WEIGHTS,
+    differences,
+    option_columns,
+    results,
+    row_label,
+    seed_means,
+)
 from .spec import Sweep
 
 WIN = ("win_rate", "win_score")
@@ -35,12 +46,18 @@ class Value:
     digits: int
     best: bool = False
     signed: bool = False
+    interval: tuple[float, float] | None = None
+    """Of 95%, over prompts."""
 
     def text(self, bold: str, plus_minus: str) -> str:
         """Format both, with the mean in ``bold`` if it is the best."""
         mean = f"{self.mean:{'+' if self.signed else ''}.{self.digits}f}"
         mean = bold.format(mean) if self.best else mean
-        return mean if math.isnan(self.stderr) else f"{mean}{plus_minus}{self.stderr:.{self.digits}f}"
+        mean = mean if math.isnan(self.stderr) else f"{mean}{plus_minus}{self.stderr:.{self.digits}f}"
+        if self.interval is None:
+            return mean
+        low, high = (f"{bound:.{self.digits}f}" for bound in self.interval)
+        return f"{mean} [{low}, {high}]"
 
 
 Entry = Value | str
@@ -90,7 +107,7 @@ class Table:
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table*}", ""])
 
     def csv(self) -> str:
-        """Return unrounded numbers, with a column of standard errors after each."""
+        """Return unrounded numbers, each followed by its standard error, and its interval if known."""
         found: dict[str, list[float | str | None]] = {}
         for i, heading in enumerate(self._flat):
             entries = [row[i] for row in self.rows]
@@ -98,6 +115,10 @@ class Table:
                 found[heading] = [e.mean if isinstance(e, Value) else None for e in entries]
                 name = f"{heading}, standard error"
                 found[name] = [e.stderr if isinstance(e, Value) else None for e in entries]
+                bounds = [e.interval if isinstance(e, Value) else None for e in entries]
+                if any(bounds):
+                    for place, end in enumerate(("low", "high")):
+                        found[f"{heading}, {end}"] = [each[place] if each else None for each in bounds]
             else:
                 found[heading] = [e for e in entries if isinstance(e, str)]
         return pd.DataFrame(found).to_csv(index=False)
@@ -134,14 +155,23 @@ def report(sweep: Sweep, done: Sequence[Cell]) -> Path:
         "cells.csv": frame.to_csv(index=False),
         "differences.csv": differences(frame).to_csv(index=False),
     }
-    page = write(folder, tables(sweep, frame), texts)
+    judged = None
+    if sweep.evaluate is not None:
+        judged = pooled(sweep, done, {cell.name: row_label(sweep, cell) for cell in done})
+        texts["win-rates.csv"] = judged.to_csv(index=False)
+    page = write(folder, tables(sweep, frame, judged), texts)
     draw_all(sweep, frame, folder / "figures")
     return page
 
 
-def tables(sweep: Sweep, frame: pd.DataFrame) -> list[Table]:
-    """Return all tables with numbers; ``frame`` is from ``results.results``."""
+def tables(sweep: Sweep, frame: pd.DataFrame, judged: pd.DataFrame | None = None) -> list[Table]:
+    """Return all tables with numbers; ``frame`` is from ``results.results``, ``judged`` from ``pooled``."""
     numbers = seed_means(frame)
+    by = "the gold reward"
+    if sweep.evaluate is not None and judged is not None and len(judged):
+        by = f"{sweep.evaluate.judge.name} in both orders"
+        bounds = judged[["row", "noise", "measure", "low", "high"]]
+        numbers = numbers.merge(bounds, "left", ["row", "noise", "measure"])
     low, high = numbers["seeds"].min(), numbers["seeds"].max()
     seeds = str(high) if low == high else f"{low} to {high}"  # cells may be missing
     over = f"mean ± standard error over {seeds} seeds" if high > 1 else "one seed"
@@ -149,8 +179,12 @@ def tables(sweep: Sweep, frame: pd.DataFrame) -> list[Table]:
     known = [name for name in MEASURES if name in set(numbers["measure"])]
     found = []
     if set(WIN) <= set(known):
-        caption = f"Pairwise evaluation against {anchor} by the gold reward; {over}"
+        caption = f"Pairwise evaluation against {anchor} by {by}; {over}"
         found.append(_by_method("main", caption, frame, numbers, WIN))
+    if judged is not None and len(judged):
+        found.append(
+            _judged(f"Win rates against {anchor} by {by}; 95% intervals over prompts", frame, judged)
+        )
     for name in known:
         if name not in WIN:
             found.append(_by_method(name, f"{MEASURES[name].heading}; {over}", frame, numbers, [name]))
@@ -241,5 +275,27 @@ def _value(
     found = numbers[numbers["row"].eq(row) & numbers["measure"].eq(measure) & numbers["noise"].eq(rate)]
     if found.empty:
         return ""
-    mean, stderr = found.iloc[0][["mean", "stderr"]]
-    return Value(mean, stderr, NUMBERS[measure].digits, best, signed)
+    one = found.iloc[0]
+    # Between seeds where there are several, else between prompts.
+    known = math.isnan(one["stderr"]) and not math.isnan(one.get("low", math.nan))
+    interval = (one["low"], one["high"]) if known else None
+    return Value(one["mean"], one["stderr"], NUMBERS[measure].digits, best, signed, interval)
+
+
+def _judged(caption: str, frame: pd.DataFrame, judged: pd.DataFrame) -> Table:
+    """Methods and noise rates in rows, with what the judge says over all seeds."""
+    names = {"win_rate": ("Win rate (%)", 1), "tie_rate": ("Ties (%)", 1), "win_score": ("Win-score", 3)}
+    last = {"flipped": "Flipped with the order (%)", "invalid": "Answers without a verdict (%)"}
+    words = ["Method", "Noise rate", "Pairs", *(heading for heading, _ in names.values()), *last.values()]
+    entries: list[list[Entry]] = []
+    for _, row in frame.drop_duplicates(["row", "noise"]).iterrows():
+        part = judged[judged["row"].eq(row["row"]) & judged["noise"].eq(row["noise"])].set_index("measure")
+        if part.empty:
+            continue
+        values: list[Entry] = [
+            Value(part.loc[name, "value"], math.nan, digits, interval=tuple(part.loc[name, ["low", "high"]]))
+            for name, (_, digits) in names.items()
+        ]
+        shares: list[Entry] = [Value(part[name].iloc[0], math.nan, 1) for name in last]
+        entries.append([row["row"], f"{row['noise']:.0%}", f"{part['pairs'].iloc[0]:,}", *values, *shares])
+    return Table("judged", caption, [("", heading) for heading in words], entries)

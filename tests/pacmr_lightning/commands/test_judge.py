@@ -12,11 +12,11 @@ from PIL import Image
 from transformers import LlamaForSequenceClassification
 
 from pacmr_lightning import cli
-from pacmr_lightning.commands import judge as judge_command
 from pacmr_lightning.commands.judge import judge_files, main
 from pacmr_lightning.embedded_world import ATTRIBUTES, World
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.evaluation import endpoint as endpoint_module
+from pacmr_lightning.evaluation import judged_files
 from pacmr_lightning.evaluation.judging import EndpointJudge
 from pacmr_lightning.evaluation.win_rate import summarize
 
@@ -37,7 +37,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(endpoint_module, "_FIRST_PAUSE", 0.0)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     # A logistic regression each, which the tests of the win rate look at.
-    monkeypatch.setattr(judge_command, "summarize", partial(summarize, resamples=20))
+    monkeypatch.setattr(judged_files, "summarize", partial(summarize, resamples=20))
 
 
 @pytest.fixture

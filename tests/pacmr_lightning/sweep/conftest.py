@@ -11,7 +11,7 @@ import yaml
 
 from pacmr_lightning.commands.fit import parser_of
 from pacmr_lightning.sweep.cells import Cell, cells, config_contents
-from pacmr_lightning.sweep.spec import Sweep
+from pacmr_lightning.sweep.spec import Sweep, read_yaml
 
 ROOT = Path(__file__).parents[3]
 OPTIONS = {
@@ -99,8 +99,9 @@ def check_dry_run(file: Path, main: Callable[[list[str]], None], whole: bool, ca
     """
     for name in ("configs", "research"):
         Path(name).symlink_to(ROOT / name)
-    sweep = yaml.safe_load(file.read_text())
+    sweep = read_yaml(str(file))
     if not whole:
+        sweep.pop("estimate", None)  # operations of a 7B model take seconds to count
         for method in filter(None, sweep["methods"].values()):
             method["vary"] = {option: values[:1] for option, values in method.get("vary", {}).items()}
     Path("sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))

@@ -14,9 +14,12 @@ from ...conftest import fails as run_fails
 from .conftest import OPTIONS, check_dry_run, check_measures
 
 ROOT = Path(__file__).parents[3]
+PAPER = {"": 21, "_tau": 12, "_clean_meta": 9}
+PAPER |= {f"{kind}_4gpu": number for kind, number in PAPER.items()}
 SIZES = {
-    **{"world": 450, "tldr": 21, "hh": 21, "tldr_tau": 12, "tldr_clean_meta": 9, "tldr_small": 30},
-    **{"sentiment_tiny": 4, "sentiment_small": 4},
+    **{"world": 450, "tldr_small": 30, "sentiment_tiny": 4, "sentiment_small": 4},
+    **{f"{task}{kind}": n for task in ("tldr", "hh") for kind, n in PAPER.items()},
+    **{f"{task}_consistency": 1 for task in ("tldr", "hh")},
 }
 """Cells of every sweep file in configs/sweeps."""
 

@@ -1,0 +1,101 @@
+"""Two files of responses under a judge: verdicts, summary and figure in one folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..files import content_digest, replacing, save_figure, write_json_lines
+from .answer_store import AnswerStore, content_key
+from .judging import Opinion, PairJudge, Preference
+from .response_files import ResponsePair, pair_rows, read_responses
+from .win_rate import JudgedPair, WinRate, draw_win_rate, judge_responses, summarize
+
+VERDICTS, SUMMARY, FIGURE = "verdicts.jsonl", "summary.json", "win-rate"
+MILLION = 1_000_000
+_VERDICTS: dict[Preference, str] = {"first": "win", "second": "loss", "none": "none"}
+
+Prices = tuple[float | None, float | None]
+"""Of a million tokens of prompts and of answers, in any currency; both or none."""
+
+
+def response_pairs(first: str | Path, second: str | Path) -> list[ResponsePair]:
+    """Return the responses of two files to the same prompts; raise UserError if they do not match."""
+    return pair_rows(read_responses(first), read_responses(second), (str(first), str(second)))
+
+
+def judge_pairs(
+    pairs: Sequence[ResponsePair],
+    files: tuple[str, str],
+    judge: PairJudge,
+    answers: AnswerStore,
+    folder: Path,
+    seed: int,
+    prices: Prices = (None, None),
+) -> tuple[WinRate, list[JudgedPair], dict[str, Any]]:
+    """Judge the ``response_pairs`` of two files, and write verdicts, summary and figure into a folder.
+
+    Returns the win rate of the first file, the judged pairs, and ``tokens`` and ``cost``, of all answers and
+    of those that were not stored.
+
+    Raises:
+        UserError: the judge gives no verdict, or the folder cannot be written to.
+    """
+    judged = judge_responses(pairs, judge, answers)
+    result, costs = summarize(judged, seed), _costs(judged, *prices)
+    digests = [content_digest(Path(file).expanduser()) for file in files]
+    summary = {
+        **{"first": files[0], "second": files[1], "digests": digests},
+        **{"judge": _about(judge), "seed": seed, **asdict(result), **costs},
+    }
+    write_json_lines(folder / VERDICTS, map(_row, judged))
+    save_figure(draw_win_rate(result, files, judge.name), folder / FIGURE)
+    # Last, since it says that all are there.
+    with replacing(folder / SUMMARY) as temporary:
+        temporary.write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return result, judged, costs
+
+
+def read_judged(folder: Path, files: tuple[Path, Path], judge: PairJudge, seed: int) -> dict[str, Any] | None:
+    """Return the summary of ``judge_pairs``; None if it is missing or of other responses, judge or seed."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        digests = [content_digest(file) for file in files if file.exists()]
+        found = (summary["digests"], summary["judge"], summary["seed"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return summary if found == (digests, _about(judge), seed) else None
+
+
+def _about(judge: PairJudge) -> dict[str, Any]:
+    return {"class": type(judge).__name__, "name": judge.name, "settings": judge.settings}
+
+
+def _costs(
+    judged: Sequence[JudgedPair], prompt_price: float | None, completion_price: float | None
+) -> dict[str, Any]:
+    opinions: dict[str, Opinion] = {}
+    for one in judged:
+        if one.verdict is not None:
+            texts = (one.pair.first, one.pair.second)
+            for opinion, shown in zip(one.verdict.orders, (texts, texts[::-1]), strict=True):
+                opinions[content_key(one.pair.prompt, *shown)] = opinion
+    tokens, cost = {}, {}
+    for name in ("all", "now"):
+        counted = [opinion for opinion in opinions.values() if name == "all" or not opinion.cached]
+        prompts = sum(opinion.prompt_tokens for opinion in counted)
+        completions = sum(opinion.completion_tokens for opinion in counted)
+        tokens[name] = {"prompt": prompts, "completion": completions}
+        if prompt_price is not None and completion_price is not None:
+            cost[name] = (prompts * prompt_price + completions * completion_price) / MILLION
+    return {"tokens": tokens, "cost": cost or None}
+
+
+def _row(one: JudgedPair) -> dict[str, Any]:
+    orders = [] if one.verdict is None else one.verdict.told(_VERDICTS)
+    pair = one.pair
+    texts = {"prompt": pair.prompt, "responses": [pair.first, pair.second]}
+    return {"id": pair.id, "verdict": one.outcome, "orders": orders, **texts}

@@ -1,0 +1,174 @@
+"""Responses of a sweep's cells under a judge, against those of the anchor's cells."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..evaluation.answer_store import AnswerStore, content_key
+from ..evaluation.conversation import Messages, message_text
+from ..evaluation.judged_files import MILLION, VERDICTS, judge_pairs, read_judged, response_pairs
+from ..evaluation.judging import Comparison
+from ..evaluation.response_files import read_responses
+from ..evaluation.win_rate import OUTCOMES, outcome_rates
+from .cells import Cell, anchor_cells
+from .spec import Evaluation, Sweep
+from .state import has_responses
+
+JUDGED = "judge"
+"""Folder of a cell's verdicts, inside the cell's; the default of ``pacmr judge``."""
+ANSWERS = "judge-answers.sqlite"
+"""The judge's answers, for all cells of a sweep's folder."""
+CHARACTERS = 4
+"""Characters of a token, of English text; for estimates only."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls of a judge that is paid for."""
+
+    number: int
+    tokens_in: float
+    """Estimated from characters."""
+    tokens_out: int | None
+    """At most; None without a limit."""
+
+    def told(self, evaluate: Evaluation) -> str:
+        """Return the calls, tokens and price in words."""
+        words = [f"{self.number:,} calls, about {self.tokens_in:,.0f} tokens in"]
+        words += [] if self.tokens_out is None else [f"at most {self.tokens_out:,} out"]
+        if evaluate.prompt_price is not None and evaluate.completion_price is not None:
+            answers = (self.tokens_out or 0) * evaluate.completion_price
+            cost = (self.tokens_in * evaluate.prompt_price + answers) / MILLION
+            words.append(f"cost about {cost:,.2f}" + (" and the answers'" if self.tokens_out is None else ""))
+        return ", ".join(words)
+
+
+def calls(evaluate: Evaluation, questions: Iterable[Messages]) -> Calls:
+    """Return number and tokens of questions that a judge will send."""
+    lengths = [sum(len(message_text(message)) for message in messages) for messages in questions]
+    return _calls(evaluate, len(lengths), sum(lengths) / CHARACTERS)
+
+
+def _calls(evaluate: Evaluation, number: int, tokens_in: float) -> Calls:
+    limit = evaluate.judge.settings.get("max_tokens")
+    return Calls(number, tokens_in, None if limit is None else number * limit)
+
+
+def comparisons(sweep: Sweep, found: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
+    """Return each cell with the anchor's cell that it is compared with."""
+    anchors = anchor_cells(sweep, found)
+    return [(cell, anchors[cell.name]) for cell in found if cell.name in anchors]
+
+
+def judged(evaluate: Evaluation, cell: Cell, anchor: Cell) -> dict[str, Any] | None:
+    """Return the summary of a comparison; None if the present responses have not been judged."""
+    if not (has_responses(cell) and has_responses(anchor)):
+        return None
+    files = (cell.responses, anchor.responses)
+    return read_judged(cell.folder / JUDGED, files, evaluate.judge, evaluate.seed)
+
+
+def comparisons_left(sweep: Sweep, found: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
+    """Return ``comparisons`` without verdicts, or with questions that have no answer and are asked again."""
+    assert sweep.evaluate is not None
+    return [
+        (cell, anchor)
+        for cell, anchor in comparisons(sweep, found)
+        if (summary := judged(sweep.evaluate, cell, anchor)) is None or summary["unanswered"]
+    ]
+
+
+def calls_left(
+    sweep: Sweep, found: Sequence[Cell], prompts: int, prompt_tokens: float, response_tokens: float
+) -> Calls:
+    """Return the calls for ``comparisons_left``; responses that are not there are of the given lengths."""
+    evaluate = sweep.evaluate
+    assert evaluate is not None
+    left = comparisons_left(sweep, found)
+    there = [pair for pair in left if all(map(has_responses, pair))]
+    pairs = [one for cell, anchor in there for one in response_pairs(cell.responses, anchor.responses)]
+    path = Path(sweep.output) / ANSWERS
+    with AnswerStore(path if path.exists() else ":memory:") as answers:
+        asked = [pair for pair in pairs if not pair.identical]
+        known = calls(evaluate, evaluate.judge.questions(asked, answers))
+        frame = calls(evaluate, evaluate.judge.questions([Comparison("", "a", "b")], answers))
+    number = (len(left) - len(there)) * prompts * frame.number
+    length = frame.tokens_in / max(1, frame.number) + prompt_tokens + 2 * response_tokens
+    return _calls(evaluate, known.number + number, known.tokens_in + number * length)
+
+
+def judge_cells(sweep: Sweep, found: Sequence[Cell]) -> None:
+    """Judge the responses of cells, those that were judged already excepted; say first what it costs.
+
+    Raises:
+        UserError: the judge fails, or responses of two cells are to other prompts.
+    """
+    evaluate = sweep.evaluate
+    assert evaluate is not None
+    left = [pair for pair in comparisons_left(sweep, found) if all(map(has_responses, pair))]
+    if not left:
+        return
+    pairs = {cell.name: response_pairs(cell.responses, anchor.responses) for cell, anchor in left}
+    asked = [pair for each in pairs.values() for pair in each if not pair.identical]
+    judge, number = evaluate.judge, sum(map(len, pairs.values()))
+    with AnswerStore(Path(sweep.output) / ANSWERS) as answers:
+        line = f"Judging {len(left)} comparisons of {number:,} pairs in all with {judge.name}"
+        if questions := judge.questions(asked, answers):
+            known = 2 * len(asked) - len(questions)
+            line += f": {calls(evaluate, questions).told(evaluate)}"
+            line += f"; {number - len(asked):,} pairs are identical, {known:,} answers stored or the same"
+        print(f"{line}.", file=sys.stderr)
+        for cell, anchor in left:
+            files = (str(cell.responses), str(anchor.responses))
+            prices = (evaluate.prompt_price, evaluate.completion_price)
+            folder = cell.folder / JUDGED
+            result, *_ = judge_pairs(pairs[cell.name], files, judge, answers, folder, evaluate.seed, prices)
+            score, missing = result.win_score, result.unanswered
+            line = f"{cell.name}: win-score {score.value:.3f} ({score.low:.3f} to {score.high:.3f})"
+            if missing:
+                line += f"; no answer to {missing:.1%} of the questions, which the next run asks again"
+            print(line, file=sys.stderr)
+
+
+def judged_wins(evaluate: Evaluation, cell: Cell, anchor: Cell | None) -> dict[str, float | None]:
+    """Return win rate (%) and win-score by the judge, None for a cell that has not been judged."""
+    summary = None if anchor is None else judged(evaluate, cell, anchor)
+    if summary is None:
+        return {"win_rate": None, "win_score": None}
+    return {"win_rate": 100 * summary["win_rate"]["value"], "win_score": summary["win_score"]["value"]}
+
+
+def pooled(sweep: Sweep, done: Sequence[Cell], labels: Mapping[str, str]) -> pd.DataFrame:
+    """Return win rates over all seeds together, whose intervals resample prompts with all their pairs.
+
+    One row per row of the tables (``labels``, by a cell's name), noise rate and ``measure`` (``win_rate`` and
+    ``tie_rate`` in %, ``win_score``): ``value``, ``low``, ``high``, ``pairs``, and the shares of pairs in %
+    that ``flipped`` with the order and of answers without a verdict, ``invalid``.
+    """
+    assert sweep.evaluate is not None
+    groups: dict[tuple[str, float], list[tuple[dict[str, Any], pd.DataFrame]]] = {}
+    for cell, anchor in comparisons(sweep, done):
+        if (summary := judged(sweep.evaluate, cell, anchor)) is not None:
+            verdicts = pd.DataFrame(read_responses(cell.folder / JUDGED / VERDICTS))
+            groups.setdefault((labels[cell.name], cell.noise), []).append((summary, verdicts))
+    found = []
+    for (label, noise), members in groups.items():
+        frame = pd.concat([verdicts for _, verdicts in members])
+        _, prompts = np.unique(frame["prompt"].map(content_key), return_inverse=True)
+        outcomes = frame["verdict"].map(OUTCOMES.index).to_numpy()
+        win, tie, _, score, _ = outcome_rates(outcomes, prompts, sweep.evaluate.seed)
+        row: dict[str, Any] = {"row": label, "noise": noise, "pairs": len(frame)}
+        row["flipped"] = 100 * np.mean([summary["flipped"] or 0 for summary, _ in members])
+        broken = [(summary["invalid"] or 0) + (summary["unanswered"] or 0) for summary, _ in members]
+        row["invalid"] = 100 * np.mean(broken)
+        for measure, factor, one in (("win_rate", 100, win), ("tie_rate", 100, tie), ("win_score", 1, score)):
+            values = {key: factor * value for key, value in asdict(one).items()}
+            found.append(row | {"measure": measure} | values)
+    return pd.DataFrame(found)

@@ -1,0 +1,272 @@
+"""A real sweep of a tiny model is predicted, judged by a server with faults, killed, and judged on."""
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from statistics import mean, stdev
+
+import pandas as pd
+import pytest
+import yaml
+
+from pacmr_lightning import cli
+from pacmr_lightning.embedded_world import World
+from pacmr_lightning.sweep.cells import Cell, cells
+from pacmr_lightning.sweep.results import NUMBERS
+from pacmr_lightning.sweep.spec import read_sweep
+from pacmr_lightning.sweep.state import end as end_of
+from pacmr_lightning.sweep.state import prepare, state_of
+
+from ...conftest import fails
+from ..evaluation.faulty_server import FaultyServer, prefer_longer
+from .conftest import OPTIONS, end
+from .test_runner import CELLS
+
+PROMPTS = 12
+
+
+def run(path: str, *options: str) -> int:
+    """The command's exit status."""
+    try:
+        cli.main(["sweep", path, *options])
+    except SystemExit as stop:
+        return stop.code
+    return 0
+
+
+def write_prompts(count: int = PROMPTS) -> str:
+    rows = [{"prompt": prompt, "reference": "unused"} for prompt in World(0).prompts()[:count]]
+    Path("prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return "prompts.jsonl"
+
+
+def evaluation(url: str | None = None, **changes: object) -> dict:
+    judge = {"class_path": "EndpointJudge", "init_args": {"task": "tldr", "model": "m", "base_url": url}}
+    predict = {"data.source": "Prompts", "data.source.file": "prompts.jsonl"}
+    predict |= {"model.max_new_tokens": 6, "data.predict_prompts": 200}
+    return {"judge": judge, "predict": predict} | changes
+
+
+def asked(server: FaultyServer) -> list[str]:
+    """Questions of the judge that were sent, without those that only try the address."""
+    texts = [request["messages"][-1]["content"] for request in server.requests]
+    return [text for text in texts if "It rained all day" not in text]
+
+
+def judged(folder: str) -> dict:
+    return json.loads(Path(folder, "summary.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_judged(write_sweep, capsys):
+    """Trained, predicted, judged by a server that fails now and then, killed while judging, and judged on."""
+    write_prompts()
+    method = {"label": "PACMR-DPO", "options": {"model.weighting.every": 2, "model.weighting.outer.tau": 0.5}}
+    with FaultyServer(prefer_longer) as server:
+        part = evaluation(server.url, prompt_price=1.0, completion_price=2.0)
+        part["judge"]["init_args"]["concurrency"] = 1
+        options = OPTIONS | {"model.learning_rate": 0.05}
+        path = write_sweep(methods={"dpo": {"label": "DPO"}, "pacmr": method}, options=options, evaluate=part)
+        # The first request only tries the address; the 30th question is not answered before the kill.
+        server.script = [None, "broken json", 500, "cut", *[None] * 30, "hang"]
+        command = [sys.executable, "-m", "pacmr_lightning", "sweep", path]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        server.wait_for(len(server.script))
+        process.kill()
+        said = process.communicate()[1]
+        assert "Judging 2 comparisons of 24 pairs in all with m: 48 calls, about " in said
+        assert "at most 4,608 out, cost about 0.02; 0 pairs are identical, 0 answers stored" in said
+        assert not Path("out/tables.md").exists() and len(set(asked(server))) == 31
+
+        written = [Path(f"out/{name}/generations.jsonl").stat().st_mtime_ns for name in CELLS]
+        assert run(path) == 0
+        said = capsys.readouterr().err
+        assert "Judging 1 comparisons of 12 pairs" in said and " 18 calls" in said
+        assert written == [Path(f"out/{name}/generations.jsonl").stat().st_mtime_ns for name in CELLS]
+        counts = Counter(asked(server))
+        assert len(counts) == 48
+        # The three that failed, of which two may be one question, and the one that the kill has met.
+        assert counts.total() == 48 + 4
+
+        requests = len(server.requests)
+        assert run(path) == 0 and run(path, "--tables_only") == 0
+        assert len(server.requests) == requests, "all was known"
+
+        # The same by hand.
+        judge = ["--judge", "EndpointJudge", "--judge.task", "tldr", "--judge.model", "m"]
+        judge += ["--judge.base_url", server.url, "--store", "out/judge-answers.sqlite"]
+        rates, scores = [], []
+        for seed in (0, 1):
+            cell, baseline = (f"out/{name}-noise30-seed{seed}" for name in ("pacmr", "dpo"))
+            files = [f"{folder}/generations.jsonl" for folder in (cell, baseline)]
+            cli.main(["judge", *files, *judge, "--output", f"by-hand-{seed}"])
+            found, expected = judged(f"{cell}/judge"), judged(f"by-hand-{seed}")
+            for key in ("tokens", "cost"):  # of them now, and the prices
+                del found[key], expected[key]
+            assert found == expected and found["pairs"] == PROMPTS
+            rates.append(100 * found["win_rate"]["value"])
+            scores.append(found["win_score"]["value"])
+        assert len(server.requests) == requests
+    assert rates[0] != rates[1]
+    table = pd.read_csv("out/tables/main.csv", index_col="Method").loc["PACMR-DPO"]
+    expected = [mean(rates), stdev(rates) / 2**0.5, mean(scores), stdev(scores) / 2**0.5]
+    assert table.tolist() == pytest.approx(expected)
+    text = Path("out/tables.md").read_text()
+    assert "### Pairwise evaluation against DPO by m in both orders; mean ± standard error" in text
+    assert len(Path("out/pacmr-noise30-seed0/generations.jsonl").read_text().splitlines()) == PROMPTS
+
+
+@pytest.mark.parametrize(
+    ("changes", "top", "message"),
+    [
+        ({"judge": "Oracle"}, {}, "Oracle"),
+        ({"judge": {"class_path": "EndpointJudge", "init_args": {"tusk": 1}}}, {}, "tusk"),
+        ({"judge": None}, {}, "judge"),
+        ({"judges": 1}, {}, "judges"),
+        ({}, {"anchor": None}, "evaluate compares with the anchor, but anchor is null"),
+        (
+            {},
+            {"methods": {"dpo": None}},
+            "of the same noise rate, seed and varied values, but there is no other",
+        ),
+        (
+            {},
+            {"methods": {"dpo": {"vary": {"model.objective.beta": [0.1, 0.2]}}, "pacmr": None}},
+            "but pacmr-noise30-seed0 has no baseline",
+        ),
+        ({"prompt_price": 1.0}, {}, "prompt_price and completion_price are 1.0 and None"),
+        ({"seed": -1}, {}, "the seed of evaluate is -1"),
+        ({"predict": {"generation.output": "x.jsonl"}}, {}, "generation.output is the cell's own file"),
+        ({"predict": {"generation.temperature": -1}}, {}, "cannot be evaluated: temperature is -1"),
+        ({"predict": {"modell.max_new_tokens": 1}}, {}, "modell"),
+        (
+            {"predict": {"data.source": "Prompts", "data.source.file": "nowhere.jsonl"}},
+            {},
+            "nowhere.jsonl",
+        ),
+        (
+            {"predict": {}},
+            {"methods": {"dpo": None, "ipo": {"options": {"data.predict_seed": 1}}}},
+            "The methods dpo and ipo would answer other prompts",
+        ),
+    ],
+)
+def test_bad_evaluations(changes, top, message, write_sweep, capsys):
+    """One sentence before anything is trained, and nothing is written."""
+    write_prompts()
+    part = evaluation("http://127.0.0.1:9/v1") | changes
+    assert message in fails(capsys, ["sweep", write_sweep(evaluate=part, **top), "--jobs", "1"])
+    assert not Path("out").exists()
+
+
+def test_judges_that_cannot_be_asked(write_sweep, capsys, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    write_prompts()
+    refused = ["sweep", write_sweep(evaluate=evaluation("http://127.0.0.1:9/v1"))]
+    assert "cannot be reached" in fails(capsys, refused)
+    assert "OPENAI_API_KEY holds no API key" in fails(capsys, ["sweep", write_sweep(evaluate=evaluation())])
+    judge = {"class_path": "RewardModelJudge", "init_args": {"model": "./nowhere"}}
+    path = write_sweep(evaluate=evaluation(judge=judge))
+    assert "The reward model ./nowhere does not exist" in fails(capsys, ["sweep", path])
+    assert not Path("out").exists()
+
+
+@pytest.fixture
+def answered(write_sweep) -> tuple[str, list[Cell]]:
+    """A sweep file with prices, whose cells have ended and answered; in the first seed both say the same."""
+    write_prompts()
+    path = write_sweep(evaluate=evaluation("http://127.0.0.1:9/v1", prompt_price=1.0, completion_price=10.0))
+    found = cells(read_sweep(path))
+    for number, cell in enumerate(found):
+        end(cell, dict.fromkeys(NUMBERS) | {"task": "world", "metrics": {}, "val_accuracy": 0.5})
+        answer(cell, "abc"[: 1 if number < 2 else number])
+    return path, found
+
+
+def answer(cell: Cell, text: str) -> None:
+    """What ``pacmr predict`` would leave."""
+    assert prepare(cell) == [cell.prediction]
+    rows = [{"id": f"p{i}", "prompt": f"Post {i}", "response": f"{i} {text}"} for i in range(PROMPTS)]
+    cell.responses.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert end_of(cell, 0)
+
+
+def test_states(answered):
+    """A trained cell only predicts, and does so again for other options or prompts."""
+    path, found = answered
+    assert {state_of(cell) for cell in found} == {"done"}
+    write_prompts(PROMPTS - 1)
+    assert {state_of(cell) for cell in found} == {"waiting"}
+    assert prepare(found[0]) == [found[0].prediction] and (found[0].folder / "summary.json").exists()
+    assert end_of(found[0], 1) and state_of(found[0]) == "failed"
+    write_prompts()
+    answer(found[0], "a")
+    assert state_of(found[0]) == "done"
+    found[0].responses.unlink()
+    assert state_of(found[0]) == "waiting" and found[0].prediction[:3] == [
+        "predict",
+        "--config",
+        "out/dpo-noise30-seed0/config.yaml",
+    ]
+
+
+def test_what_a_judge_costs_and_says(answered, capsys):
+    """Identical responses and known answers are not asked about; a judge that fails leaves the tables."""
+    path, found = answered
+    cli.main(["sweep", path, "--dry_run"])
+    said = capsys.readouterr().out
+    assert "Predicting: 0 x 12 responses of at most 6 tokens" in said
+    assert re.search(
+        r"Judging: 2 comparisons with m, 24 calls, about [\d,]+ tokens in, at most 2,304 out", said
+    )
+    # All of seed 0 is the same; of seed 1 nobody answers.
+    assert "cannot be reached" in fails(capsys, ["sweep", path])
+    table = pd.read_csv("out/tables/judged.csv")
+    assert table["Win-score"].tolist() == [1.0] and table["Pairs"].tolist() == [PROMPTS]
+    with FaultyServer(prefer_longer) as server:
+        path = replace_url(path, server.url)
+        server.script = [(400, {"message": "flagged by the content filter"})]
+        assert run(path) == 0
+        assert "no answer to 4.2% of the questions, which the next run asks again" in capsys.readouterr().err
+        assert len(asked(server)) == 2 * PROMPTS
+        assert run(path) == 0 and len(asked(server)) == 2 * PROMPTS + 1
+        assert run(path, "--tables_only") == 0 and len(asked(server)) == 2 * PROMPTS + 1
+    both = pd.read_csv("out/tables/judged.csv").iloc[0]
+    # Ties of the first seed, wins of the second; prompts are resampled with both.
+    ends = ("", ", low", ", high")
+    assert [both[f"Win rate (%){end}"] for end in ends] == [50.0] * 3
+    assert [both[f"Win-score{end}"] for end in ends] == [1.5] * 3
+    assert both["Pairs"] == 2 * PROMPTS and both["Answers without a verdict (%)"] == 0
+    main = pd.read_csv("out/tables/main.csv").iloc[0]
+    assert main["Win rate (%), 30% flipped"] == 50 and main["Win-score, 30% flipped, standard error"] == 0.5
+    assert "50.0 [50.0, 50.0]" in Path("out/tables/judged.tex").read_text()
+
+
+def test_one_seed_has_intervals(answered, capsys):
+    """Of what pacmr judge gives, since one seed has no standard error."""
+    path, found = answered
+    rows = [json.loads(line) for line in found[3].responses.read_text().splitlines()]
+    for row in rows[:5]:
+        row["response"] = ""
+    found[3].responses.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with FaultyServer(prefer_longer) as server:
+        path = replace_url(path, server.url, seeds=[1])
+        assert run(path) == 0
+    summary = judged("out/pacmr-noise30-seed1/judge")
+    rate = summary["win_rate"]
+    low, value, high = (f"{100 * rate[name]:.1f}" for name in ("low", "value", "high"))
+    assert value == "58.3" and float(low) < 58.3 < float(high)
+    text = Path("out/tables.md").read_text()
+    assert f"| PACMR-DPO | **{value}** [{low}, {high}] | **" in text
+    assert "one seed" in text and "nan" not in text
+
+
+def replace_url(path: str, url: str, **changes: object) -> str:
+    """The sweep file with another server."""
+    sweep = yaml.safe_load(Path(path).read_text()) | changes
+    sweep["evaluate"]["judge"]["init_args"]["base_url"] = url
+    Path(path).write_text(yaml.safe_dump(sweep, sort_keys=False))
+    return path
