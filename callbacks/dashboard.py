@@ -81,7 +81,8 @@ class Dashboard(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 _log_hparams(logger, settings)
-                charts = {title: ["Multiline", list(tags)] for title, tags in CHARTS.items()}
+                lines = {title: [f"^{tag}$" for tag in tags] for title, tags in CHARTS.items()}
+                charts = {title: ["Multiline", tags] for title, tags in lines.items()}
                 logger.experiment.add_custom_scalars({"At a glance": charts})
             elif not isinstance(logger, CSVLogger):
                 logger.log_hyperparams(settings)

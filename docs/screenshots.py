@@ -56,6 +56,7 @@ def main() -> None:
             browser = playwright.chromium.launch(executable_path=options.browser, args=["--no-sandbox"])
             for width in options.widths:
                 page = browser.new_page(viewport={"width": width, "height": HEIGHTS[width]})
+                page.set_default_timeout(300_000)  # the machine may be busy
                 for name in options.only:
                     picture = shown(page, f"{address}/?runFilter={options.runs}#{PAGES[name]}")
                     save(picture, options.output / f"tensorboard-{name}-{width}.png")

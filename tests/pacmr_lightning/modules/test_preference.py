@@ -165,7 +165,7 @@ def test_fit(method, make_run, tmp_path):
     wanted |= {"logps/chosen", "logps/rejected"}
     assert {f"train/{t}" for t in wanted} <= tags and {f"val/{t}" for t in wanted | {"kl"}} <= tags
     assert {"train/grad_norm", "train/weights/mean", "train/weights/std", "train/weights/gap"} <= tags
-    assert {"train/weights/effective_sample_size", "train/device/items_per_sec"} <= tags
+    assert {"train/weights/effective_sample_size", "wall_clock/train/device/items_per_sec"} <= tags
     if method.startswith("pacmr"):
         names = ("coverage", "d_norm", "coefficient_mean", "clipped_share", "skipped_updates")
         assert {f"train/meta/{name}" for name in names} <= tags
@@ -203,8 +203,13 @@ def test_micro_batches_change_nothing(make_run, tmp_path):
 
 def _without_timing(path: Path):
     frame = pd.read_csv(path)
-    timed = [c for c in frame if c.endswith("_per_sec") or c.startswith(("train/time", "validate/"))]
-    counted = ["train/batches", "train/samples", "train/lengths"]  # of the throughput window
+    timed = [
+        c
+        for c in frame
+        if c.endswith("_per_sec") or c.startswith(("wall_clock/train/time", "wall_clock/validate"))
+    ]
+    # Of the throughput window.
+    counted = [f"wall_clock/train/{name}" for name in ("batches", "samples", "lengths")]
     frame = frame.drop(columns=[*timed, *(c for c in counted if c in frame)])
     return frame.dropna(how="all", subset=[c for c in frame if c not in ("epoch", "step")])
 
