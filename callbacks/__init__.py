@@ -1,16 +1,19 @@
 """Lightning callbacks: logs, figures, files, checkpoints and checks of a run."""
 
+from .dashboard import Dashboard
 from .generation_writer import GenerationWriter
 from .health import Health
 from .progress import LogProgress, Throughput
 from .run_checkpoint import RunCheckpoint, Snapshots
 from .run_summary import RunSummary
 from .samples import GoldReward, SampleResponses, SequenceKL
+from .suspected_pairs import SuspectedPairs
 from .weight_figures import VNetSurfaces, WeightDistributions
 from .weight_gap import WeightGap
 from .weights import NoiseMask, WeightRecorder
 
 __all__ = [
+    "Dashboard",
     "GenerationWriter",
     "GoldReward",
     "Health",
@@ -21,6 +24,7 @@ __all__ = [
     "SampleResponses",
     "SequenceKL",
     "Snapshots",
+    "SuspectedPairs",
     "Throughput",
     "VNetSurfaces",
     "WeightDistributions",

@@ -42,7 +42,7 @@ class Health(Callback):
     at sigmoid(u) > 0.999, which teach nothing more, and VNet updates without a confident meta pair.
 
     Every ``log_every_n_steps`` policy updates it checks all pairs since the last check and logs as
-    ``health/...``: ``slope_ratio``, ``norm_ratio``, ``pseudo_label_agreement``, ``pseudo_label_drop``,
+    ``warnings/...``: ``slope_ratio``, ``norm_ratio``, ``pseudo_label_agreement``, ``pseudo_label_drop``,
     ``effective_sample_size``, ``saturated_share``, ``idle_vnet_updates`` and ``alarm`` (1 from the alarm on).
 
     Args:
@@ -213,7 +213,7 @@ class Health(Callback):
                 "confidence.",
             )
         pl_module.log_dict(
-            {f"health/{name}": torch.tensor(value, dtype=torch.float32) for name, value in found.items()}
+            {f"warnings/{name}": torch.tensor(value, dtype=torch.float32) for name, value in found.items()}
         )
 
     def _total(self, trainer: Trainer) -> Tensor:

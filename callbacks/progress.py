@@ -34,8 +34,8 @@ class Throughput(ThroughputMonitor):
     """Lightning's ``ThroughputMonitor`` for batches of pairs.
 
     Logs ``items_per_sec`` (tokens), ``samples_per_sec`` (pairs) and ``batches_per_sec`` (steps) of one device
-    as ``train/device/...``, of all as ``train/...``; and rank 0's totals ``train/time`` (no validation),
-    ``lengths`` (tokens), ``samples`` (pairs) and ``batches``. Meta pairs do not count.
+    as ``wall_clock/train/device/...``, of all as ``wall_clock/train/...``; and rank 0's totals ``time`` (no
+    validation), ``lengths`` (tokens), ``samples`` (pairs) and ``batches``. Meta pairs do not count.
 
     Args:
         window_size: steps to average over; the rates appear once that many have been done.
@@ -77,8 +77,13 @@ class Throughput(ThroughputMonitor):
                 getattr(self, f"_{name}")[stage] = self._earlier[name]
 
     def _compute(self, trainer: Trainer, iter_num: int | None = None) -> None:
+        connector, stage = trainer._logger_connector, trainer.state.stage
+        if not connector.should_update_logs or stage is None:
+            return
+        found = self._throughputs[stage].compute().items()
+        metrics: dict[str, Any] = {f"wall_clock/{stage.value}/{name}": value for name, value in found}
         # Else Lightning logs a fit's validation under its batch number, among the first training steps.
-        super()._compute(trainer, None if trainer.state.fn == TrainerFn.FITTING else iter_num)
+        connector.log_metrics(metrics, None if trainer.state.fn == TrainerFn.FITTING else iter_num)
 
 
 class LogProgress(Callback):

@@ -2,42 +2,79 @@
 
 from __future__ import annotations
 
+import io
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from PIL import Image
+from tensorboard.compat.proto.summary_pb2 import Summary
 
-from pacmr_lightning.files import save_figure
 from pacmr_lightning.runs.folder import ANALYSIS
 
-if TYPE_CHECKING:  # drawing is imported when there is something to draw
-    from matplotlib.figure import Figure
-
 BINS = 30
+PAIR_WEIGHTS = "pair_weights"
+"""Group of names of weights of the last visited pairs."""
 
 
-def log_numbers(trainer: Trainer, values: dict[str, float]) -> None:
-    """Log numbers at the step of the last update's metrics, and set ``trainer.callback_metrics``."""
-    kept = {name: torch.tensor(value, dtype=torch.double) for name, value in values.items()}
-    trainer.callback_metrics.update(kept)
-    for logger in trainer.loggers:
+def log_numbers(trainer: Trainer, values: dict[str, float], loggers: Sequence[Logger] | None = None) -> None:
+    """Log numbers at the step of the last update's metrics.
+
+    Without ``loggers`` all of the trainer's get them, and ``trainer.callback_metrics``, too.
+    """
+    if loggers is None:
+        kept = {name: torch.tensor(value, dtype=torch.double) for name, value in values.items()}
+        trainer.callback_metrics.update(kept)
+    for logger in trainer.loggers if loggers is None else loggers:
         logger.log_metrics(values, step=_step(trainer))
         logger.save()
 
 
-def publish(trainer: Trainer, figure: Figure, file: str, name: str) -> None:
-    """Write ``analysis/FILE-step-NNNNN.png`` and .pdf, and show the figure as ``name`` in the loggers."""
-    save_figure(figure, Path(trainer.default_root_dir) / ANALYSIS / _file(trainer, file))
+def log_image(
+    trainer: Trainer, name: str, image: np.ndarray, loggers: Sequence[Logger] | None = None
+) -> None:
+    """Show a (height, width, 3) uint8 image; in MLflow as the artifact ``NAME-step-NNNNN.png``."""
+    picture = Image.fromarray(image)
+    for logger in trainer.loggers if loggers is None else loggers:
+        if isinstance(logger, TensorBoardLogger):
+            content = io.BytesIO()
+            # Not add_image, which resizes first and compresses for longer.
+            picture.save(content, "png", compress_level=1)
+            value = Summary.Value(tag=name)
+            value.image.height, value.image.width, value.image.colorspace = image.shape
+            value.image.encoded_image_string = content.getvalue()
+            logger.experiment._get_file_writer().add_summary(Summary(value=[value]), _step(trainer))
+        elif isinstance(logger, WandbLogger):
+            logger.log_image(name, [picture], _step(trainer))
+        elif isinstance(logger, MLFlowLogger):
+            logger.experiment.log_image(logger.run_id, picture, f"{_file(trainer, name)}.png")
+
+
+def log_precision_recall(
+    trainer: Trainer,
+    name: str,
+    labels: np.ndarray,
+    scores: dict[str, np.ndarray],
+    draw: Callable[[np.ndarray, dict[str, np.ndarray]], np.ndarray],
+) -> None:
+    """Show how well (N,) ``scores`` in [0, 1] detect the ``labels`` that are true.
+
+    TensorBoard gets ``NAME/SCORE`` of each as PR curves, other loggers the image ``NAME`` of ``draw``.
+    """
+    others = []
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_figure(name, figure, _step(trainer))
-        elif isinstance(logger, WandbLogger):
-            logger.log_image(name, [figure], _step(trainer))
-        elif isinstance(logger, MLFlowLogger):
-            logger.experiment.log_figure(logger.run_id, figure, f"{_file(trainer, name)}.png")
+            for score, values in scores.items():
+                logger.experiment.add_pr_curve(f"{name}/{score}", labels, values, _step(trainer))
+        elif isinstance(logger, (WandbLogger, MLFlowLogger)):
+            others.append(logger)
+    if others:
+        log_image(trainer, name, draw(labels, scores), others)
 
 
 def log_histogram(trainer: Trainer, name: str, values: np.ndarray) -> None:
@@ -57,26 +94,30 @@ def log_histogram(trainer: Trainer, name: str, values: np.ndarray) -> None:
 
 
 def log_texts(trainer: Trainer, name: str, texts: dict[str, dict[str, str]]) -> None:
-    """Show texts (id to heading to part): as texts in TensorBoard, a table in W&B, Markdown in MLflow."""
-    pages = {
-        key: "\n\n".join(
-            # Code blocks, which loggers show unchanged.
-            f"**{heading}**\n\n" + "\n".join(f"    {line}" for line in text.splitlines() or [""])
-            for heading, text in parts.items()
-        )
-        for key, parts in texts.items()
-    }
+    """Show texts (row to heading to text) as one table; in MLflow as the artifact ``NAME-step-NNNNN.md``."""
+    headings = list(next(iter(texts.values())))
+    rows = [[key, *parts.values()] for key, parts in texts.items()]
+    cells = [[verbatim(cell) for cell in row] for row in rows]
+    lines = [["", *headings], ["---"] * (1 + len(headings)), *cells]
+    page = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            for key, page in pages.items():
-                logger.experiment.add_text(f"{name}/{key}", page, _step(trainer))
+            logger.experiment.add_text(name, page, _step(trainer))
         elif isinstance(logger, WandbLogger):
-            headings = list(next(iter(texts.values())))
-            rows = [[key, *parts.values()] for key, parts in texts.items()]
             logger.log_text(name, ["id", *headings], rows, step=_step(trainer))
         elif isinstance(logger, MLFlowLogger):
-            text = "\n\n".join(f"# {key}\n\n{page}" for key, page in pages.items())
-            logger.experiment.log_text(logger.run_id, text, f"{_file(trainer, name)}.md")
+            logger.experiment.log_text(logger.run_id, f"{page}\n", f"{_file(trainer, name)}.md")
+
+
+def verbatim(text: str) -> str:
+    """Return Markdown of a table's cell that shows a text as it is."""
+    marks = re.sub(r"[^\w\s.,;:?'\"()/+=-]|_", lambda found: f"&#{ord(found[0])};", text)
+    return "<br>".join(marks.splitlines())
+
+
+def analysis_file(trainer: Trainer, name: str) -> Path:
+    """Return RUN/analysis/NAME-step-NNNNN, without an ending."""
+    return Path(trainer.default_root_dir) / ANALYSIS / _file(trainer, name)
 
 
 def _step(trainer: Trainer) -> int:

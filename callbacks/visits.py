@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,42 @@ def record_of(outputs: Any) -> PairRecord:
             "or take it out of trainer.callbacks."
         )
     return outputs["record"]
+
+
+class Regularly:
+    """A schedule of looks, as Lightning's ``val_check_interval`` has it.
+
+    Args:
+        every: an integer counts policy updates between two looks; a float in (0, 1] is a share of the fit's
+            updates, so 0.1 means ten looks in a run of any length; None means no look.
+
+    Raises:
+        UserError: ``every`` is out of range.
+    """
+
+    def __init__(self, every: int | float | None):
+        # type(), since 1 is an update and 1.0 a run.
+        if every is not None and not (every >= 1 if type(every) is int else 0 < every <= 1):
+            raise UserError(
+                f"every is {every}, but it must be a number of policy updates from 1, a share of the run in "
+                "(0, 1], such as 0.1 for ten looks, or null for none."
+            )
+        self.every = every
+
+    def is_due(self, trainer: Trainer) -> bool:
+        """Return whether to look after the last update; UserError for a share of a run without an end."""
+        if not isinstance(self.every, float):
+            return self.every is not None and trainer.global_step % self.every == 0
+        if math.isinf(trainer.estimated_stepping_batches):
+            raise UserError(
+                f"every is {self.every}, a share of the run, but the run has no end; set trainer.max_epochs "
+                "or trainer.max_steps, or give every as a number of updates."
+            )
+        between = self.every * trainer.estimated_stepping_batches
+        # Rounded, so that ten tenths are a whole.
+        steps = (trainer.global_step, trainer.global_step - 1)
+        done, before = (math.floor(round(step / between, 9)) for step in steps)
+        return done > before
 
 
 class LastVisits:
@@ -74,14 +111,16 @@ class VisitsCallback(Callback):
     Args:
         window: visits to look back on, over all ranks, in whole steps; see ``LastVisits``.
         columns: numbers of a visit.
+        every: updates between two looks, or a share of the run; see ``Regularly``.
 
     Raises:
-        UserError: ``window`` is under 1, or the module returns no record.
+        UserError: an option is out of range, or the module returns no record.
     """
 
-    def __init__(self, window: int, columns: int):
+    def __init__(self, window: int, columns: int, every: int | float | None = None):
         super().__init__()
         self._visits = LastVisits(window, columns)
+        self._regularly = Regularly(every)
         self._looked_at: int | None = None
 
     @abstractmethod
@@ -92,9 +131,9 @@ class VisitsCallback(Callback):
     def look(self, trainer: Trainer, pl_module: Any, rows: Tensor) -> None:
         """Process the (K, 1 + columns) rows of ``LastVisits.of_all_ranks``; called on all ranks."""
 
-    def is_due(self, step: int) -> bool:
+    def is_due(self, trainer: Trainer) -> bool:
         """Return whether to call ``look`` after this update too, not only at the end."""
-        return False
+        return self._regularly.is_due(trainer)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget an earlier run; a checkpoint is loaded after this."""
@@ -116,7 +155,7 @@ class VisitsCallback(Callback):
         """Add the step's pairs, and call ``look`` if due."""
         # global_step already counts this update.
         self._visits.add(trainer.global_step - 1, *self.columns_of(record_of(outputs)))
-        if self.is_due(trainer.global_step):
+        if self.is_due(trainer):
             self._look(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:

@@ -24,7 +24,7 @@ from pacmr_lightning.rewards import PairRecord, Rewards
 from pacmr_lightning.runs.folder import ANALYSIS
 
 from ..flip_detection import NUMBERS, weight_gap
-from .to_loggers import log_numbers
+from .to_loggers import PAIR_WEIGHTS, log_numbers
 from .visits import VisitsCallback
 
 TABLE = "weight-gap.csv"
@@ -47,22 +47,21 @@ class WeightGap(VisitsCallback):
       swapped (-u), and ``rising``, the share of pairs with g(Delta, abs(u)) > g(Delta, -abs(u)).
     - ``analysis/probe-NNNNN.parquet`` for step NNNNN: u, Delta, a, b and weights of every probe pair.
 
-    The loggers get ``weights/probe_gap``, ``weights/window_auroc`` and so on, over all pairs.
+    The loggers get ``pair_weights/probe_gap``, ``pair_weights/window_auroc`` and so on, over all pairs.
 
     Args:
         window: visits of the first set, in whole steps; see ``LastVisits``.
         probe_pairs: training pairs of the second set; all of them where there are fewer.
-        every: policy updates between two rows of the table; None for the end of fit only.
+        every: updates between two rows of the table, or a share of the run; None for the end of fit only.
 
     Raises:
-        UserError: an option is under 1, the data has no ``train_pairs``, or the module returns no record.
+        UserError: an option is out of range, the data has no ``train_pairs``, or the module no record.
     """
 
-    def __init__(self, window: int = 2000, probe_pairs: int = 2000, every: int | None = None):
-        super().__init__(window, columns=3)
-        check_at_least(1, probe_pairs=probe_pairs, every=every)
+    def __init__(self, window: int = 2000, probe_pairs: int = 2000, every: int | float | None = None):
+        super().__init__(window, 3, every)
+        check_at_least(1, probe_pairs=probe_pairs)
         self.probe_pairs = probe_pairs
-        self.every = every
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Choose the probe set."""
@@ -100,10 +99,6 @@ class WeightGap(VisitsCallback):
         category = torch.tensor([self._numbers.get(pair, -1) for pair in record.ids])
         return record.weight, record.flipped, category
 
-    def is_due(self, step: int) -> bool:
-        """Look every ``every`` updates."""
-        return self.every is not None and step % self.every == 0
-
     def look(self, trainer: Trainer, pl_module: PreferenceModule, rows: Tensor) -> None:
         """Compute and log on all ranks; write on rank 0."""
         step = trainer.global_step
@@ -118,7 +113,7 @@ class WeightGap(VisitsCallback):
             for row in gap_rows(frame)
         ]
         scalars = {
-            f"weights/{row['set']}_{name}": row[name]
+            f"{PAIR_WEIGHTS}/{row['set']}_{name}": row[name]
             for row in found
             for name in ("mean", *NUMBERS, "mean_swapped", "rising")
             if row["category"] == ALL and row[name] is not None

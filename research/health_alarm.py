@@ -132,10 +132,10 @@ def measure(setting: Setting, folder: Path) -> dict[str, object]:
     checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
     alarm = checkpoint["Health"]["warned"].get("self-confirmation")
     at_alarm = None if alarm is None else accuracy[accuracy.index <= alarm].iloc[-1]
-    health = curves.filter(like="health/")
+    health = curves.filter(like="warnings/")
 
     def most(name: str) -> float | None:
-        column = f"health/{name}"
+        column = f"warnings/{name}"
         return health[column].max() if column in health else None
 
     return {
@@ -152,7 +152,7 @@ def measure(setting: Setting, folder: Path) -> dict[str, object]:
         "max_slope_ratio": most("slope_ratio"),
         "max_norm_ratio": most("norm_ratio"),
         "max_pseudo_label_drop": most("pseudo_label_drop"),
-        "min_effective_sample_size": health["health/effective_sample_size"].min(),
+        "min_effective_sample_size": health["warnings/effective_sample_size"].min(),
     }
 
 

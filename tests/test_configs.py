@@ -93,7 +93,7 @@ FEW_TOKENS = ["--model.max_new_tokens", "8"]
 
 def write_no_figures(monkeypatch):
     """Draws what a run draws, but does not write it, which takes most of the time."""
-    monkeypatch.setattr(weight_figures, "publish", lambda *arguments: None)
+    monkeypatch.setattr(weight_figures, "save_figure", lambda *arguments: None)
 
 
 def composed(base: Path, method: Path):

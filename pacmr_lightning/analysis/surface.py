@@ -143,12 +143,20 @@ def steps_of(run_folder: str | Path) -> list[int]:
 
 
 def save_surface(surface: Surface, run_folder: str | Path) -> None:
-    """Save a surface as .npz: fields by name, g, and the visits' columns as ``visits_...``."""
+    """Save a surface as .npz (fields by name, g, and the visits' columns as ``visits_...``) and as .csv.
+
+    The table has one row per point of the grid: the two axes, ``a``, ``b``, ``g`` and ``density``.
+    """
     arrays = {each.name: getattr(surface, each.name) for each in fields(surface)}
     visits = arrays.pop("visits")
     arrays |= {f"visits_{name}": getattr(visits, name) for name in _COLUMNS}
     with replacing(file_of(run_folder, surface.step)) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, g=surface.g, **arrays)
+    axes = np.meshgrid(surface.delta, surface.u, indexing="ij")
+    table = np.stack((*axes, surface.a, surface.b, surface.g, surface.density), -1).reshape(-1, 6)
+    header = ",".join((*surface.axes, "a", "b", "g", "density"))
+    with replacing(file_of(run_folder, surface.step).with_suffix(".csv")) as temporary:
+        np.savetxt(temporary, table, "%.9g", ",", header=header, comments="")
 
 
 def load_surface(run_folder: str | Path, step: int | None = None) -> Surface:

@@ -50,7 +50,7 @@ def draw_heat_maps(surface: Surface) -> Figure:
     left = 0.075 * WIDTHS[3] / WIDTHS[len(names)]
     figure.subplots_adjust(left=left, right=0.99, bottom=0.27, top=0.84, wspace=0.16)
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
-    density, levels = _contours(surface)
+    density, levels = contours(surface)
     for axis, name in zip(panels, names, strict=True):
         low, high = limits([surface], name)
         values, scale = getattr(surface, name).T, {"vmin": low, "vmax": high}
@@ -63,8 +63,8 @@ def draw_heat_maps(surface: Surface) -> Figure:
         if name == "g" and surface.g.min() < 0.5 < surface.g.max():
             axis.contour(surface.delta, surface.u, values, [0.5], colors="#D55E00", linewidths=1.6)
         axis.set_title(NAMES[name], fontsize=11)
-        axis.set_xlabel(_label(surface.axes[0])[0])
-    panels[0].set_ylabel(_label(surface.axes[1])[0])
+        axis.set_xlabel(axis_label(surface.axes[0]))
+    panels[0].set_ylabel(axis_label(surface.axes[1]))
     handles = [Line2D([], [], color="#D55E00", linewidth=1.6, label="$g = 1/2$")]
     for share, dashes in SHARES.items():
         label = f"{share:.0%} of the pairs"
@@ -118,7 +118,7 @@ def _surface_on(axis: Axes3D, surface: Surface, name: str, scale: tuple[float, f
     delta, u = np.meshgrid(surface.delta, surface.u, indexing="ij")
     style = {"cmap": COLORS, "vmin": low, "vmax": high, "linewidth": 0, "antialiased": False}
     axis.plot_surface(delta, u, getattr(surface, name), rcount=61, ccount=61, rasterized=True, **style)
-    first, second = (_label(each)[1] for each in surface.axes)
+    first, second = (axis_label(each, short=True) for each in surface.axes)
     axis.set(xlabel=first, ylabel=second, zlabel=f"${name}$", zlim=scale)
     axis.set_xlim(surface.delta[0], surface.delta[-1])
     axis.set_ylim(surface.u[0], surface.u[-1])
@@ -130,8 +130,8 @@ def _surface_on(axis: Axes3D, surface: Surface, name: str, scale: tuple[float, f
         each.set_major_locator(MaxNLocator(5))
 
 
-def _contours(surface: Surface) -> tuple[np.ndarray, list[float]]:
-    """(D, U) smoothed density, and the contour levels."""
+def contours(surface: Surface) -> tuple[np.ndarray, list[float]]:
+    """Return the (D, U) smoothed density, and its levels of ``SHARES``."""
     widths = [SMOOTHING * length for length in surface.density.shape]
     smooth = gaussian_filter(surface.density, widths, mode="constant")
     heights = np.sort(smooth, axis=None)[::-1]
@@ -150,6 +150,7 @@ def _names(surface: Surface) -> list[str]:
     return list(NAMES) if surface.axes == PAPER else ["g"]
 
 
-def _label(name: str) -> tuple[str, str]:
+def axis_label(name: str, short: bool = False) -> str:
+    """Return a feature's label, or its symbol if it has one."""
     words = name.replace("_", " ")
-    return AXES.get(name, (words.capitalize(), words))
+    return AXES.get(name, (words.capitalize(), words))[short]

@@ -5,16 +5,20 @@ from __future__ import annotations
 import csv
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from lightning.pytorch.utilities import rank_zero_only
 
 from ..files import replacing
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 
 class ContinuedWriter(ExperimentWriter):
@@ -66,12 +70,44 @@ class ContinuedCSVLogger(CSVLogger):
         """Do nothing: ``config.yaml`` has them."""
 
 
+class RunBoard(TensorBoardLogger):
+    """Lightning's TensorBoardLogger whose event files lie in the run's folder itself.
+
+    TensorBoard calls a run by the folder of its event files, so ``runs/mine`` is called ``mine``. The
+    hyperparameters stay in ``tensorboard/hparams.yaml``. ``epoch``, which would be the first chart, is left
+    to ``metrics.csv``.
+
+    Args:
+        folder: the run's.
+        first_step: updates done before this fit; what a killed run logged later is hidden.
+    """
+
+    def __init__(self, folder: str, first_step: int):
+        super().__init__(folder, "tensorboard", "", default_hp_metric=False)
+        self._first_step = first_step
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> SummaryWriter:
+        """The writer, made when first needed."""
+        if self._experiment is None:
+            # Imported late: it is slow.
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._fs.makedirs(self.log_dir, exist_ok=True)
+            self._experiment = SummaryWriter(self.save_dir, purge_step=self._first_step)
+        return self._experiment
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log all metrics but the epoch."""
+        super().log_metrics({name: value for name, value in metrics.items() if name != "epoch"}, step)
+
+
 def run_loggers(folder: str, given: list[Logger] | None, first_step: int) -> list[Logger]:
     """Return the loggers of a fit: the ``given`` ones (TensorBoard for None) and ``metrics.csv``."""
     if given is None:
-        options: dict[str, Any] = {"name": "tensorboard", "version": "", "default_hp_metric": False}
-        # ``purge_step`` hides later values of a killed run.
-        given = [TensorBoardLogger(folder, **options, purge_step=first_step)]
+        given = [RunBoard(folder, first_step)]
     return [*given, ContinuedCSVLogger(folder, name="", version="")]
 
 

@@ -91,7 +91,7 @@ def fit(config, folder, *arguments):
         warnings.simplefilter("always")
         cli.main(["fit", "--config", config, "--trainer.default_root_dir", str(folder), *arguments])
     curves = pd.read_csv(folder / "metrics.csv")
-    curves = curves[curves["health/alarm"].notna()].set_index("step")
+    curves = curves[curves["warnings/alarm"].notna()].set_index("step")
     curves.index += 1
     said = [str(w.message) for w in caught if "updates" in str(w.message) and "; try" in str(w.message)]
     return curves, said
@@ -106,24 +106,24 @@ def test_the_numbers_of_a_run_and_its_resume(config, tmp_path):
     for step, row in curves.iterrows():
         part = visits[visits["step"].between(step - 2, step - 1)]
         g, u = part["weight"].astype(float), part["u"]
-        assert row["health/effective_sample_size"] == pytest.approx(g.sum() ** 2 / (len(g) * (g**2).sum()))
-        assert row["health/saturated_share"] == pytest.approx((u > SATURATED_U).mean())
-        assert row["health/slope_ratio"] == pytest.approx(part["a"].mean(), rel=1e-5)
+        assert row["warnings/effective_sample_size"] == pytest.approx(g.sum() ** 2 / (len(g) * (g**2).sum()))
+        assert row["warnings/saturated_share"] == pytest.approx((u > SATURATED_U).mean())
+        assert row["warnings/slope_ratio"] == pytest.approx(part["a"].mean(), rel=1e-5)
     norms = curves["train/meta/d_norm"]
     # The first VNet update sees a policy that equals the reference.
     live = norms[norms > 0]
     ratio = live.iloc[-1] / np.median(live.iloc[-11:-1])
     assert len(live) >= 11
-    assert curves["health/norm_ratio"].iloc[-1] == pytest.approx(ratio, rel=1e-4)
-    assert curves["health/pseudo_label_agreement"].iloc[-1] == pytest.approx(
+    assert curves["warnings/norm_ratio"].iloc[-1] == pytest.approx(ratio, rel=1e-4)
+    assert curves["warnings/pseudo_label_agreement"].iloc[-1] == pytest.approx(
         curves["train/meta/pseudo_labels_as_observed"].iloc[-10:].mean(), rel=1e-5
     )
 
     assert len(said) == 1 and "standard errors under its peak" in said[0]
-    alarms = curves["health/alarm"]
+    alarms = curves["warnings/alarm"]
     assert 0 < alarms.sum() < len(alarms) and alarms.is_monotonic_increasing
 
-    health = [name for name in curves if name.startswith("health/")]
+    health = [name for name in curves if name.startswith("warnings/")]
     for step in (11, 23):
         checkpoint = tmp_path / "run" / "checkpoints" / f"step-{step}.ckpt"
         again, said_again = fit(path, tmp_path / "run", "--ckpt_path", str(checkpoint))
@@ -144,15 +144,15 @@ def test_an_alarm_stops_and_a_resume_goes_on(config, tmp_path, monkeypatch):
     monkeypatch.setattr(VNetWeighting, "update", steeper)
     path = config(vnet_lr=1e-8, on_alarm="stop")
     curves, said = fit(path, tmp_path / "run")
-    assert curves["health/alarm"].to_dict() == {2: 0.0, 4: 0.0, 6: 1.0}
-    assert curves["health/slope_ratio"].tolist() == pytest.approx([1.1, 1.21, 1.331], rel=1e-4)
+    assert curves["warnings/alarm"].to_dict() == {2: 0.0, 4: 0.0, 6: 1.0}
+    assert curves["warnings/slope_ratio"].tolist() == pytest.approx([1.1, 1.21, 1.331], rel=1e-4)
     assert len(said) == 1
     assert "after 6 updates VNet's slope a has grown to 1.33 times that of its start" in said[0]
     assert "alarm-6.ckpt" in said[0]
     checkpoint = tmp_path / "run" / "checkpoints" / "alarm-6.ckpt"
     assert torch.load(checkpoint, weights_only=True)["global_step"] == 6
     curves, said = fit(path, tmp_path / "run", "--ckpt_path", str(checkpoint))
-    assert curves.index[-1] == 24 and not said and curves["health/alarm"].iloc[-1] == 1.0
+    assert curves.index[-1] == 24 and not said and curves["warnings/alarm"].iloc[-1] == 1.0
 
 
 def test_causes_that_are_no_alarm(config, tmp_path):
@@ -169,7 +169,7 @@ def test_causes_that_are_no_alarm(config, tmp_path):
         lora_after=20,
     )
     curves, said = fit(path, tmp_path / "run")
-    assert curves["health/idle_vnet_updates"].tolist() == list(range(1, 25))
+    assert curves["warnings/idle_vnet_updates"].tolist() == list(range(1, 25))
     assert len(said) == 2
     assert any("effective sample size" in sentence for sentence in said)
     assert any("No meta pair was confident enough in 15 VNet updates" in sentence for sentence in said)
@@ -197,7 +197,7 @@ def test_dead_adapters_and_saturated_pairs(config, tmp_path, monkeypatch):
     curves, said = fit(path, tmp_path / "run", "--model.objective", "DPO", "--model.objective.beta", "5")
     (dead,) = [sentence for sentence in said if "B is 0" in sentence]
     assert "in 2 of 14 LoRA layers" in dead and "q_proj.lora_B" in dead and "After 20 updates" in dead
-    assert curves["health/saturated_share"].max() > 0.01
+    assert curves["warnings/saturated_share"].max() > 0.01
     assert sum("sigmoid(u) above 0.999" in sentence for sentence in said) == 1
 
 

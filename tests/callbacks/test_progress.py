@@ -29,13 +29,13 @@ def test_scalars_in_tensorboard(fit, tmp_path, validation):
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     names = set(events.Tags()["scalars"])
-    assert {f"train/device/{kind}_per_sec" for kind in ("items", "samples", "batches")} <= names
-    assert {f"train/{kind}" for kind in ("time", "batches", "samples", "lengths")} <= names
-    assert ("validate/samples" in names) == validation
-    assert events.Scalars("train/samples")[-1].value == 96
-    assert len(events.Scalars("train/device/items_per_sec")) == 10
+    assert {f"wall_clock/train/device/{kind}_per_sec" for kind in ("items", "samples", "batches")} <= names
+    assert {f"wall_clock/train/{kind}" for kind in ("time", "batches", "samples", "lengths")} <= names
+    assert ("wall_clock/validate/samples" in names) == validation
+    assert events.Scalars("wall_clock/train/samples")[-1].value == 96
+    assert len(events.Scalars("wall_clock/train/device/items_per_sec")) == 10
     tokens, pairs = (
-        events.Scalars(f"train/device/{kind}_per_sec")[-1].value for kind in ("items", "samples")
+        events.Scalars(f"wall_clock/train/device/{kind}_per_sec")[-1].value for kind in ("items", "samples")
     )
     assert tokens == pytest.approx(4.5 * pairs)
 

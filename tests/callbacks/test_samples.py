@@ -10,6 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pacmr_lightning.callbacks import SampleResponses
+from pacmr_lightning.callbacks.to_loggers import verbatim
 from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.modules import PreferenceModule
@@ -70,8 +71,12 @@ def test_rows_and_texts(fit, tmp_path):
     assert last[0]["response"] == expected
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
-    tags = [tag for tag in events.Tags()["tensors"] if tag.startswith("responses/")]
-    assert len(tags) == 3 and [e.step for e in events.Tensors(tags[0])] == [0, 1, 3, 4]
+    (tag,) = (tag for tag in events.Tags()["tensors"] if tag.startswith("responses/"))
+    shown = events.Tensors(tag)
+    assert [event.step for event in shown] == [0, 1, 3, 4]
+    page = shown[-1].tensor_proto.string_val[0].decode()
+    cells = [[row[key] for key in ("id", "prompt", "reference", "response")] for row in last]
+    assert page.splitlines()[2:] == [f"| {' | '.join(map(verbatim, row))} |" for row in cells]
 
 
 def test_training_does_not_feel_it(fit, tmp_path):

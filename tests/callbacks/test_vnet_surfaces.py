@@ -5,6 +5,7 @@ import json
 
 import lightning.pytorch as pl
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -24,7 +25,7 @@ from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.runs.loggers import ContinuedCSVLogger
 from pacmr_lightning.weighting import SigmoidPrior, VNetWeighting
 
-SHARES = ["weights/monotone_share", "weights/monotone_share_data"]
+SHARES = ["pair_weights/monotone_share", "pair_weights/monotone_share_data"]
 
 
 def by_hand(vnet, delta, u):
@@ -69,7 +70,7 @@ def test_values_of_a_real_run(fit, model_folder, tmp_path):
     # A threshold that all pairs pass and a fast VNet, so that its surface is not flat.
     weighting = VNetWeighting(every=1, learning_rate=0.05)
     weighting.outer.tau = 0.5
-    callbacks = [WeightRecorder(), VNetSurfaces(steps=[2], points=9, window=16)]
+    callbacks = [WeightRecorder(), VNetSurfaces(steps=[2], points=9, window=16, every=3)]
     module = real_run(fit, tmp_path, model_folder, weighting, callbacks, logger=loggers)
 
     assert steps_of(tmp_path) == [2, 4]
@@ -104,9 +105,13 @@ def test_values_of_a_real_run(fit, model_folder, tmp_path):
 
     with np.load(tmp_path / "analysis" / "surfaces-step-00004.npz") as arrays:
         np.testing.assert_array_equal(arrays["g"], last.g)
+    table = pd.read_csv(tmp_path / "analysis" / "surfaces-step-00004.csv")
+    assert list(table) == ["delta", "u", "a", "b", "g", "density"]
+    np.testing.assert_allclose(table["g"].to_numpy().reshape(9, 9), last.g, rtol=1e-8)
+    np.testing.assert_allclose(table["u"].to_numpy().reshape(9, 9)[3], last.u, rtol=1e-8)
     names = [f"{name}-step-0000{step}" for name in ("heat-maps", "surfaces") for step in (2, 4)]
     expected = {f"{name}.{ending}" for name in names for ending in ("png", "pdf")}
-    expected |= {"surfaces-step-00002.npz", "surfaces-step-00004.npz"}
+    expected |= {f"surfaces-step-0000{step}.{ending}" for step in (2, 4) for ending in ("npz", "csv")}
     assert {path.name for path in (tmp_path / "analysis").iterdir()} == expected
     with (tmp_path / "metrics.csv").open() as file:
         found = [row for row in csv.DictReader(file) if row[SHARES[0]]]
@@ -114,8 +119,10 @@ def test_values_of_a_real_run(fit, model_folder, tmp_path):
     assert float(found[1][SHARES[0]]) == pytest.approx(last.monotone_share())
     assert float(found[1][SHARES[1]]) == pytest.approx(last.monotone_share(with_data=True))
     events = EventAccumulator(str(tmp_path / "tensorboard"), {"images": 0}).Reload()
-    for tag in ("weights/surfaces", "weights/heat_maps"):
-        assert [event.step for event in events.Images(tag)] == [1, 3]
+    for name in ("g", "slope", "offset", "weight_function"):
+        shown = events.Images(f"pair_weights/{name}")
+        assert [event.step for event in shown] == [1, 2, 3], "steps, every and the end"
+        assert len({event.encoded_image_string for event in shown}) == 3
     assert [event.step for event in events.Scalars(SHARES[0])] == [1, 3]
 
 
@@ -204,7 +211,7 @@ def test_resume_gives_the_same_files_once(fit, tmp_path, make_module):
 def test_two_processes_see_what_one_sees(two_processes, fit, tmp_path):
     fit(tmp_path, [VNetSurfaces([7], points=11, window=20), WeightDistributions([7], window=20)])
     files = sorted(path.name for path in (tmp_path / "analysis").iterdir())
-    assert len(files) == 2 * 7
+    assert len(files) == 2 * 8
     for name in ("whole", "resumed"):
         assert sorted(path.name for path in (two_processes / name / "analysis").iterdir()) == files
         for step in (7, 12):

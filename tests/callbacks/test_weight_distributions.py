@@ -14,12 +14,12 @@ from pacmr_lightning.runs.folder import read_weights
 
 def histograms(folder):
     events = EventAccumulator(str(folder / "tensorboard"), {"histograms": 0, "images": 0}).Reload()
-    assert [event.step for event in events.Images("weights/distributions")] == [2, 11]
+    assert [event.step for event in events.Images("pair_weights/distributions")] == [2, 11]
     return {tag: events.Histograms(tag) for tag in events.Tags()["histograms"]}
 
 
 def run_with(fit, folder, *arguments):
-    callbacks = [WeightRecorder(), WeightDistributions(steps=[3], window=16)]
+    callbacks = [WeightRecorder(), WeightDistributions(steps=[3], window=16, every=None)]
     fit(folder, callbacks, *arguments, logger=TensorBoardLogger(folder, "tensorboard", ""))
     files = {path.name for path in (folder / "analysis").iterdir()}
     names = ("weight-distributions-step-00003", "weight-distributions-step-00012")
@@ -29,34 +29,37 @@ def run_with(fit, folder, *arguments):
 def test_both_labels_of_a_run(fit, tmp_path):
     run_with(fit, tmp_path)
     found = histograms(tmp_path)
-    assert set(found) == {"weights/unflipped", "weights/flipped"}
+    assert set(found) == {
+        f"pair_weights/{name}/{column}" for name in ("unflipped", "flipped") for column in ("g", "u", "delta")
+    }
     rows = read_weights(tmp_path)
     for name, flipped in (("unflipped", False), ("flipped", True)):
-        for event, first in zip(found[f"weights/{name}"], (1, 10), strict=True):
-            part = rows[rows["step"].between(first, first + 1)]
-            weight = part.loc[part["flipped"] == flipped, "weight"].astype(float)
-            values = event.histogram_value
-            assert values.num == len(weight) > 0
-            assert values.sum == pytest.approx(weight.sum(), rel=1e-6)
-            assert values.min == pytest.approx(weight.min(), rel=1e-6)
+        for column, recorded in (("g", "weight"), ("u", "u"), ("delta", "delta")):
+            for event, first in zip(found[f"pair_weights/{name}/{column}"], (1, 10), strict=True):
+                part = rows[rows["step"].between(first, first + 1)]
+                expected = part.loc[part["flipped"] == flipped, recorded].astype(float)
+                values = event.histogram_value
+                assert values.num == len(expected) > 0
+                assert values.sum == pytest.approx(expected.sum(), rel=1e-6)
+                assert values.min == pytest.approx(expected.min(), rel=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("flip", "tags"),
+    ("flip", "groups"),
     [
-        (lambda i: None, {"weights/all"}),
-        (lambda i: False, {"weights/unflipped"}),
+        (lambda i: None, {"all"}),
+        (lambda i: False, {"unflipped"}),
         (
             lambda i: None if i % 2 else i % 4 == 0,
-            {"weights/unflipped", "weights/flipped", "weights/unknown"},
+            {"unflipped", "flipped", "unknown"},
         ),
     ],
 )
-def test_no_label_is_invented(fit, tmp_path, make_module, make_data, flip, tags):
+def test_no_label_is_invented(fit, tmp_path, make_module, make_data, flip, groups):
     run_with(fit, tmp_path, make_module(), make_data(flip))
     found = histograms(tmp_path)
-    assert set(found) == tags
-    assert sum(events[-1].histogram_value.num for events in found.values()) == 16
+    assert {tag.split("/")[1] for tag in found} == groups
+    assert sum(events[-1].histogram_value.num for events in found.values()) == 3 * 16
 
 
 def test_the_figure_has_the_densities_and_means():

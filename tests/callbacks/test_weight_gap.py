@@ -92,7 +92,7 @@ def test_the_table(config, tmp_path):
     assert row.loc[("probe", "all"), "rising"] == pytest.approx(rising)
 
     logged = pd.read_csv(tmp_path / "run" / "metrics.csv")
-    assert logged["weights/probe_gap"].dropna().tolist() == [
+    assert logged["pair_weights/probe_gap"].dropna().tolist() == [
         pytest.approx(row.loc[("probe", "all"), "gap"], abs=1e-6)
     ]
 

@@ -11,6 +11,7 @@ import yaml
 from lightning_utilities.core.imports import RequirementCache
 
 from pacmr_lightning import cli
+from pacmr_lightning.callbacks.to_loggers import verbatim
 from pacmr_lightning.commands import second_pass
 from pacmr_lightning.commands.fit import parser_of
 
@@ -19,7 +20,8 @@ from ..wandb_file import history, records
 
 needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
 needs_mlflow = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
-DRAWN = {"weights/surfaces": [1, 2], "weights/heat_maps": [1, 2], "weights/distributions": [2]}
+DRAWN = {f"pair_weights/{name}": [1, 2] for name in ("g", "slope", "offset", "weight_function")}
+DRAWN |= {"pair_weights/distributions": [2]}
 """Figures, and the updates after which they are drawn: before VNet's first one all weights are alike."""
 
 
@@ -29,10 +31,12 @@ def config(tmp_path, tiny_llama, monkeypatch, preference_config) -> dict:
     weighting = {"class_path": "VNetWeighting", "init_args": {"every": 1}}
     source = {"class_path": "EmbeddedWorld", "init_args": {"pairs": 40, "validation_pairs": 8}}
     drawing = [
-        {"class_path": "VNetSurfaces", "init_args": {"steps": [1], "points": 5}},
-        {"class_path": "WeightDistributions", "init_args": {"steps": [1]}},
+        {"class_path": "VNetSurfaces", "init_args": {"every": 0.5, "points": 5}},
+        {"class_path": "WeightDistributions", "init_args": {"every": 1}},
         {"class_path": "SampleResponses", "init_args": {"prompts": 2, "every": 1, "max_new_tokens": 3}},
         {"class_path": "RunSummary"},
+        {"class_path": "Dashboard"},
+        {"class_path": "SuspectedPairs", "init_args": {"pairs": 3, "every": 1}},
     ]
     found = preference_config(
         tiny_llama("model"),
@@ -95,21 +99,27 @@ def test_mlflow_beside_tensorboard(store, config, capsys, monkeypatch):
     for name, steps in DRAWN.items():
         for step in steps:
             assert (folder / f"artifacts/{name}-step-{step:05d}.png").read_bytes().startswith(b"\x89PNG")
-    bins = [json.loads(path.read_text()) for path in (folder / "artifacts/weights").glob("*-step-00002.json")]
+    bins = [
+        json.loads(path.read_text())
+        for path in (folder / "artifacts/pair_weights").glob("*/g-step-00002.json")
+    ]
     assert len(bins) == 2 and sum(sum(one["counts"]) for one in bins) == 16, "unflipped and flipped"
     assert all(len(one["edges"]) == len(one["counts"]) + 1 for one in bins)
     rows = read_lines("run/responses.jsonl")
     for step in (0, 1, 2):
         page = (folder / f"artifacts/responses-step-{step:05d}.md").read_text()
         for row in rows[2 * step : 2 * step + 2]:
-            assert f"# {row['id']}\n\n**Prompt**\n\n    {row['prompt']}" in page
+            assert f"| {verbatim(row['id'])} | {verbatim(row['prompt'])} |" in page
 
     config["trainer"] |= {"max_steps": 3}
     mlflow["init_args"]["run_id"] = run.info.run_id
     fit(config, "--ckpt_path", "last")
     assert curves() == logged() and set(logged()) == {0, 1, 2}
     (run,) = client.search_runs([experiment])
-    assert run.info.status == "FINISHED" and (folder / "artifacts/weights/surfaces-step-00003.png").exists()
+    assert (
+        run.info.status == "FINISHED"
+        and (folder / "artifacts/pair_weights/weight_function-step-00003.png").exists()
+    )
 
     mlflow["init_args"]["run_id"] = "gone"
     said = refused(capsys, config, "--ckpt_path", "last")
@@ -147,10 +157,10 @@ def test_wandb(config, capsys, monkeypatch):
         for (file,) in (row[f"{name}.filenames"] for row in shown):
             assert (folder / "files" / file).read_bytes().startswith(b"\x89PNG")
     bins = [
-        (row["trainer/global_step"], sum(row[f"weights/{name}.values"]))
+        (row["trainer/global_step"], sum(row[f"pair_weights/{name}/g.values"]))
         for name in ("unflipped", "flipped")
         for row in rows
-        if row.get(f"weights/{name}._type") == "histogram"
+        if row.get(f"pair_weights/{name}/g._type") == "histogram"
     ]
     assert [step for step, _ in bins] == [1, 1] and sum(count for _, count in bins) == 16
     tables = [row["responses.path"] for row in rows if "responses.path" in row]

@@ -115,7 +115,7 @@ def test_fit(method, make_run, tmp_path):
     wanted |= {"logps/chosen", "logps/rejected"}
     assert {f"train/{t}" for t in wanted} <= tags and {f"val/{t}" for t in wanted | {"kl"}} <= tags
     assert {"train/grad_norm", "train/weights/mean", "train/weights/std", "train/weights/gap"} <= tags
-    assert {"train/weights/effective_sample_size", "train/device/items_per_sec"} <= tags
+    assert {"train/weights/effective_sample_size", "wall_clock/train/device/items_per_sec"} <= tags
     if method.startswith("pacmr"):
         names = ("coverage", "d_norm", "coefficient_mean", "clipped_share", "skipped_updates")
         assert {f"train/meta/{name}" for name in names} <= tags
@@ -165,8 +165,9 @@ def test_micro_batches_change_nothing(make_run, tmp_path):
 
 def _without_timing(run: Path):
     frame = pd.read_csv(run / "metrics.csv")
-    timed = [c for c in frame if c.endswith("_per_sec") or c.startswith(("train/time", "validate/"))]
-    counted = ["train/batches", "train/samples", "train/lengths"]  # of the throughput window
+    timing = ("wall_clock/train/time", "wall_clock/validate")
+    timed = [c for c in frame if c.endswith("_per_sec") or c.startswith(timing)]
+    counted = [f"wall_clock/train/{name}" for name in ("batches", "samples", "lengths")]  # of the window
     frame = frame.drop(columns=[*timed, *(c for c in counted if c in frame)])
     frame = frame.dropna(how="all", subset=[c for c in frame if c not in ("epoch", "step")])
     return frame.reset_index(drop=True)

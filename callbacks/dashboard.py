@@ -1,0 +1,178 @@
+"""What a run is and how it goes, first on the screen of its loggers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from torch import Tensor
+
+from pacmr_lightning.modules.datamodule import datamodule
+
+from .to_loggers import PAIR_WEIGHTS, log_numbers, log_texts
+
+GLANCE = {
+    "train/rewards/accuracies": "accuracy_train",
+    "val/rewards/accuracies": "accuracy_validation",
+    "train/weights/gap": "gap_of_weights",
+    "val/gold_reward": "gold_reward",
+    "val/sequence_kl": "kl",
+    "train/loss": "loss_train",
+    "val/loss": "loss_validation",
+    "train/weights/flipped": "mean_weight_flipped",
+    "train/weights/unflipped": "mean_weight_unflipped",
+    "train/meta/coverage": "vnet_coverage",
+    "train/meta/d_norm": "vnet_norm_of_d_meta",
+    "train/meta/skipped_updates": "vnet_skipped_updates",
+}
+"""Metrics of ``at_a_glance``, in the order that loggers show them, which is the alphabet's."""
+CHARTS = {
+    "Accuracy": ("train/rewards/accuracies", "val/rewards/accuracies"),
+    "Loss": ("train/loss", "val/loss"),
+    "Mean weights": ("train/weights/unflipped", "train/weights/flipped"),
+    "Weight gap": ("train/weights/gap",),
+    "VNet: norm of d_meta": ("train/meta/d_norm",),
+    "VNet: coverage": ("train/meta/coverage",),
+    "VNet: skipped updates": ("train/meta/skipped_updates",),
+    "Gold reward": ("val/gold_reward",),
+    "KL to the reference": ("val/sequence_kl",),
+}
+"""Title and metrics of each chart of TensorBoard's custom scalars."""
+RESULTS = {
+    "val/rewards/accuracies": "accuracy",
+    "val/rewards/margins": "margin",
+    f"{PAIR_WEIGHTS}/window_gap": "weight gap",
+    f"{PAIR_WEIGHTS}/window_auroc": "flip AUROC",
+    "val/sequence_kl": "KL",
+    "val/gold_reward": "gold reward",
+}
+"""Metrics of a run in TensorBoard's HPARAMS."""
+SETTINGS = (
+    *("method", "task", "model", "noise_rate", "seed", "beta", "learning_rate", "batch_size", "lora_rank"),
+    *("vnet_learning_rate", "vnet_every", "vnet_tau", "vnet_estimator", "vnet_outer"),
+)
+"""Settings of a run in TensorBoard's HPARAMS, the same for all runs, so that runs of all methods compare."""
+
+
+class Dashboard(Callback):
+    """A run's most important curves, its settings and a description, for its loggers.
+
+    - ``at_a_glance/...`` repeats a dozen curves (``GLANCE``) under names that sort first: accuracy and loss,
+      weights and their gap, VNet's updates, gold reward and KL. ``metrics.csv`` has them once, as they are.
+    - TensorBoard's CUSTOM SCALARS have the same curves, those that belong together in one chart.
+    - TensorBoard's HPARAMS compare runs: ``SETTINGS`` and, as they come, ``RESULTS``. W&B and MLflow get the
+      settings as configuration and parameters.
+    - The text ``about`` says in five lines what the run is.
+
+    It writes no file and costs less than a millisecond an update.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Forget an earlier run."""
+        self._logged: dict[str, Tensor] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log settings, description and layout, unless the run goes on."""
+        if trainer.global_step or not trainer.is_global_zero:
+            return
+        settings = settings_of(trainer, pl_module)
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                _log_hparams(logger, settings)
+                lines = {title: [f"^{tag}$" for tag in tags] for title, tags in CHARTS.items()}
+                charts = {title: ["Multiline", tags] for title, tags in lines.items()}
+                logger.experiment.add_custom_scalars({"At a glance": charts})
+            elif not isinstance(logger, CSVLogger):
+                logger.log_hyperparams(settings)
+        log_texts(trainer, "about", {"this run": description_of(trainer, pl_module, settings)})
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Log the curves of a logged step."""
+        # Lightning sets the attribute without declaring it.
+        log_every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if log_every and trainer.global_step % log_every == 0:
+            self._log(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the curves of a validation."""
+        if not trainer.sanity_checking:
+            self._log(trainer)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log what other callbacks logged at the end."""
+        self._log(trainer)
+
+    def _log(self, trainer: Trainer) -> None:
+        # Lightning keeps old values, whose tensors stay the same.
+        found = {name: value for name in GLANCE if (value := trainer.callback_metrics.get(name)) is not None}
+        new = {name: value for name, value in found.items() if self._logged.get(name) is not value}
+        self._logged |= new
+        loggers = [logger for logger in trainer.loggers if not isinstance(logger, CSVLogger)]
+        if new and loggers:
+            log_numbers(trainer, {f"at_a_glance/{GLANCE[name]}": float(new[name]) for name in new}, loggers)
+
+
+def settings_of(trainer: Trainer, pl_module: Any) -> dict[str, str | int | float]:
+    """Return those of ``SETTINGS`` that the run has."""
+    data, weighting = datamodule(trainer), getattr(pl_module, "weighting", None)
+    policy, objective = (getattr(pl_module, name, None) for name in ("policy", "objective"))
+    outer = getattr(weighting, "outer", None)
+    seed = os.environ.get("PL_GLOBAL_SEED")
+    found = {
+        "method": getattr(pl_module, "method", None),
+        "task": getattr(data, "task", None),
+        "model": getattr(policy, "name", None),
+        "noise_rate": getattr(data, "noise_rate", None),
+        "seed": None if seed is None else int(seed),
+        "beta": getattr(objective, "beta", None),
+        "learning_rate": getattr(pl_module, "learning_rate", None),
+        "batch_size": getattr(data, "global_batch_size", None),
+        "lora_rank": (getattr(policy, "lora", None) or {}).get("r"),
+    }
+    if getattr(weighting, "vnet", None) is not None:
+        found |= {
+            "vnet_learning_rate": getattr(weighting, "learning_rate", None),
+            "vnet_every": weighting.every,
+            "vnet_tau": getattr(outer, "tau", None),
+            "vnet_estimator": type(getattr(weighting, "estimator", None)).__name__,
+            "vnet_outer": type(outer).__name__,
+        }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def description_of(trainer: Trainer, pl_module: Any, settings: dict[str, Any]) -> dict[str, str]:
+    """Return a line on each of model, data, labels, method and training."""
+
+    def parts(*names: str) -> str:
+        return ", ".join(f"{name.replace('_', ' ')} {settings[name]}" for name in names if name in settings)
+
+    data, counts = datamodule(trainer), getattr(datamodule(trainer), "counts", None) or {}
+    kept = {split: found.get("kept") for split, found in counts.items() if isinstance(found, dict)}
+    pairs = [f"{number:,} {split} pairs" for split, number in kept.items() if number]
+    rate = settings.get("noise_rate") if hasattr(data, "noise_seed") else None
+    kinds = [type(getattr(pl_module, name, None)).__name__ for name in ("objective", "weighting")]
+    vnet = parts("vnet_learning_rate", "vnet_every", "vnet_tau", "vnet_estimator", "vnet_outer")
+    how = ", ".join(kind for kind in kinds if kind != "NoneType")
+    updates = f"{trainer.estimated_stepping_batches:,} updates"
+    lines = {
+        "Model": ", ".join(filter(None, (str(settings.get("model", "")), parts("lora_rank")))),
+        "Data": ", ".join([str(settings.get("task", "")), *pairs]),
+        "Labels": f"{rate:.0%} flipped, noise seed {data.noise_seed}" if rate else "as found",
+        "Method": ", ".join(filter(None, (str(settings.get("method", "")), how, parts("beta"), vnet))),
+        "Training": ", ".join(filter(None, (updates, parts("batch_size", "learning_rate", "seed")))),
+    }
+    return {name: line for name, line in lines.items() if line}
+
+
+def _log_hparams(logger: TensorBoardLogger, settings: dict[str, Any]) -> None:
+    """Write TensorBoard's HPARAMS into the run's own event file."""
+    # Imported late: it is slow.
+    from tensorboard.plugins.hparams import summary_v2 as api
+
+    names = [api.HParam(name) for name in SETTINGS]
+    metrics = [api.Metric(tag, display_name=name) for tag, name in RESULTS.items()]
+    writer = logger.experiment._get_file_writer()
+    writer.add_summary(api.hparams_config_pb(hparams=names, metrics=metrics))
+    writer.add_summary(api.hparams_pb(settings))

@@ -1,0 +1,126 @@
+"""The pairs with the lowest weights so far, with their texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from pacmr_lightning.batch import Segment
+from pacmr_lightning.errors import UserError, check_at_least
+from pacmr_lightning.modules.datamodule import datamodule
+from pacmr_lightning.ranks import on_all_ranks
+
+from .to_loggers import log_texts
+from .visits import Regularly, record_of
+
+LONGEST = 400
+"""Characters of a text that is shown."""
+LABELS = {1: "flipped", 0: "not flipped", -1: "unknown"}
+Pair = tuple[float, float, int, int, str]
+
+
+class SuspectedPairs(Callback):
+    """The pairs with the lowest weights so far: likely label errors, as texts for the loggers.
+
+    A pair counts with its lowest weight at any visit, and equal weights (as of DPO) rank by u. The loggers
+    get the text ``suspected_pairs``: weight, u, update, whether the label is known to be flipped, prompt and
+    responses of each. It writes no file; ``pacmr audit`` ranks all pairs by a better score after the run.
+    An update costs a copy of three numbers per pair, a look some milliseconds.
+
+    Args:
+        pairs: how many.
+        every: updates between two looks, or a share of the run; see ``Regularly``. One more is at the end.
+
+    Raises:
+        UserError: an option is out of range, the data has no ``train_pairs``, or the module no record.
+    """
+
+    def __init__(self, pairs: int = 10, every: int | float | None = 0.1):
+        super().__init__()
+        check_at_least(1, pairs=pairs)
+        self.pairs = pairs
+        self._regularly = Regularly(every)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Forget an earlier run; a checkpoint is loaded after this."""
+        if stage != "fit":
+            return
+        if getattr(datamodule(trainer), "train_pairs", None) is None:
+            raise UserError(
+                "SuspectedPairs shows training pairs, but this run's data has no train_pairs; use "
+                "PreferenceDataModule, or take SuspectedPairs out of trainer.callbacks."
+            )
+        self._lowest: list[Pair] = []
+        self._new: list[tuple[int, list[str], Tensor]] = []
+        self._looked_at: int | None = None
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Add the lowest weights over all ranks."""
+        checkpoint[type(self).__name__] = self._gathered()
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Restore the lowest weights, on any number of ranks."""
+        self._lowest = [tuple(pair) for pair in checkpoint.get(type(self).__name__, ())]
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
+        """Add the step's pairs, and look if due."""
+        record = record_of(outputs)
+        numbers = torch.stack([record.weight.float(), record.u.float(), record.flipped.float()]).detach()
+        self._new.append((trainer.global_step, record.ids, numbers))
+        if self._regularly.is_due(trainer):
+            self._look(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Look at the end."""
+        if self._looked_at != trainer.global_step:
+            self._look(trainer)
+
+    def _gathered(self) -> list[Pair]:
+        """Return the lowest pairs over all ranks, which call it together."""
+        found = list(self._lowest)
+        for step, ids, numbers in self._new:
+            rows = zip(numbers.T.tolist(), ids, strict=True)
+            found += [(weight, u, step, int(flipped), name) for (weight, u, flipped), name in rows]
+        self._new = []
+        self._lowest = self._first(on_all_ranks(self._first(found)))
+        return self._lowest
+
+    def _first(self, found: list[Pair]) -> list[Pair]:
+        """Return the lowest visit of each of the lowest pairs."""
+        by_id: dict[str, Pair] = {}
+        for pair in sorted(found):
+            by_id.setdefault(pair[-1], pair)
+        return list(by_id.values())[: self.pairs]
+
+    def _look(self, trainer: Trainer) -> None:
+        self._looked_at = trainer.global_step
+        lowest = self._gathered()
+        if not trainer.is_global_zero or not trainer.loggers or not lowest:
+            return
+        data = datamodule(trainer)
+        place = {name: i for i, name in enumerate(data.train_pairs.rows["id"])}
+        rows = {}
+        for weight, u, step, flipped, name in lowest:
+            batch = data.train_pairs.batch([place[name]])
+            rows[name] = {
+                "Weight": f"{weight:.3f}",
+                "u": f"{u:.2f}",
+                "Update": f"{step:,}",
+                "Label": LABELS[flipped],
+                **{
+                    part.name.capitalize(): _shortened(
+                        data.tokenizer.decode(
+                            batch.input_ids[batch.segment_ids == part].tolist(), skip_special_tokens=True
+                        )
+                    )
+                    for part in (Segment.PROMPT, Segment.CHOSEN, Segment.REJECTED)
+                },
+            }
+        log_texts(trainer, "suspected_pairs", rows)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."

@@ -1,0 +1,170 @@
+"""Dashboard, SuspectedPairs and the run's TensorBoard files, of a real run that goes on once."""
+
+import re
+
+import pandas as pd
+import pytest
+import yaml
+from scipy.special import expit
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.hparams import metadata
+
+from pacmr_lightning import cli
+from pacmr_lightning.callbacks.dashboard import CHARTS, GLANCE, RESULTS, SETTINGS
+from pacmr_lightning.runs.folder import read_weights
+
+UPDATES = 6
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, tiny_llama, preference_config):
+    """A folder with a run of six updates, stopped after four and continued, and a DPO run."""
+    folder = tmp_path_factory.mktemp("runs")
+    source = {"class_path": "EmbeddedWorld", "init_args": {"pairs": 24, "validation_pairs": 8}}
+    callbacks = [
+        {"class_path": "Dashboard"},
+        {"class_path": "WeightRecorder"},
+        {"class_path": "SuspectedPairs", "init_args": {"pairs": 3, "every": 2}},
+        {"class_path": "WeightDistributions", "init_args": {"every": 2}},
+        {"class_path": "GoldReward", "init_args": {"samples": 4, "max_new_tokens": 3, "every": 2}},
+        {"class_path": "WeightGap", "init_args": {"probe_pairs": 4}},
+    ]
+    vnet = {"class_path": "VNetWeighting", "init_args": {"every": 1, "learning_rate": 0.05}}
+    for name, weighting in (("pacmr", {"weighting": vnet, "method": "pacmr"}), ("dpo", {})):
+        config = preference_config(
+            tiny_llama(str(folder / "model")),
+            source,
+            weighting,
+            {"noise_rate": 0.3},
+            callbacks,
+            default_root_dir=str(folder / name),
+            max_steps=UPDATES,
+            max_epochs=-1,
+            val_check_interval=2,
+        )
+        config["model"]["init_args"]["policy"]["init_args"]["rank"] = 2
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
+        arguments = ["fit", "--config", str(folder / f"{name}.yaml")]
+        if name == "pacmr":
+            cli.main([*arguments, "--trainer.max_steps", "4"])
+            arguments += ["--ckpt_path", "last"]
+        cli.main(arguments)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def board(runs):
+    """What TensorBoard finds."""
+    found = EventMultiplexer(tensor_size_guidance={"tensors": 0})
+    found.AddRunsFromDirectory(str(runs))
+    return found.Reload()
+
+
+def points(board, run, tag):
+    return [(e.step, e.tensor_proto.float_val[0]) for e in board.Tensors(run, tag)]
+
+
+def text(board, run, tag, place=-1):
+    return board.Tensors(run, f"{tag}/text_summary")[place].tensor_proto.string_val[0].decode()
+
+
+def test_runs_are_called_as_their_folders(runs, board):
+    assert set(board.Runs()) == {"pacmr", "dpo"}
+    assert (runs / "pacmr/tensorboard/hparams.yaml").exists()
+
+
+def test_at_a_glance_repeats_the_curves_once(runs, board):
+    frame = pd.read_csv(runs / "pacmr/metrics.csv")
+    assert not any(name.startswith("at_a_glance") for name in frame)
+    for source, name in GLANCE.items():
+        curve = frame[["step", source]].dropna()
+        shown = points(board, "pacmr", f"at_a_glance/{name}")
+        assert [step for step, _ in shown] == curve["step"].tolist() != [], source
+        assert [value for _, value in shown] == pytest.approx(curve[source].tolist(), rel=1e-5, nan_ok=True)
+        assert shown == points(board, "pacmr", source), source
+    tags = board.Runs()["pacmr"]["tensors"]
+    assert sorted(tags)[: len(GLANCE)] == [f"at_a_glance/{name}" for name in sorted(GLANCE.values())]
+    assert "epoch" not in tags
+
+
+def test_the_layout_names_curves_that_are_there(board):
+    layout = layout_pb2.Layout()
+    (event,) = board.Tensors("pacmr", "custom_scalars__config__")
+    layout.ParseFromString(event.tensor_proto.string_val[0])
+    charts = {chart.title: list(chart.multiline.tag) for chart in layout.category[0].chart}
+    assert set(charts) == set(CHARTS)
+    tags = board.Runs()["pacmr"]["tensors"]
+    for title, patterns in charts.items():
+        found = [tag for pattern in patterns for tag in tags if re.match(pattern, tag)]
+        assert tuple(found) == CHARTS[title]
+
+
+def test_hparams_compare_methods(board):
+    found = {}
+    for run in ("pacmr", "dpo"):
+        content = board.SummaryMetadata(run, metadata.SESSION_START_INFO_TAG).plugin_data.content
+        values = metadata.parse_session_start_info_plugin_data(content).hparams
+        found[run] = {name: value.string_value or value.number_value for name, value in values.items()}
+        content = board.SummaryMetadata(run, metadata.EXPERIMENT_TAG).plugin_data.content
+        experiment = metadata.parse_experiment_plugin_data(content)
+        assert [info.name for info in experiment.hparam_infos] == list(SETTINGS), "of all methods"
+        metrics = [info.name.tag for info in experiment.metric_infos]
+        assert metrics == list(RESULTS) and set(metrics) <= set(board.Runs()["pacmr"]["tensors"])
+    same = {"task": "mine", "noise_rate": 0.3, "seed": 42}
+    assert found["pacmr"].items() >= {"method": "pacmr", "vnet_every": 1, "vnet_tau": 0.8}.items()
+    assert found["dpo"]["method"] == "dpo" and not any(name.startswith("vnet") for name in found["dpo"])
+    for name in ("noise_rate", "seed", "model", "beta"):
+        assert found["pacmr"][name] == found["dpo"][name]
+    assert found["dpo"]["noise_rate"] == same["noise_rate"]
+
+
+def test_about_says_what_the_run_is(runs, board):
+    assert len(board.Tensors("pacmr", "about/text_summary")) == 1
+    page = text(board, "pacmr", "about")
+    words = [str(runs / "model").replace("_", "&#95;"), "24 train pairs", "30&#37; flipped", "VNetWeighting"]
+    assert all(word in page for word in [*words, f"{4} updates"]), page
+
+
+def test_suspected_pairs_are_the_lowest_weights_recorded(runs, board):
+    rows = read_weights(runs / "pacmr")
+    steps = [event.step for event in board.Tensors("pacmr", "suspected_pairs/text_summary")]
+    assert steps == [1, 3, 5]
+    for place, step in enumerate(steps):
+        lowest = rows[rows["step"] <= step].sort_values(["weight", "u"]).drop_duplicates("id").head(3)
+        lines = text(board, "pacmr", "suspected_pairs", place).splitlines()
+        shown = [line.split(" | ") for line in lines[2:]]
+        assert [cells[0].removeprefix("| ") for cells in shown] == lowest["id"].tolist()
+        assert [cells[1] for cells in shown] == [f"{weight:.3f}" for weight in lowest["weight"]]
+        assert [int(cells[3]) for cells in shown] == (lowest["step"] + 1).tolist()
+        assert [cells[4] == "flipped" for cells in shown] == lowest["flipped"].tolist()
+        assert all(len(cell) > 5 for cells in shown for cell in cells[5:])
+
+
+def test_equal_weights_rank_by_u(runs, board):
+    rows = read_weights(runs / "dpo").sort_values("u").drop_duplicates("id").head(3)
+    lines = text(board, "dpo", "suspected_pairs").splitlines()[2:]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == rows["id"].tolist()
+
+
+def test_precision_and_recall_of_flips(runs, board):
+    """TensorBoard's curve at its thresholds, against the recorded weights of the whole run."""
+    rows = read_weights(runs / "pacmr")
+    scores = {"low_weight": 1 - rows["weight"], "low_u": expit(-rows["u"].astype(float))}
+    for score, suspicion in scores.items():
+        *_, last = board.Tensors("pacmr", f"flips/{score}")
+        assert last.step == UPDATES - 1
+        values = last.tensor_proto
+        true_positives = list(values.float_val)[: values.tensor_shape.dim[1].size]
+        assert true_positives[0] == rows["flipped"].sum()
+        middle = len(true_positives) // 2
+        expected = (rows["flipped"] & (suspicion >= middle / (len(true_positives) - 1))).sum()
+        assert true_positives[middle] == pytest.approx(expected, abs=1)
+    assert "flips/low_weight" not in board.Runs()["dpo"]["tensors"], "all weights are alike"
+    assert "flips/low_u" in board.Runs()["dpo"]["tensors"]
+
+
+def test_nothing_to_log_to(runs, tmp_path):
+    arguments = ["fit", "--config", str(runs / "dpo.yaml"), "--trainer.default_root_dir", str(tmp_path)]
+    cli.main([*arguments, "--trainer.logger", "false", "--trainer.max_steps", "1"])
+    assert not list(tmp_path.rglob("*tfevents*"))
