@@ -301,7 +301,7 @@ def test_mistakes_end_in_one_sentence(inside, capsys):
         capsys, ["fit", *arguments("noise", run="bad"), "--data.noise_rate", "0.1"]
     )
     line = said("--model.weighting", "odd_weighting.Odd")
-    assert "Odd.update is called with pairs, meta and learning_rate, but takes other arguments" in line
+    assert "Odd.update is called with pairs, meta, learning_rate and peak, but takes other arguments" in line
     assert not Path("bad").exists()
 
 
