@@ -93,7 +93,7 @@ def configs() -> list:
     for page in PAGES:
         for block in re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
             keys = list(yaml.safe_load(block))
-            if "my_preferences" in block or {"methods", "frontier", "prepare"} & set(keys):
+            if "my_preferences" in block or {"methods", "frontier", "prepare", "evaluate"} & set(keys):
                 continue  # tests/extension trains these, and tests/pacmr_lightning/sweep reads whole sweeps
             found.append(pytest.param(block, id=f"{page.name}: {', '.join(keys)}"))
     return found

@@ -124,7 +124,6 @@ def test_a_sweep_that_is_judged(write_sweep, capsys):
     [
         ({"judge": "Oracle"}, {}, "Oracle"),
         ({"judge": {"class_path": "EndpointJudge", "init_args": {"tusk": 1}}}, {}, "tusk"),
-        ({"judge": None}, {}, "judge"),
         ({"judges": 1}, {}, "judges"),
         ({}, {"anchor": None}, "evaluate compares with the anchor, but anchor is null"),
         (
@@ -141,7 +140,6 @@ def test_a_sweep_that_is_judged(write_sweep, capsys):
         ({"seed": -1}, {}, "the seed of evaluate is -1"),
         ({"predict": {"generation.output": "x.jsonl"}}, {}, "generation.output is the cell's own file"),
         ({"predict": {"generation.temperature": -1}}, {}, "cannot be evaluated: temperature is -1"),
-        ({"predict": {"modell.max_new_tokens": 1}}, {}, "modell"),
         (
             {"predict": {"data.source": "Prompts", "data.source.file": "nowhere.jsonl"}},
             {},
@@ -196,7 +194,7 @@ def answer(cell: Cell, text: str) -> None:
 
 def test_states(answered):
     """A trained cell only predicts, and does so again for other options or prompts."""
-    path, found = answered
+    _, found = answered
     assert {state_of(cell) for cell in found} == {"done"}
     write_prompts(PROMPTS - 1)
     assert {state_of(cell) for cell in found} == {"waiting"}
@@ -215,7 +213,7 @@ def test_states(answered):
 
 def test_what_a_judge_costs_and_says(answered, capsys):
     """Identical responses and known answers are not asked about; a judge that fails leaves the tables."""
-    path, found = answered
+    path, _ = answered
     cli.main(["sweep", path, "--dry_run"])
     said = capsys.readouterr().out
     assert "Predicting: 0 x 12 responses of at most 6 tokens" in said
@@ -270,3 +268,23 @@ def replace_url(path: str, url: str, **changes: object) -> str:
     sweep["evaluate"]["judge"]["init_args"]["base_url"] = url
     Path(path).write_text(yaml.safe_dump(sweep, sort_keys=False))
     return path
+
+
+def test_a_file_like_another(write_sweep, capsys):
+    """It has the other's keys and its own; what comes after all cells is made once they are done."""
+    write_sweep()
+    other = {"like": "sweep.yaml", "methods": {"dpo": None}, "seeds": [0]}
+    Path("prompts").mkdir()
+    command = "generate --source Prompts"  # fails, since the file is missing
+    other["afterwards"] = [{"output": "prompts", "command": command}, {"output": "made", "command": command}]
+    Path("like.yaml").write_text(yaml.safe_dump(other))
+    sweep = read_sweep("like.yaml")
+    assert list(sweep.methods) == ["dpo"] and sweep.seeds == [0] and sweep.noise_rates == [0.3]
+    (cell,) = cells(sweep)
+    end(cell, dict.fromkeys(NUMBERS) | {"task": "world", "metrics": {}, "val_accuracy": 0.5})
+    assert "did not make made" in fails(capsys, ["sweep", "like.yaml"])
+    assert Path("out/tables.md").exists() and Path("out/prepare-2.txt").exists()
+    Path("made").touch()
+    assert run("like.yaml") == 0
+    Path("like.yaml").write_text("like: like.yaml")
+    assert "like.yaml is like itself" in fails(capsys, ["sweep", "like.yaml"])

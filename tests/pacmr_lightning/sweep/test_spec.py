@@ -112,7 +112,12 @@ def test_shipped_sweeps_measure_what_they_train(path, monkeypatch):
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("path", SIZES, ids=str)
+@pytest.mark.parametrize(
+    # Those of one task say all that the other's would.
+    "path",
+    [pytest.param(name, marks=[pytest.mark.slow] * ("hh_" in name)) for name in SIZES],
+    ids=str,
+)
 def test_shipped_sweeps(path, whole, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     file = ROOT / f"configs/sweeps/{path}.yaml"
