@@ -8,19 +8,24 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from ..command_line.exceptions import user_error
 from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..sweep.cells import Cell, cells, config_contents
+from ..sweep.slurm import SlurmOptions, refresh, submit
 from ..sweep.spec import Sweep, read_sweep
-from ..sweep.state import reason, state_of
+from ..sweep.state import has_begun, job_of, reason, state_of
 
 
 def run_sweep(
     file: str,
     jobs: int | None = None,
+    launcher: Literal["local", "slurm"] = "local",
+    slurm: SlurmOptions = SlurmOptions(),  # noqa: B008
     dry_run: bool = False,
     tables_only: bool = False,
     retry_failed: bool = False,
@@ -28,11 +33,14 @@ def run_sweep(
     """Runs methods x noise rates x options x seeds as a sweep file says; makes their tables and figures.
 
     Each cell is one run of pacmr fit in its own folder. Finished cells are skipped and interrupted ones go on
-    from their last checkpoint, so the same command continues a sweep.
+    from their last checkpoint, so the same command continues a sweep. With --launcher slurm it submits
+    what is left as jobs, shows their state and ends.
 
     Args:
         file: sweep file, such as configs/sweeps/world.yaml.
-        jobs: cells at once, instead of the file's.
+        jobs: cells at once, instead of the file's; with SLURM jobs at once, by default as many as it starts.
+        launcher: local runs the cells on this machine, slurm submits them as jobs.
+        slurm: options of --launcher slurm.
         dry_run: check the file, and print the cells' commands.
         tables_only: make tables and figures of the finished cells.
         retry_failed: also run the cells that have failed.
@@ -42,11 +50,21 @@ def run_sweep(
     """
     sweep = read_sweep(file, jobs)
     found = cells(sweep)
+    if slurm != SlurmOptions() and launcher == "local":
+        raise UserError("--slurm options have no effect without --launcher slurm; add it, or leave them out.")
+    queue = refresh(found)
     if dry_run:
         show(sweep, found)
         return
     if not tables_only:
-        run_cells(sweep, found, retry_failed)
+        submitter = partial(submit, sweep, options=slurm, jobs=jobs)
+        run_cells(sweep, found, retry_failed, submitter if launcher == "slurm" else None)
+        queue = refresh(found)
+    for cell in found:
+        if state_of(cell) == "submitted" and (job := job_of(cell)):
+            word = queue.get(job, "SLURM does not answer here")
+            running = has_begun(cell) and word == "RUNNING"
+            print(f"{cell.name} {f'runs in job {job}' if running else f'is submitted as job {job} ({word})'}")
 
     def tables(done: list[Cell]) -> Path:
         from ..sweep.tables import report
@@ -69,14 +87,22 @@ def show(sweep: Sweep, found: list[Cell], note: str = "") -> None:
     print(f"{len(found)} cells{note}")
 
 
-def run_cells(sweep: Sweep, found: list[Cell], retry_failed: bool) -> None:
-    """Run the cells that are left; Ctrl-C ends the program."""
+def run_cells(
+    sweep: Sweep,
+    found: list[Cell],
+    retry_failed: bool,
+    submitter: Callable[[list[Cell]], None] | None = None,
+) -> None:
+    """Run the cells that are left, or submit them; Ctrl-C ends the program."""
     wanted = ("waiting", "failed") if retry_failed else ("waiting",)
     states = [state_of(cell) for cell in found]
     left = [cell for cell, its in zip(found, states, strict=True) if its in wanted]
     if not left:
         return
     check_swept_options(left)
+    if submitter:
+        submitter(left)
+        return
     from ..sweep.runner import run_all
 
     try:
@@ -123,5 +149,5 @@ def check_swept_options(found: list[Cell]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """``pacmr sweep FILE [--jobs N] [--dry_run] [--tables_only] [--retry_failed]``."""
+    """``pacmr sweep FILE [--jobs N] [--launcher slurm] [--dry_run] [--tables_only] [--retry_failed]``."""
     run_tool("sweep", run_sweep, arguments, positional=True)
