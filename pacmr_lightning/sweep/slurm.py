@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -90,6 +91,13 @@ def submit(
             f"--slurm.time is {options.time} and --slurm.cells_per_job {options.cells_per_job}, but they "
             "must be at least 0:01:00 and 1."
         )
+    groups = _groups(left, options.cells_per_job)
+    for cell in left:
+        if not any(cell in group for group in groups):
+            assert cell.after is not None
+            print(f"{cell.name} is not submitted: {cell.after.name} is not done")
+    if not groups:
+        return
     output = Path(sweep.output)
     notice = min(NOTICE, seconds // 4)
     with runner.only_one(output):
@@ -117,7 +125,6 @@ def submit(
                     print(f"Submitted the preparations as job {made}")
                 sbatch |= {"dependency": f"afterok:{made}", "kill-on-invalid-dep": "yes"}
                 executor.update_parameters(slurm_additional_parameters=sbatch)
-            groups = _groups(left, options.cells_per_job)
             started = executor.submit_array([Job(sweep, group, notice) for group in groups])
         except (RuntimeError, submitit.core.utils.FailedJobError) as error:
             raise UserError(f"SLURM takes no jobs here: {str(error).strip() or 'sbatch failed'}") from None
@@ -132,10 +139,12 @@ def _groups(left: Sequence[Cell], least: int) -> list[list[Cell]]:
     """Return the cells of each job: at least ``least``, and a cell with its predecessor's."""
     chains: dict[Path, list[Cell]] = {}
     for cell in left:
-        chain = chains.get(cell.after) if cell.after else None
-        if chain is None and not state.ready(cell):
+        if cell.after and cell.after in chains:
+            chains[cell.folder] = chains[cell.after]
+        elif state.ready(cell):
+            chains[cell.folder] = []
+        else:
             continue  # its predecessor has failed, or is in a job
-        chains[cell.folder] = [] if chain is None else chain
         chains[cell.folder].append(cell)
     groups: list[list[Cell]] = []
     for chain in {id(chain): chain for chain in chains.values()}.values():
@@ -190,7 +199,7 @@ class Job:
 
         devices = runner.slots_of(self.sweep, 1)[0]
         # SLURM sends the signal to all processes of the job.
-        blocked = {JobEnvironment._usr_sig()}
+        blocked = {signal.Signals[f"SIG{JobEnvironment.USR_SIG}"]}
         signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         self.process = worker.start(commands, log, devices, "spawn")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
@@ -247,7 +256,8 @@ def _states(jobs: Sequence[str]) -> dict[str, str]:
     queue = ["squeue", "--jobs", ids, "--states=all", "--array", "--noheader", "--format=%i|%T"]
     asked = subprocess.run(queue, capture_output=True, text=True)
     if asked.returncode and "Invalid job id" not in asked.stderr:
-        raise UserError(f"SLURM does not say how its jobs are: {asked.stderr.strip()}; try again later.")
+        print(f"The states of jobs are unknown: {asked.stderr.strip()}; try again later.", file=sys.stderr)
+        return {}
     found = _by_id(asked.stdout)
     if not found.keys() >= set(jobs):  # the queue forgets jobs after minutes; accounting may be off
         sacct = ["sacct", "--jobs", ids, "--allocations", "--allusers", "--noheader", "--parsable2"]

@@ -54,8 +54,8 @@ def run_of(job: str) -> psutil.Process | None:
 
 @pytest.mark.slow
 def test_jobs(write_sweep, commands, monkeypatch):
-    """A job at the end of its time goes on, a killed run is recorded, and a cell follows another; the end is
-    that of a sweep without jobs."""
+    """A job at the end of its time goes on, a kill is recorded, and a cell follows another; nothing in the
+    result is otherwise than without jobs."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     monkeypatch.setenv("SLURM_NTASKS", "2")  # else Lightning wants those of srun, too
     options = OPTIONS | {"data.source.pairs": 400, "trainer.callbacks+": "held.Held"}  # 50 updates
@@ -95,9 +95,9 @@ def test_jobs(write_sweep, commands, monkeypatch):
     wait_for(lambda: {state_of(cell) for cell in found} == {"done"})
     psutil.Process(int(record(first.folder)["job"])).wait()
     assert record(first.folder)["resumed"] and record(killed.folder)["resumed"]
-    monkeypatch.delenv("SLURM_NTASKS")
-    assert sweep(write_sweep(**spec | {"output": "plain"})) == 0
-    assert all(same(str(cell.folder), f"plain/{cell.name}") for cell in found)
+    plain = {"output": "plain", "methods": {"dpo": None}, "seeds": [0]}
+    assert sweep(write_sweep(**spec | plain)) == 0
+    assert same(str(first.folder), f"plain/{first.name}")
 
 
 def test_what_slurm_gets_and_says(write_sweep, commands, capsys):
@@ -140,8 +140,10 @@ def test_what_slurm_gets_and_says(write_sweep, commands, capsys):
     said = capsys.readouterr().out
     assert "preparations as job 8" in said and "Submitted 8 cells as 2 jobs" in said
     say(commands, "squeue", "slurm_load_jobs error: Unable to contact slurm controller", status=1, to=">&2")
-    assert sweep(path, "--tables_only") == 2
-    assert "Unable to contact slurm controller; try again later" in capsys.readouterr().err
+    assert sweep(path, "--tables_only") == 0
+    said = capsys.readouterr()
+    assert "Unable to contact slurm controller; try again later" in said.err
+    assert "second-noise30-seed1 is submitted as job 9_1 (SLURM does not answer here)" in said.out
 
 
 def test_a_killed_run_was_out_of_memory(write_sweep, commands):
@@ -155,7 +157,7 @@ def test_a_killed_run_was_out_of_memory(write_sweep, commands):
 
 def test_a_job_makes_the_preparations(write_sweep, monkeypatch):
     """What fails is the reason why its cells failed; no other job's cell is touched."""
-    monkeypatch.setattr("submitit.JobEnvironment.job_id", "3", raising=False)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
     swept = read_sweep(write_sweep(prepare=[{"output": "nowhere", "command": "fit --config nowhere.yaml"}]))
     (cell, other, *_) = cells(swept)
     slurm.state.submitted(cell, "3_0")
