@@ -91,16 +91,14 @@ def submit(
             f"--slurm.time is {options.time} and --slurm.cells_per_job {options.cells_per_job}, but they "
             "must be at least 0:01:00 and 1."
         )
-    groups = _groups(left, options.cells_per_job)
-    for cell in left:
-        if not any(cell in group for group in groups):
-            assert cell.after is not None
-            print(f"{cell.name} is not submitted: {cell.after.name} is not done")
-    if not groups:
-        return
     output = Path(sweep.output)
     notice = min(NOTICE, seconds // 4)
     with runner.only_one(output):
+        # Another command may have submitted some since.
+        left = [cell for cell in left if state.state_of(cell) != "submitted"]
+        groups = _groups(left, options.cells_per_job)
+        if not groups:
+            return
         try:
             executor = submitit.AutoExecutor(output / "slurm", cluster, slurm_max_num_timeout=TIMEOUTS)
             sbatch: dict[str, Any] = {"requeue": True, **options.sbatch}
@@ -144,7 +142,9 @@ def _groups(left: Sequence[Cell], least: int) -> list[list[Cell]]:
         elif state.ready(cell):
             chains[cell.folder] = []
         else:
-            continue  # its predecessor has failed, or is in a job
+            assert cell.after is not None
+            print(f"{cell.name} is not submitted: {cell.after.name} is not done")
+            continue
         chains[cell.folder].append(cell)
     groups: list[list[Cell]] = []
     for chain in {id(chain): chain for chain in chains.values()}.values():
@@ -185,7 +185,7 @@ class Job:
                 break
             sleep(1)
         for cell in self.cells:
-            while not self.stopped and state.job_of(cell) == job:
+            while not self.stopped and state.state_of(cell) == "submitted" and state.job_of(cell) == job:
                 if not state.ready(cell):
                     state.give_up(cell, f"{cell.after} failed")
                     continue

@@ -50,8 +50,7 @@ def job_of(cell: Cell, or_killed: bool = False) -> str | None:
     """Return the SLURM job that has, or will run, a cell; ``or_killed`` adds that of a killed run."""
     record = _read(cell)
     alive = record.get("exit") is None or (or_killed and record["exit"] == -signal.SIGKILL)
-    over = "ended" in record or not alive or (cell.folder / SUMMARY).exists()
-    return None if over else record.get("job")
+    return record.get("job") if alive and "ended" not in record else None
 
 
 def has_begun(cell: Cell) -> bool:
