@@ -9,8 +9,9 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..command_line.exceptions import user_error
 from ..command_line.output import print_result
@@ -18,13 +19,18 @@ from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..runs.folder import SUMMARY
 from ..sweep.cells import Cell, anchor_cells, cells, config_contents
+from ..sweep.slurm import SlurmOptions, refresh, submit
 from ..sweep.spec import Sweep, read_sweep
-from ..sweep.state import has_responses, reason, state_of
+from ..sweep.state import has_begun, has_responses, job_of, reason, state_of
+
+Submitter = Callable[[Sweep, list[Cell]], None]
 
 
 def run_sweep(
     file: str,
     jobs: int | None = None,
+    launcher: Literal["local", "slurm"] = "local",
+    slurm: SlurmOptions = SlurmOptions(),  # noqa: B008
     dry_run: bool = False,
     tables_only: bool = False,
     retry_failed: bool = False,
@@ -33,11 +39,14 @@ def run_sweep(
 
     Each cell is one run of pacmr fit in its own folder. Finished cells are skipped and interrupted ones go on
     from their last checkpoint, so the same command continues a sweep. A file with ``evaluate`` also has the
-    cells' responses judged against those of its anchor.
+    cells' responses judged against those of its anchor. With --launcher slurm it submits what is left as
+    jobs, shows their state and ends.
 
     Args:
         file: sweep file, such as configs/sweeps/world.yaml.
-        jobs: cells at once, instead of the file's.
+        jobs: cells at once, instead of the file's; with SLURM jobs at once, by default as many as it starts.
+        launcher: local runs the cells on this machine, slurm submits them as jobs.
+        slurm: options of --launcher slurm.
         dry_run: check the file, and print the cells' commands.
         tables_only: make tables and figures of the trained cells, and of what a judge has said of them.
         retry_failed: also run the cells that have failed.
@@ -47,13 +56,25 @@ def run_sweep(
     """
     sweep = read_sweep(file, jobs)
     found = cells(sweep)
+    if slurm != SlurmOptions() and launcher == "local":
+        raise UserError("--slurm options have no effect without --launcher slurm; add it, or leave them out.")
+    queue = refresh(found)
     if dry_run:
         show(sweep, found)
         return
     stopped = None
     if not tables_only:
-        run_cells(sweep, found, retry_failed)
-        stopped = _judge(sweep, found)
+        submitter = partial(submit, options=slurm, jobs=jobs) if launcher == "slurm" else None
+        run_cells(sweep, found, retry_failed, submitter)
+        queue = refresh(found)
+        stopped = _judge(sweep, found, submitter)
+    for cell in found:
+        if state_of(cell) == "submitted" and (job := job_of(cell)):
+            word = queue.get(job, "SLURM does not answer here")
+            running = has_begun(cell) and word == "RUNNING"
+            print_result(
+                f"{cell.name} {f'runs in job {job}' if running else f'is submitted as job {job} ({word})'}"
+            )
 
     def tables(done: list[Cell]) -> Path:
         from ..sweep.tables import report
@@ -65,7 +86,7 @@ def run_sweep(
         raise stopped
 
 
-def _judge(sweep: Sweep, found: list[Cell]) -> UserError | None:
+def _judge(sweep: Sweep, found: list[Cell], submitter: Submitter | None) -> UserError | None:
     """Judge the cells' responses, and run what comes after all cells; return what has stopped it."""
     try:
         if sweep.evaluate:
@@ -75,7 +96,10 @@ def _judge(sweep: Sweep, found: list[Cell]) -> UserError | None:
         if sweep.afterwards and all(state_of(cell) == "done" for cell in found):
             from ..sweep.runner import run_all
 
-            run_all(_with_afterwards(sweep), [], len(found))
+            if submitter:
+                submitter(_with_afterwards(sweep), [])
+            else:
+                run_all(_with_afterwards(sweep), [], len(found))
     except UserError as error:
         return error
     except KeyboardInterrupt:
@@ -145,8 +169,13 @@ def _evaluation_cost(sweep: Sweep, found: list[Cell], predicted: tuple[Any, Any]
     )
 
 
-def run_cells(sweep: Sweep, found: list[Cell], retry_failed: bool) -> None:
-    """Run the cells that are left; Ctrl-C ends the program."""
+def run_cells(
+    sweep: Sweep,
+    found: list[Cell],
+    retry_failed: bool,
+    submitter: Submitter | None = None,
+) -> None:
+    """Run the cells that are left, or submit them; Ctrl-C ends the program."""
     wanted = ("waiting", "failed") if retry_failed else ("waiting",)
     states = [state_of(cell) for cell in found]
     left = [cell for cell, its in zip(found, states, strict=True) if its in wanted]
@@ -155,6 +184,9 @@ def run_cells(sweep: Sweep, found: list[Cell], retry_failed: bool) -> None:
     check_swept_options(left)
     if sweep.evaluate:
         check_answers(sweep, left)
+    if submitter:
+        submitter(sweep, left)
+        return
     from ..sweep.runner import run_all
 
     try:
@@ -259,5 +291,5 @@ def _made_later(sweep: Sweep, text: str) -> bool:
 
 
 def main(arguments: list[str]) -> None:
-    """``pacmr sweep FILE [--jobs N] [--dry_run] [--tables_only] [--retry_failed]``."""
+    """``pacmr sweep FILE [--jobs N] [--launcher slurm] [--dry_run] [--tables_only] [--retry_failed]``."""
     run_tool("sweep", run_sweep, arguments, positional=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -21,12 +22,12 @@ from .spec import Sweep
 
 def run_all(sweep: Sweep, left: Sequence[Cell], done: int) -> None:
     """Run the preparations and the cells that are left; ``done`` is the number of finished cells."""
-    slots = _slots(sweep)
+    slots = slots_of(sweep, sweep.jobs)
     os.environ["OMP_NUM_THREADS"] = str(sweep.threads)  # read by each process when it imports torch
     waiting, failed = list(left), 0
     running: dict[BaseProcess, tuple[Cell, str | None]] = {}
-    with _only_one(Path(sweep.output)):
-        _prepare(sweep)
+    with only_one(Path(sweep.output)):
+        prepare(sweep, partial(_run_to_end, ",".join(_gpus()) if sweep.devices else None))
         try:
             # In a log, one line per cell replaces the bar.
             with tqdm(total=done + len(left), initial=done, unit="cell", disable=None) as bar:
@@ -66,41 +67,49 @@ def _gpus() -> list[str]:
     return visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
 
 
-def _slots(sweep: Sweep) -> list[str | None]:
-    """Visible GPUs of each parallel cell."""
+def slots_of(sweep: Sweep, jobs: int) -> list[str | None]:
+    """Return the visible GPUs of each parallel cell; None for CPUs."""
     if not sweep.devices:
-        return [None] * sweep.jobs
-    needed, gpus = sweep.jobs * sweep.devices, _gpus()
+        return [None] * jobs
+    needed, gpus = jobs * sweep.devices, _gpus()
     if needed > len(gpus):
         raise UserError(
-            f"{sweep.jobs} jobs with {sweep.devices} GPUs each need {needed}, but there are {len(gpus)}; "
+            f"{jobs} jobs with {sweep.devices} GPUs each need {needed}, but there are {len(gpus)}; "
             "give fewer --jobs, or set devices to 0 to run on CPUs."
         )
     return [",".join(gpus[i : i + sweep.devices]) for i in range(0, needed, sweep.devices)]
 
 
-def _prepare(sweep: Sweep) -> None:
+def prepare(sweep: Sweep, run: Callable[[list[list[str]], Path], int]) -> None:
+    """Make the missing preparations; ``run`` takes commands and a log and returns the exit status."""
     for number, preparation in enumerate(sweep.preparations(), 1):
         if Path(preparation.output).exists():
             continue
         print(f"Preparing {preparation.output}: pacmr {preparation.command}")
         log = Path(sweep.output) / f"prepare-{number}.txt"
         log.unlink(missing_ok=True)
-        gpus = ",".join(_gpus()) if sweep.devices else None
-        process = worker.start([shlex.split(preparation.command)], log, gpus)
-        try:
-            process.join()
-        finally:
-            worker.kill(process)
-        if process.exitcode or not Path(preparation.output).exists():
+        words = shlex.split(preparation.command)
+        if words[0] == "fit" and "--ckpt_path" not in words:
+            words += ["--ckpt_path", "last"]  # an interrupted one goes on; else it begins
+        if run([words], log) or not Path(preparation.output).exists():
             raise UserError(
                 f"pacmr {preparation.command} did not make {preparation.output} ({state.last_line(log)}); "
                 f"look into {log}."
             )
 
 
+def _run_to_end(gpus: str | None, commands: list[list[str]], log: Path) -> int:
+    process = worker.start(commands, log, gpus)
+    try:
+        process.join()
+    finally:
+        worker.kill(process)
+    assert process.exitcode is not None
+    return process.exitcode
+
+
 @contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
+def only_one(folder: Path) -> Iterator[None]:
     """Lock the folder against a second sweep."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as file:

@@ -15,11 +15,11 @@ from ..runs.folder import CHECKPOINTS, CONFIG, SUMMARY
 from .cells import Cell, config_contents
 
 RECORD = "cell.json"
-"""Arguments, config contents and exit status of a cell."""
+"""Arguments, config contents and exit status of a cell; the SLURM job that runs it, and why that ended."""
 LOG = "log.txt"
 """Output of a cell."""
 
-State = Literal["done", "failed", "waiting"]
+State = Literal["done", "failed", "submitted", "waiting"]
 
 
 def state_of(cell: Cell) -> State:
@@ -27,12 +27,15 @@ def state_of(cell: Cell) -> State:
 
     Interrupted cells wait, and those whose responses are of other options or prompts than needed now.
 
+    A cell that a SLURM job has, or will run, is submitted.
+
     Raises UserError if the folder holds a run with other arguments or configs.
     """
     if not any((cell.folder / name).exists() for name in (RECORD, CONFIG)):
         return "waiting"
     record = _read(cell)
-    for key, value in _described(cell).items():
+    begun = "arguments" in record or (cell.folder / CONFIG).exists()
+    for key, value in _described(cell).items() if begun else ():
         if record.get(key) != value:
             raise UserError(
                 f"The folder {cell.folder} holds a run with other {key} than the sweep file has now; delete "
@@ -41,7 +44,9 @@ def state_of(cell: Cell) -> State:
     trained = (cell.folder / SUMMARY).exists()
     if trained and (not cell.predict or has_responses(cell)):
         return "done"
-    return "waiting" if record["exit"] is None or (trained and record["exit"] == 0) else "failed"
+    if "ended" in record or record["exit"] not in ((None, 0) if trained else (None,)):
+        return "failed"
+    return "submitted" if "job" in record and record["exit"] is None else "waiting"
 
 
 def has_responses(cell: Cell) -> bool:
@@ -49,15 +54,46 @@ def has_responses(cell: Cell) -> bool:
     return cell.responses.exists() and _read(cell).get("predicted") == _predicted(cell)
 
 
-def prepare(cell: Cell) -> list[list[str]]:
-    """Prepare the cell's folder and return the commands to run; it resumes only from a checkpoint."""
-    if (cell.folder / SUMMARY).exists():  # trained already
-        _write(cell, {**_read(cell), "resumed": False, "exit": None})
-        return [cell.prediction]
+def job_of(cell: Cell, or_killed: bool = False) -> str | None:
+    """Return the SLURM job that has, or will run, a cell; ``or_killed`` adds that of a killed run."""
+    record = _read(cell)
+    alive = record.get("exit") is None or (or_killed and record["exit"] == -signal.SIGKILL)
+    return record.get("job") if alive and "ended" not in record else None
+
+
+def has_begun(cell: Cell) -> bool:
+    """Return true if the job that was submitted last has begun the cell."""
+    return "resumed" in _read(cell)
+
+
+def submitted(cell: Cell, job: str) -> None:
+    """Record the SLURM job that will run a cell."""
+    kept = {key: value for key, value in _read(cell).items() if key not in ("ended", "resumed")}
+    _write(cell, kept | {"exit": None, "job": job})
+
+
+def give_up(cell: Cell, why: str) -> None:
+    """Record why SLURM or a preparation ended a cell without an exit status."""
+    _write(cell, {"exit": None} | _read(cell) | {"ended": why})
+
+
+def prepare(cell: Cell, job: str | None = None) -> list[list[str]]:
+    """Prepare the cell's folder and return the commands to run; it resumes only from a checkpoint.
+
+    ``job`` is the SLURM job that runs it. A trained cell only predicts.
+    """
+    trained = (cell.folder / SUMMARY).exists()
     goes_on = (cell.folder / CHECKPOINTS / "last.ckpt").exists()
-    if not goes_on and cell.folder.exists():
-        shutil.rmtree(cell.folder)
-    _write(cell, {**_described(cell), "resumed": goes_on, "exit": None})
+    if not trained and not goes_on and cell.folder.exists():
+        for path in cell.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != RECORD:
+                path.unlink()
+    record = {**_described(cell), "resumed": goes_on and not trained, "exit": None}
+    _write(cell, record | ({"job": job} if job else {}))
+    if trained:
+        return [cell.prediction]
     fit = cell.arguments + (["--ckpt_path", "last"] if goes_on else [])
     return [words for words in (cell.first, fit, cell.predict and cell.prediction) if words]
 
@@ -70,23 +106,28 @@ def ready(cell: Cell) -> bool:
 def end(cell: Cell, status: int) -> bool:
     """Save a run's exit status, negative for a signal; return false if the cell must run again.
 
-    A run resumed at its last update trains nothing, and writes no summary.
+    A run that was stopped by SIGTERM goes on. A run resumed at its last update trains nothing, and writes no
+    summary.
     """
     record = _read(cell)
-    if status == 0 and record["resumed"] and not (cell.folder / SUMMARY).exists():
-        shutil.rmtree(cell.folder)
-        return False
+    if status == 0 and not (cell.folder / SUMMARY).exists():
+        if last_line(cell.folder / LOG).startswith("Stopped by"):
+            return False
+        if record["resumed"]:
+            shutil.rmtree(cell.folder / CHECKPOINTS)
+            return False
     predicted = {"predicted": _predicted(cell)} if cell.predict and status == 0 else {}
     _write(cell, record | {"exit": status} | predicted)
     return True
 
 
 def reason(cell: Cell) -> str:
-    """Return why a cell failed: its signal and last line of output."""
-    status = _read(cell)["exit"]
-    if status == 0:
+    """Return why a cell failed: its signal, its SLURM job's end, and its last line of output."""
+    record, said = _read(cell), last_line(cell.folder / LOG)
+    if "ended" in record:
+        return f"{record['ended']}; {said}" if "resumed" in record else record["ended"]
+    if (status := record["exit"]) == 0:
         return f"it wrote no {SUMMARY}; add the callback RunSummary to trainer.callbacks"
-    said = last_line(cell.folder / LOG)
     return f"killed by {signal.Signals(-status).name}; {said}" if status < 0 else said
 
 

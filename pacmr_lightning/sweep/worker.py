@@ -12,6 +12,7 @@ import sys
 import threading
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 IMPORTED = [
     "pacmr_lightning.commands.fit",
@@ -22,12 +23,14 @@ IMPORTED = [
 ]
 
 
-def start(commands: list[list[str]], log: Path, devices: str | None) -> BaseProcess:
+def start(
+    commands: list[list[str]], log: Path, devices: str | None, method: str = "forkserver"
+) -> BaseProcess:
     """Start ``pacmr`` commands, one after the other; output goes to ``log``, the first failure ends them.
 
-    ``devices`` is ``CUDA_VISIBLE_DEVICES`` of subprocesses; None for a fork.
+    ``devices`` is ``CUDA_VISIBLE_DEVICES`` of subprocesses; None: a process by multiprocessing's ``method``.
     """
-    context = multiprocessing.get_context("forkserver")
+    context: Any = multiprocessing.get_context(method)
     context.set_forkserver_preload(IMPORTED)
     process = context.Process(target=_run, args=(commands, log, devices))
     process.start()
@@ -52,12 +55,16 @@ def _run(commands: list[list[str]], log: Path, devices: str | None) -> None:
         os.dup2(file.fileno(), sys.stderr.fileno())
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)
+    # Else Lightning, in a SLURM job, would take the run for a task of srun.
+    os.environ.pop("SLURM_NTASKS", None)
     for arguments in commands:
         if devices is None:
             sys.argv = ["pacmr", *arguments]
             runpy.run_module("pacmr_lightning", run_name="__main__")
         else:
-            # Lightning restarts the command for each GPU, which a fork cannot do.
+            # Lightning restarts the command for each GPU, which this process cannot do. At SIGTERM the
+            # command saves its state, and this process waits for it.
+            signal.signal(signal.SIGTERM, lambda *_: None)
             command = [sys.executable, "-m", "pacmr_lightning", *arguments]
             environment = {**os.environ, "CUDA_VISIBLE_DEVICES": devices}
             if status := subprocess.run(command, env=environment).returncode:

@@ -1,0 +1,196 @@
+"""Sweeps as jobs: real ones of submitit's local executor, and what SLURM's commands get and say."""
+
+import os
+import signal
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pacmr_lightning.errors import UserError
+from pacmr_lightning.sweep import slurm
+from pacmr_lightning.sweep.cells import cells
+from pacmr_lightning.sweep.slurm import SlurmOptions
+from pacmr_lightning.sweep.spec import read_sweep
+from pacmr_lightning.sweep.state import reason, state_of
+
+from .conftest import OPTIONS
+from .test_runner import record, same, sweep, wait_for
+
+SECOND = {"config": "dpo", "after": "dpo", "options": {"model.learning_rate": 1e-4}}
+SUBMIT = ("--launcher", "slurm")
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    """SLURM's commands as scripts: each runs NAME.says, and keeps its words in NAME.words."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("sbatch", "srun", "squeue", "sacct"):
+        script = f'#!/bin/sh\necho "$@" >> {folder}/{name}.words\n. {folder}/{name}.says\n'
+        (folder / name).write_text(script)
+        (folder / name).chmod(0o755)
+        (folder / f"{name}.says").touch()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def say(commands: Path, name: str, *lines: str, status: int = 0, to: str = "") -> None:
+    said = "".join(f'echo "{line}" {to}\n' for line in lines)
+    (commands / f"{name}.says").write_text(f"{said}exit {status}\n")
+
+
+def task_of(job: str) -> psutil.Process:
+    """The process that submitit started for a local job, below the one that starts it again."""
+    return wait_for(lambda: psutil.Process(int(job)).children())[0]
+
+
+def run_of(job: str) -> psutil.Process | None:
+    """The run below it, which leads a group of its own."""
+    below = task_of(job).children()
+    return next((process for process in below if os.getpgid(process.pid) == process.pid), None)
+
+
+@pytest.mark.slow
+def test_jobs(write_sweep, commands, monkeypatch):
+    """A job at the end of its time goes on, a kill is recorded, and a cell follows another; nothing in the
+    result is otherwise than without jobs."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    monkeypatch.setenv("SLURM_NTASKS", "2")  # else Lightning wants those of srun, too
+    options = OPTIONS | {"data.source.pairs": 400, "trainer.callbacks+": "held.Held"}  # 50 updates
+    spec = {"methods": {"dpo": None, "second": SECOND}, "options": options}
+    swept = read_sweep(write_sweep(**spec))
+    found = cells(swept)
+    slurm.submit(swept, found, SlurmOptions(), None, "local")
+    (first, second), (killed, after) = found[:2], found[2:]
+    assert record(first.folder)["job"] == record(second.folder)["job"] != record(killed.folder)["job"]
+    assert {state_of(cell) for cell in found} == {"submitted"}
+
+    for cell in (first, killed):
+        wait_for((cell.folder / "checkpoints/last.ckpt").exists)
+    stopped = task_of(record(first.folder)["job"])
+    stopped.send_signal(signal.SIGUSR2)
+    run_of(record(killed.folder)["job"]).kill()
+    stopped.wait()
+    assert "Stopped by SIGTERM after update" in (first.folder / "log.txt").read_text()
+    wait_for(lambda: state_of(after) == "failed")
+    assert reason(killed).startswith("killed by SIGKILL") and reason(after) == f"{killed.folder} failed"
+    wait_for(lambda: record(first.folder)["resumed"])
+
+    # A kill of the job takes its run along; SLURM says that it has ended.
+    job = record(first.folder)["job"]
+    run = wait_for(lambda: run_of(job))
+    tasks = [psutil.Process(int(job)), task_of(job)]
+    for process in tasks:
+        process.kill()
+    run.wait()
+    say(commands, "squeue", f"{job}|FAILED")
+    slurm.refresh(found)
+    assert state_of(first) == "failed" and reason(first).startswith(f"job {job}: its process was killed")
+
+    Path("go-on").touch()
+    slurm.submit(swept, found, SlurmOptions(cells_per_job=4), None, "local")
+    assert len({record(cell.folder)["job"] for cell in found}) == 1
+    wait_for(lambda: {state_of(cell) for cell in found} == {"done"})
+    psutil.Process(int(record(first.folder)["job"])).wait()
+    assert record(first.folder)["resumed"] and record(killed.folder)["resumed"]
+    plain = {"output": "plain", "methods": {"dpo": None}, "seeds": [0]}
+    assert sweep(write_sweep(**spec | plain)) == 0
+    assert same(str(first.folder), f"plain/{first.name}")
+
+
+def test_what_slurm_gets_and_says(write_sweep, commands, capsys):
+    """One array that waits for the preparations; the same command shows states, and retries what failed."""
+    made = {"output": "later", "command": "inspect nothing"}
+    spec = {"methods": {"dpo": None, "second": SECOND}, "noise_rates": [0.2, 0.3], "devices": 2}
+    path = write_sweep(**spec, prepare=[made])
+    more = ["--slurm.time", "2:00:00", "--slurm.partition", "gpu", "--slurm.account", "us"]
+    more += ["--slurm.sbatch", '{"mem": "64G"}', "--jobs", "3"]
+    words = commands / "sbatch.words"
+    say(commands, "sbatch", f"Submitted batch job $((5 + $(wc -l < {words})))")
+    say(commands, "squeue", "7_0|RUNNING", "7_1|PENDING", "7_2|CANCELLED", "7_3|TIMEOUT")
+    assert sweep(path, *SUBMIT, *more) == 1
+    said = capsys.readouterr().out
+    preparing, array = (Path(line).read_text() for line in words.read_text().split())
+    for line in ("partition=gpu", "account=us", "time=120", "signal=USR2@300", "requeue", "mem=64G"):
+        assert f"#SBATCH --{line}\n" in preparing and f"#SBATCH --{line}\n" in array
+    for line in ("gpus-per-node=2", "array=0-3%3", "dependency=afterok:6", "kill-on-invalid-dep=yes"):
+        assert f"#SBATCH --{line}\n" in array
+    assert "array" not in preparing and "dependency" not in preparing
+    assert "Submitted 8 cells as 4 jobs" in said
+    assert "dpo-noise20-seed0 is submitted as job 7_0 (RUNNING)" in said
+    assert "second-noise30-seed0 is submitted as job 7_1 (PENDING)" in said
+    assert "dpo-noise20-seed1 failed: job 7_2: cancelled (" in said
+    assert "second-noise30-seed1 failed: job 7_3: timed out (" in said
+
+    # Nothing of it is run here, or submitted twice; of a forgotten job the accounting is asked.
+    say(commands, "squeue", "slurm_load_jobs error: Invalid job id specified", status=1, to=">&2")
+    say(commands, "sacct", "7_0|CANCELLED by 0", "7_1|RUNNING")
+    assert sweep(path) == 1
+    said = capsys.readouterr().out
+    assert "dpo-noise20-seed0 failed: job 7_0: cancelled" in said
+    assert "dpo-noise30-seed0 is submitted as job 7_1" in said and len(words.read_text().split()) == 2
+    say(commands, "sacct", "Slurm accounting storage is disabled", status=1, to=">&2")
+    assert sweep(path, "--tables_only") == 1
+    assert "dpo-noise30-seed0 failed: job 7_1: SLURM no longer knows the job" in capsys.readouterr().out
+
+    say(commands, "squeue", "8|RUNNING", "9_0|PENDING", "9_1|PENDING")
+    assert sweep(path, *SUBMIT, "--retry_failed", "--slurm.cells_per_job", "3") == 0
+    said = capsys.readouterr().out
+    assert "preparations as job 8" in said and "Submitted 8 cells as 2 jobs" in said
+    say(commands, "squeue", "slurm_load_jobs error: Unable to contact slurm controller", status=1, to=">&2")
+    assert sweep(path, "--tables_only") == 0
+    said = capsys.readouterr()
+    assert "Unable to contact slurm controller; try again later" in said.err
+    assert "second-noise30-seed1 is submitted as job 9_1 (SLURM does not answer here)" in said.out
+
+
+def test_a_killed_run_was_out_of_memory(write_sweep, commands):
+    (cell, *_) = cells(read_sweep(write_sweep()))
+    slurm.state.submitted(cell, "5")
+    slurm.state.prepare(cell, "5")
+    assert slurm.state.end(cell, -signal.SIGKILL)
+    say(commands, "squeue", "5|OUT_OF_MEMORY")
+    assert slurm.refresh([cell]) == {} and reason(cell).startswith("job 5: out of memory; ")
+
+
+def test_a_job_makes_the_preparations(write_sweep, monkeypatch):
+    """What fails is the reason why its cells failed; no other job's cell is touched."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
+    swept = read_sweep(write_sweep(prepare=[{"output": "nowhere", "command": "fit --config nowhere.yaml"}]))
+    (cell, other, *_) = cells(swept)
+    slurm.state.submitted(cell, "3_0")
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
+    monkeypatch.setenv("SUBMITIT_LOCAL_JOB_ID", "3")
+    with pytest.raises(UserError, match="did not make nowhere"):
+        slurm.Job(swept, [cell], 60, prepares=True)()
+    assert state_of(cell) == "failed" and "did not make nowhere" in reason(cell)
+    slurm.state.submitted(other, "4")
+    slurm.Job(swept, [other], 60)()
+    assert state_of(other) == "submitted" and not (other.folder / "log.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--slurm.partition", "gpu"], "--slurm options have no effect without --launcher slurm"),
+        ([*SUBMIT, "--slurm.time", "0:00:30"], "--slurm.time is 0:00:30 and"),
+        ([*SUBMIT, "--slurm.cells_per_job", "0"], "--slurm.cells_per_job 0, but"),
+        ([*SUBMIT, "--slurm.partition", "x"], "SLURM takes no jobs here: sbatch: error: no partition x"),
+    ],
+)
+def test_what_is_refused(write_sweep, commands, capsys, options, why):
+    say(commands, "sbatch", "sbatch: error: no partition x", status=1, to=">&2")
+    assert sweep(write_sweep(methods={"dpo": None}), *options) == 2
+    assert why in capsys.readouterr().err and not any(Path("out").glob("*/cell.json"))
+
+
+def test_what_is_missing(write_sweep, monkeypatch):
+    swept = read_sweep(write_sweep())
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match="SLURM takes no jobs here: Could not detect"):
+        slurm.submit(swept, cells(swept), SlurmOptions(time=timedelta(hours=1)), None)
+    monkeypatch.setitem(__import__("sys").modules, "submitit", None)
+    with pytest.raises(UserError, match=r"pip install 'pacmr-lightning\[slurm\]'"):
+        slurm.submit(swept, cells(swept), SlurmOptions(), None)
