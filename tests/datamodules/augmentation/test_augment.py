@@ -141,33 +141,21 @@ def test_conversations(rewriter, write_rows, tmp_path):
 def test_n_counts_the_pairs_that_vnet_learns_from(
     n, pairs_a_prompt, write_rows, tiny_tokenizer_folder, tmp_path
 ):
-    """Rows of the shape of TL;DR and of HH: some pairs are too long, some prompts are too long reworded, the
-    rules change nothing of others. Labels of the chosen pairs are flipped as often as others'.
+    """Rows of the shape of TL;DR and of HH: some pairs are too long, rules change nothing of some prompts.
+
+    Labels of the chosen pairs are flipped as often as others'.
     """
     rows = []
     for i in range(7500):
         number, topic = i // pairs_a_prompt, "r/" + "abc"[(i // pairs_a_prompt) % 3]
-        text = ("I do not know.", "I do not know.", "sea")[number % 3]
-        prompt = f"SUBREDDIT: {topic}\n\nTITLE: {number}\n\nPOST: {text}\n\nTL;DR:"
-        if number % 3 == 2:
-            prompt = f"sea {number}"
+        prompt = f"SUBREDDIT: {topic}\n\nTITLE: {number}\n\nPOST: I do not know.\n\nTL;DR:"
+        prompt = prompt if number % 8 else f"sea {number}"
         sides = {"chosen": f" {i}" + " book" * (60 * (i % 50 == 0)), "rejected": f" rain {i}"}
         rows.append({"id": f"p{i}", "prompt": prompt, "category": topic} | sides)
     path, output = write_rows(rows), str(tmp_path / "out.parquet")
     words = ["--source", "Files", "--source.train", path, "--source.validation", path, "--output", output]
-    main(
-        [
-            *words,
-            "--rewriter",
-            "Rules",
-            "--n",
-            str(n),
-            "--tokenizer",
-            tiny_tokenizer_folder,
-            "--max_length",
-            "100",
-        ]
-    )
+    words += ["--rewriter", "Rules", "--n", str(n), "--tokenizer", tiny_tokenizer_folder]
+    main([*words, "--max_length", "100"])
     data = PreferenceDataModule(
         Files(path, path),
         tiny_tokenizer_folder,
