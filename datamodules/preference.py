@@ -25,7 +25,9 @@ from .augmentation.augmented_prompts import read_augmentations
 from .evaluation_prompts import draw_prompts, prompt_loader
 from .noise import AnnotatorNoise, LabelNoise, noise_from_options
 from .row_values import prompts_of
+from .sampling import stratified_sample
 from .sources import Source
+from .splits import DEFAULT_SEED
 from .stream import EvaluationStream, RankSteps, StepLoader, TrainingStream, check_rank_shares, check_resumed
 from .token_columns import tokens_digest
 from .tokenization import summary_line, token_warnings, tokenize_pairs
@@ -90,6 +92,7 @@ class PreferenceDataModule(LightningDataModule):
         curriculum: ``pairs.parquet`` of ``pacmr audit --scorer dpo`` of a run on these pairs and labels: the
             easiest are trained on in each epoch, from easy to difficult; None for all, shuffled.
         curriculum_share: of the training pairs that are the easiest, above 0 and at most 1.
+        validation_sample: validation pairs to take, the same in each run; None, or too many, for all.
 
     Raises:
         UserError: an option is out of range. Later: the data or the tokenizer cannot be used.
@@ -120,6 +123,7 @@ class PreferenceDataModule(LightningDataModule):
         predict_max_length: int = 4096,
         curriculum: str | None = None,
         curriculum_share: float = 0.5,
+        validation_sample: int | None = None,
     ):
         super().__init__()
         check_at_least(2, **{"max_length (tokens of prompt and response)": max_length})
@@ -128,6 +132,7 @@ class PreferenceDataModule(LightningDataModule):
             1, meta_batch_size=meta_batch_size, **{"meta_every (the weighting's every)": meta_every}
         )
         check_at_least(1, predict_prompts=predict_prompts, predict_max_length=predict_max_length)
+        check_at_least(1, validation_sample=validation_sample)
         check_at_least(0, num_workers=num_workers)
         if clean_meta is not None and meta_every is None:
             raise UserError(
@@ -170,6 +175,7 @@ class PreferenceDataModule(LightningDataModule):
         self.predict_max_length = predict_max_length
         self.curriculum = curriculum
         self.curriculum_share = curriculum_share
+        self.validation_sample = validation_sample
         self.trained_texts: str | None = None
         """``texts`` in the ``state_dict`` of a run under inspection; ``setup`` compares them."""
         self.counts: dict[str, dict[str, int]] = {}
@@ -184,6 +190,7 @@ class PreferenceDataModule(LightningDataModule):
         self.validation_pairs: TokenizedPairs | None = None
         self._filled: dict[str, tuple[Dataset, Dataset, dict[str, int]]] = {}
         self._said: set[str] = set()
+        self._by_rules = 0
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -221,8 +228,9 @@ class PreferenceDataModule(LightningDataModule):
                 )
             if self.trainer is not None:
                 rank_zero_info(self._epoch_line())
+                self._warn_of_rules()
         if self.validation_pairs is None and stage != TrainerFn.PREDICTING:
-            self.validation_pairs = self._pairs_as_found("validation", self.source.name)
+            self.validation_pairs = self._sampled(self._pairs_as_found("validation", self.source.name))
 
     def _read(self, split: str) -> tuple[Dataset, Dataset, dict[str, int]]:
         if split in self._filled:
@@ -236,12 +244,16 @@ class PreferenceDataModule(LightningDataModule):
         # Augmented prompts are needed only for meta-batches of training pairs.
         if split == "train" and self.augmentations is not None and self._rewords:
             views = read_augmentations(self.augmentations)
-            if views.keys().isdisjoint(prompts_of(found)):
-                raise UserError(
-                    f"augmentations is {self.augmentations}, but none of its {len(views)} prompts is a "
-                    f"training prompt of {self.source.name}; make second wordings of these prompts with "
-                    "pacmr augment."
-                )
+            for what, known, there in (
+                ("prompt", views.prompts.keys(), prompts_of(found)),
+                ("pair", views.pairs, found["id"][:]),
+            ):
+                if known is not None and known.isdisjoint(there):
+                    raise UserError(
+                        f"augmentations is {self.augmentations}, but none of its {len(known)} {what}s is a "
+                        f"training {what} of {self.source.name}; make second wordings of these with pacmr "
+                        "augment."
+                    )
         return found, *tokenize_pairs(found, self.tokenizer, self.max_length, views)
 
     @property
@@ -253,8 +265,26 @@ class PreferenceDataModule(LightningDataModule):
         self._announce(name, split, found, counts)
         return TokenizedPairs(rows, self.tokenizer.pad_token_id)
 
+    def _sampled(self, pairs: TokenizedPairs) -> TokenizedPairs:
+        if (size := self.validation_sample) is None or size >= len(pairs):
+            return pairs
+        rank_zero_info(f"{self.source.name}, validation: a sample of {size:,} of {len(pairs):,} pairs.")
+        names = [f"validation {name}" for name in pairs.rows["id"][:]]
+        return pairs.select(stratified_sample(names, [None] * len(names), size, DEFAULT_SEED))
+
+    def _warn_of_rules(self) -> None:
+        """Warn if VNet learns from prompts that rules have reworded."""
+        if self._by_rules:
+            rank_zero_warn(
+                f"VNet learns from {self._by_rules:,} prompts of {self.source.name} reworded by rules, which "
+                "change the surface only; Qu et al. translate them to Chinese and back: run pacmr augment, "
+                "and give its file as --data.augmentations."
+            )
+
     def _training_pairs(self) -> TokenizedPairs:
         found, rows, counts = self._read("train")
+        if self._rewords and self.augmentations is None:
+            self._by_rules = sum(view is None for view in found["augmented_prompt"][:])
         ids = rows["id"][:]
         swapped = None
         if self.noise is not None:

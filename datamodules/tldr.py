@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Any
 
 from datasets import Dataset
@@ -28,6 +29,8 @@ class TLDR(RowsBySplit, Source):
     Args:
         path: Hub id, or a folder in its layout.
         validation_split: the split with the validation pairs.
+        test_prompts: Hub id or folder of ``TLDRCompletions``, whose 6,553 test posts are the prompts for
+            evaluation; None for those of the validation pairs.
     """
 
     columns = PREFERENCES
@@ -37,14 +40,24 @@ class TLDR(RowsBySplit, Source):
         self,
         path: str = "trl-internal-testing/tldr-preference-trl-style",
         validation_split: str = "validation",
+        test_prompts: str | None = None,
     ):
         self.path = path
+        self.test_prompts = test_prompts
         self.splits = SplitPlaces("train", validation_split)
 
     def read(self, place: str) -> Dataset:
         """Return the pairs of an upstream split."""
         parts = [(f"{self.path} {place}", load_split(self.path, place))]
         return convert(parts, PREFERENCES, _pair, self.path, "tldr 1")
+
+    # mypy takes a cached property for a read-only one.
+    @cached_property
+    def prompts(self) -> list[str] | None:  # type: ignore[override]
+        """Distinct prompts of the test split of ``test_prompts``."""
+        if self.test_prompts is None:
+            return None
+        return list(dict.fromkeys(TLDRCompletions(self.test_prompts).read("test")["prompt"][:]))
 
 
 class TLDRCompletions(RowsBySplit, Completions):

@@ -17,6 +17,7 @@ from pacmr_lightning.chat_template import template_warnings
 from pacmr_lightning.errors import UserError
 
 from . import rewording
+from .augmentation.augmented_prompts import Augmentations
 from .chat import (
     LEFT_OUT,
     Rendered,
@@ -77,16 +78,18 @@ def tokenize_pairs(
     rows: Dataset,
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
-    augmentations: dict[str, str] | None = None,
+    augmentations: Augmentations | None = None,
 ) -> tuple[Dataset, dict[str, int]]:
     """Return the pairs that can be trained on as token ids, and counts.
 
     Responses end in one EOS, and ``augmented_ids`` are empty where ``second_view`` is false. ``flipped`` (1,
     0, or -1 if unknown) and ``eta`` refer to the label as found. The counts are ``rows``, ``kept``, each of
-    ``REASONS`` and ``ODDITIES``, and ``NO_SECOND_VIEW``. ``augmentations`` has augmented prompts by prompt;
-    None: the row's ``augmented_prompt``, else rules.
+    ``REASONS`` and ``ODDITIES``, and ``NO_SECOND_VIEW``. Without ``augmentations``, the augmented prompt is
+    the row's ``augmented_prompt``, else that of rules.
     """
-    given = None if augmentations is None else sorted(augmentations.items())
+    given = None
+    if augmentations is not None:
+        given = [sorted(augmentations.prompts.items()), sorted(augmentations.pairs or ())]
     tokenized, counts = _tokenize(
         "pairs",
         rows,
@@ -202,18 +205,18 @@ def _tokenize_pairs(
     rows: dict[str, list[Any]],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
-    augmentations: dict[str, str] | None,
+    augmentations: Augmentations | None,
 ) -> dict[str, list[Any]]:
     splits, views = PREFERENCES.divided(rows), []
     out = _tokenize_rows(PREFERENCES, splits, rows, tokenizer, max_length)
-    columns = (splits, rows["chat"], rows["augmented_prompt"], _options(rows))
-    for split, chat, given, options in zip(*columns, strict=True):
+    columns = (rows["id"], splits, rows["chat"], rows["augmented_prompt"], _options(rows))
+    for name, split, chat, given, options in zip(*columns, strict=True):
         chat = chat and split.reason is None
         if augmentations is None:
             view = given or _reworded(split.prompt, chat)
         else:
             # The prompt itself counts as none, having the same tokens.
-            view = augmentations.get(split.prompt, split.prompt)
+            view = augmentations.of(name, split.prompt)
         if chat:
             view = render(tokenizer, decode_messages(view), split.messages[0], options).prompt
         views.append(view)

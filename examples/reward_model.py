@@ -32,6 +32,7 @@ from transformers import (
 )
 
 from pacmr_lightning.audit.linear_probe import FOLDS, VARIANCES, feature_scale, mirror_signs
+from pacmr_lightning.command_line.output import print_result
 from pacmr_lightning.command_line.parser import run_tool
 from pacmr_lightning.datamodules.chat import decode_messages
 from pacmr_lightning.datamodules.prompts import split_row
@@ -93,7 +94,7 @@ def reward_model(
         tokenizer.save_pretrained(Path(temporary) / "made")
         (Path(temporary) / "made").rename(folder)
     agrees = f"on prompts it has not seen it agrees with {accuracy:.1%} of the labels"
-    print(f"{output}: learned from {len(prompts):,} pairs; {agrees}.")
+    print_result(f"{output}: learned from {len(prompts):,} pairs; {agrees}.")
 
 
 def fit_head(differences: np.ndarray, prompts: np.ndarray) -> tuple[np.ndarray, float]:

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import re
+from collections import Counter
 from pathlib import Path
 
 import pandas as pd
@@ -57,10 +59,11 @@ def upstream(kind: str) -> str:
             write(folder / "data" / f"{split}-00000-of-00001.parquet", {"prompt": posts, **sides})
         elif kind == "TLDRCompletions":
             labels = [row["chosen"].strip() for row in rows]
-            write(
-                folder / "data" / f"{('train', 'valid')[number]}-00000-of-00001.parquet",
-                {"prompt": posts, "label": labels},
-            )
+            for part in (("train",), ("valid", "test"))[number]:
+                write(
+                    folder / "data" / f"{part}-00000-of-00001.parquet",
+                    {"prompt": posts, "label": labels},
+                )
         else:
             turns = {
                 side: [
@@ -122,6 +125,8 @@ def test_preference(base, method, tiny, monkeypatch):
     else:
         arguments += ["--data.source.path", upstream(source)]
         arguments += ["--data.noise_rate", "0", "--data.noise_rates", "[0.1, 0.3]"]
+        if source == "TLDR":
+            arguments += ["--data.source.test_prompts", upstream("TLDRCompletions")]
     if method.stem in ("mwn", "aligner", "metapo_style"):
         arguments += ["--data.clean_meta", "EmbeddedWorld", "--data.clean_meta.pairs", "64"]
     if method.stem == "rpo_em_annotators":
@@ -175,6 +180,34 @@ def test_every_key_has_a_comment(path):
     yaml.safe_load(path.read_text())
 
 
+@pytest.mark.parametrize("path", CONFIGS, ids=name)
+def test_commands_in_a_header(path):
+    """They name files that exist, the task's own base, and where VNet's prompts come from."""
+    text = path.read_text().replace(" \\\n#", "")
+    for words in re.findall(r"^#   (pacmr fit .*|python .*)$", text, re.MULTILINE):
+        for config in re.findall(r"--config (configs/\S+)", words):
+            assert (ROOT / config).is_file(), config
+        if re.search(r"configs/(tldr|hh)/preference.yaml .*methods/pacmr", words):
+            task = "hh" if "_hh" in words else "tldr"
+            assert f"configs/{task}/preference.yaml" in words
+            assert f"--data.augmentations data/{task}/augmented.parquet" in words
+
+
+def test_augmented_prompts_of_the_paper_s_number():
+    """Headers, sweeps and the documentation make them with one command."""
+    pages = [*CONFIGS, *(ROOT / "docs").glob("*.md")]
+    found = Counter(
+        command
+        for page in pages
+        for command in re.findall(r"augment --source (?:TLDR|Anth).*", page.read_text())
+    )
+    for source, n, task in (("TLDR", 4380, "tldr"), ("AnthropicHH", 5584, "hh")):
+        words = f"augment --source {source} --n {n} --tokenizer runs/{task}-sft/model "
+        words += f"--output data/{task}/augmented.parquet"
+        assert found.pop(words) > 1
+    assert not found
+
+
 def test_own_pairs_with_the_paper_s_settings(tiny, monkeypatch):
     """Another source in the place of the config's."""
     write_no_figures(monkeypatch)
@@ -207,7 +240,7 @@ def test_strategies_compose(strategy, base, capsys):
         cli.main(["fit", *files, "--print_config"])
     assert stop.value.code == 0
     printed = capsys.readouterr().out
-    parsed = yaml.safe_load(printed[printed.index("seed_everything:") :])  # DeepSpeed prints where it is
+    parsed = yaml.safe_load(printed)
     own = yaml.safe_load(strategy.read_text())
     for key, value in own["trainer"]["strategy"]["init_args"].items():
         assert parsed["trainer"]["strategy"]["init_args"][key] == value

@@ -94,10 +94,10 @@ def test_every_command_of_an_installed_wheel(tmp_path):
     assert [line for line in lines if line.split()[0] in commands] == [f"{name} 0 True" for name in commands]
     assert len(places) > len(commands) and all(place.startswith(str(site)) for place in places), places
     named = ["--config", "preference", "--config", "methods/pacmr"]
-    said = run("-m", "pacmr_lightning", "fit", *named, "--print_config").stdout
+    done = run("-m", "pacmr_lightning", "fit", *named, "--print_config")
     for name in named[1::2]:
-        assert f"--config {name} is {site}/pacmr_lightning/configs/{name}.yaml\n" in said
-    assert "class_path: pacmr_lightning.weighting.VNetWeighting" in said
+        assert f"--config {name} is {site}/pacmr_lightning/configs/{name}.yaml\n" in done.stderr
+    assert "class_path: pacmr_lightning.weighting.VNetWeighting" in done.stdout
     assert not list(elsewhere.iterdir())
 
     run("-m", "pacmr_lightning", "configs", "copy", "methods/pacmr", "mine.yaml")

@@ -22,6 +22,7 @@ from ..row_values import values_of
 
 METADATA = b"pacmr_augment"
 _READ = ("prompt", "augmented_prompt")
+_IDS = "pair_ids"
 
 
 @dataclass(frozen=True)
@@ -39,19 +40,35 @@ class AugmentedPrompt:
     pieces: int = 0
     kept: Counter[str] = field(default_factory=Counter)
     """Number of unchanged pieces by reason."""
+    ids: tuple[str, ...] = ()
+    """Of the pairs."""
+
+
+@dataclass(frozen=True)
+class Augmentations:
+    """Augmented prompts of training pairs, as ``pacmr augment`` writes them."""
+
+    prompts: dict[str, str]
+    """By prompt."""
+    pairs: frozenset[str] | None = None
+    """Ids of the pairs that have them; None for all pairs of these prompts."""
+
+    def of(self, id: str, prompt: str) -> str:
+        """Return a pair's augmented prompt, or the prompt itself if it has none."""
+        return self.prompts.get(prompt, prompt) if self.pairs is None or id in self.pairs else prompt
 
 
 def training_prompts(rows: Dataset) -> list[AugmentedPrompt]:
     """Return the distinct prompts of a ``Source``'s usable rows, in order of first appearance."""
-    pairs: Counter[str] = Counter()
+    ids: dict[str, list[str]] = {}
     first: dict[str, tuple[bool, str | None]] = {}
-    columns = values_of(rows, "prompt", "chosen", "rejected", "chat", "category")
-    for prompt, chosen, rejected, chat, category in columns:
+    columns = values_of(rows, "id", "prompt", "chosen", "rejected", "chat", "category")
+    for name, prompt, chosen, rejected, chat, category in columns:
         split = split_row(prompt, chosen, rejected, chat)
         if split.reason is None and split.prompt.strip():
-            pairs[split.prompt] += 1
+            ids.setdefault(split.prompt, []).append(name)
             first.setdefault(split.prompt, (chat, category))
-    return [AugmentedPrompt(text, *first[text], count) for text, count in pairs.items()]
+    return [AugmentedPrompt(text, *first[text], len(own), ids=tuple(own)) for text, own in ids.items()]
 
 
 def prompt_hash(prompt: str) -> str:
@@ -60,9 +77,16 @@ def prompt_hash(prompt: str) -> str:
 
 
 def write_augmentations(
-    path: str | Path, rows: Sequence[AugmentedPrompt], method: str, settings: dict[str, Any]
+    path: str | Path,
+    rows: Sequence[AugmentedPrompt],
+    method: str,
+    settings: dict[str, Any],
+    only_these_pairs: bool = False,
 ) -> None:
-    """Write Parquet atomically, one row per prompt; method and settings are also in the file's metadata."""
+    """Write Parquet atomically, one row per prompt; method and settings are also in the file's metadata.
+
+    With ``only_these_pairs``, other pairs of the prompts do not get them.
+    """
     texts = {
         "prompt_hash": [prompt_hash(row.prompt) for row in rows],
         "prompt": [row.prompt for row in rows],
@@ -73,14 +97,19 @@ def write_augmentations(
     }
     table = pa.table(texts, schema=pa.schema([(name, pa.string()) for name in texts]))
     table = table.add_column(4, "pairs", pa.array([row.pairs for row in rows], pa.int64()))
+    if only_these_pairs:
+        table = table.append_column(_IDS, pa.array([row.ids for row in rows], pa.list_(pa.string())))
     about = json.dumps({"method": method, "settings": settings}, sort_keys=True)
     table = table.replace_schema_metadata({METADATA: about.encode()})
     with replacing(path) as temporary:
         pq.write_table(table, temporary)
 
 
-def read_augmentations(path: str | Path) -> dict[str, str]:
-    """Return augmented prompts by prompt, from Parquet with columns ``prompt`` and ``augmented_prompt``."""
+def read_augmentations(path: str | Path) -> Augmentations:
+    """Return the augmented prompts of a Parquet file.
+
+    Columns are ``prompt``, ``augmented_prompt`` and, for some of a prompt's pairs alone, ``pair_ids``.
+    """
     path = Path(path).expanduser()
     if not path.is_file():
         raise UserError(f"There is no file {path} with augmented prompts; write one with pacmr augment.")
@@ -94,6 +123,7 @@ def read_augmentations(path: str | Path) -> dict[str, str]:
                         "a file that pacmr augment wrote."
                     )
             columns = file.read(list(_READ)).select(_READ).cast(pa.schema([(n, pa.string()) for n in _READ]))
+            ids = file.read([_IDS])[_IDS].to_pylist() if _IDS in names else None
     except (OSError, pa.ArrowException) as error:
         raise UserError(
             f"{path} cannot be read as Parquet with texts ({first_line(error)}); name a "
@@ -103,4 +133,4 @@ def read_augmentations(path: str | Path) -> dict[str, str]:
     found = {prompt: augmented for prompt, augmented in pairs if prompt is not None and augmented is not None}
     if not found:
         raise UserError(f"{path} holds no augmented prompts; write it again with pacmr augment.")
-    return found
+    return Augmentations(found, None if ids is None else frozenset(name for own in ids for name in own or ()))

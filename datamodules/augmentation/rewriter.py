@@ -9,10 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
 from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from pacmr_lightning.errors import UserError
 
 from .. import rewording
-from .augmented_prompts import AugmentedPrompt
+from ..sampling import stratified_sample
+from ..tokenization import tokenize_pairs
+from .augmented_prompts import Augmentations, AugmentedPrompt, training_prompts
 from .structure import Part, cut, looks_like_frame, texts_of, with_texts
 
 WORDLESS = "came back without words"
@@ -100,3 +106,50 @@ def augment_prompts(
         kept = Counter(reason for piece in own if (reason := found[piece].kept) is not None)
         rows.append(replace(prompt, augmented=augmented, pieces=len(own), kept=kept))
     return rows, found
+
+
+def augment_pairs(
+    rows: Dataset,
+    rewriter: Rewriter,
+    answers: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    n: int,
+    seed: int,
+) -> tuple[list[AugmentedPrompt], dict[str, Rewriting]]:
+    """Return the augmented prompts of exactly ``n`` pairs, and the rewriting of each piece.
+
+    The pairs are a stratified sample of the M rows that training keeps at ``max_length`` tokens and whose
+    augmented prompt differs and fits too.
+
+    Raises:
+        UserError: there are fewer such pairs.
+    """
+    kept, _ = tokenize_pairs(rows, tokenizer, max_length, Augmentations({}))
+    rows = rows.select([*map({name: i for i, name in enumerate(rows["id"][:])}.get, kept["id"][:])])
+    # Label noise uses the hash of id and seed alone; the sample must be independent of it.
+    names, categories = [f"augment {name}" for name in rows["id"][:]], rows["category"][:]
+    done: dict[str, AugmentedPrompt] = {}
+    found: dict[str, Rewriting] = {}
+    size, usable = n, []
+    while len(usable) < n:
+        places = stratified_sample(names, categories, size, seed)
+        taken = rows.select(places)
+        new = [prompt for prompt in training_prompts(taken) if prompt.prompt not in done]
+        if new:
+            augmented, rewritings = augment_prompts(new, rewriter, answers)
+            done |= {prompt.prompt: prompt for prompt in augmented}
+            found |= rewritings
+        views = Augmentations({prompt.prompt: prompt.augmented for prompt in done.values()})
+        fits = tokenize_pairs(taken, tokenizer, max_length, views)[0]["second_view"][:]
+        usable = [place for place, fit in zip(places, fits, strict=True) if fit]
+        if size == len(names) and len(usable) < n:
+            raise UserError(
+                f"n is {n}, but {len(usable)} of {len(names)} training pairs have an augmented prompt that "
+                f"differs and fits into max_length {max_length}; lower n, or use another rewriter."
+            )
+        # As many more as the share of usable pairs suggests.
+        size = min(len(names), size + -(-(n - len(usable)) * size // max(1, len(usable))))
+    chosen = stratified_sample([names[i] for i in usable], [categories[i] for i in usable], n, seed)
+    sample = training_prompts(rows.select([usable[i] for i in chosen]))
+    return [replace(done[prompt.prompt], pairs=prompt.pairs, ids=prompt.ids) for prompt in sample], found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -28,5 +29,6 @@ def only_results() -> Iterator[None]:
 def print_result(what: RenderableType = "", style: str | None = None, width: int = 0) -> None:
     """Print a text or table of at least ``width`` columns; lines in a file or pipe are never broken."""
     console = Console(file=_stdout or sys.stdout, highlight=False, markup=False)
-    console.width = max(console.width, width if console.is_terminal else 200)
+    wide = console.is_terminal or "COLUMNS" in os.environ
+    console.width = max(console.width, width if wide else 200)
     console.print(what, style=style, soft_wrap=isinstance(what, str) and not console.is_terminal)

@@ -10,12 +10,12 @@ from jsonargparse import lazy_instance
 from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..datamodules.augmentation.augmentation_report import examples, summary
-from ..datamodules.augmentation.augmented_prompts import prompt_hash, training_prompts, write_augmentations
+from ..datamodules.augmentation.augmented_prompts import training_prompts, write_augmentations
 from ..datamodules.augmentation.paraphrase import Paraphrase  # noqa: F401 - for its short name on the command line
-from ..datamodules.augmentation.rewriter import Rewriter, augment_prompts
+from ..datamodules.augmentation.rewriter import Rewriter, augment_pairs, augment_prompts
 from ..datamodules.augmentation.translation import BackTranslation
-from ..datamodules.sampling import stratified_sample
 from ..datamodules.sources import Source
+from ..datamodules.tokenizer import load_tokenizer
 from ..errors import UserError
 from ..evaluation.response_files import answers_path
 from ..files import replacing
@@ -28,6 +28,8 @@ def augment(
     output: str,
     rewriter: Rewriter = _BACK_TRANSLATION,
     n: int | None = None,
+    tokenizer: str | None = None,
+    max_length: int = 768,
     seed: int = 42,
 ) -> None:
     """Writes augmented prompts of the training pairs for VNet; responses stay as they are.
@@ -39,32 +41,41 @@ def augment(
         source: where the pairs come from.
         output: Parquet file to write; a row a prompt.
         rewriter: BackTranslation (to Chinese and back), Paraphrase (a language model) or Rules.
-        n: distinct prompts, a sample with categories in proportion; null means all. The paper's outer sets
-            hold 4,380 (TL;DR) and 5,584 (HH) rows.
+        n: training pairs that get an augmented prompt, a sample with categories in proportion, of those that
+            training keeps; null means the prompts of all pairs. Qu et al. have 4,380 (TL;DR) and 5,584 (HH).
+        tokenizer: a model's folder or Hub id, which tells what training keeps; needed with n.
+        max_length: tokens of a prompt, augmented or not, with the longer response, as in training.
         seed: of the sample and of the report's examples.
     """
     path = Path(output).expanduser()
     if path.suffix != ".parquet" or path.is_dir():
         raise UserError(f"output is {output!r}, but it must be a file that ends in .parquet.")
+    if n is not None and tokenizer is None:
+        raise UserError(
+            f"n is {n}, which counts pairs that training keeps at max_length {max_length}; give --tokenizer, "
+            "the model's folder or Hub id."
+        )
     settings = rewriter.settings  # fails before long work if a model cannot be loaded
-    prompts = training_prompts(source.load("train"))
+    source_rows = source.load("train")
+    prompts = training_prompts(source_rows)
     if not prompts:
         raise UserError(f"No training pair of {source.name} has a prompt that can be used; look at its rows.")
-    found = len(prompts)
-    if n is not None:
-        names = [prompt_hash(prompt.prompt) for prompt in prompts]
-        taken = stratified_sample(names, [prompt.category for prompt in prompts], n, seed)
-        prompts = [prompts[i] for i in taken]
     answers = answers_path(path)
-    rows, rewritings = augment_prompts(prompts, rewriter, answers)
+    if n is None or tokenizer is None:
+        rows, rewritings = augment_prompts(prompts, rewriter, answers)
+    else:
+        encodes = load_tokenizer(tokenizer)
+        rows, rewritings = augment_pairs(source_rows, rewriter, answers, encodes, max_length, n, seed)
     kept = Counter(rewriting.kept for rewriting in rewritings.values())
     if rewritings and not kept[None]:
         raise UserError(
             f"{rewriter.method} worded none of {len(rewritings):,} pieces differently (mostly: "
             f"{kept.most_common(1)[0][0]}); change its options, or use another rewriter."
         )
-    write_augmentations(path, rows, rewriter.method, settings)
-    about = f"{rewriter.method} of {len(rows):,} of {found:,} distinct training prompts of {source.name}"
+    write_augmentations(path, rows, rewriter.method, settings, only_these_pairs=n is not None)
+    about = (
+        f"{rewriter.method} of {len(rows):,} of {len(prompts):,} distinct training prompts of {source.name}"
+    )
     report = path.with_name(f"{path.stem}-report.md")
     text = summary(rows, about)
     with replacing(report) as temporary:

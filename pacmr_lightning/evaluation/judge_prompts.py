@@ -69,10 +69,11 @@ NO_HISTORY = "(none)"
 """For a first query; Qu et al. do not say what to write."""
 
 _MARKS = r"[\s*_`\"'“”‘’„«»]*"
-_VERDICT_WORDS: dict[Task, str] = {"summary": "preferred", "dialogue": r"more\s+helpful"}
+_LETTER = rf"([AB])\)?{_MARKS}(?:\.{_MARKS})?"
 _VERDICTS: dict[Task, re.Pattern[str]] = {
-    task: re.compile(rf"{_MARKS}(?i:{words}){_MARKS}:{_MARKS}([AB]){_MARKS}(?:\.{_MARKS})?")
-    for task, words in _VERDICT_WORDS.items()
+    "summary": re.compile(rf"{_MARKS}(?i:preferred){_MARKS}:{_MARKS}\(?{_LETTER}"),
+    # Its prompt also asks to "state only" the letter.
+    "dialogue": re.compile(rf"{_MARKS}(?:(?i:more\s+helpful){_MARKS}:{_MARKS})?\(?{_LETTER}"),
 }
 
 
@@ -93,8 +94,9 @@ def judge_messages(task: Task, prompt: str | Messages, first: str, second: str) 
 def parse_verdict(task: Task, answer: str) -> Literal["A", "B"] | None:
     """Return the response that an answer names; None for an invalid answer.
 
-    The last line must be the verdict alone (``Preferred: A``, or ``More helpful: "A"``), and no earlier line
-    may have the other one. Quotes, Markdown emphasis, a final period and case are ignored.
+    The last line must be the verdict alone (``Preferred: A``; for a dialogue ``More helpful: "A"`` or the
+    letter), and no earlier line may have the other one. Quotes, Markdown emphasis, parentheses around the
+    letter, a final period and the case of words are ignored.
     """
     lines = answer.strip().splitlines()
     found = [_VERDICTS[task].fullmatch(line) for line in lines]

@@ -158,7 +158,7 @@ def command(tmp_path, model, preference_config):
 
 
 STOPPED_BEFORE_THE_SECOND_BATCH = """
-import signal, sys
+import os, signal, sys
 from pacmr_lightning.cli import main
 from pacmr_lightning.evaluation.answer_store import AnswerStore
 put = AnswerStore.put
@@ -166,7 +166,7 @@ def once(store, values):
     put(store, values)
     AnswerStore.put = wait
 def wait(store, values):
-    print("waits", flush=True)
+    os.write(1, b"waits\\n")
     signal.pause()
 AnswerStore.put = once
 main(sys.argv[1:])

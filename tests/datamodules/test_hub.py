@@ -18,6 +18,7 @@ from pacmr_lightning.datamodules import (
     HubPreferences,
     TLDRCompletions,
 )
+from pacmr_lightning.datamodules.evaluation_prompts import draw_prompts
 from pacmr_lightning.datamodules.hh import SUBSETS, is_single_turn
 from pacmr_lightning.datamodules.tokenization import tokenize_pairs
 from pacmr_lightning.errors import UserError
@@ -82,6 +83,19 @@ def test_tldr_summaries_have_the_prompts_of_the_comparisons(tmp_path, tldr):
     assert source.load("train")["prompt"][:] == TLDR(tldr).load("train")["prompt"][:]
     assert source.load("validation")["completion"][0] == " Sum 0."
     assert TLDRCompletions().path == "CarperAI/openai_summarize_tldr"
+
+
+def test_tldr_evaluation_prompts(tmp_path, tldr):
+    """Distinct posts of the summaries' test split, laid out as comparisons; else the validation's."""
+    folder = tmp_path / "summaries"
+    for split, numbers in (("train", [0]), ("valid", [1]), ("test", [7, 8, 8, 9])):
+        write_parquet(folder, split, [{"prompt": post(i, "\n", " "), "label": f"Sum {i}."} for i in numbers])
+    source = TLDR(tldr, test_prompts=str(folder))
+    assert source.prompts == [post(7), post(8), post(9)]
+    assert {prompt.text for prompt in draw_prompts(source, None, 42)} == set(source.prompts)
+    assert TLDR(tldr).prompts is None
+    drawn = {prompt.text for prompt in draw_prompts(TLDR(tldr), None, 42)}
+    assert drawn == set(TLDR(tldr).load("validation")["prompt"][:])
 
 
 def dialogue(*turns: str) -> str:

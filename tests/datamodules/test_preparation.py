@@ -1,10 +1,14 @@
 """What becomes of rows before they are batches: second wordings, held-out pairs, realised noise."""
 
+import json
+import warnings
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from lightning.pytorch import Trainer
 
 from pacmr_lightning.datamodules import EmbeddedWorld, Files, PreferenceDataModule
 from pacmr_lightning.datamodules.noise import (
@@ -23,11 +27,12 @@ from ..conftest import write_lines
 def make(write_rows, pair_rows, tiny_tokenizer_folder):
     train, validation = write_rows(pair_rows(30)), write_rows(pair_rows(4), "validation.jsonl")
 
-    def make(source=None, **options):
+    def make(source=None, trainer=None, **options):
         small = {"global_batch_size": 4, "meta_every": 2, "meta_batch_size": 4}
         data = PreferenceDataModule(
             source or Files(train, validation), tiny_tokenizer_folder, **(small | options)
         )
+        data.trainer = trainer
         data.prepare_data()
         data.setup("fit")
         return data
@@ -77,9 +82,42 @@ def test_augmentations_are_read_only_where_they_are_used(make, augmentations, pa
         make(augmentations="none.parquet")
 
 
+def test_prompts_that_rules_reword_are_warned_of(make, augmentations, write_rows, pair_rows):
+    """In a training run whose VNet learns from them, and in no other."""
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    rows = [row | {"augmented_prompt": "Again?" if i < 18 else None} for i, row in enumerate(pair_rows(30))]
+    some = Files(write_rows(rows, "some.jsonl"), write_rows(rows[:4], "validation.jsonl"))
+    with pytest.warns(UserWarning, match=r"from 12 prompts of some\.jsonl reworded by rules.*pacmr augment"):
+        make(some, trainer)
+    prompts = [row["prompt"] for row in pair_rows(30)]
+    with warnings.catch_warnings(action="error"):
+        make(some)
+        make(some, trainer, meta_every=None)
+        make(some, trainer, clean_meta=EmbeddedWorld(8))
+        make(None, trainer, augmentations=augmentations(prompts))
+        make(EmbeddedWorld(30, 4), trainer)
+
+
+def test_a_sample_of_the_validation_pairs(make, caplog):
+    source = EmbeddedWorld(30, 40)
+    every, some, more = (make(source, validation_sample=n).validation_pairs for n in (None, 10, 20))
+    ids = [set(pairs.rows["id"][:]) for pairs in (every, some, more)]
+    assert [len(found) for found in ids] == [40, 10, 20] and ids[1] < ids[2] < ids[0]
+    assert [name for name in every.rows["id"][:] if name in ids[1]] == some.rows["id"][:]
+    assert len(make(source, validation_sample=100).validation_pairs) == 40
+    assert len(make(source, validation_sample=10).val_dataloader().dataset) == 1
+    with pytest.raises(UserError, match="validation_sample is 0"):
+        make(source, validation_sample=0)
+
+
 def test_augmentations_that_do_not_fit(make, augmentations, pair_rows):
     with pytest.raises(UserError, match=r"none of its 2 prompts is a training prompt of rows\.jsonl"):
         make(augmentations=augmentations(["other", "prompts"]))
+    of_others = augmentations([row["prompt"] for row in pair_rows(2)])
+    table = pq.read_table(of_others)
+    pq.write_table(table.append_column("pair_ids", pa.array([["x"], ["y"]])), of_others)
+    with pytest.raises(UserError, match=r"none of its 2 pairs is a training pair of rows\.jsonl"):
+        make(augmentations=of_others)
     few = augmentations([pair_rows(1)[0]["prompt"]])
     with pytest.raises(UserError, match=r"Only 1 of the 30 training pairs .* make more with pacmr augment"):
         make(augmentations=few).train_dataloader()

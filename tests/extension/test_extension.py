@@ -218,7 +218,7 @@ def test_going_on_in_a_process_of_its_own(run, inside, installed, tmp_path, monk
 
 def test_tools_of_a_run(run, inside, capsys):
     cli.main(["audit", run, "--cleaned", "cleaned.jsonl", "--action", "drop"])
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().err.split())
     assert "on purpose (my_preferences.LengthBias {'strength': 0.6})" in said
     assert 0 < len(Path("cleaned.jsonl").read_text().splitlines()) <= 80
     cli.main(["export", run, "exported"])

@@ -15,9 +15,11 @@ import pytest
 from torchmetrics.text import CHRFScore
 
 from pacmr_lightning.commands.augment import augment, main
+from pacmr_lightning.datamodules import PreferenceDataModule
 from pacmr_lightning.datamodules.augmentation.augmentation_report import summary
 from pacmr_lightning.datamodules.augmentation.augmented_prompts import (
     METADATA,
+    Augmentations,
     AugmentedPrompt,
     read_augmentations,
     training_prompts,
@@ -26,7 +28,6 @@ from pacmr_lightning.datamodules.augmentation.rewriter import Rules
 from pacmr_lightning.datamodules.augmentation.structure import cut
 from pacmr_lightning.datamodules.augmentation.translation import BackTranslation
 from pacmr_lightning.datamodules.rewording import VERSION, reword
-from pacmr_lightning.datamodules.sampling import stratified_sample
 from pacmr_lightning.datamodules.sources import EmbeddedWorld, Files
 from pacmr_lightning.errors import UserError
 
@@ -62,7 +63,7 @@ def test_every_prompt_of_the_embedded_world(rewriter, tmp_path, capsys):
         assert json.loads(row["settings"]) == rewriter.settings
     about = json.loads(pq.read_schema(output).metadata[METADATA])
     assert about == {"method": "back-translation", "settings": rewriter.settings}
-    assert read_augmentations(output) == {p: back_and_forth(p) for p in pairs}
+    assert read_augmentations(output).prompts == {p: back_and_forth(p) for p in pairs}
 
     printed, report = capsys.readouterr().out, (tmp_path / "new" / "world-report.md").read_text()
     numbers = report[: report.index("## Examples")]
@@ -95,7 +96,7 @@ STRANGE = (
 def test_frames_survive_gibberish(rewriter, write_rows, tmp_path):
     rows = [{"prompt": prompt, "chosen": " a", "rejected": " b"} for prompt in STRANGE]
     augment(Files(write_rows(rows)), str(tmp_path / "out.parquet"), rewriter)
-    found = read_augmentations(tmp_path / "out.parquet")
+    found = read_augmentations(tmp_path / "out.parquet").prompts
     assert list(found) == list(STRANGE)
     for prompt, augmented in found.items():
         assert augmented != prompt and without_contents(augmented) == without_contents(prompt)
@@ -104,10 +105,11 @@ def test_frames_survive_gibberish(rewriter, write_rows, tmp_path):
     assert found[STRANGE[3]].startswith("  What is the ocean?\n\n1. a mood\n2) a book \n")
 
 
-def test_real_prompts_keep_their_frames(rewriter, shared_data, tmp_path):
+def test_real_prompts_keep_their_frames(rewriter, shared_data, tiny_tokenizer_folder, tmp_path):
     for name in ("tldr/validation.jsonl.gz", "hh/harmless-base/test.jsonl.gz"):
-        augment(Files(str(shared_data / name)), str(tmp_path / "out.parquet"), rewriter, n=3)
-        found = read_augmentations(tmp_path / "out.parquet")
+        source = Files(str(shared_data / name))
+        augment(source, str(tmp_path / "out.parquet"), rewriter, 3, tiny_tokenizer_folder, 2000)
+        found = read_augmentations(tmp_path / "out.parquet").prompts
         assert len(found) == 3
         for prompt, augmented in found.items():
             assert augmented != prompt
@@ -126,26 +128,63 @@ def test_conversations(rewriter, write_rows, tmp_path):
     ]
     sides = {side: [{"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
     augment(Files(write_rows([{"prompt": prompt, **sides}])), str(tmp_path / "out.parquet"), rewriter)
-    [(before, after)] = read_augmentations(tmp_path / "out.parquet").items()
+    [(before, after)] = read_augmentations(tmp_path / "out.parquet").prompts.items()
     assert json.loads(before) == prompt
     contents = [message["content"] for message in json.loads(after)]
     assert contents == ["the sea", "the ocean\n\nin a calm mood", "the sea", "What book?"]
     assert [message["role"] for message in json.loads(after)] == [m["role"] for m in prompt]
 
 
-def test_a_stratified_sample(tmp_path):
-    source = EmbeddedWorld(400, 1)
-    prompts = training_prompts(source.load("train"))
-    augment(source, str(tmp_path / "out.parquet"), Rules(), n=30, seed=5)
-    names = [blake2b(prompt.prompt.encode(), digest_size=8).hexdigest() for prompt in prompts]
-    taken = stratified_sample(names, [prompt.category for prompt in prompts], 30, 5)
-    found = rows_of(tmp_path / "out.parquet")
-    assert [row["prompt_hash"] for row in found] == [names[i] for i in taken]
-    assert set(Counter(row["category"] for row in found).values()) == {5}
-    augment(source, str(tmp_path / "out.parquet"), Rules(), n=30, seed=6)
-    assert rows_of(tmp_path / "out.parquet") != found
-    with pytest.raises(UserError, match=rf"n is 145, .* {len(prompts)}"):
-        augment(source, str(tmp_path / "out.parquet"), Rules(), n=145)
+@pytest.mark.parametrize(("n", "pairs_a_prompt"), [(4380, 6), (5584, 1)])
+def test_n_counts_the_pairs_that_vnet_learns_from(
+    n, pairs_a_prompt, write_rows, tiny_tokenizer_folder, tmp_path
+):
+    """Rows of the shape of TL;DR and of HH: some pairs are too long, rules change nothing of some prompts.
+
+    Labels of the chosen pairs are flipped as often as others'.
+    """
+    rows = []
+    for i in range(7500):
+        number, topic = i // pairs_a_prompt, "r/" + "abc"[(i // pairs_a_prompt) % 3]
+        prompt = f"SUBREDDIT: {topic}\n\nTITLE: {number}\n\nPOST: I do not know.\n\nTL;DR:"
+        prompt = prompt if number % 8 else f"sea {number}"
+        sides = {"chosen": f" {i}" + " book" * (60 * (i % 50 == 0)), "rejected": f" rain {i}"}
+        rows.append({"id": f"p{i}", "prompt": prompt, "category": topic} | sides)
+    path, output = write_rows(rows), str(tmp_path / "out.parquet")
+    words = ["--source", "Files", "--source.train", path, "--source.validation", path, "--output", output]
+    words += ["--rewriter", "Rules", "--n", str(n), "--tokenizer", tiny_tokenizer_folder]
+    main([*words, "--max_length", "100"])
+    data = PreferenceDataModule(
+        Files(path, path),
+        tiny_tokenizer_folder,
+        max_length=100,
+        meta_every=10,
+        augmentations=output,
+        noise_rate=0.3,
+    )
+    data.setup("fit")
+    pairs = data.train_pairs
+    assert data.counts["train"]["too long"] > 0 and len(pairs) > n
+    chosen = pairs.with_second_view
+    assert len(chosen) == n == sum(row["pairs"] for row in rows_of(output))
+    assert np.mean([pairs.swapped[i] for i in chosen]) == pytest.approx(0.3, abs=0.03)
+    prompts = Counter(row["prompt"] for row in rows)
+    assert any(row["pairs"] < prompts[row["prompt"]] for row in rows_of(output)) == (pairs_a_prompt > 1)
+    categories = Counter(pairs.rows[i]["category"] for i in chosen)
+    assert max(categories.values()) - min(categories.values()) <= 0.1 * n
+
+
+def test_a_sample_that_cannot_be_drawn(write_rows, tiny_tokenizer_folder, tmp_path):
+    source = Files(write_rows([{"prompt": f"sea {i}", "chosen": " a", "rejected": " b"} for i in range(30)]))
+    output = str(tmp_path / "out.parquet")
+    with pytest.raises(
+        UserError, match=r"n is 5, which counts pairs that training keeps .* give --tokenizer"
+    ):
+        augment(source, output, Rules(), 5)
+    with pytest.raises(UserError, match=r"n is 5, but 0 of \d+ training pairs have an augmented prompt"):
+        augment(source, output, Rules(), 5, tiny_tokenizer_folder)
+    with pytest.raises(UserError, match=r"n is 50, but a sample of the \d+ rows"):
+        augment(source, output, Rules(), 50, tiny_tokenizer_folder)
 
 
 def test_distinct_usable_prompts(write_rows):
@@ -171,7 +210,7 @@ def test_rules(write_rows, tmp_path):
     train = write_rows(rows)
     output = tmp_path / "out.parquet"
     main(["--source", "Files", "--source.train", train, "--output", str(output), "--rewriter", "Rules"])
-    assert read_augmentations(output) == {prompt: reword(prompt) for prompt in prompts}
+    assert read_augmentations(output).prompts == {prompt: reword(prompt) for prompt in prompts}
     assert json.loads(rows_of(output)[0]["settings"]) == {"version": VERSION}
     assert not (tmp_path / "out.parquet.answers.sqlite").exists()
     report = (tmp_path / "out-report.md").read_text()
@@ -199,14 +238,14 @@ def stored(path):
 
 
 STOPPED_AFTER_40 = """
-import signal, sys
+import os, signal, sys
 from pacmr_lightning.commands.augment import main
 from pacmr_lightning.evaluation.answer_store import AnswerStore
 count, put = 0, AnswerStore.put
 def counting(store, values):
     global count
     if count >= 40:
-        print("waits", flush=True)
+        os.write(1, b"waits\\n")
         signal.pause()
     put(store, values)
     count += len(values)
@@ -288,7 +327,7 @@ def test_files_that_hold_no_augmentations(tmp_path):
         with pytest.raises(UserError, match=message):
             read_augmentations(tmp_path / name)
     write("some.parquet", {"augmented_prompt": ["b", None], "prompt": ["a", "c"], "more": [1, 2]})
-    assert read_augmentations(tmp_path / "some.parquet") == {"a": "b"}
+    assert read_augmentations(tmp_path / "some.parquet") == Augmentations({"a": "b"})
 
 
 def test_the_report_s_similarity():

@@ -72,7 +72,7 @@ def test_the_tool(server, write_rows, tmp_path, capsys):
     assert len(server.requests) == 5
     main(arguments)
     assert len(server.requests) == 5
-    assert "5 of 5 different pieces were there from an earlier run" in capsys.readouterr().out
+    assert "5 of 5 different pieces were there from an earlier run" in capsys.readouterr().err
     main([*arguments, "--rewriter.instruction", "Say it again."])
     assert len(server.requests) == 10
     assert server.requests[-1]["messages"][0]["content"] == "Say it again."

@@ -125,7 +125,7 @@ def test_two_tasks_are_also_compared_on_scaled_axes(tmp_path, capsys):
     assert table["scale"].tolist() == ["as is", "sd"]
     assert table["first"].tolist() == ["tldr, 30% noise"] * 2
     assert table["max"][1] < 1e-5 < 0.3 < table["max"][0]
-    assert "scale sd:" in capsys.readouterr().out
+    assert "scale sd:" in capsys.readouterr().err
 
 
 def test_one_run_has_no_table(runs, tmp_path, capsys):

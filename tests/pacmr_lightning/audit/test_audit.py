@@ -392,7 +392,7 @@ def test_cleaned_pairs_go_to_the_hub(run, tmp_path, capsys, three_suspects, hub)
     hub.refuse.clear()
     cli.main(["audit", *arguments, "--push_cleaned", "me/pairs", "--private"])
     captured = capsys.readouterr()
-    assert "Uploaded to me/pairs." in captured.out
+    assert "Uploaded to me/pairs." in captured.err
     there = tmp_path / "there"
     there.mkdir()
     for name, data in hub.files["dataset", "me/pairs"].items():

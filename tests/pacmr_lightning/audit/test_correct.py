@@ -169,9 +169,11 @@ def test_the_second_pass_learns_the_corrected_labels(corrected):
 def test_what_is_done_is_not_done_again(corrected, first, capsys):
     seen = {path: path.stat().st_mtime_ns for path in corrected.rglob("*.ckpt")}
     cli.main(["correct", str(first), *OPTIONS])
-    said = capsys.readouterr().out
-    assert "Share of wrong labels:" in said and "by the audit of the first run" in said and "taken" in said
-    assert "Round 1 of" not in said and len(seen) > COUNT
+    said = capsys.readouterr()
+    result = said.out[: said.out.index("Share of wrong labels:")].split()
+    assert result[:2] == ["round", "kept"] and "taken" in result, "which is all that stands before it"
+    assert "by the audit of the first run" in said.out and "mwn-corrected" in said.out
+    assert "Round 1 of" not in said.err and "accuracy: " in said.err and len(seen) > COUNT
     assert seen == {path: path.stat().st_mtime_ns for path in corrected.rglob("*.ckpt")}
 
 

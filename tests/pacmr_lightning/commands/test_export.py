@@ -136,7 +136,7 @@ def refused(arguments, capsys):
 def test_a_merged_model_is_the_policy(kind, trained, tmp_path, capsys):
     run, out = trained(kind), tmp_path / "out"
     cli.main(["export", str(run), str(out), "--merged"])
-    assert f'AutoModelForCausalLM.from_pretrained("{out}")' in capsys.readouterr().out
+    assert f'AutoModelForCausalLM.from_pretrained("{out}")' in capsys.readouterr().err
     policy = policy_of(run)
     expected = logits(policy.peft)
     with policy.reference():
@@ -157,7 +157,7 @@ def test_an_adapter_on_its_base_is_the_policy(kind, trained, tmp_path, capsys):
     """Also where the run's base is an adapter itself: the exported one is for the plain model under it."""
     run, out = trained(kind), tmp_path / "out"
     cli.main(["export", str(run), str(out)])
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().err.split())
     assert f'AutoPeftModelForCausalLM.from_pretrained("{out}")' in said and str(run.parent / "model") in said
     model = AutoPeftModelForCausalLM.from_pretrained(out)
     torch.testing.assert_close(logits(model), logits(policy_of(run).peft), rtol=0, atol=1e-5)
@@ -327,7 +327,7 @@ def test_an_adapter_goes_to_the_hub(trained, tmp_path, capsys, monkeypatch, hub)
     there = hub.files["model", "me/mine"]
     assert there == {path.name: path.read_bytes() for path in out.iterdir()} and hub.commits == 1
     assert {"README.md", "adapter_config.json", "adapter_model.safetensors", "vnet.safetensors"} <= set(there)
-    assert hub.private["model", "me/mine"] and "Uploaded to me/mine." in captured.out
+    assert hub.private["model", "me/mine"] and "Uploaded to me/mine." in captured.err
     assert hub.token not in captured.out + captured.err and in_files(hub.token, tmp_path) == []
     assert in_files(str(run.parent), out) == []
     assert json.loads(there["adapter_config.json"])["base_model_name_or_path"] == "org/base"

@@ -247,7 +247,7 @@ def test_a_run_trains_and_goes_on_bit_for_bit(fit, trained):
 def test_exports(trained, model, tmp_path, capsys):
     cli.main(["export", str(trained), str(tmp_path / "adapter")])
     cli.main(["export", str(trained), str(tmp_path / "merged"), "--merged"])
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert said.count("differs from the trained one by what 4bit rounds away") == 1
     for name in ("adapter", "merged"):
         assert "NF4" in (tmp_path / name / "README.md").read_text()

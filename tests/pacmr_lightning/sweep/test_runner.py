@@ -82,7 +82,7 @@ def test_a_sweep(write_sweep, tmp_path, capsys, tiny_llama):
     method = {"options": {"model.weighting.every": 2, "model.weighting.outer.tau": 0.5}}
     path = write_sweep(methods={"dpo": None, "broken": missing, "pacmr": method})
     assert sweep(path) == 1
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert said.count("broken-noise30-seed1 failed: pacmr: error: ") == 2 and "2 of 6 cells failed" in said
     assert len([name for name in CELLS if Path(f"out/{name}/summary.json").exists()]) == 4
     assert Path("out/tables.md").exists() and Path("out/figures/noise-rates.png").exists()
@@ -100,7 +100,7 @@ def test_a_sweep(write_sweep, tmp_path, capsys, tiny_llama):
     tiny_llama(tmp_path / "later")
     assert sweep(path, "--retry_failed") == 0
     assert written == {name: Path(f"out/{name}/summary.json").stat().st_mtime_ns for name in CELLS}
-    assert "of 6 cells" in capsys.readouterr().out
+    assert "of 6 cells" in capsys.readouterr().err
 
     # The folders hold what was asked for then, not what is asked for now.
     assert sweep(write_sweep(options={"seed_everything": "{seed}", "data.noise_rate": 0.3})) == 2
@@ -122,7 +122,7 @@ def test_a_cell_after_another(write_sweep, capsys):
 
     broken = {"options": {"model.policy.model": "nowhere"}}
     assert sweep(write_sweep(methods={"dpo": broken, "second": second}, seeds=[1])) == 1
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert "second-noise30-seed1 was not run: dpo-noise30-seed1 failed" in " ".join(said.split())
     assert not Path("out/second-noise30-seed1").exists()
 
@@ -175,7 +175,7 @@ def test_kills(write_sweep, capsys, monkeypatch):
     thread.start()
     assert sweep(path) == 130
     thread.join()
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert f"{CELLS[0]} failed: killed by SIGKILL" in said and "Stopped" in said
     assert not any((cell / "summary.json").exists() for cell in cells)
 
