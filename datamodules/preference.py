@@ -344,7 +344,7 @@ class PreferenceDataModule(LightningDataModule):
         assert self.trainer is not None and self.train_pairs is not None and self.validation_pairs is not None
         rank, world_size = self._ranks
         barrier = self.trainer.strategy.barrier
-        options = {"rank": rank, "world_size": world_size, "barrier": barrier}
+        options: dict[str, Any] = {"rank": rank, "world_size": world_size, "barrier": barrier}
         everything = self._all_train_pairs
         self.train_pairs.reference = everything.reference_log_probs(policy, **options)[self._kept]
         self.validation_pairs.reference = self.validation_pairs.reference_log_probs(policy, **options)

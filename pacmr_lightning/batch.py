@@ -1,7 +1,8 @@
 """Batches of preference pairs.
 
 A pair is one row of tokens, ``prompt + chosen + rejected``, so the prompt is stored and computed once.
-``rows.py`` makes position ids, ``attention.py`` a mask: a response sees the prompt and itself only.
+``policy/token_layout.py`` makes position ids, ``policy/attention.py`` a mask: a response sees the prompt and
+itself only.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ def test_all_packages_and_files_are_named():
             assert (file.parent / "__init__.py").exists(), f"{file.parent} is no package"
     assert sorted(settings["packages"]) == sorted([*found, *CONFIGS])
     data = {"pacmr_lightning": ["py.typed"], "pacmr_lightning.configs": ["**/*.yaml"]}
-    data["pacmr_lightning.audit"] = ["report.css", "report.js"]
+    data["pacmr_lightning.audit"] = ["report.css", "report.jinja", "report.js"]
+    data["pacmr_lightning.runs"] = ["model_card.jinja"]
     assert settings["package-data"] == data
     # Type checkers read annotations of installed packages only where py.typed lies in them.
     assert (ROOT / "pacmr_lightning" / "py.typed").read_bytes() == b""
@@ -67,7 +68,8 @@ def test_every_command_of_an_installed_wheel(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         files = archive.namelist()
         assert {"pacmr_lightning/py.typed", "pacmr_lightning/audit/report.css"} <= set(files)
-        assert "pacmr_lightning/audit/report.js" in files
+        assert {"pacmr_lightning/audit/report.js", "pacmr_lightning/audit/report.jinja"} <= set(files)
+        assert "pacmr_lightning/runs/model_card.jinja" in files
         shipped = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "configs").rglob("*.yaml"))
         assert [f"pacmr_lightning/{file}" for file in shipped] == sorted(f for f in files if "/configs/" in f)
         (entry_points,) = [name for name in files if name.endswith("entry_points.txt")]

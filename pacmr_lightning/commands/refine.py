@@ -72,7 +72,7 @@ def refine(
         scorer: who judges: "policy" is the run's own, the others as in ``pacmr audit``; "dpo" trains two more
             policies.
         checkpoint: which of the run's folder ``checkpoints`` judges, by its name without .ckpt.
-        micro_batch_size: pairs in one forward pass of the audit; default: that of training.
+        micro_batch_size: pairs in one pass with gradients of the audit; default: that of training.
         easiest: share of the pairs that is taken with ``--labels easiest``; default: 0.5.
         decisions: file of a person's decisions on pairs, as in ``pacmr audit``: these labels are fixed, and
             those of them on a random sample give the share where ``share`` does not.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+from importlib.resources import files
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, cast
 
 import yaml
 from huggingface_hub import ModelCardData
+from jinja2 import StrictUndefined, Template
 
 from ..meta_gradient import CleanPreference
 from ..modules import PreferenceModule
@@ -16,46 +18,6 @@ from ..weighting import VNet, VNetWeighting
 from ..weighting.features import PAPER
 from .finished_run import NO_NOISE, FinishedRun
 from .hub_upload import is_repository
-
-_USE = """\
-```python
-from {library} import {loader}
-from transformers import AutoTokenizer
-
-name = {name}  # this folder, or its id on the Hub
-tokenizer = AutoTokenizer.from_pretrained(name)
-model = {loader}.from_pretrained(name{options})
-inputs = tokenizer("Your prompt", return_tensors="pt", return_token_type_ids=False)
-output = model.generate(**inputs, max_new_tokens=64{stop})
-print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
-```"""
-
-_LOCAL = """\
-The base `{base}` is a local model: `base_model_name_or_path` in `adapter_config.json` says where it lay."""
-
-_ADAPTER_4BIT = """\
-The adapter was trained on its base in 4 bits (bitsandbytes NF4, double quantisation). Loaded as above the
-base is not quantised, so the model differs from the trained one by the quantisation error. For the trained
-one pass `quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
-bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype="{dtype}")` of transformers."""
-
-_MERGED_4BIT = """\
-The adapter was trained on the base in 4 bits (bitsandbytes NF4, double quantisation), and merged into the
-base as it is stored: this model differs from the trained one by the quantisation error."""
-
-_VNET = """\
-## VNet
-
-`vnet.safetensors` and `vnet_config.json` hold the network that weighed the training pairs; generation does
-not need it. It maps {inputs} to the weight
-g = {weight}:
-
-```python
-import torch
-from pacmr_lightning.weighting.vnet import load_vnet
-
-g, a, b = load_vnet({name})({values})
-```"""
 
 _WEIGHTS = ("weight_mean_unflipped", "weight_mean_flipped", "weight_gap", "flip_auroc", "flip_auroc_u")
 
@@ -91,7 +53,7 @@ def model_card(
 ) -> str:
     """Return ``README.md`` with the Hub's front matter; ``hub_base`` is the bottom model's id, if any."""
     name, base = public(name), public(run.base)
-    quoted = json.dumps(name, ensure_ascii=False)
+    options = run.data["init_args"]
     dtype = str(module.policy.dtype).removeprefix("torch.")
     if merged:
         kind = f"`{base}` with a LoRA adapter merged into it"
@@ -101,37 +63,54 @@ def model_card(
         use = {"library": "peft", "loader": "AutoPeftModelForCausalLM", "options": f', dtype="{dtype}"'}
         # The base's generation config lacks the policy's end tokens.
         use["stop"] = f", eos_token_id={module.policy.model.generation_config.eos_token_id}"
-    notes = [_LOCAL.format(base=base)] if hub_base is None and not merged else []
-    if run.model["init_args"]["policy"]["init_args"].get("quantization"):
-        notes.append(_MERGED_4BIT if merged else _ADAPTER_4BIT.format(dtype=dtype))
     settings = yaml.safe_dump(
         _settings(run, module), sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
     )
-    sections = [
-        f"---\n{_front_matter(run, module, hub_base, merged)}\n---",
-        f"# {Path(name).resolve().name}",
-        f"{kind}, trained on preference pairs with pacmr-lightning. The weights are those after {step:,} "
-        f"policy updates; the reference of the training was `{base}`.",
-        "## How to use it",
-        _USE.format(name=quoted, **use),
-        *notes,
-        "## What it was trained on",
-        *_data(run, summary),
-        "## How it was trained",
-        f"```yaml\n{settings}```",
-        "## Metrics",
-        _metrics(summary, step),
-    ]
-    if module.vnet is not None:
-        vnet = cast(VNet, module.vnet)  # a weighting's own network
-        inputs = "Delta and u, the sum and the difference of a pair's implicit rewards,"
-        values = "delta=torch.tensor([-3.0]), u=torch.tensor([1.5])"
-        if vnet.features != PAPER:
-            inputs = f"features of a pair under the policy ({', '.join(vnet.features)})"
-            values = ", ".join(f"{feature}=torch.tensor([1.0])" for feature in vnet.features)
-        weight = "sigmoid(a u + b)" if vnet.has_slope else "sigmoid(b)"
-        sections.append(_VNET.format(name=quoted, inputs=inputs, weight=weight, values=values))
-    return "\n\n".join([*sections, "## Versions", _versions(summary)]) + "\n"
+    noise = {key: options[key] for key in NO_NOISE if options.get(key)}
+    counts = ((summary or {}).get("counts") or {}).items()
+    names = ("pacmr-lightning", "torch", "transformers", "peft")
+    versions = {"Exported": {name: importlib.metadata.version(name) for name in names}}
+    card = Template(
+        (files(__package__) / "model_card.jinja").read_text(encoding="utf-8"),
+        trim_blocks=True,
+        undefined=StrictUndefined,
+    )
+    return card.render(
+        front_matter=_front_matter(run, module, hub_base, merged),
+        title=Path(name).resolve().name,
+        kind=kind,
+        step=step,
+        base=base,
+        name=json.dumps(name, ensure_ascii=False),
+        **use,
+        local_base=hub_base is None and not merged,
+        quantized=run.model["init_args"]["policy"]["init_args"].get("quantization"),
+        merged=merged,
+        dtype=dtype,
+        source=public(options["source"]),
+        counts={
+            split: ", ".join(f"{name} {count:,}" for name, count in found.items() if count)
+            for split, found in counts
+        },
+        noise=public(noise | {"noise_seed": options.get("noise_seed")}) if noise else {},
+        settings=settings,
+        **_metrics(summary, step),
+        vnet=_vnet(module),
+        versions=versions if summary is None else {"Trained": summary["versions"]} | versions,
+    )
+
+
+def _vnet(module: PreferenceModule) -> dict[str, str] | None:
+    if module.vnet is None:
+        return None
+    vnet = cast(VNet, module.vnet)  # a weighting's own network
+    inputs = "Delta and u, the sum and the difference of a pair's implicit rewards,"
+    arguments = "delta=torch.tensor([-3.0]), u=torch.tensor([1.5])"
+    if vnet.features != PAPER:
+        inputs = f"features of a pair under the policy ({', '.join(vnet.features)})"
+        arguments = ", ".join(f"{feature}=torch.tensor([1.0])" for feature in vnet.features)
+    weight = "sigmoid(a u + b)" if vnet.has_slope else "sigmoid(b)"
+    return {"inputs": inputs, "arguments": arguments, "weight": weight}
 
 
 def _front_matter(run: FinishedRun, module: PreferenceModule, hub_base: str | None, merged: bool) -> str:
@@ -146,23 +125,6 @@ def _front_matter(run: FinishedRun, module: PreferenceModule, hub_base: str | No
         datasets=[path] if path and on_hub(path) else None,
         tags=tags,
     ).to_yaml()
-
-
-def _data(run: FinishedRun, summary: dict[str, Any] | None) -> list[str]:
-    def listed(values: dict[str, Any]) -> str:
-        return "\n".join(f"- {key}: `{value}`" for key, value in public(values).items())
-
-    options = run.data["init_args"]
-    found = ["Preference pairs of the source\n\n" + listed(options["source"])]
-    for split, counts in ((summary or {}).get("counts") or {}).items():
-        known = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
-        found.append(f"Rows ({split}): {known}.")
-    if noise := {key: options[key] for key in NO_NOISE if options.get(key)}:
-        noise["noise_seed"] = options.get("noise_seed")
-        found.append("Labels of the training pairs were flipped on purpose:\n\n" + listed(noise))
-    else:
-        found.append("No noise was injected: the labels are those found in the data.")
-    return found
 
 
 def weighting_settings(run: FinishedRun, module: PreferenceModule) -> dict[str, Any]:
@@ -192,29 +154,17 @@ def _settings(run: FinishedRun, module: PreferenceModule) -> dict[str, Any]:
     )
 
 
-def _metrics(summary: dict[str, Any] | None, step: int) -> str:
+def _metrics(summary: dict[str, Any] | None, step: int) -> dict[str, Any]:
     if summary is None:
-        return "The run wrote no summary."
+        return {"no_metrics": "The run wrote no summary."}
     if summary["steps"] != step:
-        return f"The run's summary is of its end, after {summary['steps']:,} updates, not of these weights."
+        told = f"The run's summary is of its end, after {summary['steps']:,} updates, not of these weights."
+        return {"no_metrics": told}
     values = {**summary["metrics"], **{key: summary.get(key) for key in _WEIGHTS}}
-    rows = [f"| {key} | {value:.4g} |" for key, value in values.items() if value is not None]
-    if not rows:
-        return "The run's summary holds none."
+    found = {key: value for key, value in values.items() if value is not None}
     val_step = summary.get("val_step")
-    validated = "" if val_step in (None, step) else f" after update {val_step:,}"
-    told = f"Those that the run logged last: `val/` on its validation pairs{validated}, the others on the "
-    return "\n".join(
-        [f"{told}weights of its last training pairs.\n", "| metric | value |", "| --- | --- |", *rows]
-    )
-
-
-def _versions(summary: dict[str, Any] | None) -> str:
-    names = ("pacmr-lightning", "torch", "transformers", "peft")
-    versions = {"Exported": {name: importlib.metadata.version(name) for name in names}}
-    if summary is not None:
-        versions = {"Trained": summary["versions"]} | versions
-    return "\n".join(
-        f"- {done} with {', '.join(f'{name} {version}' for name, version in found.items())}"
-        for done, found in versions.items()
-    )
+    return {
+        "no_metrics": None if found else "The run's summary holds none.",
+        "metrics": found,
+        "validated": "" if val_step in (None, step) else f" after update {val_step:,}",
+    }
