@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from torch import Tensor
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from pacmr_lightning.modules.datamodule import datamodule
 
-from .to_loggers import PAIR_WEIGHTS, log_numbers, log_texts
+from .to_loggers import PAIR_WEIGHTS, log_texts
 
 GLANCE = {
     "train/rewards/accuracies": "accuracy_train",
@@ -50,10 +50,10 @@ RESULTS = {
 }
 """Metrics of a run in TensorBoard's HPARAMS."""
 SETTINGS = (
-    *("method", "task", "model", "noise_rate", "seed", "beta", "learning_rate", "batch_size", "lora_rank"),
+    *("beta", "learning_rate", "method", "model", "noise_rate", "seed", "task"),
     *("vnet_learning_rate", "vnet_every", "vnet_tau", "vnet_estimator", "vnet_outer"),
 )
-"""Settings of a run in TensorBoard's HPARAMS, the same for all runs, so that runs of all methods compare."""
+"""Settings of a run in TensorBoard's HPARAMS, the same for all runs, so that all methods compare."""
 
 
 class Dashboard(Callback):
@@ -70,8 +70,11 @@ class Dashboard(Callback):
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Forget an earlier run."""
-        self._logged: dict[str, Tensor] = {}
+        """Add the repeated curves to what the trainer's loggers get."""
+        if stage == "fit":
+            own = [logger for logger in trainer.loggers if not isinstance(logger, AtAGlance)]
+            shown = [logger for logger in own if not isinstance(logger, CSVLogger)]
+            trainer.loggers = [*own, AtAGlance(shown)] if shown else own
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log settings, description and layout, unless the run goes on."""
@@ -80,42 +83,37 @@ class Dashboard(Callback):
         settings = settings_of(trainer, pl_module)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                _log_hparams(logger, settings)
+                _log_hparams(logger, settings, trainer.default_root_dir)
                 lines = {title: [f"^{tag}$" for tag in tags] for title, tags in CHARTS.items()}
                 charts = {title: ["Multiline", tags] for title, tags in lines.items()}
                 logger.experiment.add_custom_scalars({"At a glance": charts})
-            elif not isinstance(logger, CSVLogger):
+            elif not isinstance(logger, (CSVLogger, AtAGlance)):
                 logger.log_hyperparams(settings)
-        log_texts(trainer, "about", {"this run": description_of(trainer, pl_module, settings)})
+        lines = description_of(trainer, pl_module, settings)
+        log_texts(trainer, "about", {name: {"This run": line} for name, line in lines.items()})
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Log the curves of a logged step."""
-        # Lightning sets the attribute without declaring it.
-        log_every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if log_every and trainer.global_step % log_every == 0:
-            self._log(trainer)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the curves of a validation."""
-        if not trainer.sanity_checking:
-            self._log(trainer)
+class AtAGlance(Logger):
+    """A logger that repeats the metrics of ``GLANCE`` in other loggers, as ``at_a_glance/...``."""
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log what other callbacks logged at the end."""
-        self._log(trainer)
+    def __init__(self, loggers: Sequence[Logger]):
+        super().__init__()
+        self.others = loggers
 
-    def _log(self, trainer: Trainer) -> None:
-        # Lightning keeps old values, whose tensors stay the same.
-        found = {name: value for name in GLANCE if (value := trainer.callback_metrics.get(name)) is not None}
-        new = {name: value for name, value in found.items() if self._logged.get(name) is not value}
-        self._logged |= new
-        loggers = [logger for logger in trainer.loggers if not isinstance(logger, CSVLogger)]
-        if new and loggers:
-            log_numbers(trainer, {f"at_a_glance/{GLANCE[name]}": float(new[name]) for name in new}, loggers)
+    name = version = None
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log the metrics of ``GLANCE`` among these under their names there."""
+        found = {f"at_a_glance/{name}": metrics[tag] for tag, name in GLANCE.items() if tag in metrics}
+        for logger in self.others if found else ():
+            logger.log_metrics(found, step)
 
 
 def settings_of(trainer: Trainer, pl_module: Any) -> dict[str, str | int | float]:
-    """Return those of ``SETTINGS`` that the run has."""
+    """Return those of ``SETTINGS`` that the run has, ``batch_size`` and ``lora_rank``."""
     data, weighting = datamodule(trainer), getattr(pl_module, "weighting", None)
     policy, objective = (getattr(pl_module, name, None) for name in ("policy", "objective"))
     outer = getattr(weighting, "outer", None)
@@ -166,13 +164,14 @@ def description_of(trainer: Trainer, pl_module: Any, settings: dict[str, Any]) -
     return {name: line for name, line in lines.items() if line}
 
 
-def _log_hparams(logger: TensorBoardLogger, settings: dict[str, Any]) -> None:
-    """Write TensorBoard's HPARAMS into the run's own event file."""
+def _log_hparams(logger: TensorBoardLogger, settings: dict[str, Any], name: str) -> None:
+    """Write TensorBoard's HPARAMS of the run ``name`` into its own event file."""
     # Imported late: it is slow.
     from tensorboard.plugins.hparams import summary_v2 as api
 
-    names = [api.HParam(name) for name in SETTINGS]
-    metrics = [api.Metric(tag, display_name=name) for tag, name in RESULTS.items()]
+    names = [api.HParam(setting) for setting in SETTINGS]
+    metrics = [api.Metric(tag, display_name=title) for tag, title in RESULTS.items()]
     writer = logger.experiment._get_file_writer()
     writer.add_summary(api.hparams_config_pb(hparams=names, metrics=metrics))
-    writer.add_summary(api.hparams_pb(settings))
+    shown = {setting: value for setting, value in settings.items() if setting in SETTINGS}
+    writer.add_summary(api.hparams_pb(shown, trial_id=name))

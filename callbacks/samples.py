@@ -30,7 +30,8 @@ from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.runs.folder import RESPONSES, SAMPLES
 
 from ..evaluation.reward_function import RewardFunction
-from .to_loggers import log_numbers, log_texts
+from .to_loggers import log_image, log_numbers, log_texts
+from .visits import Regularly
 
 Tokens = list[int]
 
@@ -38,11 +39,12 @@ Tokens = list[int]
 class SampleResponses(Callback):
     """Greedy responses of reference and policy to a few fixed prompts, as text for the loggers and a file.
 
-    ``responses.jsonl`` has per prompt and step: ``step``, ``id``, ``prompt``, ``reference``, ``response``.
+    The loggers get the text ``responses``, a table for each look. ``responses.jsonl`` has per prompt and
+    step: ``step``, ``id``, ``prompt``, ``reference``, ``response``. A look costs one batch of generation.
 
     Args:
         prompts: how many prompts, the first of ``predict``.
-        every: policy updates between two looks; there is one at the start and one at the end, too.
+        every: updates between two looks, or a share of the run, see ``Regularly``; one more at start and end.
         max_new_tokens: of a response; None for the module's own.
 
     Raises:
@@ -52,11 +54,11 @@ class SampleResponses(Callback):
     _batch: PromptBatch
     """On the ranks that generate, rank 0 or all ranks under ZeRO-3."""
 
-    def __init__(self, prompts: int = 4, every: int = 500, max_new_tokens: int | None = None):
+    def __init__(self, prompts: int = 4, every: int | float = 500, max_new_tokens: int | None = None):
         super().__init__()
-        check_at_least(1, prompts=prompts, every=every, max_new_tokens=max_new_tokens)
+        check_at_least(1, prompts=prompts, max_new_tokens=max_new_tokens)
+        self._regularly = Regularly(every)
         self.prompts = prompts
-        self.every = every
         self.max_new_tokens = max_new_tokens
         self._generates = False
         self._reference: list[str] = []
@@ -82,7 +84,7 @@ class SampleResponses(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Generate every ``every`` updates."""
-        if self._generates and trainer.global_step % self.every == 0:
+        if self._generates and self._regularly.is_due(trainer):
             self._look(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -125,7 +127,8 @@ class SequenceKL(Callback):
         max_new_tokens: length at which a response is cut, in tokens.
         batch_size: responses at a time.
         seed: of the sampling.
-        every: policy updates between two looks along the way; None for the end alone.
+        every: updates between two looks along the way, or a share of the run, see ``Regularly``; None for the
+            end alone.
 
     Raises:
         UserError: an option is out of range, the data has no prompt, or the model too few positions for one.
@@ -137,16 +140,16 @@ class SequenceKL(Callback):
         max_new_tokens: int = 64,
         batch_size: int = 32,
         seed: int = 0,
-        every: int | None = None,
+        every: int | float | None = None,
     ):
         super().__init__()
         check_at_least(2, samples=samples)
-        check_at_least(1, max_new_tokens=max_new_tokens, batch_size=batch_size, every=every)
+        check_at_least(1, max_new_tokens=max_new_tokens, batch_size=batch_size)
+        self._regularly = Regularly(every)
         self.samples = samples
         self.max_new_tokens = max_new_tokens
         self.batch_size = batch_size
         self.seed = seed
-        self.every = every
         self._looked = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -158,7 +161,7 @@ class SequenceKL(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Sample every ``every`` updates."""
-        if self.every and trainer.global_step % self.every == 0 and trainer.global_step > self._looked:
+        if self._regularly.is_due(trainer) and trainer.global_step > self._looked:
             self._looked = trainer.global_step
             self._look(trainer, pl_module)
 
@@ -224,7 +227,8 @@ class GoldReward(SequenceKL):
     """Mean gold reward of responses that the trained policy samples at temperature 1, and their KL.
 
     It logs ``val/gold_reward``, ``val/gold_reward_stderr`` (of the mean) and what ``SequenceKL`` logs, and
-    writes ``samples.jsonl`` (prompt, response, gold_reward). Prompts are the source's own, if it has any.
+    writes ``samples.jsonl`` (prompt, response, gold_reward). From the second look on the loggers get the
+    image ``val/reward_against_kl``. Prompts are the source's own, if it has any. A look costs the generation.
 
     Args:
         samples: responses to sample, at least 2.
@@ -246,11 +250,21 @@ class GoldReward(SequenceKL):
     ):
         super().__init__(samples, batch_size=batch_size, **options)
         self.second_reward = second_reward
+        self._path: list[tuple[float, float]] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return KL and reward of all looks."""
+        return {"path": self._path}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the looks."""
+        self._path = list(state_dict["path"])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that the data has a gold reward before any time is spent on training."""
         if stage != "fit":
             return
+        self._path = []  # a checkpoint is loaded after this
         data = datamodule(trainer)
         if data is None or data.gold_reward is None:
             task = "of this run" if data is None else f"of task {data.task}"
@@ -269,6 +283,13 @@ class GoldReward(SequenceKL):
         answered = list(zip(prompts, responses, strict=True))
         scores = [float(data.gold_reward(*pair)) for pair in answered]
         log_numbers(trainer, mean_and_error("gold_reward", torch.tensor(scores, dtype=torch.double)))
+        kl = float(trainer.callback_metrics["val/sequence_kl"])
+        self._path.append((kl, float(trainer.callback_metrics["val/gold_reward"])))
+        if len(self._path) > 1 and trainer.is_global_zero and trainer.loggers:
+            # Imported late: matplotlib is slow.
+            from pacmr_lightning.analysis.cards import draw_reward_path
+
+            log_image(trainer, "val/reward_against_kl", draw_reward_path(self._path))
         if self.second_reward is not None:
             others = [self.second_reward(*pair) for pair in answered]
             log_numbers(trainer, mean_and_error("second_reward", torch.tensor(others, dtype=torch.double)))

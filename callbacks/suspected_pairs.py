@@ -56,6 +56,7 @@ class SuspectedPairs(Callback):
         self._lowest: list[Pair] = []
         self._new: list[tuple[int, list[str], Tensor]] = []
         self._looked_at: int | None = None
+        self._places: dict[str, int] = {}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add the lowest weights over all ranks."""
@@ -101,10 +102,11 @@ class SuspectedPairs(Callback):
         if not trainer.is_global_zero or not trainer.loggers or not lowest:
             return
         data = datamodule(trainer)
-        place = {name: i for i, name in enumerate(data.train_pairs.rows["id"])}
+        if not self._places:
+            self._places = {name: i for i, name in enumerate(data.train_pairs.rows["id"][:])}
         rows = {}
         for weight, u, step, flipped, name in lowest:
-            batch = data.train_pairs.batch([place[name]])
+            batch = data.train_pairs.batch([self._places[name]])
             rows[name] = {
                 "Weight": f"{weight:.3f}",
                 "u": f"{u:.2f}",

@@ -22,15 +22,11 @@ PAIR_WEIGHTS = "pair_weights"
 """Group of names of weights of the last visited pairs."""
 
 
-def log_numbers(trainer: Trainer, values: dict[str, float], loggers: Sequence[Logger] | None = None) -> None:
-    """Log numbers at the step of the last update's metrics.
-
-    Without ``loggers`` all of the trainer's get them, and ``trainer.callback_metrics``, too.
-    """
-    if loggers is None:
-        kept = {name: torch.tensor(value, dtype=torch.double) for name, value in values.items()}
-        trainer.callback_metrics.update(kept)
-    for logger in trainer.loggers if loggers is None else loggers:
+def log_numbers(trainer: Trainer, values: dict[str, float]) -> None:
+    """Log numbers at the step of the last update's metrics, and set ``trainer.callback_metrics``."""
+    kept = {name: torch.tensor(value, dtype=torch.double) for name, value in values.items()}
+    trainer.callback_metrics.update(kept)
+    for logger in trainer.loggers:
         logger.log_metrics(values, step=_step(trainer))
         logger.save()
 

@@ -54,7 +54,8 @@ def widened(known: Range | None, values: np.ndarray, center: float = 0.0, least:
 class Frame:
     """Axes, labels and legend of a picture, drawn once: that takes longer than the values.
 
-    ``colors`` is the range of a colour bar, ``legend`` its handles, ``note`` a line under the axes.
+    ``colors`` is the range of a colour bar, ``legend`` its handles, ``note`` a text under the axes, and
+    ``line`` a line that all pictures have.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Frame:
         colors: Range | None = None,
         legend: Sequence[Artist] = (),
         note: str = "",
+        line: Line2D | None = None,
     ):
         figure = Figure(figsize=SIZE, dpi=DPI)
         self.canvas = FigureCanvasAgg(figure)
@@ -83,6 +85,8 @@ class Frame:
         if legend:
             style = {"frameon": False, "fontsize": 9, "borderaxespad": 0.2}
             self.axis.legend(handles=legend, loc="upper left", ncols=1 + (not title), **style)
+        if line:
+            self.axis.add_line(line)
         self.canvas.draw()
         self.background = self.canvas.copy_from_bbox(figure.bbox)
 
@@ -165,15 +169,13 @@ def _function_frame(axes: tuple[str, str], x: Range, start: tuple[float, float] 
             for name in ("unflipped", "flipped")
         ),
     ]
+    line = None
     if start:
         legend.append(Line2D([], [], color="0.5", linestyle="--", label="g at the start"))
-    frame = Frame("Weight function", (axis_label(axes[1]), "Weight g"), x, (0, 1), legend=legend)
-    if start:
         u = np.linspace(*x, 101)
-        frame.axis.plot(u, 1 / (1 + np.exp(-start[0] * u - start[1])), color="0.5", linestyle="--")
-        frame.canvas.draw()
-        frame.background = frame.canvas.copy_from_bbox(frame.axis.figure.bbox)
-    return frame
+        line = Line2D(u, 1 / (1 + np.exp(-start[0] * u - start[1])), color="0.5", linestyle="--")
+    labels = (axis_label(axes[1]), "Weight g")
+    return Frame("Weight function", labels, x, (0, 1), legend=legend, line=line)
 
 
 def draw_distribution(weight: np.ndarray, flipped: np.ndarray) -> np.ndarray:
@@ -213,6 +215,18 @@ def draw_precision_recall(labels: np.ndarray, scores: dict[str, np.ndarray]) -> 
         recall, precision = found / found[-1], found / np.arange(1, len(found) + 1)
         lines.append(Line2D(recall, precision, color=LINES[name], linewidth=1.8))
     return frame.picture(lines)
+
+
+def draw_reward_path(path: Sequence[tuple[float, float]]) -> np.ndarray:
+    """Draw gold reward over KL of a run's looks, in their order, with a ring around the last one."""
+    kl, reward = np.array(path).T
+    margin = 0.1 * max(float(np.ptp(reward)), 0.1)
+    x, y = (0.0, 1.1 * max(float(kl.max()), 1e-6)), (float(reward.min()), float(reward.max()))
+    labels = ("KL to the reference (nats)", "Gold reward")
+    frame = Frame("Looks of this run; ring: the last", labels, x, (y[0] - margin, y[1] + margin))
+    ring = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "color": HALF, "linewidth": 0}
+    looks = Line2D(kl, reward, marker="o", color="#0072B2")
+    return frame.picture([looks, Line2D(kl[-1:], reward[-1:], **ring)])
 
 
 @lru_cache

@@ -83,7 +83,9 @@ def test_at_a_glance_repeats_the_curves_once(runs, board):
         assert [step for step, _ in shown] == curve["step"].tolist() != [], source
         assert [value for _, value in shown] == pytest.approx(curve[source].tolist(), rel=1e-5, nan_ok=True)
         assert shown == points(board, "pacmr", source), source
-    tags = board.Runs()["pacmr"]["tensors"]
+    shown = ("scalars", "images", "histograms")
+    kinds = {tag: board.SummaryMetadata("pacmr", tag) for tag in board.Runs()["pacmr"]["tensors"]}
+    tags = [tag for tag, kind in kinds.items() if kind.plugin_data.plugin_name in shown]
     assert sorted(tags)[: len(GLANCE)] == [f"at_a_glance/{name}" for name in sorted(GLANCE.values())]
     assert "epoch" not in tags
 
@@ -111,12 +113,11 @@ def test_hparams_compare_methods(board):
         assert [info.name for info in experiment.hparam_infos] == list(SETTINGS), "of all methods"
         metrics = [info.name.tag for info in experiment.metric_infos]
         assert metrics == list(RESULTS) and set(metrics) <= set(board.Runs()["pacmr"]["tensors"])
-    same = {"task": "mine", "noise_rate": 0.3, "seed": 42}
-    assert found["pacmr"].items() >= {"method": "pacmr", "vnet_every": 1, "vnet_tau": 0.8}.items()
+    assert found["pacmr"].items() >= {"method": "pacmr", "vnet_every": 1, "vnet_tau": 0.6}.items()
     assert found["dpo"]["method"] == "dpo" and not any(name.startswith("vnet") for name in found["dpo"])
     for name in ("noise_rate", "seed", "model", "beta"):
         assert found["pacmr"][name] == found["dpo"][name]
-    assert found["dpo"]["noise_rate"] == same["noise_rate"]
+    assert found["dpo"].items() >= {"task": "preferences", "noise_rate": 0.3, "seed": 42}.items()
 
 
 def test_about_says_what_the_run_is(runs, board):
@@ -131,7 +132,8 @@ def test_suspected_pairs_are_the_lowest_weights_recorded(runs, board):
     steps = [event.step for event in board.Tensors("pacmr", "suspected_pairs/text_summary")]
     assert steps == [1, 3, 5]
     for place, step in enumerate(steps):
-        lowest = rows[rows["step"] <= step].sort_values(["weight", "u"]).drop_duplicates("id").head(3)
+        ordered = rows[rows["step"] <= step].sort_values(["weight", "u", "step", "flipped", "id"])
+        lowest = ordered.drop_duplicates("id").head(3)
         lines = text(board, "pacmr", "suspected_pairs", place).splitlines()
         shown = [line.split(" | ") for line in lines[2:]]
         assert [cells[0].removeprefix("| ") for cells in shown] == lowest["id"].tolist()
@@ -142,7 +144,8 @@ def test_suspected_pairs_are_the_lowest_weights_recorded(runs, board):
 
 
 def test_equal_weights_rank_by_u(runs, board):
-    rows = read_weights(runs / "dpo").sort_values("u").drop_duplicates("id").head(3)
+    rows = read_weights(runs / "dpo").sort_values(["u", "step", "flipped", "id"])
+    rows = rows.drop_duplicates("id").head(3)
     lines = text(board, "dpo", "suspected_pairs").splitlines()[2:]
     assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == rows["id"].tolist()
 

@@ -1,6 +1,5 @@
 """What becomes of rows before they are batches: second wordings, held-out pairs, realised noise."""
 
-import json
 import warnings
 
 import numpy as np
