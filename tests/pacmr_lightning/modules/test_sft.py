@@ -414,8 +414,6 @@ def test_a_folder_with_other_things_is_not_replaced(tmp_path):
         ({"from_scratch": {"hiden_size": 8}}, "the key 'hiden_size', which LlamaConfig does not"),
         ({"from_scratch": {"vocab_size": 8}}, "which would be ignored there: the tokenizer sets it"),
         ({"model": "m", "lora": {"rank": 8}}, "lora has the key 'rank', which LoraConfig does not know"),
-        ({"model": "m", "lora": {"task_type": "SEQ_CLS"}}, "the key 'task_type', which would be ign"),
-        ({"model": "m", "lora": {"inference_mode": True}}, "the adapter is always trained; leave it out"),
         ({"model": "m", "learning_rate": 0.0}, "learning_rate is 0.0, but it must be above 0"),
         ({"model": "m", "warmup_ratio": 1.0}, "warmup_ratio is 1.0"),
         ({"model": "m", "min_lr_ratio": -0.1}, "min_lr_ratio is -0.1"),
