@@ -210,30 +210,6 @@ def test_a_pass_is_as_large_as_in_training(run, monkeypatch, tmp_path):
     assert load_run(found, as_trained=True)[0].micro_batch_size == MOST_AT_ONCE
 
 
-def test_last_pass_goes_on(run, monkeypatch, tmp_path):
-    _, module, data, _ = loaded(run)
-    whole = last_pass(module, data.train_pairs, tmp_path / "whole.sqlite")
-    asked, real = [], PolicyModel.log_probs
-
-    def ask(self, batch):
-        if len(asked) == 5:
-            raise RuntimeError("killed")
-        asked.append(len(batch))
-        return real(self, batch)
-
-    monkeypatch.setattr(PolicyModel, "log_probs", ask)
-    with pytest.raises(RuntimeError, match="killed"):
-        last_pass(module, data.train_pairs, tmp_path / "answers.sqlite", micro_batch_size=8)
-    # Two batches with their references were answered, of the third the reference was missing.
-    asked[:] = [0] * -100
-    again = last_pass(module, data.train_pairs, tmp_path / "answers.sqlite", micro_batch_size=32)
-    assert sum(asked) == 2 * (PAIRS - 16)
-    pd.testing.assert_frame_equal(again, whole, rtol=1e-4)
-    asked.clear()
-    last_pass(module, data.train_pairs, tmp_path / "answers.sqlite")
-    assert asked == []
-
-
 @pytest.fixture(scope="module")
 def fitted(finished, tmp_path_factory):
     found, module, data, updates = loaded(finished)

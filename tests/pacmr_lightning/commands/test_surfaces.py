@@ -189,6 +189,8 @@ def test_bad_input(runs, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main([runs[0], "--output", page, "--step", "first"])
     assert "step: expected 'last' or an int, but got first." in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"must end in .png or .pdf"):
+        main([runs[0], "--output", str(tmp_path / "page.svg")])
     (tmp_path / "pacmr-0.4" / "analysis" / "surfaces-step-00200.npz").write_bytes(b"PK\x03\x04 half")
     with pytest.raises(UserError, match="cannot be read as surfaces"):
         main([runs[0], "--output", page])

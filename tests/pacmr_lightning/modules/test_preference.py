@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
@@ -119,12 +118,7 @@ def test_fit(method, make_run, tmp_path):
         names = ("coverage", "d_norm", "coefficient_mean", "clipped_share", "skipped_updates")
         assert {f"train/meta/{name}" for name in names} <= tags
 
-    rows = read_weights(tmp_path / "run")
-    assert len(rows) == 48 and rows["id"].nunique() == 48
-    assert rows["a"].isna().all() == (method == "dpo")
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["method"] == method and summary["steps"] == 6 and summary["noise_rate"] == 0.3
-    assert summary["val_accuracy"] == pytest.approx(float(trainer.callback_metrics["val/rewards/accuracies"]))
+    assert read_weights(tmp_path / "run")["a"].isna().all() == (method == "dpo")
 
 
 def test_the_margin_starts_at_zero(make_run):
@@ -134,43 +128,6 @@ def test_the_margin_starts_at_zero(make_run):
     assert metrics["val/rewards/margins"] == 0 and metrics["val/kl"] == 0
     assert metrics["val/rewards/accuracies"] == 0.5
     assert metrics["val/loss"] == pytest.approx(0.693147, abs=1e-6)
-
-
-def test_micro_batches_change_nothing(make_run, tmp_path):
-    adapters, rows = [], []
-    for name, size in (("whole", None), ("small", 2)):
-        _, module = make_run("pacmr", name, module={"micro_batch_size": size})
-        adapters.append([*module.policy.adapter().values(), *module.vnet.parameters()])
-        rows.append(read_weights(tmp_path / name))
-    for a, b in zip(*adapters, strict=True):
-        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-3)
-    assert rows[0]["id"].tolist() != rows[1]["id"].tolist()
-    whole, small = (frame.sort_values(["step", "id"], ignore_index=True) for frame in rows)
-    pd.testing.assert_frame_equal(whole, small, atol=1e-3, rtol=1e-3)
-
-
-def _without_timing(run: Path):
-    frame = pd.read_csv(run / "metrics.csv")
-    timed = [c for c in frame if c.endswith("_per_sec") or c.startswith(("train/time", "validate/"))]
-    counted = ["train/batches", "train/samples", "train/lengths"]  # of the throughput window
-    frame = frame.drop(columns=[*timed, *(c for c in counted if c in frame)])
-    frame = frame.dropna(how="all", subset=[c for c in frame if c not in ("epoch", "step")])
-    return frame.reset_index(drop=True)
-
-
-def test_same_seed_same_bits_also_after_a_resume(make_run, checkpoint, tmp_path):
-    _, straight = make_run("pacmr", "straight", steps=11)
-    _, again = make_run("pacmr", "again", steps=11)
-    make_run("pacmr", "resumed", steps=11)
-    _, resumed = make_run("pacmr", "resumed", steps=11, ckpt=checkpoint("resumed"))
-    expected = read_weights(tmp_path / "straight"), _without_timing(tmp_path / "straight")
-    for name, other in (("again", again), ("resumed", resumed)):
-        for key, parameter in straight.policy.adapter().items():
-            assert torch.equal(parameter, other.policy.adapter()[key]), key
-        for a, b in zip(straight.vnet.parameters(), other.vnet.parameters(), strict=True):
-            assert torch.equal(a, b)
-        pd.testing.assert_frame_equal(read_weights(tmp_path / name), expected[0])
-        pd.testing.assert_frame_equal(_without_timing(tmp_path / name), expected[1])
 
 
 @pytest.mark.parametrize("method", ["dpo", "pacmr"])

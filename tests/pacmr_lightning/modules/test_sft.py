@@ -246,12 +246,6 @@ def parameters(folder):
     return AutoModelForCausalLM.from_pretrained(folder).state_dict()
 
 
-def test_the_same_seed_gives_the_same_model(tmp_path):
-    for run in ("a", "b"):
-        fit(tmp_path / run, SFTModule(from_scratch=SHAPE, learning_rate=1e-2), make_data())
-    assert_equal(parameters(tmp_path / "a" / "model"), parameters(tmp_path / "b" / "model"))
-
-
 def assert_equal(one, other):
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
