@@ -38,10 +38,11 @@ def test_our_options(tmp_path, monkeypatch, capsys):
         assert stop.value.code == 0
         found.append(yaml.safe_load(capsys.readouterr().out))
     for name, value in options.items():
-        node = found[name.endswith("length_normalize")]
+        node = found[0]
         for key in name.split("."):
             node = node.get("init_args", node)
             assert key in node, name
             node = node[key]
         assert name == "model.objective" or not value or node == value, name
-    assert "label_noise" in found[2]["model"]["init_args"]["objective"]["init_args"]
+    for config, name in ((found[1], "length_normalize"), (found[2], "label_noise")):
+        assert name in config["model"]["init_args"]["objective"]["init_args"]
