@@ -1,9 +1,6 @@
 """Noise masks, cached references and full disks through the command line."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -90,19 +87,3 @@ def test_a_full_disk(base, tmp_path, forked):
     assert "Traceback" not in errors and not Path("runs").exists()
     errors, status = run(10**9)
     assert status == 0, errors[-2000:]
-
-
-@pytest.mark.slow
-def test_processes_share_the_work_of_the_cache(base, tmp_path):
-    for devices in ("1", "2"):
-        env = os.environ | {"HF_DATASETS_CACHE": str(tmp_path / f"cache{devices}"), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "pacmr_lightning", *base, "--data.reference", "cached"]
-        command += ["--trainer.default_root_dir", f"run{devices}", "--trainer.devices", devices]
-        command += ["--trainer.strategy", "auto" if devices == "1" else "ddp"]
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
-    one, two = (read_weights(f"run{n}").sort_values(["step", "id"], ignore_index=True) for n in (1, 2))
-    assert (one["id"] == two["id"]).all()
-    assert (one["weight"] - two["weight"]).abs().max() < 1e-4
-    parts = [sorted(p.name for p in (tmp_path / f"cache{n}").rglob("part-*.npy")) for n in (1, 2)]
-    assert parts[0] == parts[1] and len(parts[0]) == 3  # train, augmented, validation

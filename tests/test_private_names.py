@@ -199,9 +199,3 @@ def test_the_table_has_no_more():
     whole = "\n".join(code().values())
     unused = [name for _, name in PLACES if not re.search(rf"\b_*{name.lstrip('_')}\b", whole)]
     assert not unused, f"nothing uses {', '.join(unused)}; take them out of TABLE"
-
-
-def test_a_moved_name_is_noticed():
-    assert is_there("lightning.pytorch:Trainer", "_accelerator_connector")
-    for place in (("lightning.pytorch:Trainer", "_moved"), ("lightning.moved", "Trainer"), ("torch.nn", "X")):
-        assert not is_there(*place)

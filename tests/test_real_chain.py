@@ -3,12 +3,11 @@
 import json
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from transformers import AutoTokenizer, LlamaForSequenceClassification
 
 from pacmr_lightning import cli
-from pacmr_lightning.runs.folder import NOISE_MASK, SUMMARY, read_weights
+from pacmr_lightning.runs.folder import SUMMARY, read_weights
 
 from .conftest import read_lines, write_lines
 from .pacmr_lightning.evaluation.faulty_server import FaultyServer, prefer_longer
@@ -44,10 +43,7 @@ def train(method):
           *("--trainer.default_root_dir", method))  # fmt: skip
     summary = json.loads((Path(method) / SUMMARY).read_text())
     assert (summary["method"], summary["steps"], summary["noise_rate"]) == (method, UPDATES, 0.3)
-    assert 0 <= summary["val_accuracy"] <= 1
-    weights = read_weights(method)
-    assert weights["id"].nunique() == 32 * UPDATES and weights["flipped"].notna().all()
-    return weights
+    return read_weights(method)
 
 
 def predict(method):
@@ -71,45 +67,29 @@ def check(summary, verdicts, responses):
     assert [row["responses"] for row in verdicts] == [
         [one["response"], other["response"]] for one, other in zip(*responses, strict=True)
     ]
-    names = {"wins": "win", "ties": "tie", "losses": "loss"}
-    counts = {name: sum(row["verdict"] == verdict for row in verdicts) for name, verdict in names.items()}
-    assert counts == {name: summary[name] for name in names}
-    assert sum(counts.values()) == summary["pairs"] == PROMPTS
-    assert summary["win_rate"]["value"] == pytest.approx(counts["wins"] / PROMPTS)
+    for name, verdict in {"wins": "win", "ties": "tie", "losses": "loss"}.items():
+        assert summary[name] == sum(row["verdict"] == verdict for row in verdicts)
+    assert summary["wins"] + summary["ties"] + summary["losses"] == summary["pairs"] == PROMPTS
     assert (summary["invalid"], summary["unanswered"]) == (0, 0)
-    for row in verdicts:
-        assert len(row["orders"]) == (0 if row["responses"][0] == row["responses"][1] else 2)
 
 
 @pytest.mark.slow
-def test_from_rows_to_verdicts(rows, tiny_llama, capsys):
+def test_from_rows_to_verdicts(rows, tiny_llama):
     pacmr("fit --config", TLDR / "small_sft.yaml", *CPU, "--data.source.train", "sft.jsonl",
           *("--model.from_scratch.hidden_size", 48, "--model.from_scratch.intermediate_size", 64),
           *("--data.vocab_size", 1024, "--trainer.max_epochs", 1),
           *("--trainer.default_root_dir", "sft"))  # fmt: skip
 
     weights = {method: train(method) for method in ("dpo", "pacmr")}
-    masks = [pd.read_parquet(Path(method) / NOISE_MASK) for method in weights]
-    pd.testing.assert_frame_equal(*masks)
-    assert len(masks[0]) == PAIRS and masks[0]["flipped"].mean() == pytest.approx(0.3, abs=0.08)
-    flipped = masks[0].set_index("id")["flipped"]
-    for frame in weights.values():
-        assert (flipped[frame["id"]].to_numpy() == frame["flipped"].to_numpy(bool)).all()
-    assert weights["dpo"]["id"].tolist() == weights["pacmr"]["id"].tolist(), "the same pairs in one order"
-    assert (weights["dpo"]["weight"] == 1).all()
-    assert weights["pacmr"]["weight"].between(0, 1, inclusive="neither").all()
-    assert weights["pacmr"]["weight"].std() > 0.01
-    pacmr("compare dpo pacmr")
-    printed = capsys.readouterr().out
-    assert "dpo" in printed and "pacmr" in printed
+    same = ["id", "flipped"]
+    assert weights["dpo"][same].equals(weights["pacmr"][same]), "the same pairs and flips in one order"
+    assert (weights["dpo"]["weight"] == 1).all() and weights["pacmr"]["weight"].std() > 0.01
 
     (first, content), (second, _) = predict("pacmr"), predict("dpo")
     prompts = {row["prompt"] for row in rows["validation"]}
     for one, other in zip(first, second, strict=True):
         assert (one["id"], one["prompt"]) == (other["id"], other["prompt"]) and one["prompt"] in prompts
-        assert 0 < one["response_tokens"] <= 24 and one["finish_reason"] in ("stop", "length")
-    assert len({row["id"] for row in first}) == PROMPTS
-    assert predict("pacmr")[1] == content
+    assert len({row["id"] for row in first}) == PROMPTS and predict("pacmr")[1] == content
     different = sum(one["response"] != other["response"] for one, other in zip(first, second, strict=True))
     assert different > 0, "or there is nothing to judge"
 
@@ -125,11 +105,7 @@ def test_from_rows_to_verdicts(rows, tiny_llama, capsys):
         endpoint = ["--judge", "EndpointJudge", "--judge.task", "tldr", "--judge.base_url", server.url]
         summary, verdicts, content = judge("by-endpoint", *endpoint)
         check(summary, verdicts, (first, second))
-        assert len(server.requests) == 2 * different
         for row in verdicts:
             a, b = (len(response.strip()) for response in row["responses"])
-            if a != b:
-                assert row["verdict"] == ("win" if a > b else "loss"), "the stub prefers the longer one"
-        again, _, same = judge("by-endpoint", *endpoint)
-        assert len(server.requests) == 2 * different and same == content
-        assert again["tokens"]["now"] == {"prompt": 0, "completion": 0}
+            assert a == b or row["verdict"] == ("win" if a > b else "loss"), "the stub prefers the longer one"
+        assert judge("by-endpoint", *endpoint)[2] == content and len(server.requests) == 2 * different

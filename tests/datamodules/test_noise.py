@@ -137,19 +137,15 @@ def test_rates_outside_the_unit_interval_are_refused(rate):
 
 
 def test_kinds_of_noise_exclude_each_other():
+    """Those that are given together are refused: test_cli.py and test_data_road.py."""
     with pytest.raises(UserError, match=r"noise_rates is \[0\.1\], but two"):
         TwoRateNoise([0.1])
-
-    class Alternating(LabelNoise):
-        def probabilities(self, rows):
-            return [i % 2 for i in range(len(rows))]
-
-    for given in ((None, 0.1, [0.1, 0.2]), (Alternating(), 0.1, None), (Alternating(), 0.0, [0, 0])):
-        with pytest.raises(UserError, match="are given together; take out all but one"):
-            noise_from_options(*given)
+    own = SymmetricNoise(0.2)
+    with pytest.raises(UserError, match="are given together; take out all but one"):
+        noise_from_options(own, 0.0, [0, 0])
     assert noise_from_options(None, 0.0, None) is None and noise_from_options(None, 0.1, None).rate == 0.1
     assert isinstance(noise_from_options(None, 0.0, [0, 0]), TwoRateNoise)
-    assert isinstance(noise_from_options(Alternating(), 0.0, None), Alternating)
+    assert noise_from_options(own, 0.0, None) is own
 
 
 @pytest.mark.parametrize(
@@ -311,8 +307,6 @@ def test_a_favoured_word():
     assert probabilities(SpuriousPreferenceNoise(0.3, "golden"), both) == pytest.approx([0.6, 0])
     with pytest.raises(UserError, match=r"0\.0% and 25\.0% .* alone has the word 'golden' in 25\.0%"):
         SpuriousPreferenceNoise(0.3, "golden").probabilities(rows.select([0, 1, 3, 4]))
-    with pytest.raises(UserError, match="word is 'deep sea', but it must be a single word"):
-        SpuriousPreferenceNoise(0.3, "deep sea")
 
 
 def test_annotators_are_assigned_by_the_hash_of_the_id(world):
@@ -357,8 +351,6 @@ def test_annotators_of_the_rows():
     some = rows_of([{"id": "x"}, {"annotator": "a"}])
     with pytest.raises(UserError, match="1 of the 2 training pairs have no annotator, 'x' for one"):
         AnnotatorNoise(0.3).probabilities(some)
-    with pytest.raises(UserError, match=r"share is 0\.01, but between 2\d\.\d% and 50\.0%"):
-        AnnotatorNoise(0.01, annotators=2).probabilities(assigned)
 
 
 def test_categories_by_a_share(world):
@@ -389,13 +381,11 @@ def test_shares_that_are_none(kind, share):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TemperatureLabels(), "tau None and share None; give one"),
         (lambda: TemperatureLabels(2, 0.3), r"tau 2 and share 0\.3; give one"),
         (lambda: TemperatureLabels(0), "tau is 0, but a temperature"),
         (lambda: TemperatureLabels(float("inf")), "tau is inf"),
         (lambda: AnnotatorNoise(), "reliabilities None and share None; give one"),
         (lambda: AnnotatorNoise(0.3, {"a": 0.9}), r"reliabilities \{'a': 0\.9\} and share 0\.3; give one"),
-        (lambda: AnnotatorNoise(reliabilities={"a": 1.1}), r"reliabilities of 'a' is 1\.1"),
         (lambda: AnnotatorNoise(0.3, annotators=0), "annotators is 0"),
         (lambda: AnnotatorNoise(None, {"a": 0.9}, 3), "annotators is 3, .* stays out where reliabilities"),
         (lambda: CategoryNoise(), "CategoryNoise has rates None and share None"),

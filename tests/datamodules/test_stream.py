@@ -110,22 +110,10 @@ def test_evaluation_loses_and_doubles_nothing(make_pairs, world, count):
         assert found == pairs.rows["id"][:]
 
 
-def test_what_cannot_be_shared_or_filled(make_pairs):
-    pairs, with_meta = make_pairs(6, plain=4), {"seed": 0, "meta_every": 1}
-    for size, options, said in (
-        (5, {"seed": 0, "world_size": 2}, "global_batch_size is 5, which 2 processes cannot share"),
-        (4, {**with_meta, "meta_batch_size": 3, "world_size": 2}, "meta_batch_size is 3, which 2 processes"),
-        (11, {"seed": 0}, r"Only 10 training pairs are left.*global_batch_size, which is 11"),
-        (
-            4,
-            {**with_meta, "meta_batch_size": 7},
-            r"Only 6 of the 10 .*meta_batch_size 7; make more",
-        ),
-    ):
-        with pytest.raises(UserError, match=said):
-            TrainingStream(pairs, size, **options)
-    TrainingStream(pairs, 4, seed=0, meta_batch_size=7)
+def test_what_cannot_be_shared(make_pairs):
+    """Global batches: test_cli.py; too few pairs: test_preference.py."""
+    pairs = make_pairs(6, plain=4)
+    with pytest.raises(UserError, match="meta_batch_size is 3, which 2 processes cannot share"):
+        TrainingStream(pairs, 4, seed=0, meta_every=1, meta_batch_size=3, world_size=2)
     with pytest.raises(UserError, match="each of 11 processes needs one"):
         EvaluationStream(pairs, 20, world_size=11)
-    with pytest.raises(IndexError):
-        TrainingStream(pairs, 4, seed=0)[-1]

@@ -297,9 +297,6 @@ def test_mistakes_end_in_one_sentence(inside, capsys):
     line = said("--model.weighting", "odd_weighting.Half")
     assert "odd_weighting.Half leaves an abstract method of its base class out; define it, or" in line
     assert "margin is 0" in said("--model.objective", "my_preferences.SLiC", "--model.objective.margin", "0")
-    assert "noise_rate and noise are given together" in fails(
-        capsys, ["fit", *arguments("noise", run="bad"), "--data.noise_rate", "0.1"]
-    )
     line = said("--model.weighting", "odd_weighting.Odd")
     assert "Odd.update is called with pairs, meta, learning_rate and peak, but takes other arguments" in line
     assert not Path("bad").exists()

@@ -8,16 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GPT2Config,
-    LlamaConfig,
-    MistralConfig,
-    PretrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+import transformers
 
 from pacmr_lightning import cli
 from pacmr_lightning.batch import PairBatch
@@ -32,19 +23,19 @@ SHAPE = {
     "initializer_range": 0.2,
 }
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "initializer_range": 0.2}
-CONFIGS: dict[str, PretrainedConfig] = {
-    "llama": LlamaConfig(**SHAPE),
-    "qwen2": Qwen2Config(**SHAPE),
-    "qwen3": Qwen3Config(**SHAPE, head_dim=8),
+CONFIGS: dict[str, transformers.PretrainedConfig] = {
+    "llama": transformers.LlamaConfig(**SHAPE),
+    "qwen2": transformers.Qwen2Config(**SHAPE),
+    "qwen3": transformers.Qwen3Config(**SHAPE, head_dim=8),
     # A sliding layer beside a full one.
-    "qwen2-mixed": Qwen2Config(
+    "qwen2-mixed": transformers.Qwen2Config(
         **SHAPE,
         use_sliding_window=True,
         sliding_window=7,
         layer_types=["full_attention", "sliding_attention"],
     ),
-    "mistral": MistralConfig(**SHAPE, sliding_window=7),
-    "gpt2": GPT2Config(vocab_size=VOCABULARY, bos_token_id=1, eos_token_id=2, **GPT2),
+    "mistral": transformers.MistralConfig(**SHAPE, sliding_window=7),
+    "gpt2": transformers.GPT2Config(vocab_size=VOCABULARY, bos_token_id=1, eos_token_id=2, **GPT2),
 }
 
 
@@ -80,7 +71,7 @@ def save_model(tmp_path: Path) -> Callable[[str], str]:
         torch.manual_seed(0)
         folder = tmp_path / name
         config = type(CONFIGS[name])(**{**CONFIGS[name].to_dict(), **changes})
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         return str(folder)
 
     return save
@@ -122,7 +113,7 @@ def _exact_norms(model: torch.nn.Module) -> None:
 
 def log_ratios(policy: PolicyModel, rows: list[dict], prompt: str = "prompt") -> np.ndarray:
     """(N, 2) log(pi / pi_ref) of chosen and rejected in the whole model's own forward, one pair at a time."""
-    tokenizer = AutoTokenizer.from_pretrained(policy.name)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(policy.name)
     found = []
     for row in rows:
         start = tokenizer(row[prompt])["input_ids"]

@@ -72,11 +72,7 @@ class SmallLoss(SLiC):
 
     def state_dict(self) -> dict[str, Any]:
         """The share, and what was seen."""
-        return {
-            "label_noise": self.label_noise,
-            "updates": self.updates,
-            "last_loss": dict(self.last_loss),
-        }
+        return {"label_noise": self.label_noise, "updates": self.updates, "last_loss": dict(self.last_loss)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what ``state_dict`` returned."""

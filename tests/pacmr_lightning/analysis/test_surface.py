@@ -56,8 +56,3 @@ def test_density_is_the_share_of_the_visits_inside():
     # The middle cell holds what a normal density has there.
     assert found[13:18, 13:18].mean() == pytest.approx(1 / (2 * np.pi * 2), rel=0.15)
     np.testing.assert_allclose(u, -u[::-1])
-
-
-def test_visits_at_one_point_get_a_grid_all_the_same():
-    delta, u = grid(visits_of([0.0, 0.0], [0.0, 0.0]), 3)
-    assert delta.tolist() == u.tolist() == [-1, 0, 1]

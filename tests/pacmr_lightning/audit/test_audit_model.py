@@ -119,7 +119,6 @@ PROBE = {"scorer": "probe"}
         ("adapter", {"checkpoint": "3"}, "checkpoint is 3, but adapter is a model and no run; leave it out"),
         ("adapter", {"scorer": "vnet"}, "scorer is vnet, but adapter is a model and no run; use --scorer"),
         ("adapter", {"output": None}, "output is not given, but adapter is a model and no run; name the"),
-        ("adapter", {"share": "0.7"}, "share is 0.7, but the share of wrong labels is above 0 and below"),
         ("adapter", {"source.train": "nowhere.jsonl"}, "nowhere.jsonl"),
         ("nowhere", {"reference": "nowhere/x/y"}, "there is no such folder"),
     ],

@@ -188,10 +188,8 @@ def test_what_is_done_is_not_done_again(corrected, first, capsys):
         (["{run}", "--rounds.share", "0.5"], "rounds.share is 0.5, but the last of 6 rounds would then"),
         (["{run}", "--rounds.share", "0.001"], "which is none of 160 training pairs"),
         (["{run}", "--cleaned", "{train}"], "which is the run's own data; name another file"),
-        (["{run}", "--output", "{run}"], "holds another run already; name another with --output"),
         (["{run}", "--output", "{done}"], "holds a second pass with rounds.count 2 already"),
         (["{plain}"], "has no clean pairs, which PerpCorrect starts from; give some"),
-        (["nowhere"], "nowhere/config.yaml does not exist; name the folder of a run"),
     ],
 )
 def test_bad_input(words, message, corrected, first, tmp_path, capsys):

@@ -7,7 +7,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from pacmr_lightning.audit.decisions import CONTROL, WORDS, Texts, random_sample, read_decisions, tasks
@@ -51,15 +50,6 @@ def test_the_sample_is_random_and_goes_on():
     assert not np.array_equal(places, np.sort(places))
 
 
-def test_only_the_sample_tells_the_share(tmp_path):
-    rows = [row(f"s{i}", "exchange", observed="chosen", sample=False) for i in range(30)]
-    rows += [row(f"r{i}", "exchange" if i < 2 else "keep", sample=True) for i in range(10)]
-    rows += [row("d", "drop", sample=True), row("u", "unsure", sample=True), row("u", "unsure")]
-    found = read_decisions(write(tmp_path / "decisions.jsonl", rows)).estimate
-    assert (found.wrong, found.right, found.dropped, found.unsure) == (2, 8, 1, 1)
-    assert found.rate == 0.2
-
-
 def test_what_it_says_beside_the_audit():
     u, _, prompts = scores(6000, 0.3, seed=1)
     own = estimate_noise_rate(u, prompts, resamples=40)
@@ -75,14 +65,6 @@ def test_what_it_says_beside_the_audit():
     table = far.table(own)[["wrong", "share", "own", "contradicts"]]
     assert table.iloc[0].tolist() == [3, 0.03, own.rate, True]
     assert SampleEstimate(0, 0, 1, 0).sentences(own, None) == []
-
-
-def test_what_follows_from_them(tmp_path):
-    rows = [row("a", "keep"), row("b", "exchange"), row("c", "drop"), row("d", "unsure")]
-    decisions = read_decisions(write(tmp_path / "d.jsonl", rows))
-    table = decisions.follow(pd.DataFrame({"id": list("edcba"), "p_wrong": [0.1, 0.2, 0.3, 0.4, np.nan]}))
-    assert table["p_wrong"].tolist() == [0.1, 0.2, 0.3, 1.0, 0.0]
-    assert table["decision"].fillna("").tolist() == ["", "unsure", "drop", "exchange", "keep"]
 
 
 A = '{"id": "a", "decision": "keep"'

@@ -134,12 +134,8 @@ predict --generation.outpt x
     --generation.outpt: there is no such option; did you mean
 memory --rank x
     rank: expected an int, but got x.
-memory --layout sharde
-    layout: expected one of 'shared', 'separate', but got sharde; did you
 memory --devices '[1, x]'
     devices: expected an int, but got x in [1, 'x'].
-memory --vnet yess
-    vnet: expected true or false, but got yess.
 inspect --source Files
     source.train: missing;
 judge a
@@ -182,8 +178,6 @@ surfaces
     runs: missing;
 audit a --action flop
     action: expected one of 'drop', 'flip' or null, but got flop; did you
-audit a --share x
-    share: expected a float or null, but got x.
 """
 
 

@@ -198,28 +198,6 @@ def test_both_orders_decide(task, name, store):
         assert {(v.preferred, v.inconsistent) for v in other.compare(PAIRS, store)} == {("none", True)}
 
 
-def test_invalid_and_missing_answers_are_no_verdict(store):
-    pair = PAIRS[:1]
-    with FaultyServer(prefer_longer) as server:
-        judge = EndpointJudge(model="m", base_url=server.url, retries=0, concurrency=1)
-        server.script = [None, 500]
-        [verdict] = judge.compare(pair, store)
-        assert verdict.preferred == "none" and not verdict.inconsistent
-        assert [o.preferred for o in verdict.orders] == ["first", "none"]
-        assert verdict.orders[1].problem.startswith("status 500") and verdict.orders[1].answer is None
-        # The missing one is asked for again, the other one not.
-        assert judge.compare(pair, store)[0].preferred == "first" and len(server.requests) == 3
-
-        server.reply = lambda messages: "I would rather not say."
-        other = EndpointJudge("summary", model="m", base_url=server.url)
-        for requests in (5, 5):
-            # An invalid answer is an answer: it is kept, and nobody pays for it twice.
-            [verdict] = other.compare(pair, store)
-            assert verdict.preferred == "none" and len(server.requests) == requests
-            assert verdict.orders[0].problem == "the answer does not end in a verdict"
-            assert verdict.orders[0].answer == "I would rather not say."
-
-
 def test_a_judge_that_thinks_aloud(store):
     """Its reasoning, in which both verdicts stand, does not count; the store keeps the whole answer."""
 

@@ -21,14 +21,6 @@ from pacmr_lightning.meta_gradient import CentralDifference, GhostDotProduct, So
 from pacmr_lightning.meta_gradient.step_pairs import StepPairs
 from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.rewards import Rewards
-from pacmr_lightning.weighting import (
-    AuditedWeights,
-    DropFlipped,
-    OracleWeights,
-    SigmoidPrior,
-    Unweighted,
-    VNetWeighting,
-)
 from pacmr_lightning.weighting.weighted_gradient import weighted_gradient
 
 DOCS = Path(__file__).parents[3] / "docs" / "methods.md"
@@ -44,20 +36,21 @@ OBJECTIVES = {
 
 def vnet(estimator=None, soft=False):
     options = {"start_offset": 0.4, "soft_labels": True} if soft else {}
-    return VNetWeighting(SoftPromptConsistency(), estimator or GhostDotProduct(), every=1, **options)
+    estimator = estimator or GhostDotProduct()
+    return weighting.VNetWeighting(SoftPromptConsistency(), estimator, every=1, **options)
 
 
 WEIGHTINGS = {
-    "Unweighted": Unweighted,
-    "SigmoidPrior": SigmoidPrior,
-    "the same, soft labels": lambda: SigmoidPrior(offset=0.4, soft_labels=True),
+    "Unweighted": weighting.Unweighted,
+    "SigmoidPrior": weighting.SigmoidPrior,
+    "the same, soft labels": partial(weighting.SigmoidPrior, offset=0.4, soft_labels=True),
     "VNetWeighting": vnet,
     "the same, CentralDifference": lambda: vnet(CentralDifference(epsilon=0.05, relative=True)),
-    "VNetWeighting, soft labels": lambda: vnet(soft=True),
-    "AuditedWeights": lambda: AuditedWeights("audit.parquet"),
-    "AuditedWeights, soft labels": lambda: AuditedWeights("audit.parquet", soft_labels=True),
-    "OracleWeights": lambda: OracleWeights(0.3),
-    "DropFlipped": DropFlipped,
+    "VNetWeighting, soft labels": partial(vnet, soft=True),
+    "AuditedWeights": partial(weighting.AuditedWeights, "audit.parquet"),
+    "AuditedWeights, soft labels": partial(weighting.AuditedWeights, "audit.parquet", soft_labels=True),
+    "OracleWeights": partial(weighting.OracleWeights, 0.3),
+    "DropFlipped": weighting.DropFlipped,
 }
 
 
@@ -75,16 +68,12 @@ def test_every_class_is_in_the_table(package, base, listed):
 def setting(make_policy, make_batch, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     policy = make_policy(double=True)
-    batch = make_batch(PAIRS)
     eta = torch.linspace(0.1, 0.9, PAIRS)
-    batch = replace(batch, eta=eta, annotators=["a", "b", None] * (PAIRS // 3))
+    batch = replace(make_batch(PAIRS), eta=eta, annotators=["a", "b", None] * (PAIRS // 3))
     audit = {"id": batch.ids, "p_wrong": eta.tolist(), "observed": "chosen"}
     pd.DataFrame(audit).to_parquet("audit.parquet")
-    return (
-        policy,
-        batch.with_reference(policy.reference_log_probs(batch)),
-        make_batch(4, seed=1, augmented=True),
-    )
+    batch = batch.with_reference(policy.reference_log_probs(batch))
+    return policy, batch, make_batch(4, seed=1, augmented=True)
 
 
 def one_update(policy, batch, meta, objective, weighting):

@@ -246,12 +246,6 @@ def parameters(folder):
     return AutoModelForCausalLM.from_pretrained(folder).state_dict()
 
 
-def test_the_same_seed_gives_the_same_model(tmp_path):
-    for run in ("a", "b"):
-        fit(tmp_path / run, SFTModule(from_scratch=SHAPE, learning_rate=1e-2), make_data())
-    assert_equal(parameters(tmp_path / "a" / "model"), parameters(tmp_path / "b" / "model"))
-
-
 def assert_equal(one, other):
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -414,8 +408,6 @@ def test_a_folder_with_other_things_is_not_replaced(tmp_path):
         ({"from_scratch": {"hiden_size": 8}}, "the key 'hiden_size', which LlamaConfig does not"),
         ({"from_scratch": {"vocab_size": 8}}, "which would be ignored there: the tokenizer sets it"),
         ({"model": "m", "lora": {"rank": 8}}, "lora has the key 'rank', which LoraConfig does not know"),
-        ({"model": "m", "lora": {"task_type": "SEQ_CLS"}}, "the key 'task_type', which would be ign"),
-        ({"model": "m", "lora": {"inference_mode": True}}, "the adapter is always trained; leave it out"),
         ({"model": "m", "learning_rate": 0.0}, "learning_rate is 0.0, but it must be above 0"),
         ({"model": "m", "warmup_ratio": 1.0}, "warmup_ratio is 1.0"),
         ({"model": "m", "min_lr_ratio": -0.1}, "min_lr_ratio is -0.1"),
@@ -432,15 +424,10 @@ def test_models_that_cannot_be_had(base, built, tmp_path):
     def build(tokenizer=base, **options):
         built(SFTModule(**options), make_data(tokenizer=tokenizer, rows=8))
 
-    missing = str(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=f"The model folder {missing} does not exist; check the path"):
-        build(model=missing)
     with pytest.raises(UserError, match=r"does not describe a Llama model \(.*30.* not a multiple"):
         build(from_scratch={**SHAPE, "hidden_size": 30})
     with pytest.raises(UserError, match=r"does not describe a Llama model \(.*expected int, got str"):
         build(from_scratch={**SHAPE, "hidden_size": "wide"})
-    with pytest.raises(UserError, match=r"target_modules names c_attn, but .* or some of \[down_proj, gate_"):
-        build(model=base, lora={"target_modules": ["c_attn"]})
     with pytest.raises(UserError, match="the tokenizer is a new one"):
         build(tokenizer=None, model=base)
     tokenizer = AutoTokenizer.from_pretrained(base)

@@ -333,22 +333,6 @@ def test_a_model_without_flex_attention(make_policy):
         make_policy("gpt2", attn_implementation="flex_attention")
 
 
-@pytest.mark.parametrize("layout", ["shared", "separate", "packed"])
-def test_token_pairs(layout, make_policy, make_batch):
-    policy, batch = make_policy(layout=layout), make_batch(3)
-    states = []
-    policy.model.get_input_embeddings().register_forward_hook(
-        lambda module, inputs, output: states.append(output.requires_grad_())
-    )
-    owner = policy.rows(batch).token_pair
-    for pair in range(3):
-        states.clear()
-        found = policy.log_probs(batch)
-        (gradient,) = torch.autograd.grad((found.chosen + found.rejected)[pair], states[-1])
-        reached = gradient.abs().sum(-1) > 0
-        assert reached.any() and (owner[reached] == pair).all()
-
-
 def test_the_check_in_inference_mode(flex_on_cpu, make_policy, make_batch):
     """Lightning validates in it."""
     policy = make_policy(attn_implementation="flex_attention")

@@ -4,18 +4,10 @@ import json
 import shutil
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from huggingface_hub import constants
-from peft import (
-    AdaLoraConfig,
-    AutoPeftModelForCausalLM,
-    IA3Config,
-    LoHaConfig,
-    LoraConfig,
-    PromptTuningConfig,
-    get_peft_model,
-)
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
@@ -94,8 +86,8 @@ def test_an_adapter_of_a_base_in_4_bits(model, tmp_path):
         model, quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
     )
     packed.save_pretrained(tmp_path / "packed")
-    config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    policy = get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "packed"), config)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    policy = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "packed"), config)
     policy.save_pretrained(tmp_path / "adapter")
     with pytest.raises(
         UserError, match=r"adapter was trained on .*packed, which is stored in 4 bits.*in full"
@@ -115,7 +107,7 @@ def trained(base: str, folder: Path, config, seed: int = 1, merge: bool = False)
     """Save an adapter whose every trained number has moved; return what PEFT computes with it, unmerged."""
     torch.manual_seed(seed)
     model = load_base(base, torch.float32) if merge else AutoModelForCausalLM.from_pretrained(base)
-    policy = get_peft_model(model, config)
+    policy = peft.get_peft_model(model, config)
     with torch.no_grad():
         for parameter in policy.parameters():
             if parameter.requires_grad:
@@ -127,7 +119,7 @@ def trained(base: str, folder: Path, config, seed: int = 1, merge: bool = False)
 
 
 def lora(**options):
-    return LoraConfig(**{"r": 2, "task_type": "CAUSAL_LM", "target_modules": ["q_proj"], **options})
+    return peft.LoraConfig(**{"r": 2, "task_type": "CAUSAL_LM", "target_modules": ["q_proj"], **options})
 
 
 ADAPTERS = {
@@ -141,11 +133,11 @@ ADAPTERS = {
     "some tokens of the embeddings": lora(trainable_token_indices={"embed_tokens": [7, 9]}),
     "rslora": lora(use_rslora=True, r=4, rank_pattern={"layers.0.self_attn.q_proj": 8}),
     "dora": lora(use_dora=True),
-    "loha": LoHaConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"),
-    "adalora": AdaLoraConfig(
+    "loha": peft.LoHaConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"),
+    "adalora": peft.AdaLoraConfig(
         init_r=4, target_r=2, total_step=9, target_modules=["q_proj"], task_type="CAUSAL_LM"
     ),
-    "ia3": IA3Config(target_modules=["k_proj"], feedforward_modules=[], task_type="CAUSAL_LM"),
+    "ia3": peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[], task_type="CAUSAL_LM"),
 }
 
 
@@ -188,7 +180,7 @@ def test_adapters_on_adapters(tiny_llama, tmp_path, count, own):
             parameter.add_(torch.randn_like(parameter) * 0.05)
     policy.peft.save_pretrained(str(tmp_path / "saved"))
     assert adapter_chain(str(tmp_path / "saved"))[1:] == [plain]
-    again = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "saved")
+    again = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "saved")
     torch.testing.assert_close(logits(again), logits(policy.model), atol=2e-4, rtol=1e-4)
     assert (logits(again) - expected).abs().max() > 0.05
 
@@ -244,7 +236,7 @@ def test_adapters_whose_base_is_not_theirs(base, tmp_path):
     ("config", "said"),
     [
         (
-            PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
+            peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
             "adapter is of PEFT's kind PROMPT_TUNING, which cannot be merged",
         ),
         (lora(lora_bias=True), "adapter cannot be merged into its base .*base layer has no bias"),
@@ -269,7 +261,7 @@ def test_tokens_that_only_the_adapter_knows(tiny_llama, tiny_tokenizer_folder, t
         tokenizer.add_tokens([f"<{i}>" for i in range(known + 3 - len(tokenizer))])
         model.resize_token_embeddings(len(tokenizer))
         modules = ["embed_tokens", "lm_head"] if saved == "modules" else None
-        policy = get_peft_model(model, lora(init_lora_weights=False, modules_to_save=modules))
+        policy = peft.get_peft_model(model, lora(init_lora_weights=False, modules_to_save=modules))
         policy.save_pretrained(folder, save_embedding_layers=saved == "layers")
         tokenizer.save_pretrained(folder)
         if saved:

@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, OPTConfig
+from transformers import AutoModelForCausalLM, MixtralConfig, OPTConfig
 
 from pacmr_lightning.batch import LogProbs, PairBatch, Segment
 from pacmr_lightning.policy import PolicyModel
 from pacmr_lightning.policy.attention import AttentionPlan, shared_mask
 from pacmr_lightning.policy.chunked_log_probs import token_values
 from pacmr_lightning.policy.token_layout import (
-    packed_rows,
     padded,
     row_multiple,
     rows_of,
@@ -171,37 +170,6 @@ def test_nothing_of_a_policy_is_random(config, make_batch, tmp_path):
         value = policy.train().log_probs_in("separate", batch).chosen.sum()
         found.append([value, *adapter_gradient(policy, value)])
     torch.testing.assert_close(*found)
-
-
-def test_rows_by_hand():
-    """Pair: prompt 5 6 7, chosen 8 2, rejected 9 10 2, one column of padding."""
-    batch = PairBatch.collate(
-        ["x", "y"], [[5, 6, 7], [5, 6, 7, 4]], [[8, 2], [8, 2]], [[9, 10, 2], [9, 10, 2]]
-    )
-    rows = shared_rows(batch)
-    assert rows.position_ids[0, :8].tolist() == [0, 1, 2, 3, 4, 3, 4, 5]
-    first = rows.source[0] == 0
-    assert rows.source[1][first].tolist() == [2, 3, 2, 5, 6]
-    assert rows.targets[first].tolist() == [8, 2, 9, 10, 2]
-    assert rows.owner[first].tolist() == [0, 0, 2, 2, 2]
-    assert rows.token_pair.tolist() == [[0] * 9, [1] * 9]
-    mask = shared_mask(rows, LlamaConfig(attn_implementation="sdpa"), torch.bfloat16)[0, 0]
-    assert mask.dtype == torch.bfloat16 and mask.unique().tolist() == [torch.finfo(torch.bfloat16).min, 0]
-    visible = mask.eq(0).int().tolist()
-    assert visible[4] == [1, 1, 1, 1, 1, 0, 0, 0, 0]  # chosen sees prompt and itself
-    assert visible[6] == [1, 1, 1, 0, 0, 1, 1, 0, 0]  # rejected does not see chosen
-    assert visible[2] == [1, 1, 1, 0, 0, 0, 0, 0, 0]
-    assert visible[8] == [0, 0, 0, 0, 0, 0, 0, 0, 1]  # padding sees itself only
-    apart = [[5, 6, 7, 8, 2], [5, 6, 7, 4, 8, 2], [5, 6, 7, 9, 10, 2], [5, 6, 7, 4, 9, 10, 2]]
-    assert separate_rows(batch).input_ids.tolist() == [row + [0] * (7 - len(row)) for row in apart]
-    rows = packed_rows(batch)
-    assert rows.input_ids.tolist() == [[token for row in apart for token in row]]
-    assert rows.position_ids.tolist() == [[*range(5), *range(6), *range(6), *range(7)]]
-    assert rows.lengths.tolist() == [5, 6, 6, 7]
-    assert rows.token_pair.tolist() == [[0] * 5 + [1] * 6 + [0] * 6 + [1] * 7]
-    assert rows.source[1].tolist() == [2, 3, 8, 9, 13, 14, 15, 20, 21, 22]
-    assert rows.targets.tolist() == [8, 2, 8, 2, 9, 10, 2, 9, 10, 2]
-    assert rows.owner.tolist() == [0, 0, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
 def deaf(forward):
