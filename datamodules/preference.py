@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Set
 from functools import cached_property
 from typing import Any, Literal
 
@@ -244,10 +244,11 @@ class PreferenceDataModule(LightningDataModule):
         # Augmented prompts are needed only for meta-batches of training pairs.
         if split == "train" and self.augmentations is not None and self._rewords:
             views = read_augmentations(self.augmentations)
-            for what, known, there in (
+            own: list[tuple[str, Set[str] | None, Iterable[str]]] = [
                 ("prompt", views.prompts.keys(), prompts_of(found)),
                 ("pair", views.pairs, found["id"][:]),
-            ):
+            ]
+            for what, known, there in own:
                 if known is not None and known.isdisjoint(there):
                     raise UserError(
                         f"augmentations is {self.augmentations}, but none of its {len(known)} {what}s is a "

@@ -131,7 +131,8 @@ def augment_pairs(
     names, categories = [f"augment {name}" for name in rows["id"][:]], rows["category"][:]
     done: dict[str, AugmentedPrompt] = {}
     found: dict[str, Rewriting] = {}
-    size, usable = n, []
+    size = n
+    usable: list[int] = []
     while len(usable) < n:
         places = stratified_sample(names, categories, size, seed)
         taken = rows.select(places)
