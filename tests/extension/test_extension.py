@@ -51,7 +51,7 @@ class Odd(Weighting):
     def weights(self, rewards, batch):
         return Weights(torch.ones_like(rewards.u))
 
-    def update(self, policy, objective, train, meta):
+    def update(self, pairs, meta, learning_rate):
         raise AssertionError("called")
 
 class Half(Weighting):
