@@ -10,10 +10,13 @@ from statistics import mean, stdev
 
 import pandas as pd
 import pytest
+import torch
 import yaml
 
 from pacmr_lightning import cli
 from pacmr_lightning.embedded_world import World
+from pacmr_lightning.runs.memory_estimate import build, model_config
+from pacmr_lightning.runs.time_estimate import Plan, pair_flops, run_flops, update_flops
 from pacmr_lightning.sweep.cells import Cell, cells
 from pacmr_lightning.sweep.results import NUMBERS
 from pacmr_lightning.sweep.spec import read_sweep
@@ -288,3 +291,33 @@ def test_a_file_like_another(write_sweep, capsys):
     assert run("like.yaml") == 0
     Path("like.yaml").write_text("like: like.yaml")
     assert "like.yaml is like itself" in fails(capsys, ["sweep", "like.yaml"])
+
+
+def test_training_costs(write_sweep, world, capsys):
+    """What pacmr memory counts, for each cell's own options; the reference is asked once for all cells."""
+    lengths = {
+        "pairs": 80,
+        "prompt_tokens": 12,
+        "response_tokens": 5,
+        "validation_pairs": 16,
+        "coverage": 0.5,
+    }
+    work = {"model": str(world / "model"), "device_tflops": 1e-6, "utilization": 0.5, "gpu_hour": 2.0}
+    options = OPTIONS | {"data.reference": "cached"}
+    path = write_sweep(options=options, estimate=lengths | work)
+    cli.main(["sweep", path, "--dry_run"])
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Training"))
+    settings = yaml.safe_load((world / "base.yaml").read_text())["model"]["init_args"]["policy"]["init_args"]
+    policy = build(model_config(str(world / "model")), settings["rank"], "all-linear", torch.float32)
+    flops = pair_flops(policy, prompt_tokens=12, response_tokens=5, shared=True, gradient_checkpointing=False)
+    plan = Plan(8, 2, 8, 0.5, True, 80, 16, 1)
+    runs = [run_flops(flops, plan, update_flops(flops, plan, None, True))]
+    learned = update_flops(flops, plan, "CentralDifference", True)
+    runs.append(run_flops(flops, plan, learned, True) - (80 + 16 + 40) * flops.reference)
+    # Of the second seed, the DPO cell has the cache, too.
+    total = 2 * sum(runs) - (80 + 16) * flops.reference
+    hours = total / (1e6 * 0.5) / 3600
+    assert re.search(r"Training 4 cells, calculated: .* EFLOP, ([\d,.]+) GPU hours at 50%", line)[1] == (
+        f"{hours:,.1f}"
+    )
+    assert f", {2 * hours:,.0f} at 2 an hour" in line
