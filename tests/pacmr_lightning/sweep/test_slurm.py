@@ -57,6 +57,7 @@ def run_of(job: str) -> psutil.Process | None:
 def test_jobs(write_sweep, commands, monkeypatch):
     """A job at the end of its time goes on, a kill is recorded, and a cell follows another; nothing in the
     result is otherwise than without jobs."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     monkeypatch.setenv("SLURM_NTASKS", "2")  # else Lightning wants those of srun, too
     options = OPTIONS | {"data.source.pairs": 400, "trainer.callbacks+": "held.Held"}  # 50 updates
