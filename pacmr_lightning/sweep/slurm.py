@@ -192,7 +192,11 @@ class Job:
                 if not state.ready(cell):
                     state.give_up(cell, f"{cell.after} failed")
                     continue
-                status = self._run(state.prepare(cell, job), cell.folder / state.LOG)
+                try:
+                    status = self._run(state.prepare(cell, job), cell.folder / state.LOG)
+                except UserError as error:  # such as too few GPUs
+                    state.give_up(cell, str(error))
+                    continue
                 if not self.stopped:
                     state.end(cell, status)
 
@@ -201,7 +205,7 @@ class Job:
         from submitit import JobEnvironment
 
         devices = runner.slots_of(self.sweep, 1)[0]
-        # SLURM sends the signal to all processes of the job.
+        # SLURM sends submitit's signal to all processes of the job; here it is for this one.
         blocked = {signal.Signals[f"SIG{JobEnvironment.USR_SIG}"]}
         signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         self.process = worker.start(commands, log, devices, "spawn")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def run_of(job: str) -> psutil.Process | None:
 def test_jobs(write_sweep, commands, monkeypatch):
     """A job at the end of its time goes on, a kill is recorded, and a cell follows another; nothing in the
     result is otherwise than without jobs."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     monkeypatch.setenv("SLURM_NTASKS", "2")  # else Lightning wants those of srun, too
     options = OPTIONS | {"data.source.pairs": 400, "trainer.callbacks+": "held.Held"}  # 50 updates
@@ -155,8 +157,8 @@ def test_a_killed_run_was_out_of_memory(write_sweep, commands):
     assert slurm.refresh([cell]) == {} and reason(cell).startswith("job 5: out of memory; ")
 
 
-def test_a_job_makes_the_preparations(write_sweep, monkeypatch):
-    """What fails is the reason why its cells failed; no other job's cell is touched."""
+def test_what_a_job_runs(write_sweep, monkeypatch):
+    """A preparation that fails is why its cells failed; a cell of another job is left alone."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
     swept = read_sweep(write_sweep(prepare=[{"output": "nowhere", "command": "fit --config nowhere.yaml"}]))
     (cell, other, *_) = cells(swept)
@@ -169,6 +171,9 @@ def test_a_job_makes_the_preparations(write_sweep, monkeypatch):
     slurm.state.submitted(other, "4")
     slurm.Job(swept, [other], 60)()
     assert state_of(other) == "submitted" and not (other.folder / "log.txt").exists()
+    slurm.state.submitted(other, "3")
+    slurm.Job(replace(swept, devices=9), [other], 60)()
+    assert state_of(other) == "failed" and reason(other).startswith("1 jobs with 9 GPUs each need 9")
 
 
 @pytest.mark.parametrize(
