@@ -100,7 +100,13 @@ class AtAGlance(Logger):
         super().__init__()
         self.others = loggers
 
-    name = version = None
+    @property
+    def name(self) -> None:
+        """No name."""
+
+    @property
+    def version(self) -> None:
+        """No version."""
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
         """Do nothing."""
