@@ -22,14 +22,17 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 PAGES = {
-    "first": "timeseries",
-    "layout": "custom_scalars",
-    "images": "images",
-    "hparams": "hparams",
-    "pr-curves": "pr_curves",
-    "text": "text",
+    "first": "#timeseries",
+    "cards": "&tagFilter=pair_weights/(g|w)#timeseries",
+    "layout": "#custom_scalars",
+    "images": "#images",
+    "hparams": "#hparams",
+    "pr-curves": "#pr_curves",
+    "text": "#text",
 }
-"""TensorBoard's tab of each picture."""
+"""Query and tab of each picture."""
+FLAGS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
+"""Of Chromium: TensorBoard draws with WebGL, here without a GPU."""
 HEIGHTS = {1500: 950, 400: 900}
 """Height of a window for each width, in pixels."""
 
@@ -54,12 +57,12 @@ def main() -> None:
     try:
         wait_for(address)
         with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=options.browser, args=["--no-sandbox"])
+            browser = playwright.chromium.launch(executable_path=options.browser, args=FLAGS)
             for width in options.widths:
                 page = browser.new_page(viewport={"width": width, "height": HEIGHTS[width]})
                 page.set_default_timeout(300_000)  # the machine may be busy
                 for name in options.only:
-                    url = f"{address}/?runFilter={options.runs}#{PAGES[name]}"
+                    url = f"{address}/?runFilter={options.runs}{PAGES[name]}"
                     picture = shown(page, url, options.wait)
                     save(picture, options.output / f"tensorboard-{name}-{width}.png")
     finally:
