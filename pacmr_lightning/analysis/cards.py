@@ -28,7 +28,7 @@ SIZE, DPI = (4.2, 3.4), 100
 BINS = 20
 TOP = 0.5
 """Largest share of the pairs in a bin of the distributions' axis; higher bins are cut off."""
-HEADROOM = 4
+HEADROOM = 8
 """Ratio of an axis' length to the values at the first picture, which are small early in a run."""
 HALF = "#D55E00"
 LINES = {"low_weight": "black", "low_u": "#0072B2"}
