@@ -100,7 +100,13 @@ class AtAGlance(Logger):
         super().__init__()
         self.others = loggers
 
-    name = version = None
+    @property
+    def name(self) -> None:
+        """No name."""
+
+    @property
+    def version(self) -> None:
+        """No version."""
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
         """Do nothing."""
@@ -171,7 +177,7 @@ def _log_hparams(logger: TensorBoardLogger, settings: dict[str, Any], name: str)
 
     names = [api.HParam(setting) for setting in SETTINGS]
     metrics = [api.Metric(tag, display_name=title) for tag, title in RESULTS.items()]
-    writer = logger.experiment._get_file_writer()
+    writer = logger.experiment.file_writer
     writer.add_summary(api.hparams_config_pb(hparams=names, metrics=metrics))
     shown = {setting: value for setting, value in settings.items() if setting in SETTINGS}
     writer.add_summary(api.hparams_pb(shown, trial_id=name))

@@ -64,7 +64,7 @@ class SuspectedPairs(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Restore the lowest weights, on any number of ranks."""
-        self._lowest = [tuple(pair) for pair in checkpoint.get(type(self).__name__, ())]
+        self._lowest = list(checkpoint.get(type(self).__name__, ()))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
         """Add the step's pairs, and look if due."""

@@ -44,7 +44,7 @@ def log_image(
             value = Summary.Value(tag=name)
             value.image.height, value.image.width, value.image.colorspace = image.shape
             value.image.encoded_image_string = content.getvalue()
-            logger.experiment._get_file_writer().add_summary(Summary(value=[value]), _step(trainer))
+            logger.experiment.file_writer.add_summary(Summary(value=[value]), _step(trainer))
         elif isinstance(logger, WandbLogger):
             logger.log_image(name, [picture], _step(trainer))
         elif isinstance(logger, MLFlowLogger):

@@ -130,8 +130,8 @@ class VNetSurfaces(VisitFigures):
 
     - Regularly and at the end the loggers get the images ``pair_weights/g``, ``slope`` and ``offset`` (heat
       maps with contours of the visits) and ``weight_function`` (g along u at the median of Delta), one panel
-      each. Axes stay over a run: a range is four times the first picture's values, and doubled where 1% of
-      the pairs leave it. About 40 ms in all, and one second for the first picture.
+      each. Axes stay over a run: a range is eight times the first picture's values, and doubled where 1% of
+      the pairs leave it. About 0.05 s of CPU a look, and 0.5 s for the first and for each doubled range.
     - After ``steps`` and at the end ``analysis/surfaces-step-NNNNN`` (.png and .pdf in 3-D, .csv, and .npz
       for ``pacmr surfaces``) and ``heat-maps-...`` are written: about three seconds. The loggers then get
       ``pair_weights/monotone_share``, the share of the grid on which g rises with u, and

@@ -22,14 +22,17 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 PAGES = {
-    "first": "timeseries",
-    "layout": "custom_scalars",
-    "images": "images",
-    "hparams": "hparams",
-    "pr-curves": "pr_curves",
-    "text": "text",
+    "first": "#timeseries",
+    "cards": "&tagFilter=pair_weights/(g|w)#timeseries",
+    "layout": "#custom_scalars",
+    "images": "#images",
+    "hparams": "#hparams",
+    "pr-curves": "#pr_curves",
+    "text": "#text",
 }
-"""TensorBoard's tab of each picture."""
+"""Query and tab of each picture."""
+FLAGS = ["--no-sandbox", "--disable-3d-apis"]
+"""Of Chromium: without WebGL, TensorBoard draws its curves as SVG, which are in the picture."""
 HEIGHTS = {1500: 950, 400: 900}
 """Height of a window for each width, in pixels."""
 
@@ -43,6 +46,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=PAGES, default=list(PAGES), help="pictures to take")
     parser.add_argument("--widths", nargs="*", type=int, choices=HEIGHTS, default=list(HEIGHTS))
     parser.add_argument("--runs", default="", help="regular expression of the runs to show")
+    parser.add_argument("--wait", type=float, default=5, help="seconds in which TensorBoard draws its charts")
     options = parser.parse_args()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -53,12 +57,13 @@ def main() -> None:
     try:
         wait_for(address)
         with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=options.browser, args=["--no-sandbox"])
+            browser = playwright.chromium.launch(executable_path=options.browser, args=FLAGS)
             for width in options.widths:
                 page = browser.new_page(viewport={"width": width, "height": HEIGHTS[width]})
                 page.set_default_timeout(300_000)  # the machine may be busy
                 for name in options.only:
-                    picture = shown(page, f"{address}/?runFilter={options.runs}#{PAGES[name]}")
+                    url = f"{address}/?runFilter={options.runs}{PAGES[name]}"
+                    picture = shown(page, url, options.wait)
                     save(picture, options.output / f"tensorboard-{name}-{width}.png")
     finally:
         server.terminate()
@@ -77,19 +82,19 @@ def wait_for(address: str) -> None:
     raise SystemExit("TensorBoard has shown no run within a minute.")
 
 
-def shown(page: Page, address: str) -> bytes:
-    """Return the page as PNG when its requests have ended."""
+def shown(page: Page, address: str, wait: float) -> bytes:
+    """Return the page as PNG, ``wait`` seconds after its requests have ended."""
     page.goto("about:blank")
     page.goto(address)
     page.wait_for_load_state("networkidle")
-    page.wait_for_timeout(3000)  # charts are drawn after their data have come
+    page.wait_for_timeout(1000 * wait)  # charts are drawn after their data have come
     return page.screenshot()
 
 
 def save(picture: bytes, path: Path) -> None:
-    """Write a picture with 64 colours, which suffice for TensorBoard."""
+    """Write a picture with 128 colours, which suffice for TensorBoard."""
     image = Image.open(io.BytesIO(picture)).convert("RGB")
-    image.quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"{path}: {path.stat().st_size / 1024:.0f} KB")
 
 

@@ -33,7 +33,7 @@ TABLE = {
     f"{PARTITIONS}:ZeroParamStatus": "NOT_AVAILABLE",
     "jsonargparse._typehints:ActionTypeHint": "_typehint",
     "lightning.fabric.utilities.throughput:Throughput": "_time",
-    "lightning.pytorch:Trainer": "_accelerator_connector",
+    "lightning.pytorch:Trainer": "_accelerator_connector _logger_connector",
     "lightning.pytorch.callbacks:ModelCheckpoint": (
         "_every_n_train_steps _last_global_step_saved _monitor_candidates _save_checkpoint "
         "_save_last_checkpoint _save_topk_checkpoint _should_skip_saving_checkpoint"
@@ -47,6 +47,7 @@ TABLE = {
     ),
     "lightning.pytorch.core.mixins.hparams_mixin": "_given_hyperparameters",
     "lightning.pytorch.loggers:CSVLogger": "_experiment",
+    "lightning.pytorch.loggers:TensorBoardLogger": "_experiment",
     "lightning.pytorch.loggers.csv_logs:ExperimentWriter": "_check_log_dir_exists _record_new_keys",
     "lightning.pytorch.loops:_FitLoop": "epoch_loop epoch_progress",
     "lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from contourpy import contour_generator
@@ -28,7 +29,7 @@ SIZE, DPI = (4.2, 3.4), 100
 BINS = 20
 TOP = 0.5
 """Largest share of the pairs in a bin of the distributions' axis; higher bins are cut off."""
-HEADROOM = 4
+HEADROOM = 8
 """Ratio of an axis' length to the values at the first picture, which are small early in a run."""
 HALF = "#D55E00"
 LINES = {"low_weight": "black", "low_u": "#0072B2"}
@@ -83,7 +84,7 @@ class Frame:
         if note:
             figure.text(0.5, 0.02, note, ha="center", fontsize=9)
         if legend:
-            style = {"frameon": False, "fontsize": 9, "borderaxespad": 0.2}
+            style: dict[str, Any] = {"frameon": False, "fontsize": 9, "borderaxespad": 0.2}
             self.axis.legend(handles=legend, loc="upper left", ncols=1 + (not title), **style)
         if line:
             self.axis.add_line(line)
@@ -120,7 +121,7 @@ def draw_map(surface: Surface, name: str, scale: Range) -> np.ndarray:
     artists: list[Artist] = [image]
     for level, dashes in zip(levels, SHARES.values(), strict=True):
         if level < smooth.max():  # else one cell holds them all
-            style = {"colors": "white", "linewidths": 1.4, "linestyles": dashes, "path_effects": OUTLINED}
+            style: dict[str, Any] = {"colors": "white", "linewidths": 1.4, "linestyles": dashes, "path_effects": OUTLINED}
             artists.append(LineCollection(visits.lines(level), **style))
     if name == "g":
         half = contour_generator(surface.delta, surface.u, values).lines(0.5)
@@ -224,7 +225,7 @@ def draw_reward_path(path: Sequence[tuple[float, float]]) -> np.ndarray:
     x, y = (0.0, 1.1 * max(float(kl.max()), 1e-6)), (float(reward.min()), float(reward.max()))
     labels = ("KL to the reference (nats)", "Gold reward")
     frame = Frame("Looks of this run; ring: the last", labels, x, (y[0] - margin, y[1] + margin))
-    ring = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "color": HALF, "linewidth": 0}
+    ring: dict[str, Any] = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "color": HALF, "linewidth": 0}
     looks = Line2D(kl, reward, marker="o", color="#0072B2")
     return frame.picture([looks, Line2D(kl[-1:], reward[-1:], **ring)])
 

@@ -94,7 +94,7 @@ class RunBoard(TensorBoardLogger):
             # Imported late: it is slow.
             from torch.utils.tensorboard import SummaryWriter
 
-            self._fs.makedirs(self.log_dir, exist_ok=True)
+            Path(self.log_dir).mkdir(parents=True, exist_ok=True)
             self._experiment = SummaryWriter(self.save_dir, purge_step=self._first_step)
         return self._experiment
 

@@ -57,12 +57,12 @@ def test_pictures_do_not_feel_earlier_ones(surface):
 def test_axes_stay_until_values_leave_them():
     small = np.linspace(-0.3, 0.3, 1001)
     known = cards.widened(None, small)
-    assert known == (-2.0, 2.0), "a power of two, at least four times the values"
-    assert cards.widened(known, 0.1 * small) == known == cards.widened(known, 6 * small)
-    assert cards.widened(known, 10 * small) == (-4.0, 4.0)
+    assert known == (-4.0, 4.0), "a power of two, at least eight times the values"
+    assert cards.widened(known, 0.1 * small) == known == cards.widened(known, 12 * small)
+    assert cards.widened(known, 20 * small) == (-8.0, 8.0)
     assert cards.widened(known, np.append(small, 1e6)) == known, "one value of a thousand"
     assert cards.widened(None, np.zeros(5)) == (-1.0, 1.0)
-    assert cards.widened(None, np.full(5, 1.1), center=1.0, least=0.5) == (0.5, 1.5)
+    assert cards.widened(None, np.full(5, 1.05), center=1.0, least=0.5) == (0.5, 1.5)
 
 
 def test_precision_and_recall_are_drawn(surface):
