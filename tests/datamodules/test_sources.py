@@ -35,6 +35,12 @@ def test_implicit_prompts_are_carved_by_prompt_too(write_rows):
     assert question[0] and question[1] and not question[0] & question[1]
 
 
+def test_validation_file(write_rows, pair_rows):
+    source = Files(write_rows(pair_rows(5)), write_rows(pair_rows(3), "validation.jsonl"))
+    assert (len(source.load("train")), len(source.load("validation"))) == (5, 3)
+    assert source.name == "rows.jsonl" and source.gold_reward is None and source.prompts is None
+
+
 @pytest.mark.parametrize("kind", [Files, CompletionFiles])
 def test_wrong_options(write_rows, pair_rows, kind):
     path = write_rows(pair_rows(2, completion=" a"))
