@@ -108,9 +108,9 @@ def test_frames_survive_gibberish(rewriter, write_rows, tmp_path):
 def test_real_prompts_keep_their_frames(rewriter, shared_data, tiny_tokenizer_folder, tmp_path):
     for name in ("tldr/validation.jsonl.gz", "hh/harmless-base/test.jsonl.gz"):
         source = Files(str(shared_data / name))
-        augment(source, str(tmp_path / "out.parquet"), rewriter, 3, tiny_tokenizer_folder, 2000)
+        augment(source, str(tmp_path / "out.parquet"), rewriter, 3, tiny_tokenizer_folder, 100_000)
         found = read_augmentations(tmp_path / "out.parquet").prompts
-        assert len(found) == 3
+        assert sum(row["pairs"] for row in rows_of(tmp_path / "out.parquet")) == 3
         for prompt, augmented in found.items():
             assert augmented != prompt
             for mark in ("\n\nHuman:", "\n\nAssistant:", "\n\nPOST: ", "\n\nTL;DR:", "TITLE: "):
