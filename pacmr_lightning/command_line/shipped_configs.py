@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -58,7 +59,7 @@ def with_files(words: list[str]) -> list[str]:
         if file != value:
             found[place : place + (1 if equals else 2)] = [f"{flag}={file}"] if equals else [flag, file]
             if os.environ.get("LOCAL_RANK", "0") == "0":
-                print(f"--config {value} is {file}")
+                print(f"--config {value} is {file}", file=sys.stderr)
     return found
 
 

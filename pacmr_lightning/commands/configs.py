@@ -12,24 +12,45 @@ from ..command_line.shipped_configs import FOLDER, did_you_mean, names, shipped_
 from ..errors import UserError
 from ..files import replacing
 
+GROUPS = {
+    "": "to start from",
+    "methods": "methods: --method NAME, or --config methods/NAME",
+    "strategies": "several GPUs",
+    "quickstart": "pacmr quickstart",
+    "tldr": "experiments of Qu et al.: TL;DR",
+    "hh": "experiments of Qu et al.: Anthropic HH",
+    "sentiment": "film reviews",
+}
+"""Folders in the order of the list; those for ``pacmr sweep`` are not in it."""
+
 
 def configs() -> None:
     """Lists the configs that come with the package, with what each is for.
 
     A name of the list is what --config takes, in any folder: pacmr fit --config tldr/preference --config
-    methods/pacmr. To start one of your own: pacmr configs copy NAME FILE.
+    methods/pacmr. To start one of your own: pacmr configs copy NAME FILE. Those of sweeps/, for
+    pacmr sweep, are found by name as well.
     """
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    if console.is_terminal:
-        table = Table.grid(padding=(0, 2))
-        for name in names():
-            table.add_row(name, told(name))
-        console.print(table)
-    else:  # a line each, for grep
-        width = max(map(len, names()))
-        for name in names():
-            console.print(f"{name:<{width}}  {told(name)}")
-    console.print(f"\n(in {FOLDER})")
+    groups = {folder: [name for name in names() if _folder(name) == folder] for folder in GROUPS}
+    width = max(map(len, names()))
+    for folder, found in groups.items():
+        if console.is_terminal:
+            console.print(f"{GROUPS[folder]}:")
+            table = Table.grid(padding=(0, 2))
+            table.add_column(min_width=width)
+            for name in found:
+                table.add_row(name, told(name))
+            console.print(table)
+            console.print()
+        else:  # a line each, for grep
+            for name in found:
+                console.print(f"{name:<{width}}  {told(name)}")
+    console.print(f"(in {FOLDER})")
+
+
+def _folder(name: str) -> str:
+    return name.rpartition("/")[0]
 
 
 def copy(name: str, file: str) -> None:

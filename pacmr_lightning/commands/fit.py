@@ -25,6 +25,7 @@ from lightning.pytorch.utilities import rank_zero_only
 # Importing the packages registers the short names of their classes for YAML.
 from ..callbacks import GenerationWriter, LogProgress, NoiseMask, RunCheckpoint
 from ..command_line.parser import OneSentence
+from ..command_line.short_forms import expanded
 from ..datamodules import PreferenceDataModule, SFTDataModule  # noqa: F401
 from ..datamodules.stream import check_rank_shares
 from ..errors import UserError
@@ -37,7 +38,13 @@ from ..strategies import check_strategy
 
 
 class Parser(OneSentence, LightningArgumentParser):
-    """LightningCLI's parser with errors in one sentence."""
+    """LightningCLI's parser with errors in one sentence, and short forms of options."""
+
+    def parse_args(self, args: Any = None, *rest: Any, **options: Any) -> Any:
+        """Write short forms out first, which the processes that DDP starts do again."""
+        words = list(sys.argv[1:] if args is None else args)
+        words = ["--help" if word == "--help_all" else word for word in words]
+        return super().parse_args(expanded(words), *rest, **options)
 
 
 class PacmrCLI(LightningCLI):

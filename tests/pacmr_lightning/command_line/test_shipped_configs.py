@@ -34,12 +34,12 @@ def printed(words, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(words)
     assert stop.value.code == 0
-    return capsys.readouterr().out
+    return capsys.readouterr()
 
 
 def test_fit_finds_them_and_says_where(capsys):
-    out = printed(["fit", "--config", "preference", "--config=methods/rdpo", "--print_config"], capsys)
-    said, config = out[: out.index("seed_everything:")], yaml.safe_load(out[out.index("seed_everything:") :])
+    out, said = printed(["fit", "--config", "preference", "--config=methods/rdpo", "--print_config"], capsys)
+    config = yaml.safe_load(out)
     assert f"--config preference is {FOLDER / 'preference.yaml'}" in said
     assert f"--config methods/rdpo is {FOLDER / 'methods/rdpo.yaml'}" in said
     assert config["model"]["init_args"]["objective"]["class_path"] == "pacmr_lightning.objectives.RDPO"
@@ -70,14 +70,17 @@ def test_a_sweep_and_what_it_names(capsys):
 
 @pytest.mark.parametrize("words", [[], ["list"]])
 def test_list(words, capsys):
-    """A line each where it goes into a file."""
+    """A line each where it goes into a file, what people start from first, and none of a sweep."""
     cli.main(["configs", *words])
     out = capsys.readouterr().out
     assert out.startswith("preference ")
     lines = [line.partition(" ") for line in out.splitlines()]
-    for name in names():
+    listed = [first for first, _, rest in lines if rest]
+    assert listed[:2] == ["preference", "sft"] and listed[2].startswith("methods/")
+    for name in (name for name in names() if not name.startswith("sweeps/")):
         assert any(first == name and rest.endswith(told(name)) for first, _, rest in lines)
         assert told(name).endswith((".", "?")), name
+    assert "sweeps/" not in out
     assert "Plain DPO: every pair counts the same.\n" in out and str(FOLDER) in out
 
 
