@@ -47,6 +47,9 @@ class Source(ABC):
         """Return all training rows, also those set aside; for ``clean_meta`` and ``audit --cleaned``."""
         return self.load("train")
 
+    cleaned_name = "cleaned.jsonl"
+    """Name of an audit's cleaned file where none is given."""
+
     def check_output(self, output: str) -> Path:
         """Return the path that ``write_cleaned`` writes to, or raise a UserError."""
         return check_output(self.name, output)
@@ -96,6 +99,7 @@ class Files(RowsBySplit, Source):
     ):
         self.splits = SplitPlaces(train, validation, validation_fraction)
         self.name = Path(train).name
+        self.cleaned_name = "cleaned.parquet" if self.name.endswith(".parquet") else "cleaned.jsonl"
         self.gold_reward = reward
 
     def read(self, place: str) -> Dataset:

@@ -17,6 +17,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from ..evaluation.answer_store import content_key
 from .decisions import Texts
@@ -25,7 +26,7 @@ from .flip_curve import share_against
 from .group_reliability import LEAST
 from .scorers import SCORES
 from .suspect_traits import LEVEL
-from .words import findings_in_words, rate_in_words, rules_in_words, share_of, traits_in_words
+from .words import findings_in_words, rules_in_words, share_of, traits_in_words
 
 GROUPS = 100
 """Most groups in a table."""
@@ -92,22 +93,13 @@ def html_report(
     listed: dict[Any, Any] = {row.id: row for row in pairs.itertuples() if row.id in texts}
     suspects = [name for name in listed if name not in set(sample)]
     known = int(pairs["flipped"].notna().sum())
-    numbers = {
-        "training pairs": f"{len(pairs):,}",
-        f"suspect labels (P(wrong) above {findings.threshold:g})": f"{findings.suspects:,} "
-        f"({findings.suspects / len(pairs):.1%})",
-        "expected share of wrong labels": rate_in_words(findings.rate),
-    }
-    if known:
-        wrong = int(pairs["flipped"].sum())
-        told = "known to be wrong" if known == len(pairs) else f"known to be wrong, of {known:,} known"
-        numbers[told] = f"{wrong:,} ({wrong / known:.1%})"
     doubted = findings.doubted[0]
+    rules = rules_in_words(traits, findings.rate)
     body = [
         f"<h1>Label audit of <code>{visible_text(run)}</code></h1>",
-        '<ul class="numbers">',
-        *(f"<li><b>{escape(value)}</b>{escape(name)}</li>" for name, value in numbers.items()),
-        "</ul>",
+        f'<p class="verdict">{visible_text(verdict(findings))}</p>',
+        *(f"<p><strong>{visible_text(rule)}</strong></p>" for rule in rules),
+        "<details><summary>Statistics: figures, threshold, what stands out, scores, groups</summary>",
         *map(_paragraph, notes),
         '<div class="figures">',
         _image(_distribution(findings), "Distribution of the score with the threshold"),
@@ -116,14 +108,15 @@ def html_report(
         "<h2>How the threshold was chosen</h2>",
         *map(_paragraph, findings_in_words(findings)),
         f"<h2>What {doubted} have in common</h2>",
-        *(f"<p><strong>{visible_text(rule)}</strong></p>" for rule in rules_in_words(traits, findings.rate)),
         *map(_paragraph, traits_in_words(traits, findings.groups, doubted)),
         *_traits_table(traits),
         "<h2>What each score found</h2>",
-        *_methods_table(findings.methods, bool(known)),
+        *_methods_table(findings.methods, known > 0),
     ]
     for name, groups in findings.groups.groupby("grouping", sort=False):
-        body += [f"<h2>By {name}</h2>", *groups_table(groups, bool(known))]
+        if groups["group"].notna().any():
+            body += [f"<h2>By {name}</h2>", *groups_table(groups, known > 0)]
+    body.append("</details>")
     body += [_NO_SCRIPT] if listed else []
     body += _SAMPLE if sample else ()
     for i, name in enumerate(sample, 1):
@@ -143,6 +136,25 @@ def html_report(
         script=script,
         body="\n".join(body),
     )
+
+
+def verdict(findings: Findings) -> str:
+    """Return the audit's result in two plain sentences: the noise rate, and which pairs to look at."""
+    pairs, rate, suspects = findings.pairs, findings.rate, findings.suspects
+    if not rate.identified:
+        return (
+            f"How many of the {len(pairs):,} labels are wrong cannot be told from these scores, so none is "
+            "suspect. The pairs are in the order of doubt: read from the top."
+        )
+    between = "" if rate.known else f" (95% interval {rate.low:.0%} to {rate.high:.0%})"
+    said = (
+        f"{rate.rate:.1%}{between} of the {len(pairs):,} labels are {'taken' if rate.known else 'expected'} "
+    )
+    said += f"to be wrong, and {suspects:,} are suspect. The most suspect come first."
+    if known := int(pairs["flipped"].notna().sum()):
+        wrong = int(pairs["flipped"].sum())
+        said += f" (Known to be wrong: {wrong:,} of {known:,}, {wrong / known:.1%}.)"
+    return said
 
 
 def visible_text(text: str) -> str:
@@ -236,9 +248,9 @@ def groups_table(groups: pd.DataFrame, known: bool) -> list[str]:
     heading += ["known to be wrong"] if known else []
     rows = []
     row: Any  # its fields are the columns
-    for row in groups.head(GROUPS).itertuples():
+    for row in groups[groups["group"].notna()].head(GROUPS).itertuples():
         cells = [
-            "(none)" if pd.isna(row.group) else row.group,
+            row.group,
             f"{row.pairs:,}",
             f"{row.suspects:,}",
             f"{row.suspect_share:.1%}",
@@ -329,6 +341,7 @@ def _distribution(findings: Findings) -> Figure:
     if findings.cut is not None:
         axis.axvline(findings.cut, color=DARK, linestyle="--", linewidth=1.4, label="threshold")
     axis.set(xlabel=_LABELS[column], ylabel="Pairs", xlim=(edges[0], edges[-1]))
+    axis.xaxis.set_major_locator(MaxNLocator(6))
     axis.legend(frameon=False)
     return figure
 
@@ -357,6 +370,7 @@ def _against(findings: Findings) -> Figure:
         axis.axhspan(100 * rate.low, 100 * rate.high, color=WRONG, alpha=0.15, linewidth=0)
     axis.set(xlabel="$|u|$ (nats)", ylabel="Labelled against the policy (%)", xlim=(0, size[-1]))
     axis.set_ylim(bottom=0)
+    axis.xaxis.set_major_locator(MaxNLocator(6))
     axis.legend(frameon=False, loc="upper right")
     axis.grid(alpha=0.3)
     return figure

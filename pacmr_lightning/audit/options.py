@@ -34,7 +34,8 @@ class AuditOptions:
             from the labels of other prompts. Default for a run: the probe where it agrees with more labels,
             which it has not seen, than the run's policy before it learned from each pair, by more than a
             standard error; else the weights where they differ, and the policy where they do not. Default for
-            a model: policy; probe takes the model that training is to begin with.
+            an adapter, or a model with a ``reference``: policy. Default for a base model, with which training
+            is to begin: probe.
         output: folder to write to; default: ``audit`` inside the run's folder. A model needs one.
         checkpoint: which of the run's folder ``checkpoints``, by its name without .ckpt.
         reference: the model that a model's training began with; default: what an adapter names as its base. A

@@ -125,11 +125,25 @@ def _written_out(option: str, value: str, sft: bool) -> list[str]:
         return []
     if option == "--model":
         return ["--model.model", value, "--data.tokenizer", value] if sft else ["--model.policy.model", value]
+    return _source("--data.source", value, "Completions" if sft else "")
+
+
+def with_source(words: list[str]) -> list[str]:
+    """Return an audit's words with ``--data FILE_OR_HUB_ID`` written out."""
+    found, place = [], 0
+    for option, value, start, end in _options(words):
+        if option == "--data":
+            found += [*words[place:start], *_source("--source", value)]
+            place = end
+    return [*found, *words[place:]]
+
+
+def _source(option: str, value: str, kind: str = "") -> list[str]:
     if Path(value).is_file() or value.endswith(FILES):
-        source, name = "CompletionFiles" if sft else "Files", "train"
+        source, name = f"{kind.removesuffix('s')}Files", "train"
     else:
-        source, name = "HubCompletions" if sft else "HubPreferences", "path"
-    return ["--data.source", source, f"--data.source.{name}", value]
+        source, name = f"Hub{kind or 'Preferences'}", "path"
+    return [option, source, f"{option}.{name}", value]
 
 
 def _is_class(option: str, value: str) -> bool:

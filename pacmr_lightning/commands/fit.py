@@ -34,6 +34,7 @@ from ..runs.checkpoints import CheckpointFiles, to_resume_from
 from ..runs.config import SaveRunConfig, resolve_auto
 from ..runs.folder import CHECKPOINTS, CONFIG, METRICS, default_folder
 from ..runs.loggers import run_loggers, wandb_ends
+from ..runs.summary import unmoved
 from ..strategies import check_strategy
 
 
@@ -113,6 +114,13 @@ class PacmrCLI(LightningCLI):
         audit = f"; which labels look wrong: pacmr audit {root}"
         more = audit if isinstance(self.model, PreferenceModule) else ""
         print(f"The run is in {root}; its curves: {curves}{more}", flush=True)
+        if isinstance(self.model, PreferenceModule) and (still := unmoved(self.trainer.callback_metrics)):
+            rate, steps = self.model.learning_rate, self.trainer.global_step
+            print(
+                f"{still}. Raise --model.learning_rate, now {rate:g}, or train for more than {steps:,} "
+                "updates.",
+                file=sys.stderr,
+            )
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning's own puts a checkpoint's options over those of the command line."""
@@ -168,7 +176,7 @@ class PacmrCLI(LightningCLI):
             plugins.append(CheckpointFiles())
         own = (lightning_callbacks.ProgressBar, LogProgress)
         if settings.enable_progress_bar is not False and not any(isinstance(c, own) for c in callbacks):
-            if fits and not sys.stdout.isatty():
+            if self.subcommand in ("fit", "predict") and not sys.stdout.isatty():
                 kwargs["enable_progress_bar"] = False
                 callbacks.append(LogProgress())
             else:

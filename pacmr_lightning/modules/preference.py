@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,6 +22,7 @@ from ..meta_gradient.virtual_step import check_shifted
 from ..metrics import REWARDS, RunningMeans, WeightStatistics, gold_accuracy, reward_values
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
+from ..policy.base_model import parameter_count
 from ..ranks import on_all_ranks, sum_over_ranks
 from ..rewards import PairRecord, Rewards
 from ..strategies import check_adapter, check_precision, check_strategy, set_gradient
@@ -29,7 +31,7 @@ from ..weighting.base import check_soft_labels, check_update
 from ..weighting.weighted_gradient import WeightedGradient, weighted_gradient
 from .datamodule import datamodule
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
-from .schedule import check_schedule, planned_updates, warmup_cosine
+from .schedule import check_schedule, planned_updates, suited_learning_rate, warmup_cosine
 from .trained_only import TrainedOnly
 
 CURVES = 20
@@ -47,7 +49,8 @@ class PreferenceModule(TrainedOnly):
         objective: per-pair loss.
         weighting: how much each pair's loss counts.
         method: label of the run in its folder's name and its summary.
-        learning_rate: peak learning rate of AdamW.
+        learning_rate: peak learning rate of AdamW; None chooses one by the model's size
+            (``schedule.LEARNING_RATES``) when a fit starts.
         betas: of AdamW.
         weight_decay: of AdamW.
         warmup_ratio: share of the updates in which the learning rate rises linearly from 0.
@@ -66,7 +69,7 @@ class PreferenceModule(TrainedOnly):
         objective: Objective | None = None,
         weighting: Weighting | None = None,
         method: str = "dpo",
-        learning_rate: float = 5e-6,
+        learning_rate: float | None = None,
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.0,
         warmup_ratio: float = 0.03,
@@ -156,6 +159,14 @@ class PreferenceModule(TrainedOnly):
                 f"micro_batch_size {self.micro_batch_size} does not divide the {share} pairs that a "
                 "device gets for one step; choose a divisor."
             )
+        if self.learning_rate is None:
+            parameters = parameter_count(self.policy.name)
+            self.learning_rate, why = suited_learning_rate(parameters)
+            self.hparams["learning_rate"] = self.learning_rate
+            rank_zero_info(
+                f"learning_rate {self.learning_rate:g} is chosen for {parameters:,} parameters ({why}); "
+                "another: --model.learning_rate."
+            )
         self.options = self._fit_options()
 
     def on_fit_start(self) -> None:
@@ -172,6 +183,7 @@ class PreferenceModule(TrainedOnly):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW over the adapter; linear warm-up, then a cosine to ``min_lr_ratio`` of the peak."""
+        assert self.learning_rate is not None  # since ``setup``
         optimizer = torch.optim.AdamW(
             self.policy.adapter().values(),
             lr=self.learning_rate,
@@ -187,6 +199,7 @@ class PreferenceModule(TrainedOnly):
 
     def on_train_start(self) -> None:
         """Set this fit's optimizer options after a checkpoint restored its own."""
+        assert self.learning_rate is not None
         use_options(self, self.learning_rate, self.betas, self.weight_decay)
 
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> dict[str, Any]:

@@ -175,6 +175,13 @@ def adapter_chain(name: str) -> list[str]:
     return chain
 
 
+def parameter_count(name: str) -> int:
+    """Return the number of parameters of a model, or of an adapter's base, without loading weights."""
+    with _loading(name), torch.device("meta"):
+        config = AutoConfig.from_pretrained(adapter_chain(name)[-1], trust_remote_code=False)
+        return AutoModelForCausalLM.from_config(config).num_parameters()
+
+
 def _switch_off_dropout(model: PreTrainedModel) -> None:
     # OPT skips whole layers; Mixtral, MiniMax and DBRX add noise to a router's inputs.
     others = ("pdrop", "layerdrop", "input_jitter_noise", "moe_jitter_eps")

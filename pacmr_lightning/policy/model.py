@@ -20,6 +20,7 @@ from ..freed_memory import return_freed_memory
 from ..numerics import AskedDtype, base_dtype, numerics, recomputes
 from ..ranks import max_over_ranks
 from ..strategies.sharding import is_sharded
+from ..waiting import waiting
 from .attention import (
     FLEX,
     AskedLayout,
@@ -153,7 +154,8 @@ class PolicyModel(nn.Module):
             return
         exclude_cudnn()
         asked = None if self.attn_implementation == "auto" else self.attn_implementation
-        base = load_base(self.name, self.dtype, asked, self.quantization, pair)
+        with waiting(f"Loading {self.name}"):
+            base = load_base(self.name, self.dtype, asked, self.quantization, pair)
         base.requires_grad_(False)
         base.config.use_cache = False
         expected = None
@@ -237,7 +239,8 @@ class PolicyModel(nn.Module):
     def reference_digest(self) -> str:
         """Return the cached hash of the reference's frozen weights."""
         if self._digest is None:
-            self._digest = weights_digest(self.model)
+            with waiting("Hashing the reference's weights"):
+                self._digest = weights_digest(self.model)
         return self._digest
 
     def in_step(self, parts: Iterable[PairBatch], filler: PairBatch) -> Iterator[tuple[PairBatch, bool]]:

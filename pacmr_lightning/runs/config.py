@@ -62,6 +62,8 @@ class SaveRunConfig(SaveConfigCallback):
             # Not part of the run, whose second pass has this file too.
             config.pop("refine", None)
             config.ckpt_path = None  # not part of the run
+            if isinstance(pl_module, PreferenceModule):
+                config.model.init_args.learning_rate = pl_module.learning_rate  # by size, if none was given
             if config.checkpoint.dirpath == str(root / CHECKPOINTS):  # a run elsewhere has its own
                 config.checkpoint.dirpath = None
             text = self.parser.dump(config, skip_none=False)
