@@ -11,6 +11,7 @@ from datasets import Dataset
 
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError, check_at_least
+from pacmr_lightning.recorded import Recorded
 
 from ..evaluation.reward_function import RewardFunction
 from .chat import messages_of
@@ -22,7 +23,7 @@ from .splits import DEFAULT_FRACTION, RowsBySplit, Split, SplitPlaces
 from .tokenized_source import TokenizedSource
 
 
-class Source(ABC):
+class Source(Recorded, ABC):
     """Base class of preference pairs; the options determine the rows, which every rank loads for itself."""
 
     name: str

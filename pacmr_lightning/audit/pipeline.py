@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,11 @@ class AuditResult:
     def statement(self) -> str:
         """The noise rate with its uncertainty, or why there is none."""
         return f"Expected share of wrong labels: {rate_in_words(self.findings.rate)}."
+
+    def _repr_html_(self) -> str:
+        """Return the statement and the most suspected pairs, as a notebook shows them."""
+        shown = ["rank", "id", "observed", "suggested", "p_wrong", "u"]
+        return f"<p>{escape(self.statement)}</p>{self.table[shown].head(10).to_html(index=False)}"
 
     def push(self, repository: str, private: bool = False) -> None:
         """Upload the cleaned file to the Hugging Face Hub (OWNER/NAME) as a dataset with a card.
@@ -186,8 +192,9 @@ def conclude(
 def _changes(table: pd.DataFrame, options: AuditOptions) -> tuple[set[str], set[str]]:
     """Ids of pairs to drop, and to swap: suspects, unless decided by hand."""
     suspects = set(table["id"][table["suggested"] == "flip"])
-    drop = suspects if options.action == "drop" else set()
-    exchange = suspects if options.action == "flip" else set()
+    action = options.action or ("drop" if options.decided is None else None)
+    drop = suspects if action == "drop" else set()
+    exchange = suspects if action == "flip" else set()
     if options.decided is None:
         return drop, exchange
     keep, wrong, out = map(options.decided.named, ("keep", "exchange", "drop"))

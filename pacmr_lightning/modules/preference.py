@@ -24,6 +24,7 @@ from ..objectives import DPO, Objective
 from ..policy import PolicyModel
 from ..policy.base_model import parameter_count
 from ..ranks import on_all_ranks, sum_over_ranks
+from ..recorded import Recorded
 from ..rewards import PairRecord, Rewards
 from ..strategies import check_adapter, check_precision, check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting, Weights
@@ -38,7 +39,7 @@ CURVES = 20
 """Maximum count of an objective's learned values to log; there may be hundreds of annotators."""
 
 
-class PreferenceModule(TrainedOnly):
+class PreferenceModule(Recorded, TrainedOnly):
     """Train a LoRA policy on preference pairs; a method is a choice of objective and weighting.
 
     One ``training_step`` is one policy update on a whole optimizer-step batch, which the module cuts into

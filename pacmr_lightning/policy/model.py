@@ -19,6 +19,7 @@ from ..errors import UserError, check_at_least
 from ..freed_memory import return_freed_memory
 from ..numerics import AskedDtype, base_dtype, numerics, recomputes
 from ..ranks import max_over_ranks
+from ..recorded import Recorded
 from ..strategies.sharding import is_sharded
 from ..waiting import waiting
 from .attention import (
@@ -62,7 +63,7 @@ class PolicyAndReference(NamedTuple):
     """(N,) the same KL, summed over the chosen response."""
 
 
-class PolicyModel(nn.Module):
+class PolicyModel(Recorded, nn.Module):
     """Any Hugging Face causal LM with a PEFT LoRA adapter (paper, section 5.4).
 
     The base is frozen and the adapter starts as the identity, so a fresh policy equals the reference: the

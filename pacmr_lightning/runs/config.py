@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import torch
+import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.strategies import DeepSpeedStrategy
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from ..files import replacing
 from ..modules import PreferenceModule
 from ..modules.datamodule import datamodule
 from ..modules.sft import SFTModule
 from ..numerics import base_dtype, recomputes
+from ..recorded import as_config
 from .folder import CHECKPOINTS, CONFIG
 from .memory_estimate import GIB, sft_step_bytes, step_bytes
 
@@ -69,6 +73,38 @@ class SaveRunConfig(SaveConfigCallback):
             text = self.parser.dump(config, skip_none=False)
             with replacing(root / CONFIG) as temporary:
                 temporary.write_text(text)
+
+
+def write_config(trainer: Trainer, module: PreferenceModule) -> None:
+    """Write ``config.yaml`` of a run that Python started, which audit, refine and export read.
+
+    Its callbacks are those of this package, with their defaults. Where an object of the run cannot be written
+    down, a line on stderr says which, and there is no file.
+    """
+    data = datamodule(trainer)
+    try:
+        sections = {"model": as_config(module), "data": as_config(data)}
+    except TypeError as error:
+        rank_zero_warn(f"No {CONFIG} is written, since {error}; so pacmr audit cannot take this run.")
+        return
+    sections["model"]["init_args"]["learning_rate"] = module.learning_rate
+    options = sections["data"]["init_args"]
+    if options.pop("tokenizer") != module.policy.name:
+        rank_zero_warn(f"No {CONFIG} is written, since the tokenizer is not that of {module.policy.name}.")
+        return
+    options.pop("meta_every", None)  # linked to the weighting
+    names = ("max_epochs", "max_steps", "val_check_interval", "limit_val_batches", "log_every_n_steps")
+    settings: dict[str, Any] = {name: getattr(trainer, name) for name in (*names, "precision")}
+    own = [
+        type(one) for one in trainer.callbacks if type(one).__module__.startswith("pacmr_lightning.callbacks")
+    ]
+    paths = [f"{kind.__module__}.{kind.__qualname__}" for kind in own if kind.__name__ != "RunCheckpoint"]
+    settings["callbacks"] = [{"class_path": path} for path in paths]
+    settings["default_root_dir"] = str(trainer.default_root_dir)
+    seed = os.environ.get("PL_GLOBAL_SEED")
+    config = {"seed_everything": int(seed) if seed else True, **sections, "trainer": settings}
+    with replacing(Path(trainer.default_root_dir) / CONFIG) as temporary:
+        temporary.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 
 
 def _step_bytes(module: PreferenceModule | SFTModule, trainer: Trainer) -> float:

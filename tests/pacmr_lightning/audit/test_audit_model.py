@@ -79,7 +79,8 @@ def test_before_any_training(finished, run, monkeypatch, tmp_path):
     model, path = str(finished.parent / "model"), run.parent / "train.jsonl"
     rows = [by_one_word(i, wrong=i % 4 == 0) for i in range(240)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    cli.main(["audit", model, *options(run, beta=None, share="0.25", scorer="probe")])
+    # Four words are enough: the scorer of a base model is a probe.
+    cli.main(["audit", model, "--data", str(path), "--output", "found", "--share", "0.25"])
     table = pd.read_parquet("found/pairs.parquet").set_index("id")
     assert table["delta"].isna().all() and (table["u"] == table["probe_u"]).all()
     wrong = table.index.map(lambda name: int(name) % 4 == 0)
@@ -87,6 +88,8 @@ def test_before_any_training(finished, run, monkeypatch, tmp_path):
     methods = pd.read_csv("found/methods.csv")["method"].tolist()
     assert methods == ["linear probe", "cleanlab on linear probe"]
     page = Path("found/report.html").read_text()
+    cleaned = [json.loads(line)["id"] for line in Path("found/cleaned.jsonl").read_text().splitlines()]
+    assert cleaned == [row["id"] for row in rows if table["suggested"][row["id"]] == "keep"]
     assert "nothing was trained but the probe" in page and "fitted to the labels of other prompts" in page
     cli.main(
         [
@@ -133,7 +136,6 @@ def by_one_word(number: int, wrong: bool) -> dict:
         ("adapter", {"scorer": "vnet"}, "scorer is vnet, but adapter is a model and no run; use --scorer"),
         ("adapter", {"output": None}, "output is not given, but adapter is a model and no run; name the"),
         ("adapter", {"share": "0.7"}, "share is 0.7, but the share of wrong labels is above 0 and below"),
-        ("adapter", {"action": "drop"}, "action is given without cleaned"),
         ("adapter", {"source.train": "nowhere.jsonl"}, "nowhere.jsonl"),
         ("nowhere", {"reference": "nowhere/x/y"}, "there is no such folder"),
     ],

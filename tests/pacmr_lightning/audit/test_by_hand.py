@@ -190,7 +190,6 @@ def test_a_sample_to_read(audit):
         (["--decisions", "{strange}"], "decides on the pair 'nobody', which is no training pair here"),
         (["--decisions", "{run}/config.yaml"], "has no id with a decision"),
         (["--label_studio", "tasks.csv"], "label_studio is tasks.csv, but tasks are written to a file"),
-        (["--decisions", "{strange}", "--action", "flip"], "action is given without cleaned"),
         (
             ["--cleaned", "x.json", "--action", "drop", "--label_studio", "./x.json"],
             "label_studio is ./x.json, which is the file of cleaned; name another file",
