@@ -17,14 +17,23 @@ class Recorded:
         made = super().__new__(cls)
         signature = inspect.signature(cls)
         try:
-            given = signature.bind(*args, **kwargs).arguments
-        except TypeError:  # of the constructor, which says so itself, or of a copy without arguments
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:  # a copy without arguments, or a mistake that the constructor reports itself
+            if cls.__init__ is object.__init__:
+                raise
             return made
+        bound.apply_defaults()
+        given = bound.arguments
         for name, parameter in signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
-                given |= given.pop(name, {})
+                given |= given.pop(name)
         object.__setattr__(made, "_made_with", given)  # not that of nn.Module
         return made
+
+
+# For a class without a constructor of its own, which takes no arguments.
+_ONE = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)
+Recorded.__new__.__signature__ = inspect.Signature([_ONE])  # type: ignore[attr-defined]
 
 
 def as_config(value: Any) -> Any:

@@ -74,7 +74,11 @@ def test_an_older_validation_says_its_step(fit, tmp_path, capsys):
     capsys.readouterr()
     compare([str(tmp_path)])
     said = capsys.readouterr().out.replace("\n", " ")
-    assert "accuracy is of update 8; the run ended after 12" in " ".join(said.split())
+    said = " ".join(said.split())
+    assert "accuracy is of update 8; the run ended after 12" in said
+    assert "wall time: of the whole fit" in said and "gold reward" not in said, "notes of its columns only"
+    pairs = summary_of(tmp_path)["val_pairs"]
+    assert (f"accuracy is of {pairs} validation pairs only" in said) == bool(pairs)
 
 
 NO_VALIDATION = ("val_accuracy", "val_margin", "val_pairs", "val_step")
