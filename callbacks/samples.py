@@ -205,7 +205,7 @@ class SequenceKL(Callback):
         self._sample(trainer, pl_module, self._prompts(trainer)[1])
 
     def _prompts(self, trainer: Trainer) -> tuple[list[str], list[Tokens]]:
-        found = first_prompts(trainer, self.samples, type(self).__name__)
+        found = first_prompts(trainer, self.samples or 64, type(self).__name__)
         rows = zip(found.input_ids, found.attention_mask, strict=True)
         return found.prompts, [ids[mask == 1].tolist() for ids, mask in rows]
 

@@ -28,6 +28,8 @@ FREE = 0.9
 MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 """Dtypes of the trainer's mixed precisions."""
 
+BY_PYTHON = "# Written by RunCheckpoint for a run that Python started.\n"
+
 
 class SaveRunConfig(SaveConfigCallback):
     """Write ``config.yaml`` into the run's folder when training starts, so bad input leaves nothing."""
@@ -103,8 +105,14 @@ def write_config(trainer: Trainer, module: PreferenceModule) -> None:
     settings["default_root_dir"] = str(trainer.default_root_dir)
     seed = os.environ.get("PL_GLOBAL_SEED")
     config = {"seed_everything": int(seed) if seed else True, **sections, "trainer": settings}
-    with replacing(Path(trainer.default_root_dir) / CONFIG) as temporary:
-        temporary.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    path = Path(trainer.default_root_dir) / CONFIG
+    if path.exists() and not path.read_text(encoding="utf-8").startswith(BY_PYTHON):
+        rank_zero_warn(
+            f"{path} is there already and is kept; give the trainer a default_root_dir of its own."
+        )
+        return
+    with replacing(path) as temporary:
+        temporary.write_text(BY_PYTHON + yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 
 
 def _step_bytes(module: PreferenceModule | SFTModule, trainer: Trainer) -> float:
