@@ -4,6 +4,7 @@ import copy
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,8 @@ import yaml
 from pacmr_lightning import cli
 from pacmr_lightning.audit import noise_rate
 from pacmr_lightning.audit.noise_rate import estimate_noise_rate
-from pacmr_lightning.commands.refine import USES, refine
+from pacmr_lightning.commands.refine import USES
+from pacmr_lightning.commands.refine import refine as refine_by_any
 from pacmr_lightning.commands.second_pass import (
     FURTHEST,
     compare_passes,
@@ -28,6 +30,8 @@ from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.weighting import AuditedWeights
 
 from .conftest import PAIRS, refused
+
+refine = partial(refine_by_any, scorer="policy")
 
 FIT = (
     *("--model.weighting", "Unweighted", "--model.method", "first", "--trainer.max_epochs", "3"),
@@ -336,7 +340,7 @@ def test_scores_that_do_not_separate(first, monkeypatch, capsys):
         (["{run}", "--labels", "hard"], "labels"),
         (["{run}", "--checkpoint", "7"], "has no checkpoint 7"),
         (["{run}", "--output", "{run}"], "holds another run already; name another with --output"),
-        (["{run}", "--labels", "easiest"], "scorer is policy, but what is easy is asked of policies that"),
+        (["{run}", "--labels", "easiest"], "scorer is not given, but what is easy is asked of policies that"),
         (
             ["{run}", "--labels", "easiest", "--easiest", "1.5", "--scorer", "dpo"],
             "easiest is 1.5, but it is",
