@@ -284,7 +284,7 @@ def _elsewhere(name: str, actions: list[Any]) -> list[str]:
 
 
 def _options_of(one: type) -> dict[str, Any]:
-    hints = get_type_hints(one.__init__)
+    hints = get_type_hints(one.__init__)  # type: ignore[misc]
     return {name: hints.get(name) for name in inspect.signature(one).parameters}
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import yaml
@@ -69,13 +70,8 @@ SFT instead: pacmr fit --config sft --model MODEL --data rows.jsonl --output run
 def page() -> str:
     """Return the help of ``pacmr fit`` on one page."""
     methods = [name.removeprefix(METHODS) for name in names() if name.startswith(METHODS)]
-    lines, line = [], ""
-    for name in methods:
-        if len(line) + len(name) > 64:
-            lines.append(line)
-            line = ""
-        line += f"{name}, "
-    return PAGE.format(methods=("\n" + " " * 36).join([*lines, line.rstrip(", ")]))
+    lines = wrap(", ".join(methods), 66)
+    return PAGE.format(methods=("\n" + " " * 36).join(lines))
 
 
 def expanded(words: list[str]) -> list[str]:
@@ -130,7 +126,8 @@ def _written_out(option: str, value: str, sft: bool) -> list[str]:
 
 def with_source(words: list[str]) -> list[str]:
     """Return an audit's words with ``--data FILE_OR_HUB_ID`` written out."""
-    found, place = [], 0
+    found: list[str] = []
+    place = 0
     for option, value, start, end in _options(words):
         if option == "--data":
             found += [*words[place:start], *_source("--source", value)]

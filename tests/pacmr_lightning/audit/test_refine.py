@@ -4,7 +4,6 @@ import copy
 import json
 import shutil
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -15,8 +14,7 @@ import yaml
 from pacmr_lightning import cli
 from pacmr_lightning.audit import noise_rate
 from pacmr_lightning.audit.noise_rate import estimate_noise_rate
-from pacmr_lightning.commands.refine import USES
-from pacmr_lightning.commands.refine import refine as refine_by_any
+from pacmr_lightning.commands.refine import USES, refine
 from pacmr_lightning.commands.second_pass import (
     FURTHEST,
     compare_passes,
@@ -30,8 +28,6 @@ from pacmr_lightning.runs.folder import read_weights
 from pacmr_lightning.weighting import AuditedWeights
 
 from .conftest import PAIRS, refused
-
-refine = partial(refine_by_any, scorer="policy")
 
 FIT = (
     *("--model.weighting", "Unweighted", "--model.method", "first", "--trainer.max_epochs", "3"),
