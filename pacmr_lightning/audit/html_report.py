@@ -26,7 +26,7 @@ from .flip_curve import share_against
 from .group_reliability import LEAST
 from .scorers import SCORES
 from .suspect_traits import LEVEL
-from .words import findings_in_words, rules_in_words, share_of, traits_in_words
+from .words import findings_in_words, rate_in_words, rules_in_words, share_of, traits_in_words
 
 GROUPS = 100
 """Most groups in a table."""
@@ -106,6 +106,7 @@ def html_report(
         _image(_against(findings), "Share of labels against the policy by how sure it is, with the fit"),
         "</div>",
         "<h2>How the threshold was chosen</h2>",
+        _paragraph(f"Expected noise rate: {rate_in_words(findings.rate)}."),
         *map(_paragraph, findings_in_words(findings)),
         f"<h2>What {doubted} have in common</h2>",
         *map(_paragraph, traits_in_words(traits, findings.groups, doubted)),
@@ -146,10 +147,9 @@ def verdict(findings: Findings) -> str:
             f"How many of the {len(pairs):,} labels are wrong cannot be told from these scores, so none is "
             "suspect. The pairs are in the order of doubt: read from the top."
         )
+    how = "assumed" if rate.assumed else "taken" if rate.known else "expected"
     between = "" if rate.known else f" (95% interval {rate.low:.0%} to {rate.high:.0%})"
-    said = (
-        f"{rate.rate:.1%}{between} of the {len(pairs):,} labels are {'taken' if rate.known else 'expected'} "
-    )
+    said = f"{rate.rate:.1%}{between} of the {len(pairs):,} labels are {how} "
     said += f"to be wrong, and {suspects:,} are suspect. The most suspect come first."
     if known := int(pairs["flipped"].notna().sum()):
         wrong = int(pairs["flipped"].sum())

@@ -133,9 +133,14 @@ def test_what_it_says():
     unknown = html_report(find_with(frame(3000, known=False), "dpo"), "runs/a", {}, [], nothing)
     assert "AUROC" not in unknown and "precision" not in unknown and "nown to be wrong" not in unknown
     clean = html_report(find_with(frame(3000, rate=0.0), "dpo"), "runs/a", {}, [], nothing)
-    assert "not identified" in clean and "there is no threshold" in clean
+    assert (
+        "cannot be told from these scores, so none is suspect" in clean
+        and "not identified" in clean
+        and "there is no threshold" in clean
+    )
     without = find_with(pairs.assign(category=pd.NA), "dpo")
-    assert "(none)" in html_report(without, "runs/a", {}, [], nothing)
+    assert "<h2>By category</h2>" in known
+    assert "<h2>By category</h2>" not in html_report(without, "runs/a", {}, [], nothing)
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
