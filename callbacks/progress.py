@@ -114,6 +114,23 @@ class LogProgress(Callback):
         text = f"Update {step:,} of {self._planned:,}, {timedelta(seconds=round(left))} left"
         print(text if loss is None else f"{text}, loss {loss:.4f}", file=sys.stderr, flush=True)
 
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print how much there is to do, and start the clock."""
+        self._batches = int(sum(trainer.num_predict_batches))
+        self._began = self._printed = time.monotonic()
+        if trainer.is_global_zero:
+            print(f"Answering {self._batches:,} batches of prompts ...", file=sys.stderr, flush=True)
+
+    def on_predict_batch_end(
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *_: Any
+    ) -> None:
+        """Print on rank 0 if it is time."""
+        done, now = batch_idx + 1, time.monotonic()
+        if trainer.is_global_zero and now - self._printed >= self.seconds:
+            self._printed = now
+            left = timedelta(seconds=round((self._batches - done) * (now - self._began) / done))
+            print(f"Batch {done:,} of {self._batches:,}, {left} left", file=sys.stderr, flush=True)
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note the update of the validation metrics."""
         self._validated = trainer.global_step

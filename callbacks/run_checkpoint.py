@@ -17,7 +17,9 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.modules import PreferenceModule
 from pacmr_lightning.ranks import max_over_ranks
+from pacmr_lightning.runs.config import SaveRunConfig, write_config
 from pacmr_lightning.runs.folder import CHECKPOINTS
 
 
@@ -27,11 +29,24 @@ class RunCheckpoint(ModelCheckpoint):
     It saves before the next update, when metrics are logged and no validation is due, and ``last.ckpt`` after
     all other callbacks' ``on_train_end``. At SIGTERM, Ctrl-C or SLURM's requeue signal it finishes the
     update, saves ``last.ckpt``, prints how to continue and exits with status 0 (130 for Ctrl-C).
+
+    Files go to ``checkpoints`` in the trainer's ``default_root_dir``. Beside it, a run that Python started
+    gets a ``config.yaml``, which audit, refine and export need; with ``pacmr fit`` it has one already.
     """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Default to the run's folder, with ``last.ckpt`` among the checkpoints."""
+        if self.dirpath is None:
+            self.dirpath = str(Path(trainer.default_root_dir) / CHECKPOINTS)
+        self.save_last = True if self.save_last is None else self.save_last
+        super().setup(trainer, pl_module, stage)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Handle signals from here on."""
         super().on_train_start(trainer, pl_module)
+        started_by_cli = any(isinstance(callback, SaveRunConfig) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        if trainer.is_global_zero and not started_by_cli and isinstance(pl_module, PreferenceModule):
+            write_config(trainer, pl_module)
         self._last_global_step_saved = trainer.global_step
         self._received = 0
         wanted = [signal.SIGTERM, signal.SIGINT]

@@ -38,7 +38,8 @@ class RunSummary(VisitsCallback):
       updates;
     - of the last ``window`` visits with a known flip (``window_pairs``): ``weight_mean_unflipped``,
       ``weight_mean_flipped``, ``weight_gap``, AUROCs of low weight (``flip_auroc``) and u (``flip_auroc_u``);
-    - ``learned``, numbers of the objective, ``seconds`` of training, and ``pairs_per_second`` over all ranks.
+    - ``learned``, numbers of the objective, ``seconds`` of training, ``wall_seconds`` since this fit started,
+      and ``pairs_per_second`` over all ranks.
 
     Args:
         window: visits that the statistics look back on.
@@ -61,6 +62,7 @@ class RunSummary(VisitsCallback):
         """Forget an earlier run; a checkpoint is loaded after this."""
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
+            self._began = time.perf_counter()
             self._statistics = None
             if trainer.global_step == 0:
                 self._start(0.0, 0, {}, None)
@@ -138,6 +140,7 @@ class RunSummary(VisitsCallback):
             "val_pairs": _validated(trainer),
             "val_step": self._val_step,
             **self._statistics,
+            "wall_seconds": time.perf_counter() - self._began,
             "metrics": metrics,
             **({"learned": learned} if learned else {}),
             "counts": None if data is None else data.counts,

@@ -19,6 +19,7 @@ from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.evaluation.answer_store import content_key
 from pacmr_lightning.evaluation.prompt_batch import PromptBatch
 from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.recorded import Recorded
 from pacmr_lightning.weighting.audited import AuditTable
 
 from .augmentation.augmented_prompts import read_augmentations
@@ -54,7 +55,7 @@ _HASHES = {
 }
 
 
-class PreferenceDataModule(LightningDataModule):
+class PreferenceDataModule(Recorded, LightningDataModule):
     """Preference pairs, tokenized, noised and paired with meta-batches; evaluation prompts for generation.
 
     ``train_dataloader`` yields ``TrainingBatch``, ``val_dataloader`` and ``test_dataloader`` yield

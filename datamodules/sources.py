@@ -11,6 +11,7 @@ from datasets import Dataset
 
 from pacmr_lightning.embedded_world import World
 from pacmr_lightning.errors import UserError, check_at_least
+from pacmr_lightning.recorded import Recorded
 
 from ..evaluation.reward_function import RewardFunction
 from .chat import messages_of
@@ -23,7 +24,7 @@ from .tokenized_pairs import TokenizedPairs
 from .tokenized_source import tokenized_source
 
 
-class Source(ABC):
+class Source(Recorded, ABC):
     """Base class of preference pairs; the options determine the rows, which every rank loads for itself."""
 
     name: str
@@ -47,6 +48,9 @@ class Source(ABC):
     def load_all(self) -> Dataset:
         """Return all training rows, also those set aside; for ``clean_meta`` and ``audit --cleaned``."""
         return self.load("train")
+
+    cleaned_name = "cleaned.jsonl"
+    """Name of an audit's cleaned file where none is given."""
 
     def check_output(self, output: str) -> Path:
         """Return the path that ``write_cleaned`` writes to, or raise a UserError."""
@@ -97,6 +101,7 @@ class Files(RowsBySplit, Source):
     ):
         self.splits = SplitPlaces(train, validation, validation_fraction)
         self.name = Path(train).name
+        self.cleaned_name = "cleaned.parquet" if self.name.endswith(".parquet") else "cleaned.jsonl"
         self.gold_reward = reward
 
     def read(self, place: str) -> Dataset:

@@ -82,9 +82,11 @@ class TrainingStream(TorchDataset[TrainingBatch]):
             )
         if len(self.eligible) < meta_batch_size:
             raise UserError(
-                f"Only {len(self.eligible)} of the {len(pairs)} training pairs have a second view of their "
-                f"prompt, fewer than meta_batch_size {meta_batch_size}; make more with pacmr augment, give "
-                "the rows an augmented_prompt, or lower meta_batch_size."
+                f"Only {len(self.eligible)} of the {len(pairs)} training pairs have an augmented prompt, "
+                f"fewer than meta_batch_size {meta_batch_size}: without a column augmented_prompt, prompts "
+                "are reworded by rules, which change few of them; write paraphrases with pacmr augment and "
+                "give the file as --data.augmentations, lower --data.meta_batch_size, or take a method "
+                "without VNet, such as --method dpo."
             )
 
     def __len__(self) -> int:

@@ -16,6 +16,8 @@ from importlib.metadata import version
 
 from .command_line.exceptions import sentence, stop
 from .command_line.output import only_results
+from .command_line.short_forms import EXAMPLE, page
+from .waiting import waiting
 
 RUNS = {
     "fit": "Trains: SFT, DPO, PACMR-DPO, as the configs say.",
@@ -42,6 +44,14 @@ TOOLS = {
     "sweep": "Runs methods x noise rates x options x seeds as a file says; makes their tables and figures.",
 }
 
+
+GROUPS = {
+    "start": ("quickstart", "configs", "inspect"),
+    "train": ("fit", "refine", "correct", "augment"),
+    "audit": ("audit", "clean-meta"),
+    "evaluate": ("compare", "validate", "test", "predict", "judge", "generate", "analyze"),
+}
+"""Commands by what they are for, in the order of use; the others stand under "more"."""
 
 NOISE = (
     # Saving after the update is intended: resuming needs it.
@@ -98,20 +108,18 @@ def _let_rank_0_speak() -> None:
 
 def _help() -> str:
     commands = {**RUNS, **TOOLS}
-    lines = [f"  {name:<12}{text}" for name, text in commands.items()]
-    return "\n".join(
+    more = [name for name in commands if not any(name in group for group in GROUPS.values())]
+    groups = [
+        "\n".join([f"{title}:", *(f"  {name:<12}{commands[name]}" for name in names)])
+        for title, names in {**GROUPS, "more": more}.items()
+    ]
+    return "\n\n".join(
         [
             "usage: pacmr COMMAND ...",
-            "",
-            "Learning from noisy human preferences.",
-            "",
-            "trainer runs (LightningCLI; --config can be given several times, later ones win):",
-            *lines[: len(RUNS)],
-            "",
-            "tools around them:",
-            *lines[len(RUNS) :],
-            "",
-            "pacmr COMMAND --help says more; pacmr fit --model.help CLASS explains a class's options.",
+            "Learning from noisy human preferences. Two commands to begin with:",
+            EXAMPLE,
+            *groups,
+            "pacmr COMMAND --help says more.",
         ]
     )
 
@@ -142,8 +150,13 @@ def main(arguments: list[str] | None = None) -> None:
     if words and not words[0].startswith("-") and words[0] not in (*RUNS, *TOOLS):
         stop(f"There is no command {words[0]}; choose one of {', '.join((*RUNS, *TOOLS))}.")
     tool = words[0].replace("-", "_") if words and words[0] in TOOLS else None
+    if words == ["fit"]:
+        stop(f"fit needs a model and pairs; for example:\n{EXAMPLE}\npacmr fit --help has more.")
+    if words in (["fit", "--help"], ["fit", "-h"]):
+        print(page())
+        sys.exit(0)
     try:
-        with _no_garbage(), only_results():
+        with _no_garbage(), only_results(), waiting("Loading PyTorch and its libraries"):
             module = import_module(f".commands.{tool or 'fit'}", __package__)
         if tool:
             module.main(words[1:])

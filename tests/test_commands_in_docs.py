@@ -13,6 +13,7 @@ import yaml
 
 from pacmr_lightning.cli import RUNS, TOOLS
 from pacmr_lightning.command_line.parser import ToolParser
+from pacmr_lightning.command_line.short_forms import expanded
 from pacmr_lightning.commands.fit import parser_of
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +71,8 @@ def test_it_is_taken(words, here, monkeypatch, capsys):
     _, command, *words = words
     if command in RUNS:
         rest = ["--config", "tldr/preference"] if "..." in words else []
-        parser_of(command).parse_args([*rest, *(word for word in words if word != "...")])
+        written = expanded([command, *rest, *(word for word in words if word != "...")])
+        parser_of(command).parse_args(written[1:])
         return
     assert command in TOOLS
     if "..." in words:

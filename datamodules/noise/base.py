@@ -11,11 +11,12 @@ from datasets import Dataset
 from scipy.optimize import brentq
 
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.recorded import Recorded
 
 from ..hashing import unit_hash
 
 
-class LabelNoise(ABC):
+class LabelNoise(Recorded, ABC):
     """Base class of label noise: the flip probability of each training pair."""
 
     rate: float | None = None

@@ -19,6 +19,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from ..evaluation.answer_store import content_key
 from .decisions import Texts
@@ -65,16 +66,6 @@ def html_report(
     pairs = findings.pairs
     listed: dict[Any, Any] = {row.id: row for row in pairs.itertuples() if row.id in texts}
     known = int(pairs["flipped"].notna().sum())
-    numbers = {
-        "training pairs": f"{len(pairs):,}",
-        f"suspect labels (P(wrong) above {findings.threshold:g})": f"{findings.suspects:,} "
-        f"({findings.suspects / len(pairs):.1%})",
-        "expected share of wrong labels": rate_in_words(findings.rate),
-    }
-    if known:
-        wrong = int(pairs["flipped"].sum())
-        told = "known to be wrong" if known == len(pairs) else f"known to be wrong, of {known:,} known"
-        numbers[told] = f"{wrong:,} ({wrong / known:.1%})"
     doubted = findings.doubted[0]
     script = _part("report.js")
     drawn = [
@@ -95,7 +86,8 @@ def html_report(
     ).from_string(_part("report.jinja"))
     return page.render(
         run=run,
-        numbers=numbers,
+        verdict=verdict(findings),
+        noise_rate=rate_in_words(findings.rate),
         notes=notes,
         figures={
             "Distribution of the score with the threshold": _png(_distribution(findings)),
@@ -110,6 +102,7 @@ def html_report(
         groups={
             name: groups_table(groups, bool(known))
             for name, groups in findings.groups.groupby("grouping", sort=False)
+            if groups["group"].notna().any()
         },
         sample=drawn,
         suspects=suspects,
@@ -120,6 +113,24 @@ def html_report(
         labels=content_key(sorted(zip(pairs["id"], pairs["observed"], strict=True))),
         script=Markup(script),
     )
+
+
+def verdict(findings: Findings) -> str:
+    """Return the audit's result in two plain sentences: the noise rate, and which pairs to look at."""
+    pairs, rate, suspects = findings.pairs, findings.rate, findings.suspects
+    if not rate.identified:
+        return (
+            f"How many of the {len(pairs):,} labels are wrong cannot be told from these scores, so none is "
+            "suspect. The pairs are in the order of doubt: read from the top."
+        )
+    how = "assumed" if rate.assumed else "taken" if rate.known else "expected"
+    between = "" if rate.known else f" (95% interval {rate.low:.0%} to {rate.high:.0%})"
+    said = f"{rate.rate:.1%}{between} of the {len(pairs):,} labels are {how} "
+    said += f"to be wrong, and {suspects:,} are suspect. The most suspect come first."
+    if known := int(pairs["flipped"].notna().sum()):
+        wrong = int(pairs["flipped"].sum())
+        said += f" (Known to be wrong: {wrong:,} of {known:,}, {wrong / known:.1%}.)"
+    return said
 
 
 def visible_text(text: str) -> str:
@@ -194,9 +205,9 @@ def groups_table(groups: pd.DataFrame, known: bool) -> _Table:
     heading += ["known to be wrong"] if known else []
     rows = []
     row: Any  # its fields are the columns
-    for row in groups.head(GROUPS).itertuples():
+    for row in groups[groups["group"].notna()].head(GROUPS).itertuples():
         cells = [
-            "(none)" if pd.isna(row.group) else row.group,
+            row.group,
             f"{row.pairs:,}",
             f"{row.suspects:,}",
             f"{row.suspect_share:.1%}",
@@ -279,6 +290,7 @@ def _distribution(findings: Findings) -> Figure:
     if findings.cut is not None:
         axis.axvline(findings.cut, color=DARK, linestyle="--", linewidth=1.4, label="threshold")
     axis.set(xlabel=_LABELS[column], ylabel="Pairs", xlim=(edges[0], edges[-1]))
+    axis.xaxis.set_major_locator(MaxNLocator(6))
     axis.legend(frameon=False)
     return figure
 
@@ -307,6 +319,7 @@ def _against(findings: Findings) -> Figure:
         axis.axhspan(100 * rate.low, 100 * rate.high, color=WRONG, alpha=0.15, linewidth=0)
     axis.set(xlabel="$|u|$ (nats)", ylabel="Labelled against the policy (%)", xlim=(0, size[-1]))
     axis.set_ylim(bottom=0)
+    axis.xaxis.set_major_locator(MaxNLocator(6))
     axis.legend(frameon=False, loc="upper right")
     axis.grid(alpha=0.3)
     return figure

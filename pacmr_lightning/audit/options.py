@@ -34,7 +34,8 @@ class AuditOptions:
             from the labels of other prompts. Default for a run: the probe where it agrees with more labels,
             which it has not seen, than the run's policy before it learned from each pair, by more than a
             standard error; else the weights where they differ, and the policy where they do not. Default for
-            a model: policy; probe takes the model that training is to begin with.
+            an adapter, or a model with a ``reference``: policy. Default for a base model, with which training
+            is to begin: probe.
         output: folder to write to; default: ``audit`` inside the run's folder. A model needs one.
         checkpoint: which of the run's folder ``checkpoints``, by its name without .ckpt.
         reference: the model that a model's training began with; default: what an adapter names as its base. A
@@ -55,9 +56,9 @@ class AuditOptions:
             surest of, and none where scores fit labels that are coin flips as well: ``share`` applies there,
             too.
         cleaned: file to write the training pairs to, in the format of their source; it is replaced where it
-            exists.
-        action: what is done there with suspects: "drop" them, or "flip" their label; with ``decisions`` it
-            may be left out, and then only what is decided changes.
+            exists. Default: ``cleaned.jsonl`` (or .parquet) in ``output``, if any pair is changed.
+        action: what is done there with suspects: "drop" them, the default, or "flip" their label; with
+            ``decisions`` the default is that only what is decided changes.
         sample: number of pairs drawn at random that the report lists first, without the audit's results, so
             that decisions on them give the share of wrong labels.
         decisions: file of decisions on pairs, as the report's page saves it or Label Studio exports it.
@@ -104,11 +105,6 @@ class AuditOptions:
             raise UserError(
                 f"label_studio is {self.label_studio}, but tasks are written to a file ending in .json."
             )
-        by_hand = self.decisions is not None and self.action is None
-        if (self.cleaned is None) != (self.action is None) and not (by_hand and self.cleaned):
-            given, other = ("cleaned", "action") if self.action is None else ("action", "cleaned")
-            fix = "drop or flip" if self.action is None else "the file to write"
-            raise UserError(f"{given} is given without {other}; say with --{other} {fix}.")
         self._check_places()
         _ = self.decided  # reads the file, so that errors come first
 

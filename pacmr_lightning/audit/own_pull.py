@@ -60,6 +60,7 @@ def own_pull(
         max_steps=run.trainer.get("max_steps"),
         max_epochs=run.trainer.get("max_epochs"),
     )
+    assert module.learning_rate is not None  # a finished run has a number
     peak = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=module.learning_rate)
     schedule: Any = warmup_cosine(peak, planned or updates, module.warmup_ratio, module.min_lr_ratio)
     rates = module.learning_rate * np.array(list(map(schedule["scheduler"].lr_lambdas[0], range(updates))))

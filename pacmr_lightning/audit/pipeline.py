@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from ..errors import UserError
-from ..files import replacing
-from ..runs.folder import CONFIG
+from ..files import content_digest, replacing
+from ..runs.folder import CHECKPOINTS, CONFIG
+from ..waiting import waiting
 from .cleaned_file import CleanedFile, upload, write_cleaned_file
 from .decisions import Texts, random_sample, tasks
 from .findings import Findings, find
@@ -21,6 +24,13 @@ from .options import AuditOptions
 from .scored_pairs import ScoredPairs, score_model, score_run
 from .suspect_traits import label_rules, suspect_traits
 from .words import rate_in_words
+
+FOLDER = "audit"
+"""Of a run's audit, inside the run's folder."""
+RECORD = "audit.json"
+TABLES = ("pairs.parquet", "pairs.csv", "methods.csv", "groups.csv", "suspect_traits.csv")
+_DECISIVE = ("share", "threshold", "decisions")
+"""Options that the table depends on, besides the scorer."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,11 @@ class AuditResult:
     def statement(self) -> str:
         """The noise rate with its uncertainty, or why there is none."""
         return f"Expected share of wrong labels: {rate_in_words(self.findings.rate)}."
+
+    def _repr_html_(self) -> str:
+        """Return the statement and the most suspected pairs, as a notebook shows them."""
+        shown = ["rank", "id", "observed", "suggested", "p_wrong", "u"]
+        return f"<p>{escape(self.statement)}</p>{self.table[shown].head(10).to_html(index=False)}"
 
     def push(self, repository: str, private: bool = False) -> None:
         """Upload the cleaned file to the Hugging Face Hub (OWNER/NAME) as a dataset with a card.
@@ -79,10 +94,45 @@ def audit(run: str, source: Any = None, options: AuditOptions | None = None) -> 
     if source is not None and is_run:
         raise UserError(f"source is given, but {run} is a run, which has its own pairs; leave it out.")
     if source is None and not is_run and any(Path(run).glob("*config.json")):
-        raise UserError(f"{run} is a model and no run; give the pairs: --source Files --source.train FILE.")
+        raise UserError(f"{run} is a model and no run; give the pairs, as in --data pairs.jsonl.")
     scored = score_run(run, options) if source is None else score_model(run, source, options)
-    folder = Path(options.output) if options.output else Path(run) / "audit"
-    return conclude(scored, run, folder, options, options.command(run, source))
+    folder = Path(options.output) if options.output else Path(run) / FOLDER
+    command = options.command(run, source)
+    result = conclude(scored, run, folder, options, command)
+    rate = result.findings.rate
+    record = {"scorer": scored.scorer, "noise_rate": result.noise_rate, "assumed": rate.assumed}
+    record |= {name: getattr(options, name) for name in _DECISIVE}
+    record["checkpoint"] = _digest(run, options)
+    with replacing(folder / RECORD) as temporary:
+        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return result
+
+
+def reuse(run: str, options: AuditOptions) -> dict[str, Any] | None:
+    """Copy the files of an audit in a run's folder to ``options.output``, and return its record.
+
+    None where there is no such audit of this checkpoint with these options, or its noise rate is unknown. An
+    audit's choice of scorer is kept where ``options`` name none.
+    """
+    try:
+        record: dict[str, Any] = json.loads((Path(run) / FOLDER / RECORD).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return None
+    same = all(record.get(name) == getattr(options, name) for name in _DECISIVE)
+    of_scorer = options.scorer in (None, record["scorer"])
+    known = record["noise_rate"] is not None and not record["assumed"]
+    if not (same and of_scorer and known and record["checkpoint"] == _digest(run, options)):
+        return None
+    folder = Path(str(options.output))
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (*TABLES, "report.html", RECORD):
+        shutil.copyfile(Path(run) / FOLDER / name, folder / name)
+    return record
+
+
+def _digest(run: str, options: AuditOptions) -> str | None:
+    file = Path(run) / CHECKPOINTS / f"{options.checkpoint}.ckpt"
+    return content_digest(file) if file.is_file() else None
 
 
 def conclude(
@@ -90,19 +140,21 @@ def conclude(
 ) -> AuditResult:
     """Decide the noise rate, find suspects and write an audit's files."""
     pairs, decided = scored.pairs, options.decided
-    decision = decide(
-        pairs,
-        scored.scorer,
-        options.share,
-        options.fallback_share,
-        scored.by_heart,
-        None if decided is None else decided.estimate,
-    )
+    with waiting("Estimating the noise rate"):
+        decision = decide(
+            pairs,
+            scored.scorer,
+            options.share,
+            options.fallback_share,
+            scored.by_heart,
+            None if decided is None else decided.estimate,
+        )
+        findings = find(pairs, scored.scorer, decision.rate, options.threshold, scored.varies)
     notes = scored.notes + decision.notes
-    findings = find(pairs, scored.scorer, decision.rate, options.threshold, scored.varies)
     texts = _texts(scored, findings.pairs)
     responses = [text.chosen for text in texts.values()], [text.rejected for text in texts.values()]
-    traits = suspect_traits(findings.pairs, findings.doubted[1], *responses)
+    with waiting("Comparing suspected with other pairs"):
+        traits = suspect_traits(findings.pairs, findings.doubted[1], *responses)
     columns = ["rank", "id", "category", "annotator", "observed", "suggested", "p_wrong", "weight", "u"]
     columns += ["unpulled_u", "delta", "a", "b", "loss", "cross_fit_u", "flipped", "first_visit_u", "probe_u"]
     table = findings.pairs[[name for name in columns if name in findings.pairs]]
@@ -128,10 +180,11 @@ def conclude(
         files["label_studio"] = Path(options.label_studio).expanduser()
         with replacing(files["label_studio"]) as temporary:
             temporary.write_text(json.dumps(found, indent=1), encoding="utf-8")
-    cleaned = None
-    if options.cleaned is not None:
-        changes = _changes(table, options)
-        cleaned = write_cleaned_file(scored.noise_flips, scored.source, options.cleaned, *changes)
+    cleaned, changes = None, _changes(table, options)
+    # A file without changes is written only if it is asked for.
+    output = options.cleaned or (str(folder / scored.source.cleaned_name) if any(changes) else None)
+    if output is not None:
+        cleaned = write_cleaned_file(scored.noise_flips, scored.source, output, *changes)
         files["cleaned"] = cleaned.path
     return AuditResult(table, findings, traits, notes, files, cleaned, command)
 
@@ -139,8 +192,9 @@ def conclude(
 def _changes(table: pd.DataFrame, options: AuditOptions) -> tuple[set[str], set[str]]:
     """Ids of pairs to drop, and to swap: suspects, unless decided by hand."""
     suspects = set(table["id"][table["suggested"] == "flip"])
-    drop = suspects if options.action == "drop" else set()
-    exchange = suspects if options.action == "flip" else set()
+    action = options.action or ("drop" if options.decided is None else None)
+    drop = suspects if action == "drop" else set()
+    exchange = suspects if action == "flip" else set()
     if options.decided is None:
         return drop, exchange
     keep, wrong, out = map(options.decided.named, ("keep", "exchange", "drop"))

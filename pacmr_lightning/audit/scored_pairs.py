@@ -21,6 +21,7 @@ from ..policy import PolicyModel
 from ..policy.base_model import adapter_base, is_adapter
 from ..runs.finished_run import PreferenceData, find_run, load_run, ready
 from ..runs.folder import read_weights, weight_parts
+from ..waiting import waiting
 from ..weighting import AuditedWeights, DropFlipped, OracleWeights
 from .cross_fit import FOLDER, CrossFit
 from .linear_probe import FOLDS, agreement_error, probe_log_odds, signed_rank_agreement
@@ -57,7 +58,8 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     visits = read_weights(run) if choose or scorer == "first_visit" else None
     module, data, updates = load_run(found, as_trained=True)
     module.micro_batch_size = options.micro_batch_size or module.micro_batch_size
-    data.setup("fit")
+    with waiting("Reading the run's pairs"):
+        data.setup("fit")
     _check_pairs(options, data.source, data.train_pairs.rows["id"][:], data.train_pairs.swapped)
     data.fill_train_reference(ready(module))
     pairs = last_pass(module, data.train_pairs)
@@ -101,7 +103,8 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     """Score all pairs of a source by a model: u by policy and reference, or log-odds by a linear probe."""
     why = f"{model} is a model and no run"
     options.refuse(OF_A_RUN, why)
-    scorer: Scorer = options.scorer or "policy"
+    trained = options.reference is not None or options.beta is not None or is_adapter(model)
+    scorer: Scorer = options.scorer or ("policy" if trained else "probe")
     if scorer not in ("policy", "probe"):
         raise UserError(f"scorer is {scorer}, but {why}; use --scorer policy or probe.")
     if options.output is None:
@@ -110,7 +113,8 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
         options.refuse(("beta", "reference"), "a probe compares a model with none and has no beta")
     reference = (options.reference or base_of(model)) if scorer == "policy" else None
     names = [model] if reference is None else [model, reference]
-    data = source.tokenized(names, MAX_LENGTH if options.max_length is None else options.max_length)
+    with waiting("Reading and tokenizing the pairs"):
+        data = source.tokenized(names, MAX_LENGTH if options.max_length is None else options.max_length)
     tokens = data.rows
     _check_pairs(options, source, tokens["id"][:], data.swapped)
     prompts = pd.factorize(np.array(tokens["prompt"][:], dtype=object))[0]

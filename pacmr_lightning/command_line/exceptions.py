@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from traceback import walk_tb
 from typing import Any, NoReturn, TypeVar
 
-import torch
-
 from ..errors import UserError, is_out_of_memory
 
 T = TypeVar("T")
@@ -119,7 +117,8 @@ def lost_process(error: BaseException) -> str | None:
         text = str(one)
         # gloo raises plain RuntimeErrors, NCCL and torch's store DistErrors.
         of_gloo = isinstance(one, RuntimeError) and re.search(r"\bgloo\b|by peer|Timed out waiting", text)
-        if of_gloo or isinstance(one, torch.distributed.DistError):
+        # By name: importing torch takes longer than help.
+        if of_gloo or any(kind.__name__ == "DistError" for kind in type(one).__mro__):
             reason = re.search(r"[^:]*by peer|Timed out waiting[^.,]*", text)
             return (
                 "Another process of this run ended, or did not answer in time "

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from textwrap import dedent
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser
 
@@ -19,6 +19,20 @@ ALIKE = 0.75
 LONGEST = 80
 TYPE, CLASS, OWN, INSIDE = range(4)
 """Ranks of a cause: wrong type, no such class, a class's own or an item's, a known class's option."""
+
+ELSEWHERE = {
+    **{"lr": "model.learning_rate", "epochs": "trainer.max_epochs", "seed": "seed_everything"},
+    **{"batch_size": "data.global_batch_size", "output_dir": "output", "dataset_name": "data"},
+    **{"model_name_or_path": "model", "num_train_epochs": "trainer.max_epochs"},
+    **{
+        "lora_r": "model.policy.rank",
+        "lora_alpha": "model.policy.alpha",
+        "eval_steps": "trainer.val_check_interval",
+    },
+    **{"per_device_train_batch_size": "model.micro_batch_size", "logging_steps": "trainer.log_every_n_steps"},
+    **{"load_in_4bit": "model.policy.quantization"},
+}
+"""Options of a training run as TRL or habit names them."""
 
 LEAVES = {
     r".*[oO]ption 'class_path'": f"{BESIDE}.",
@@ -181,14 +195,8 @@ def _with_classes(cause: Cause, parser: ArgumentParser | None, key: str = "") ->
     if cause.classes is None:
         return cause
     hints = [getattr(action, "_typehint", None) for action in _actions(parser) if action.dest == key]
-    queue = [base for hint in hints for base in _classes(hint)]
-    found: set[type] = set()
-    while queue:
-        one = queue.pop()
-        queue += one.__subclasses__()
-        if not inspect.isabstract(one) and not one.__name__.startswith(("_", "LazyInstance_")):
-            found.add(one)
-    own = sorted((c for c in found if c.__module__.startswith("pacmr_lightning")), key=lambda c: c.__name__)
+    found = _subclasses(base for hint in hints for base in _classes(hint))
+    own = _own(found)
     if cause.classes.startswith("."):
         option = cause.classes[1:].partition(".")[0]
         having = [one.__name__ for one in own if option in inspect.signature(one).parameters]
@@ -200,6 +208,24 @@ def _with_classes(cause: Cause, parser: ArgumentParser | None, key: str = "") ->
     all_own = f"choose one of {', '.join(one.__name__ for one in own)}, or give an import path."
     text = f"{cause.text} {proposal or (all_own if own else LISTED)}"
     return replace(cause, text=text, classes=None)
+
+
+def _subclasses(bases: Iterable[type]) -> set[type]:
+    """Return the classes that an option may take which allows ``bases``."""
+    found: set[type] = set()
+    queue = list(bases)
+    while queue:
+        one = queue.pop()
+        queue += one.__subclasses__()
+        if not inspect.isabstract(one) and not one.__name__.startswith(("_", "LazyInstance_")):
+            found.add(one)
+    return found
+
+
+def _own(bases: Iterable[type]) -> list[type]:
+    """Return those of this package, by name."""
+    own = (one for one in _subclasses(bases) if one.__module__.startswith("pacmr_lightning"))
+    return sorted(own, key=lambda one: one.__name__)
 
 
 def _classes(hint: Any) -> Iterator[type]:
@@ -230,10 +256,36 @@ def _near_option(name: str, parser: ArgumentParser | None, dashes: str = "") -> 
     head, dot, rest = name.partition(".")
     heads = {known.partition(".")[0] for known in names}
     found = [known for known in names if known.startswith(name)][:3]
+    if dashes and not found:
+        found = _elsewhere(name, actions)
     found = found or get_close_matches(name, names, 1, ALIKE)
     if not found and head not in heads:
         found = [near + dot + rest for near in get_close_matches(head, heads, 1, ALIKE)]
     return f"did you mean {_listed([dashes + one for one in found], 'or')}?" if found else LISTED
+
+
+def _elsewhere(name: str, actions: list[Any]) -> list[str]:
+    """Return options that end in ``.name``, those of classes (two levels) among them; the least nested."""
+    known = [action.dest for action in actions]
+    hints = [(action.dest, getattr(action, "_typehint", None)) for action in actions]
+    if name in ELSEWHERE and any(dest == "model" for dest in known):
+        return [ELSEWHERE[name]]
+    for _ in range(2):
+        if found := [dest for dest in dict.fromkeys(known) if dest.endswith(f".{name}")]:
+            return found[:2]
+        hints = [
+            (f"{dest}.{option}", hint)
+            for dest, kind in hints
+            for one in _own(_classes(kind))
+            for option, hint in _options_of(one).items()
+        ]
+        known = [dest for dest, _ in hints]
+    return [dest for dest in dict.fromkeys(known) if dest.endswith(f".{name}")][:2]
+
+
+def _options_of(one: type) -> dict[str, Any]:
+    hints = get_type_hints(one.__init__)  # type: ignore[misc]
+    return {name: hints.get(name) for name in inspect.signature(one).parameters}
 
 
 def _without_command(key: str, parser: ArgumentParser | None) -> str:

@@ -14,6 +14,7 @@ from ..audit.words import COIN_FLIPS, fit_in_words, rate_in_words, rules_in_word
 from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
+from ..command_line.short_forms import with_source
 from ..datamodules.sources import Source
 from ..errors import UserError
 from ..runs.hub_upload import check_repository
@@ -35,7 +36,11 @@ def audit(
     private: bool = False,
     **options: Any,
 ) -> None:
-    """Looks at all training pairs of a finished run once more, labels as trained; or at pairs by a model.
+    """Finds label errors in preference pairs: by a run, an adapter, or a base model without training.
+
+    A run has its pairs: pacmr audit RUN. A model needs them: pacmr audit MODEL --data FILE --output FOLDER,
+    where FILE (JSON Lines, Parquet) or a Hub dataset has the columns prompt, chosen and rejected.
+    FOLDER/cleaned.jsonl has the pairs without suspected label errors, for any trainer.
 
     Writes ``pairs.parquet`` and ``pairs.csv`` (one row a pair, the most suspect first), ``methods.csv`` (each
     score's results), ``groups.csv`` (reliability of each category's and annotator's labels),
@@ -50,7 +55,7 @@ def audit(
 
     Args:
         run: folder of a preference run; with ``source``, folder or Hub id of a PEFT adapter or a whole model.
-        source: of pairs for a model, as in pacmr fit; all that it trains on, so that Files needs train alone.
+        source: of pairs for a model, as in pacmr fit: --data FILE is --source Files --source.train FILE.
         push_cleaned: repository at the Hugging Face Hub, OWNER/NAME, to upload ``cleaned`` to as a dataset,
             with a card; made where it does not exist. The token is that of HF_TOKEN, or of hf auth login.
         private: make a private repository.
@@ -121,4 +126,4 @@ def show(found: AuditResult) -> None:
 
 def main(arguments: list[str]) -> None:
     """Run ``pacmr audit``."""
-    run_tool("audit", audit, arguments, positional=True)
+    run_tool("audit", audit, with_source(arguments), positional=True)

@@ -19,24 +19,29 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COLUMNS = {
-    "noise": "{noise_rate:.0%}",
+    "injected noise": "{noise_rate:.0%}",
     "accuracy": "{val_accuracy:.3f}",
     "gold reward": "{val/gold_reward:.2f} ± {val/gold_reward_stderr:.2f}",
     "KL": "{val/sequence_kl:.2f}",
     "gap": "{weight_gap:.2f}",
     "AUROC g": "{flip_auroc:.2f}",
     "AUROC u": "{flip_auroc_u:.2f}",
-    "time": "{seconds:.0f} s",
+    "wall time": "{wall_seconds:.0f} s",
 }
 """Heading and format of each column, over the keys of the summary and its ``metrics``."""
 
-NOTES = (
-    "accuracy: of the sign of u on validation pairs, labels as given",
-    "gold reward: of sampled responses, mean ± standard error (embedded world)",
-    "KL: of the same responses as wholes, to the reference, in nats; compare rewards where it is alike",
-    "gap: mean weight of unflipped minus flipped pairs, last training pairs",
-    "AUROC g, u: how well a low weight, or a low u, finds flipped labels",
-)
+NOTES = {
+    "injected noise": "injected noise: labels flipped on purpose; wrong labels in the data come on top",
+    "accuracy": "accuracy: of the sign of u on validation pairs, labels as given",
+    "gold reward": "gold reward: of sampled responses, mean ± standard error",
+    "KL": "KL: of sampled responses to the reference, in nats; compare rewards where it is alike",
+    "gap": "gap: mean weight of unflipped minus flipped pairs, last training pairs",
+    "AUROC g": "AUROC g: how well a low weight finds flipped labels",
+    "AUROC u": "AUROC u: how well a low u finds flipped labels",
+    "wall time": "wall time: of the whole fit, validation and sampling included",
+}
+FEW = 200
+"""Validation pairs below which an accuracy comes with a warning."""
 
 SURFACE_NOTES = (
     "mean, max: of |g - g'| where the grids of both runs reach",
@@ -74,6 +79,18 @@ def _validated(run: str) -> str | None:
     if summary.get("val_step") in (None, summary.get("steps")):
         return None
     return f"{run}: accuracy is of update {summary['val_step']:,}; the run ended after {summary['steps']:,}"
+
+
+def _few(run: str) -> str | None:
+    """A warning if a run's accuracy is of few pairs."""
+    summary = read_summary(run)
+    pairs, accuracy = summary.get("val_pairs"), summary["val_accuracy"]
+    if not pairs or pairs >= FEW or accuracy is None:
+        return None
+    return (
+        f"{run}: accuracy is of {pairs:,} validation pairs only, so its standard error is about "
+        f"{(accuracy * (1 - accuracy) / pairs) ** 0.5:.2f}"
+    )
 
 
 def _distance_table(rows: pd.DataFrame) -> Table:
@@ -115,9 +132,11 @@ def compare(
 
         finished = [run for run in runs if (Path(run) / SUMMARY).exists() or not steps_of(run)]
     if finished:
-        print_result(comparison_table(finished))
-        notes = [*NOTES, *filter(None, map(_validated, finished))]
-        for note in notes:
+        table = comparison_table(finished)
+        print_result(table)
+        headings = [column.header for column in table.columns]
+        notes = [text for heading, text in NOTES.items() if heading in headings]
+        for note in [*notes, *filter(None, map(_few, finished)), *filter(None, map(_validated, finished))]:
             console.print(f"  {note}", highlight=False, style="dim")
     if output:
         distances = write_surface_page(runs, output, None if step == "last" else step)

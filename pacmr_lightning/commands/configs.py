@@ -10,16 +10,31 @@ from ..command_line.shipped_configs import FOLDER, did_you_mean, names, shipped_
 from ..errors import UserError
 from ..files import replacing
 
+GROUPS = {
+    "": "to start from",
+    "methods": "methods: --method NAME, or --config methods/NAME",
+    "strategies": "several GPUs",
+    "quickstart": "pacmr quickstart",
+    "tldr": "experiments of Qu et al.: TL;DR",
+    "hh": "experiments of Qu et al.: Anthropic HH",
+    "sentiment": "film reviews",
+}
+"""Folders in the order of the list; those for ``pacmr sweep`` are not in it."""
+
 
 def configs() -> None:
     """Lists the configs that come with the package, with what each is for.
 
     A name of the list is what --config takes, in any folder: pacmr fit --config tldr/preference --config
-    methods/pacmr. To start one of your own: pacmr configs copy NAME FILE.
+    methods/pacmr. To start one of your own: pacmr configs copy NAME FILE. Those of sweeps/, for
+    pacmr sweep, are found by name as well.
     """
     width = max(map(len, names()))
-    for name in names():
-        print_result(f"{name:<{width}}  {told(name)}")
+    for folder, title in GROUPS.items():
+        print(f"{title}:")
+        for name in names():
+            if name.rpartition("/")[0] == folder:
+                print_result(f"{name:<{width}}  {told(name)}")
     print(f"(in {FOLDER})")
 
 

@@ -27,6 +27,7 @@ from ..callbacks import GenerationWriter, LogProgress, NoiseMask, RunCheckpoint
 from ..command_line.output import only_results, print_result
 from ..command_line.parser import OneSentence
 from ..command_line.plain_table import plain_table
+from ..command_line.short_forms import expanded
 from ..datamodules import PreferenceDataModule, SFTDataModule  # noqa: F401
 from ..datamodules.stream import check_rank_shares
 from ..errors import UserError
@@ -35,11 +36,18 @@ from ..runs.checkpoints import CheckpointFiles, to_resume_from
 from ..runs.config import SaveRunConfig, resolve_auto, use_lora_deepspeed
 from ..runs.folder import CHECKPOINTS, CONFIG, METRICS, default_folder
 from ..runs.loggers import run_loggers, wandb_ends
+from ..runs.unmoved import unmoved
 from ..strategies import check_strategy
 
 
 class Parser(OneSentence, LightningArgumentParser):
-    """LightningCLI's parser with errors in one sentence."""
+    """LightningCLI's parser with errors in one sentence, and short forms of options."""
+
+    def parse_args(self, args: Any = None, *rest: Any, **options: Any) -> Any:
+        """Write short forms out first, which the processes that DDP starts do again."""
+        words = list(sys.argv[1:] if args is None else args)
+        words = ["--help" if word == "--help_all" else word for word in words]
+        return super().parse_args(expanded(words), *rest, **options)
 
 
 class PacmrCLI(LightningCLI):
@@ -108,6 +116,13 @@ class PacmrCLI(LightningCLI):
         audit = f"; which labels look wrong: pacmr audit {root}"
         more = audit if isinstance(self.model, PreferenceModule) else ""
         print(f"The run is in {root}; its curves: {curves}{more}", flush=True)
+        if isinstance(self.model, PreferenceModule) and (still := unmoved(self.trainer.callback_metrics)):
+            rate, steps = self.model.learning_rate, self.trainer.global_step
+            print(
+                f"{still}. Raise --model.learning_rate, now {rate:g}, or train for more than {steps:,} "
+                "updates.",
+                file=sys.stderr,
+            )
 
     def after_validate(self) -> None:
         """Print the metrics, as Lightning would among its messages."""
@@ -183,7 +198,7 @@ class PacmrCLI(LightningCLI):
             plugins.append(CheckpointFiles())
         own = (lightning_callbacks.ProgressBar, LogProgress)
         if settings.enable_progress_bar is not False and not any(isinstance(c, own) for c in callbacks):
-            if fits and not sys.stderr.isatty():
+            if self.subcommand in ("fit", "predict") and not sys.stderr.isatty():
                 kwargs["enable_progress_bar"] = False
                 callbacks.append(LogProgress())
             else:

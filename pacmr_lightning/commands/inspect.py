@@ -22,6 +22,7 @@ from ..datamodules.tokenized_pairs import TokenizedPairs
 from ..datamodules.tokenizer import load_tokenizer
 from ..errors import UserError
 from ..files import replacing
+from ..waiting import waiting
 
 _CATEGORIES = 10
 
@@ -42,7 +43,8 @@ def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str |
             f"output is {output!r}, which is a folder; name a file, such as {output}/inspect.json."
         )
     loaded = load_tokenizer(tokenizer)
-    report, kept = inspect_pairs(source, loaded, max_length)
+    with waiting("Reading and tokenizing the pairs"):
+        report, kept = inspect_pairs(source, loaded, max_length)
     # Synthetic data has few prompts, so shared ones are expected.
     sentences = advice(report, max_length, overlap=source.gold_reward is None)
     print_result(f"{source.name}, tokenizer {tokenizer}, max_length {max_length}", style="bold")

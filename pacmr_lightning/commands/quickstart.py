@@ -58,7 +58,7 @@ def quickstart(
     finally:
         beside.terminate()
     _print_step(3, "An audit of the DPO run's labels, and a second pass that learns from its result")
-    _run("refine", dpo, "--beta", "1")
+    _run("refine", dpo, "--beta", "1", "--scorer", "policy")
     _print_step(4, "All three side by side")
     _run("compare", dpo, pacmr, refined, "--figure", str(folder / "comparison.png"))
     print(f"Which labels look wrong: {refined}/audit/report.html    Curves: tensorboard --logdir {folder}")

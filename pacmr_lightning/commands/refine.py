@@ -14,7 +14,8 @@ from ..audit.scorers import Scorer
 from ..command_line.parser import run_tool
 from ..errors import UserError
 from ..runs.finished_run import find_run
-from ..runs.folder import SUMMARY
+from ..runs.folder import SUMMARY, read_summary
+from ..runs.unmoved import unmoved
 from .second_pass import (
     AUDIT,
     SAFE_SHARE,
@@ -44,17 +45,19 @@ def refine(
     labels: Labels = "soft",
     share: float | None = None,
     beta: float | None = None,
-    scorer: Scorer = "policy",
+    scorer: Scorer | None = None,
     checkpoint: str = "last",
     micro_batch_size: int | None = None,
     easiest: float | None = None,
     decisions: str | None = None,
-) -> None:
+    anyway: bool = False,
+) -> Path:
     """Trains a run's policy once more, from the reference, with the run's own audit of each label.
 
-    The run's configuration is carried over, with the reference's log-probabilities cached by the audit. The
-    second pass is a run of its own beside the first, with the audit in its folder ``audit`` and a comparison
-    of the two at the end. The same command resumes where it was killed.
+    An audit in the run's folder is reused. The run's configuration is carried over, with the reference's
+    log-probabilities cached by the audit. The second pass is a run of its own beside the first, with the
+    audit in its folder ``audit`` and a comparison of the two at the end. The same command resumes where it
+    was killed.
 
     Args:
         run: folder of a finished preference run.
@@ -69,13 +72,16 @@ def refine(
             scores may say nothing of the labels.
         beta: of the second pass; default: the first run's. Soft labels raise the KL to the reference, so the
             beta that suits DPO on clean labels is a good first choice.
-        scorer: who judges: "policy" is the run's own, the others as in ``pacmr audit``; "dpo" trains two more
-            policies.
+        scorer: as in ``pacmr audit``, whose choice is the default; "dpo" trains two more policies.
         checkpoint: which of the run's folder ``checkpoints`` judges, by its name without .ckpt.
         micro_batch_size: pairs in one pass with gradients of the audit; default: that of training.
         easiest: share of the pairs that is taken with ``--labels easiest``; default: 0.5.
         decisions: file of a person's decisions on pairs, as in ``pacmr audit``: these labels are fixed, and
             those of them on a random sample give the share where ``share`` does not.
+        anyway: go on with a run whose policy did not move.
+
+    Returns:
+        The folder of the second pass.
 
     Raises:
         UserError: the run's files are missing, an option is out of range, or the folder holds something else.
@@ -91,6 +97,12 @@ def refine(
     asked = {"run": str(run), "labels": labels, "share": share, "beta": beta}
     asked |= {"scorer": scorer, "checkpoint": kept_file(checkpoint, first.checkpoint)}
     asked["decisions"] = None if decisions is None else kept_file(decisions, Path(decisions).expanduser())
+    if not anyway and (still := unmoved(read_summary(run).get("metrics") or {})):
+        rate = first.model["init_args"].get("learning_rate")
+        raise UserError(
+            f"{still}, so a second pass would not move either; train {run} again with more than "
+            f"--model.learning_rate {rate:g}, or go on all the same with --anyway."
+        )
     if labels == "easiest":
         easiest = 0.5 if easiest is None else easiest
         asked["easiest"] = easiest
@@ -113,6 +125,7 @@ def refine(
         train_again(first, folder, "refined", beta, use, (AUDIT, RECORD))
     compare_passes(run, folder)
     _warn_of_rules(audited)
+    return folder
 
 
 def _warn_of_rules(audited: Path) -> None:
@@ -132,7 +145,7 @@ def _warn_of_rules(audited: Path) -> None:
         )
 
 
-def _check_easiest(labels: Labels, easiest: float | None, scorer: str, decisions: str | None) -> None:
+def _check_easiest(labels: Labels, easiest: float | None, scorer: str | None, decisions: str | None) -> None:
     if easiest is None:
         return
     if labels != "easiest":
@@ -143,8 +156,8 @@ def _check_easiest(labels: Labels, easiest: float | None, scorer: str, decisions
         raise UserError(f"easiest is {easiest}, but it is a share of the pairs, above 0 and at most 1.")
     if scorer != "dpo":
         raise UserError(
-            f"scorer is {scorer}, but what is easy is asked of policies that have not seen the pairs; use "
-            "--scorer dpo."
+            f"scorer is {scorer or 'not given'}, but what is easy is asked of policies that have not seen "
+            "the pairs; use --scorer dpo."
         )
     if decisions is not None:
         raise UserError(

@@ -14,6 +14,8 @@ from typing import Any
 
 from ..analysis.learning_curves import validated
 from ..audit import AuditOptions, audit
+from ..audit.pipeline import reuse
+from ..audit.scorers import NAMES
 from ..errors import UserError
 from ..files import check_writable, content_digest, replacing
 from ..objectives import DPO
@@ -85,13 +87,17 @@ def audit_first(
     _check_folder(folder, asked, record)
     if (folder / record).exists():
         return
-    found = audit(run, options=options)
-    show(found)
-    if needs_rate and found.noise_rate is None:
+    if kept := reuse(run, options):
+        rate = f"{kept['noise_rate']:.1%} of the labels are expected to be wrong, by {NAMES[kept['scorer']]}"
+        print(f"The audit in {Path(run) / AUDIT} is reused: {rate}.", file=sys.stderr)
+    else:
+        found = audit(run, options=options)
+        show(found)
+    if kept is None and needs_rate and found.noise_rate is None:
         raise UserError(
-            f"The scores of {options.scorer} fit labels that are coin flips as well, so there may be nothing "
-            f"to learn from; take another --scorer, a run that has learned more than {run}, or --share "
-            f"{SAFE_SHARE} to go on all the same."
+            f"The scores of {found.findings.scorer} fit labels that are coin flips as well, so there may be "
+            f"nothing to learn from; take another --scorer, a run that has learned more than {run}, or "
+            f"--share {SAFE_SHARE} to go on all the same."
         )
     with replacing(folder / record) as temporary:
         temporary.write_text(json.dumps(asked, indent=2) + "\n", encoding="utf-8")

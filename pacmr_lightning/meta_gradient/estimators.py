@@ -13,6 +13,7 @@ from ..errors import UserError
 from ..gradient import Direction, norm
 from ..policy.attention import PLAIN
 from ..ranks import sum_over_ranks
+from ..recorded import Recorded
 from .per_pair_gradients import pair_losses
 from .step_pairs import StepPairs
 from .virtual_step import shifted
@@ -21,7 +22,7 @@ NOISE_WARNING = 0.5
 """Relative error of the coefficients above which a warning is printed."""
 
 
-class MetaGradientEstimator(ABC):
+class MetaGradientEstimator(Recorded, ABC):
     """Estimates c_i for N pairs, once per VNet update, on every rank.
 
     Args:

@@ -17,6 +17,7 @@ from ..errors import UserError
 from ..gradient import Direction, accumulated_gradient
 from ..policy import PolicyModel
 from ..ranks import sum_over_ranks
+from ..recorded import Recorded
 from ..rewards import Rewards
 
 
@@ -31,7 +32,7 @@ class OuterGradient:
     """Over all ranks."""
 
 
-class OuterObjective(ABC):
+class OuterObjective(Recorded, ABC):
     """A loss of the meta pairs whose gradient with respect to omega is d_meta.
 
     ``VNetWeighting`` calls it at each update, on every rank, with the policy at the virtual parameters.

@@ -22,7 +22,9 @@ from ..meta_gradient.virtual_step import check_shifted
 from ..metrics import REWARDS, RunningMeans, WeightStatistics, gold_accuracy, reward_values
 from ..objectives import DPO, Objective
 from ..policy import PolicyModel
+from ..policy.base_model import parameter_count
 from ..ranks import on_all_ranks, sum_over_ranks
+from ..recorded import Recorded
 from ..rewards import PairRecord, Rewards
 from ..strategies import check_adapter, check_precision, check_strategy, set_gradient
 from ..weighting import Unweighted, Weighting, Weights
@@ -30,14 +32,14 @@ from ..weighting.base import check_soft_labels, check_update
 from ..weighting.weighted_gradient import WeightedGradient, weighted_gradient
 from .datamodule import datamodule
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
-from .schedule import check_schedule, planned_updates, warmup_cosine
+from .schedule import check_schedule, planned_updates, suited_learning_rate, warmup_cosine
 from .trained_only import TrainedOnly
 
 CURVES = 20
 """Maximum count of an objective's learned values to log; there may be hundreds of annotators."""
 
 
-class PreferenceModule(TrainedOnly):
+class PreferenceModule(Recorded, TrainedOnly):
     """Train a LoRA policy on preference pairs; a method is a choice of objective and weighting.
 
     One ``training_step`` is one policy update on a whole optimizer-step batch, which the module cuts into
@@ -51,7 +53,8 @@ class PreferenceModule(TrainedOnly):
         objective: per-pair loss.
         weighting: how much each pair's loss counts.
         method: label of the run in its folder's name and its summary.
-        learning_rate: peak learning rate of AdamW.
+        learning_rate: peak learning rate of AdamW; None chooses one by the model's size
+            (``schedule.LEARNING_RATES``) when a fit starts.
         betas: of AdamW.
         weight_decay: of AdamW.
         warmup_ratio: share of the updates in which the learning rate rises linearly from 0.
@@ -70,7 +73,7 @@ class PreferenceModule(TrainedOnly):
         objective: Objective | None = None,
         weighting: Weighting | None = None,
         method: str = "dpo",
-        learning_rate: float = 5e-6,
+        learning_rate: float | None = None,
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.0,
         warmup_ratio: float = 0.03,
@@ -167,6 +170,14 @@ class PreferenceModule(TrainedOnly):
                 f"micro_batch_size {self.micro_batch_size} does not divide the {share} pairs that a "
                 "device gets for one step; choose a divisor."
             )
+        if self.learning_rate is None:
+            parameters = parameter_count(self.policy.name)
+            self.learning_rate, why = suited_learning_rate(parameters)
+            self.hparams["learning_rate"] = self.learning_rate
+            rank_zero_info(
+                f"learning_rate {self.learning_rate:g} is chosen for {parameters:,} parameters ({why}); "
+                "another: --model.learning_rate."
+            )
         self.options = self._fit_options()
 
     def on_fit_start(self) -> None:
@@ -193,6 +204,7 @@ class PreferenceModule(TrainedOnly):
 
         VNet's is ``vnet_optimizer``, which says why it is not among them.
         """
+        assert self.learning_rate is not None  # since ``setup``
         optimizer = torch.optim.AdamW(
             self.policy.adapter().values(),
             lr=self.learning_rate,
@@ -208,6 +220,7 @@ class PreferenceModule(TrainedOnly):
 
     def on_train_start(self) -> None:
         """Set this fit's optimizer options after a checkpoint restored its own."""
+        assert self.learning_rate is not None
         use_options(self, self.learning_rate, self.betas, self.weight_decay)
 
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> dict[str, Any]:

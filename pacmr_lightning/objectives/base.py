@@ -12,10 +12,11 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..ranks import sum_over_ranks
+from ..recorded import Recorded
 from ..rewards import Rewards
 
 
-class Objective(ABC):
+class Objective(Recorded, ABC):
     """A preference loss with one value per pair; the weighting multiplies it, the module averages it.
 
     A plain loss needs only ``__call__``. Override other methods to weigh pairs against each other

@@ -80,8 +80,7 @@ def load_base(
 def _pretrained(name: str, **options: Any) -> PreTrainedModel:
     # Unless false, transformers asks on the terminal.
     options["trust_remote_code"] = False
-    if AutoConfig.from_pretrained(name, trust_remote_code=False).is_encoder_decoder:
-        raise UserError(f"The model {name} is an encoder-decoder; name a causal language model.")
+    _config(name)
     loaded: Any = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
     model, found = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
     if missing := sorted(found["missing_keys"]):
@@ -90,6 +89,13 @@ def _pretrained(name: str, **options: Any) -> PreTrainedModel:
             f"{missing[0]}; name a causal language model with its head."
         )
     return model
+
+
+def _config(name: str) -> Any:
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    if config.is_encoder_decoder:
+        raise UserError(f"The model {name} is an encoder-decoder; name a causal language model.")
+    return config
 
 
 @contextmanager
@@ -173,6 +179,12 @@ def adapter_chain(name: str) -> list[str]:
             )
         chain.append(base)
     return chain
+
+
+def parameter_count(name: str) -> int:
+    """Return the number of parameters of a model, or of an adapter's base, without loading weights."""
+    with _loading(name), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(_config(adapter_chain(name)[-1])).num_parameters()
 
 
 def _switch_off_dropout(model: PreTrainedModel) -> None:

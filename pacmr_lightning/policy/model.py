@@ -20,7 +20,9 @@ from ..errors import UserError, check_at_least
 from ..freed_memory import return_freed_memory
 from ..numerics import AskedDtype, base_dtype, numerics, recomputes
 from ..ranks import max_over_ranks
+from ..recorded import Recorded
 from ..strategies.sharding import is_sharded
+from ..waiting import waiting
 from .attention import (
     FLEX,
     AskedLayout,
@@ -62,7 +64,7 @@ class PolicyAndReference(NamedTuple):
     """(N,) the same KL, summed over the chosen response."""
 
 
-class PolicyModel(nn.Module):
+class PolicyModel(Recorded, nn.Module):
     """Any Hugging Face causal LM with a PEFT LoRA adapter (paper, section 5.4).
 
     The base is frozen and the adapter starts as the identity, so a fresh policy equals the reference: the
@@ -154,7 +156,8 @@ class PolicyModel(nn.Module):
             return
         exclude_cudnn()
         asked = None if self.attn_implementation == "auto" else self.attn_implementation
-        base = load_base(self.name, self.dtype, asked, self.quantization, pair)
+        with waiting(f"Loading {self.name}"):
+            base = load_base(self.name, self.dtype, asked, self.quantization, pair)
         base.requires_grad_(False)
         base.config.use_cache = False
         expected = None
@@ -238,7 +241,8 @@ class PolicyModel(nn.Module):
     def reference_digest(self) -> str:
         """Return the cached hash of the reference's frozen weights."""
         if self._digest is None:
-            self._digest = weights_digest(self.model)
+            with waiting("Hashing the reference's weights"):
+                self._digest = weights_digest(self.model)
         return self._digest
 
     def adapter_digest(self) -> str:

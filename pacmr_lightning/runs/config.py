@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
 import torch
+import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.strategies import DeepSpeedStrategy, StrategyRegistry
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from ..files import replacing
 from ..modules import PreferenceModule
 from ..modules.datamodule import datamodule
 from ..modules.sft import SFTModule
 from ..numerics import base_dtype, recomputes
+from ..recorded import as_config
 from .folder import CHECKPOINTS, CONFIG
 from .memory_estimate import GIB, sft_step_bytes, step_bytes
 
@@ -25,6 +29,8 @@ FREE = 0.9
 DEEPSPEED = "pacmr_lightning.strategies.LoraDeepSpeedStrategy"
 MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 """Dtypes of the trainer's mixed precisions."""
+
+BY_PYTHON = "# Written by RunCheckpoint for a run that Python started.\n"
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -64,11 +70,51 @@ class SaveRunConfig(SaveConfigCallback):
             # Not part of the run, whose second pass has this file too.
             config.pop("refine", None)
             config.ckpt_path = None  # not part of the run
+            if isinstance(pl_module, PreferenceModule):
+                config.model.init_args.learning_rate = pl_module.learning_rate  # by size, if none was given
             if config.checkpoint.dirpath == str(root / CHECKPOINTS):  # a run elsewhere has its own
                 config.checkpoint.dirpath = None
             text = self.parser.dump(config, skip_none=False)
             with replacing(root / CONFIG) as temporary:
                 temporary.write_text(text)
+
+
+def write_config(trainer: Trainer, module: PreferenceModule) -> None:
+    """Write ``config.yaml`` of a run that Python started, which audit, refine and export read.
+
+    Its callbacks are those of this package, with their defaults. Where an object of the run cannot be written
+    down, a line on stderr says which, and there is no file.
+    """
+    data = datamodule(trainer)
+    try:
+        sections = {"model": as_config(module), "data": as_config(data)}
+    except TypeError as error:
+        rank_zero_warn(f"No {CONFIG} is written, since {error}; so pacmr audit cannot take this run.")
+        return
+    sections["model"]["init_args"]["learning_rate"] = module.learning_rate
+    options = sections["data"]["init_args"]
+    if options.pop("tokenizer") != module.policy.name:
+        rank_zero_warn(f"No {CONFIG} is written, since the tokenizer is not that of {module.policy.name}.")
+        return
+    options.pop("meta_every", None)  # linked to the weighting
+    names = ("max_epochs", "max_steps", "val_check_interval", "limit_val_batches", "log_every_n_steps")
+    settings: dict[str, Any] = {name: getattr(trainer, name) for name in (*names, "precision")}
+    own = [
+        type(one) for one in trainer.callbacks if type(one).__module__.startswith("pacmr_lightning.callbacks")
+    ]
+    paths = [f"{kind.__module__}.{kind.__qualname__}" for kind in own if kind.__name__ != "RunCheckpoint"]
+    settings["callbacks"] = [{"class_path": path} for path in paths]
+    settings["default_root_dir"] = str(trainer.default_root_dir)
+    seed = os.environ.get("PL_GLOBAL_SEED")
+    config = {"seed_everything": int(seed) if seed else True, **sections, "trainer": settings}
+    path = Path(trainer.default_root_dir) / CONFIG
+    if path.exists() and not path.read_text(encoding="utf-8").startswith(BY_PYTHON):
+        rank_zero_warn(
+            f"{path} is there already and is kept; give the trainer a default_root_dir of its own."
+        )
+        return
+    with replacing(path) as temporary:
+        temporary.write_text(BY_PYTHON + yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 
 
 def _step_bytes(module: PreferenceModule | SFTModule, trainer: Trainer) -> float:

@@ -14,6 +14,7 @@ from ..batch import PairBatch
 from ..errors import UserError
 from ..meta_gradient.step_pairs import StepPairs
 from ..objectives import Objective
+from ..recorded import Recorded
 from ..rewards import Rewards
 
 
@@ -38,7 +39,7 @@ class Weights:
         )
 
 
-class Weighting(ABC):
+class Weighting(Recorded, ABC):
     """Base class: a weight for each pair's loss.
 
     No nn.Module, since what it learns must not be cast, sharded or stepped with the policy. One that learns

@@ -199,26 +199,41 @@ def test_a_run(base, capsys, tmp_path):
     assert Path("curves.png").stat().st_size < Path("runs.png").stat().st_size
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["fit", "--help"], ["predict", "--help"], ["compare", "--help"]]
-)
+@pytest.mark.parametrize("arguments", [["fit", "--help_all"], ["predict", "--help"], ["compare", "--help"]])
 def test_help(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(arguments)
     assert stop.value.code == 0
-    text = capsys.readouterr().out
-    if arguments == ["--help"]:
-        assert all(name in text for name in ("fit", "validate", "test", "predict", "compare"))
+    assert "usage: pacmr " in capsys.readouterr().out
+
+
+def test_the_first_page_names_every_command_once(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    out = capsys.readouterr().out
+    titles = [
+        line[:-1] for line in out.splitlines() if line.endswith(":") and not line.startswith("Learning")
+    ]
+    assert titles == ["start", "train", "audit", "evaluate", "more"]
+    for name in (*cli.RUNS, *cli.TOOLS):
+        assert sum(line.startswith(f"  {name} ") for line in out.splitlines()) == 1, name
 
 
 @pytest.mark.parametrize(
-    ("command", "status"), [("--help", 0), ("compare --help", 0), ("compare --nonsense", 2)]
+    ("command", "status", "heavy"),
+    [
+        ("--help", 0, {"torch", "numpy", "pandas"}),
+        ("fit --help", 0, {"torch", "numpy", "pandas"}),
+        ("fit", 2, {"torch", "numpy", "pandas"}),
+        ("compare --help", 0, {"lightning", "transformers"}),
+        ("compare --nonsense", 2, {"lightning", "transformers"}),
+    ],
 )
-def test_what_needs_no_trainer_does_not_wait_for_it(command, status):
+def test_what_needs_no_trainer_does_not_wait_for_it(command, status, heavy):
     code = (
         "import sys; from pacmr_lightning.cli import main\n"
         f"try: main({command.split()})\n"
-        "finally: assert not {'lightning', 'transformers'} & set(sys.modules)"
+        f"finally: assert not {heavy} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == status and "Traceback" not in done.stderr, done.stderr

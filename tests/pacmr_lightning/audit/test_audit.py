@@ -439,8 +439,6 @@ def test_as_trained_keeps_clean_pairs_out(run):
         ("--output /dev/null/x", "output is /dev/null/x, but /dev/null is a file and no folder"),
         ("--label_studio /dev/null/x.json", "label_studio is /dev/null/x.json, but /dev/null is a file"),
         ("--share 0.5", "share is 0.5"),
-        ("--cleaned a.jsonl", "cleaned is given without action"),
-        ("--action drop", "action is given without cleaned"),
         ("--push_cleaned me/pairs", "push_cleaned is given without cleaned"),
         ("--private", "private is given without push_cleaned"),
         ("--cleaned a.jsonl --action drop --push_cleaned pairs", "is named OWNER/NAME"),

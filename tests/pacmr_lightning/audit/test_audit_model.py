@@ -70,8 +70,10 @@ def test_the_u_of_its_run(policy, run, finished, train_file, exported, capsys):
 def test_before_any_training(finished, run, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     model, path = str(finished.parent / "model"), run.parent / "train.jsonl"
-    write_lines(path, (by_one_word(i, wrong=i % 4 == 0) for i in range(240)))
-    cli.main(["audit", model, *options(run, beta=None, share="0.25", scorer="probe")])
+    rows = [by_one_word(i, wrong=i % 4 == 0) for i in range(240)]
+    write_lines(path, rows)
+    # Four words are enough: the scorer of a base model is a probe.
+    cli.main(["audit", model, "--data", str(path), "--output", "found", "--share", "0.25"])
     table = pd.read_parquet("found/pairs.parquet").set_index("id")
     assert table["delta"].isna().all() and (table["u"] == table["probe_u"]).all()
     wrong = table.index.map(lambda name: int(name) % 4 == 0)
@@ -79,6 +81,8 @@ def test_before_any_training(finished, run, monkeypatch, tmp_path):
     methods = pd.read_csv("found/methods.csv")["method"].tolist()
     assert methods == ["linear probe", "cleanlab on linear probe"]
     page = Path("found/report.html").read_text()
+    cleaned = [row["id"] for row in read_lines("found/cleaned.jsonl")]
+    assert cleaned == [row["id"] for row in rows if table["suggested"][row["id"]] == "keep"]
     assert "nothing was trained but the probe" in page and "fitted to the labels of other prompts" in page
     words = f"""
         fit --config {run}/config.yaml --trainer.default_root_dir first --trainer.max_steps 3

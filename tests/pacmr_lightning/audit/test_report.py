@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from pacmr_lightning.audit.decisions import Texts
-from pacmr_lightning.audit.html_report import FOLD, html_report, visible_text
+from pacmr_lightning.audit.html_report import FOLD, html_report, verdict, visible_text
 from pacmr_lightning.audit.suspect_traits import COLUMNS, suspect_traits
 
 from .chromium import BROWSER, chromium
@@ -105,7 +105,7 @@ def test_what_the_sample_does_not_say(page):
 
 def test_long_texts_are_folded(page):
     parsed = Page(page)
-    assert parsed.tags.count("details") == 1
+    assert parsed.tags.count("details") == 2, "of the statistics, and of a text"
     assert VISIBLE + "x" * (FOLD // 2 - len(NASTY)) + " …" in parsed.texts
 
 
@@ -120,17 +120,26 @@ def test_what_it_says():
     found = find_with(pairs, "dpo")
     nothing = pd.DataFrame(columns=COLUMNS)
     known = html_report(found, "runs/a", {}, [], nothing)
-    assert f"{found.suspects:,} (" in known and f"{found.rate.rate:.1%}" in known and "AUROC" in known
-    assert f"{int(pairs['flipped'].sum()):,} (" in known
+    said = known.partition('<p class="verdict">')[2].partition("</p>")[0]
+    assert said == verdict(found) and known.index(said) < known.index("<details>") < known.index("AUROC")
+    assert f"{found.suspects:,} are suspect" in said and f"{found.rate.rate:.1%} (95% interval " in said
+    assert f"Known to be wrong: {int(pairs['flipped'].sum()):,} of 3,000" in said
+    told = find_with(pairs, "dpo", 0.3)
+    assert verdict(told).startswith("30.0% of the 3,000 labels are taken to be wrong")
     assert "loss and u have no threshold of their own" in known
     alone = html_report(find_with(frame(3000), "policy"), "runs/a", {}, [], nothing)
     assert "loss has no threshold of its own" in alone
     unknown = html_report(find_with(frame(3000, known=False), "dpo"), "runs/a", {}, [], nothing)
-    assert "AUROC" not in unknown and "precision" not in unknown and "known to be wrong" not in unknown
+    assert "AUROC" not in unknown and "precision" not in unknown and "nown to be wrong" not in unknown
     clean = html_report(find_with(frame(3000, rate=0.0), "dpo"), "runs/a", {}, [], nothing)
-    assert "not identified" in clean and "there is no threshold" in clean
+    assert (
+        "cannot be told from these scores, so none is suspect" in clean
+        and "not identified" in clean
+        and "there is no threshold" in clean
+    )
     without = find_with(pairs.assign(category=pd.NA), "dpo")
-    assert "(none)" in html_report(without, "runs/a", {}, [], nothing)
+    assert "<h2>By category</h2>" in known
+    assert "<h2>By category</h2>" not in html_report(without, "runs/a", {}, [], nothing)
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")

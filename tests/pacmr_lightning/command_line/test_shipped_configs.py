@@ -73,10 +73,12 @@ def test_list(words, capsys):
     out, said = capsys.readouterr()
     assert out.startswith("preference ") and str(FOLDER) in said
     lines = [line.partition(" ") for line in out.splitlines()]
-    for name in names():
+    listed = [first for first, _, rest in lines if rest]
+    assert listed[:2] == ["preference", "sft"] and listed[2].startswith("methods/")
+    for name in (name for name in names() if not name.startswith("sweeps/")):
         assert any(first == name and rest.endswith(told(name)) for first, _, rest in lines)
         assert told(name).endswith((".", "?")), name
-    assert "Plain DPO: every pair counts the same.\n" in out
+    assert "Plain DPO: every pair counts the same.\n" in out and "sweeps/" not in out
 
 
 @pytest.mark.parametrize("name", ["methods/dpo", "configs/methods/dpo.yaml"])

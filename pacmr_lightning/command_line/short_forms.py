@@ -1,0 +1,182 @@
+"""Short forms of options: ``pacmr fit --model M --data rows.jsonl --method pacmr --output runs/mine``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+import yaml
+
+from .exceptions import stop
+from .shipped_configs import names, resolved
+
+EXAMPLE = """\
+  pacmr fit --model path/to/model --data pairs.jsonl --method pacmr --output runs/mine
+  pacmr audit runs/mine"""
+BASE = "preference"
+METHODS = "methods/"
+CLASSES = {"--model": ("PreferenceModule", "SFTModule"), "--data": ("PreferenceDataModule", "SFTDataModule")}
+FILES = (".jsonl", ".json", ".parquet", ".gz")
+
+PAGE = f"""\
+usage: pacmr fit [--config NAME_OR_FILE ...] [options]
+
+Train a policy on preference pairs. Four options are enough:
+
+{EXAMPLE.splitlines()[0]}
+
+what to train on
+  --model MODEL                     folder or Hub id of the model or adapter to start from: the reference
+  --data DATA                       pairs with the columns prompt, chosen, rejected: JSON Lines (also .gz),
+                                    Parquet, or the id of a Hub dataset
+  --method NAME                     {{methods}}
+                                    (default: dpo)
+  --output FOLDER                   the run's folder (default: runs/<task>-<method>-noise<percent>-seed<seed>)
+
+what people change (defaults of the config preference)
+  --model.learning_rate RATE        peak learning rate (default: by the size of the model)
+  --model.objective.beta BETA       temperature of DPO; higher means lower KL to the reference (default: 0.1)
+  --model.warmup_ratio SHARE        share of the updates with rising learning rate (default: 0.03)
+  --model.micro_batch_size PAIRS    pairs in one forward pass: lower it where memory is short (default: 4)
+  --model.policy.rank RANK          LoRA rank (default: 16)
+  --model.policy.quantization 4bit  keep the frozen base in 4 bits (QLoRA; default: null)
+  --data.global_batch_size PAIRS    pairs per update, over all devices (default: 32)
+  --data.max_length TOKENS          prompt and longer response; longer pairs are dropped (default: 1024)
+  --data.source.validation FILE     validation pairs (default: some of the training prompts)
+  --data.augmentations FILE         augmented prompts, from pacmr augment (default: rule-based rewording)
+  --data.noise_rate RATE            flip labels on purpose, to measure a method (default: 0)
+  --trainer.max_epochs EPOCHS       (default: 1)
+  --trainer.max_steps UPDATES       end earlier (default: -1, no limit)
+  --trainer.devices N               GPUs (default: auto, all of them)
+  --trainer.strategy NAME           ddp, or a config of strategies/ for DeepSpeed (default: auto)
+  --seed_everything SEED            (default: 42)
+
+configs and runs
+  --config NAME_OR_FILE             YAML with any of these; several compose, later ones win. Without one that
+                                    names data, preference comes first. pacmr configs lists what is shipped
+  --ckpt_path last                  continue the run in the output folder
+  --refine true                     go on with pacmr refine when the run has ended
+  --print_config                    print the whole configuration and stop
+
+  --help_all                        all options of modules, data and trainer (LightningCLI)
+  --model.help CLASS                options of a class, such as VNetWeighting for --model.weighting.help
+SFT instead: pacmr fit --config sft --model MODEL --data rows.jsonl --output runs/sft"""
+
+
+def page() -> str:
+    """Return the help of ``pacmr fit`` on one page."""
+    methods = [name.removeprefix(METHODS) for name in names() if name.startswith(METHODS)]
+    lines = wrap(", ".join(methods), 66)
+    return PAGE.format(methods=("\n" + " " * 36).join(lines))
+
+
+def expanded(words: list[str]) -> list[str]:
+    """Write out the short forms in a run's words, and add a base config where none is given."""
+    command, rest = words[:1], words[1:]
+    given = list(_options(rest))
+    if not command or command[0].startswith("-") or any(re.fullmatch(r"-h|--(.+\.)?help.*", w) for w in rest):
+        return words
+    classes = [option for option, value, _, _ in given if option in CLASSES and _is_class(option, value)]
+    files = [value for option, value, _, _ in given if option in ("--config", "-c")]
+    configs = [_read(file) for file in files]
+    base = [] if classes or any(config is None or "data" in config for config in configs) else [BASE]
+    sft = any(_kind(config).endswith("SFTModule") for config in configs if config)
+    methods = [value for option, value, _, _ in given if option == "--method"]
+    for name in methods:
+        _check_method(name)
+    found: list[str] = []
+    after = max((end for option, _, _, end in given if option in ("--config", "-c")), default=0)
+    place = 0
+    for option, value, start, end in given:
+        found += rest[place:start]
+        place = end
+        if option == "--method":
+            continue
+        found += _written_out(option, value, sft) or rest[start:end]
+        if end == after:
+            found += _configs(METHODS + name for name in methods)
+    found += rest[place:]
+    if not after:
+        found = [*_configs(METHODS + name for name in methods), *found]
+    return [*command, *_configs(base), *found]
+
+
+def _options(words: list[str]) -> Iterator[tuple[str, str, int, int]]:
+    """Yield each option with its value, and where both begin and end."""
+    for place, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if word.startswith("-") and (equals or words[place + 1 :]):
+            yield option, value if equals else words[place + 1], place, place + (1 if equals else 2)
+
+
+def _written_out(option: str, value: str, sft: bool) -> list[str]:
+    """Return the full form of a short form; nothing for other options."""
+    if option == "--output":
+        return ["--trainer.default_root_dir", value]
+    if option not in CLASSES or _is_class(option, value):
+        return []
+    if option == "--model":
+        return ["--model.model", value, "--data.tokenizer", value] if sft else ["--model.policy.model", value]
+    return _source("--data.source", value, "Completions" if sft else "")
+
+
+def with_source(words: list[str]) -> list[str]:
+    """Return an audit's words with ``--data FILE_OR_HUB_ID`` written out."""
+    found: list[str] = []
+    place = 0
+    for option, value, start, end in _options(words):
+        if option == "--data":
+            found += [*words[place:start], *_source("--source", value)]
+            place = end
+    return [*found, *words[place:]]
+
+
+def _source(option: str, value: str, kind: str = "") -> list[str]:
+    if Path(value).is_file() or value.endswith(FILES):
+        source, name = f"{kind.removesuffix('s')}Files", "train"
+    else:
+        source, name = f"Hub{kind or 'Preferences'}", "path"
+    return [option, source, f"{option}.{name}", value]
+
+
+def _is_class(option: str, value: str) -> bool:
+    """Return whether LightningCLI should read the value: a class, YAML, or null."""
+    if value in ("null", "None") or value.endswith((".yaml", ".yml")) or value.startswith(("{", "-")):
+        return True
+    if (
+        Path(value).exists()
+        or value.endswith(FILES)
+        or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", value)
+    ):
+        return False
+    return "." in value or bool(get_close_matches(value, CLASSES[option], 1, 0.75))
+
+
+def _configs(found: Iterator[str] | list[str]) -> list[str]:
+    return [word for name in found for word in ("--config", name)]
+
+
+def _read(file: str) -> dict[str, Any] | None:
+    """Return a config's content; None where the parser has to say what is wrong with it."""
+    try:
+        found = yaml.safe_load(Path(resolved(file)).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _kind(config: dict[str, Any]) -> str:
+    model = config.get("model")
+    return str(model.get("class_path", "")) if isinstance(model, dict) else ""
+
+
+def _check_method(name: str) -> None:
+    known = [each.removeprefix(METHODS) for each in names() if each.startswith(METHODS)]
+    if name not in known:
+        near = get_close_matches(name, known, 1, 0.6)
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}."
+        stop(f"--method: there is no method {name}; {hint}")

@@ -1,0 +1,52 @@
+"""Objects that record their constructor's arguments, for the configuration of a run that Python started."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+
+class Recorded:
+    """Base class of objects that ``as_config`` turns into ``class_path`` and ``init_args``."""
+
+    _made_with: dict[str, Any] | None = None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Record the arguments; a copy takes them over."""
+        made = super().__new__(cls)
+        signature = inspect.signature(cls)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:  # a copy without arguments, or a mistake that the constructor reports itself
+            if cls.__init__ is object.__init__:  # type: ignore[misc]
+                raise
+            return made
+        bound.apply_defaults()
+        given = bound.arguments
+        for name, parameter in signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                given |= given.pop(name)
+        object.__setattr__(made, "_made_with", given)  # not that of nn.Module
+        return made
+
+
+# For a class without a constructor of its own, which takes no arguments.
+_ONE = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)
+Recorded.__new__.__signature__ = inspect.Signature([_ONE])  # type: ignore[attr-defined]
+
+
+def as_config(value: Any) -> Any:
+    """Return plain values for YAML; raises TypeError for an object that is not ``Recorded``."""
+    if isinstance(value, Recorded) and value._made_with is not None:
+        options = {name: as_config(given) for name, given in value._made_with.items()}
+        return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}", "init_args": options}
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return [as_config(each) for each in value]
+    if isinstance(value, dict):
+        return {str(name): as_config(each) for name, each in value.items()}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"{type(value).__qualname__} keeps no record of its arguments")

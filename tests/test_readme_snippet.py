@@ -1,0 +1,44 @@
+"""README's program in Python, run on README's rows; then its run is audited, exported and refined."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pacmr_lightning import cli
+from pacmr_lightning.audit import AuditOptions, audit
+from pacmr_lightning.commands.refine import refine
+from pacmr_lightning.errors import UserError
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def test_the_snippet(tmp_path, monkeypatch, tiny_llama, capsys):
+    monkeypatch.chdir(tmp_path)
+    tiny_llama("path/to/your/sft-model")
+    [rows] = [block for block in re.findall(r"```json\n(.*?)```", README, re.S) if '"rejected"' in block]
+    text, _chat = map(json.loads, rows.splitlines())
+    prompts = ("prompt", "augmented_prompt")
+    many = [text | {"id": f"{i}"} | {name: f"{text[name]} {i}" for name in prompts} for i in range(96)]
+    Path("pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in many))
+    [program] = [code for code in re.findall(r"```python\n(.*?)```", README, re.S) if "Trainer(" in code]
+    short = program.replace("max_epochs=1,", "max_steps=2, accelerator='cpu',")
+    exec(compile(short, "README.md", "exec"), {})
+    run = Path("runs/python")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["model"]["init_args"]["learning_rate"] == 5e-4 and config["trainer"]["max_steps"] == 2
+    assert config["model"]["init_args"]["weighting"]["class_path"].endswith("VNetWeighting")
+    assert (run / "checkpoints" / "last.ckpt").is_file() and (run / "adapter/adapter_config.json").is_file()
+
+    found = audit(str(run), options=AuditOptions("policy", share=0.3))
+    assert len(found.table) == found.findings.pairs.shape[0] > 64
+    shown = found._repr_html_()
+    assert shown.startswith("<p>Expected share") and shown.count("<tr") == 11
+    cli.main(["export", str(run), "exported"])
+    with pytest.raises(UserError, match="The policy did not move"):
+        refine(str(run), labels="weights", share=0.3)
+    second = refine(str(run), labels="weights", share=0.3, scorer="policy", anyway=True)
+    assert json.loads((second / "summary.json").read_text())["steps"] == 2
+    assert f"The audit in {run / 'audit'} is reused" in capsys.readouterr().err
