@@ -121,7 +121,12 @@ def draw_map(surface: Surface, name: str, scale: Range) -> np.ndarray:
     artists: list[Artist] = [image]
     for level, dashes in zip(levels, SHARES.values(), strict=True):
         if level < smooth.max():  # else one cell holds them all
-            style: dict[str, Any] = {"colors": "white", "linewidths": 1.4, "linestyles": dashes, "path_effects": OUTLINED}
+            style: dict[str, Any] = {
+                "colors": "white",
+                "linewidths": 1.4,
+                "linestyles": dashes,
+                "path_effects": OUTLINED,
+            }
             artists.append(LineCollection(visits.lines(level), **style))
     if name == "g":
         half = contour_generator(surface.delta, surface.u, values).lines(0.5)
@@ -225,7 +230,13 @@ def draw_reward_path(path: Sequence[tuple[float, float]]) -> np.ndarray:
     x, y = (0.0, 1.1 * max(float(kl.max()), 1e-6)), (float(reward.min()), float(reward.max()))
     labels = ("KL to the reference (nats)", "Gold reward")
     frame = Frame("Looks of this run; ring: the last", labels, x, (y[0] - margin, y[1] + margin))
-    ring: dict[str, Any] = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "color": HALF, "linewidth": 0}
+    ring: dict[str, Any] = {
+        "marker": "o",
+        "markersize": 11,
+        "markerfacecolor": "none",
+        "color": HALF,
+        "linewidth": 0,
+    }
     looks = Line2D(kl, reward, marker="o", color="#0072B2")
     return frame.picture([looks, Line2D(kl[-1:], reward[-1:], **ring)])
 
