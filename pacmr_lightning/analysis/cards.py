@@ -238,7 +238,7 @@ def draw_reward_path(path: Sequence[tuple[float, float]]) -> np.ndarray:
         "linewidth": 0,
     }
     looks = Line2D(kl, reward, marker="o", color="#0072B2")
-    return frame.picture([looks, Line2D(kl[-1:], reward[-1:], linewidth=0, **ring)])
+    return frame.picture([looks, Line2D(kl[-1:], reward[-1:], **ring)])
 
 
 @lru_cache
