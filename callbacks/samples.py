@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -176,7 +177,7 @@ class SequenceKL(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Check the prompts before any time is spent on the reference or on training."""
         if self.samples is None:
-            self.samples = min(64, int(MANY * trained_pairs(trainer) / self.max_new_tokens))
+            self.samples = int(min(64, MANY * trained_pairs(trainer) / self.max_new_tokens))
             if self.samples < 64:
                 what = f"samples {self.samples} responses" if self.samples >= 8 else "is off"
                 pairs = trained_pairs(trainer)
@@ -342,9 +343,9 @@ class GoldReward(SequenceKL):
         return data.source.prompts, data.prompt_ids(data.source.prompts)
 
 
-def trained_pairs(trainer: Trainer) -> int:
-    """Return how many pairs a fit trains on, all epochs together."""
-    return planned_updates(trainer) * int(datamodule(trainer).global_batch_size)
+def trained_pairs(trainer: Trainer) -> float:
+    """Return how many pairs a fit trains on, all epochs together; infinity where the data do not say."""
+    return planned_updates(trainer) * getattr(datamodule(trainer), "global_batch_size", math.inf)
 
 
 def first_prompts(trainer: Trainer, count: int, asker: str) -> PromptBatch:

@@ -106,11 +106,22 @@ def expanded(words: list[str]) -> list[str]:
 
 
 def _options(words: list[str]) -> Iterator[tuple[str, str, int, int]]:
-    """Yield each option with its value, and where both begin and end."""
-    for place, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        if word.startswith("-") and (equals or words[place + 1 :]):
-            yield option, value if equals else words[place + 1], place, place + (1 if equals else 2)
+    """Yield each option with its value, and where both begin and end; flags have none and are left out."""
+    place = 0
+    while place < len(words):
+        option, equals, value = words[place].partition("=")
+        start, place = place, place + 1
+        if not _is_option(option):
+            continue
+        if not equals:
+            if place == len(words) or _is_option(words[place]):
+                continue
+            value, place = words[place], place + 1
+        yield option, value, start, place
+
+
+def _is_option(word: str) -> bool:
+    return re.match("-{1,2}[A-Za-z]", word) is not None  # and no negative number
 
 
 def _written_out(option: str, value: str, sft: bool) -> list[str]:

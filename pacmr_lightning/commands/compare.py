@@ -84,7 +84,7 @@ def _validated(run: str) -> str | None:
 def _few(run: str) -> str | None:
     """A warning if a run's accuracy is of few pairs."""
     summary = read_summary(run)
-    pairs, accuracy = summary.get("val_pairs"), summary["val_accuracy"]
+    pairs, accuracy = summary.get("val_pairs"), summary.get("val_accuracy")
     if not pairs or pairs >= FEW or accuracy is None:
         return None
     return (

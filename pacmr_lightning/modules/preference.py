@@ -173,7 +173,7 @@ class PreferenceModule(Recorded, TrainedOnly):
         if self.learning_rate is None:
             parameters = parameter_count(self.policy.name)
             self.learning_rate, why = suited_learning_rate(parameters)
-            self.hparams["learning_rate"] = self.learning_rate
+            self.save_hyperparameters({"learning_rate": self.learning_rate})
             rank_zero_info(
                 f"learning_rate {self.learning_rate:g} is chosen for {parameters:,} parameters ({why}); "
                 "another: --model.learning_rate."

@@ -281,7 +281,7 @@ def test_wrong_options(data, option, value, named):
 def test_data_that_does_not_suffice(trainer, data):
     for options, message in (
         ({"global_batch_size": 47}, "Only 46 training pairs are left.*global_batch_size, which is 47"),
-        ({"meta_batch_size": 47}, "Only 46 of the 46 training pairs have a second view.*pacmr augment"),
+        ({"meta_batch_size": 47}, "Only 46 of the 46 training pairs have an augmented prompt.*pacmr augment"),
         ({"max_length": 5}, "None of the 46 pairs"),
     ):
         with pytest.raises(UserError, match=message):

@@ -118,7 +118,7 @@ def test_augmentations_that_do_not_fit(make, augmentations, pair_rows):
     with pytest.raises(UserError, match=r"none of its 2 pairs is a training pair of rows\.jsonl"):
         make(augmentations=of_others)
     few = augmentations([pair_rows(1)[0]["prompt"]])
-    with pytest.raises(UserError, match=r"Only 1 of the 30 training pairs .* make more with pacmr augment"):
+    with pytest.raises(UserError, match=r"Only 1 of the 30 training pairs .* paraphrases with pacmr augment"):
         make(augmentations=few).train_dataloader()
 
 

@@ -134,7 +134,7 @@ def test_bad_input(policy, changed, said, run, train_file, exported, capsys):
 
 def test_models_runs_and_their_pairs(run, train_file, exported, capsys):
     said = refused(capsys, "audit", "whole", "--output", "found")
-    assert "whole is a model and no run; give the pairs: --source Files --source.train FILE" in said
+    assert "whole is a model and no run; give the pairs, as in --data pairs.jsonl." in said
     said = refused(capsys, "audit", run, *options(run))
     assert "run is a run, which has its own pairs; leave it out" in said
 

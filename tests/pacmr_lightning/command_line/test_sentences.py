@@ -109,8 +109,8 @@ VNET --model.weighting.outer DPO
     trainer.callbacks: there is no class WeightRecordr; did you mean WeightRecorder?
 --trainer.callbacks '[RunSummary, {class_path: SampleResponses, init_args: {evry: 3}}]'
     trainer.callbacks.evry: SampleResponses has no such option; did you mean every?
---trainer.callbacks '{class_path: SampleResponses, init_args: {every: 0}}'
-    every is 0, but it must be at least 1.
+--trainer.callbacks '{class_path: SampleResponses, init_args: {prompts: 0}}'
+    prompts is 0, but it must be at least 1.
 --trainer.logger CSVLoger
     trainer.logger: there is no class CSVLoger; did you mean CSVLogger?
 --seed_everything x

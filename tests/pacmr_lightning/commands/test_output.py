@@ -102,7 +102,6 @@ COMMANDS = {
     "refine": ["run", "--share", "0.3"],
     "compare": ["run", "--figure", "runs.png"],
     "export": ["run", "exported"],
-    "surfaces": ["run", "--output", "surfaces.png"],
     "configs": [],
     "memory": MEMORY,
     "sweep": ["sweep.yaml", "--dry_run"],
@@ -124,7 +123,6 @@ RESULTS = {
     "refine": AUDITED + TABLE,
     "compare": TABLE,
     "export": "",
-    "surfaces": "",
     "configs": r"([\w/]+ +\S.*\n)+",
     "memory": r"model: .*\n(.*\n)*",
     "sweep": r"dpo-noise30-seed0 \(waiting\): pacmr fit .*\n1 cells\n",
@@ -139,7 +137,6 @@ TALK = {
     "audit": "How that came about",
     "compare": "Figure: runs.png",
     "export": "exported is complete",
-    "surfaces": "Figure: surfaces.png",
     "configs": "(in ",
 }
 """Some of what stderr holds."""

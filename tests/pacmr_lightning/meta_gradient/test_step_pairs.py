@@ -77,8 +77,8 @@ def test_a_shared_step_is_the_same_step(estimator, mean_one, setting, make_batch
     one.vnet.double()
     other = copy.deepcopy(one)
     keeping, running = (form(policy, DPO(BETA), train, 3) for form in (KeptStepPairs, RecomputedStepPairs))
-    shared = one.update(keeping, meta, 0.05)
-    apart = other.update(running, meta, 0.05)
+    shared = one.update(keeping, meta, 0.05, 0.05)
+    apart = other.update(running, meta, 0.05, 0.05)
     assert one.updates == other.updates == 1
     for name, value in apart.items():
         torch.testing.assert_close(shared[name], value, rtol=1e-7, atol=1e-12)

@@ -113,7 +113,7 @@ def test_what_slurm_gets_and_says(write_sweep, commands, capsys):
     say(commands, "sbatch", f"Submitted batch job $((5 + $(wc -l < {words})))")
     say(commands, "squeue", "7_0|RUNNING", "7_1|PENDING", "7_2|CANCELLED", "7_3|TIMEOUT")
     assert sweep(path, *SUBMIT, *more) == 1
-    said = capsys.readouterr().out
+    said = "".join(capsys.readouterr())
     preparing, array = (Path(line).read_text() for line in words.read_text().split())
     for line in ("partition=gpu", "account=us", "time=120", "signal=USR2@300", "requeue", "mem=64G"):
         assert f"#SBATCH --{line}\n" in preparing and f"#SBATCH --{line}\n" in array
@@ -130,16 +130,16 @@ def test_what_slurm_gets_and_says(write_sweep, commands, capsys):
     say(commands, "squeue", "slurm_load_jobs error: Invalid job id specified", status=1, to=">&2")
     say(commands, "sacct", "7_0|CANCELLED by 0", "7_1|RUNNING")
     assert sweep(path) == 1
-    said = capsys.readouterr().out
+    said = "".join(capsys.readouterr())
     assert "dpo-noise20-seed0 failed: job 7_0: cancelled" in said
     assert "dpo-noise30-seed0 is submitted as job 7_1" in said and len(words.read_text().split()) == 2
     say(commands, "sacct", "Slurm accounting storage is disabled", status=1, to=">&2")
     assert sweep(path, "--tables_only") == 1
-    assert "dpo-noise30-seed0 failed: job 7_1: SLURM no longer knows the job" in capsys.readouterr().out
+    assert "dpo-noise30-seed0 failed: job 7_1: SLURM no longer knows the job" in "".join(capsys.readouterr())
 
     say(commands, "squeue", "8|RUNNING", "9_0|PENDING", "9_1|PENDING")
     assert sweep(path, *SUBMIT, "--retry_failed", "--slurm.cells_per_job", "3") == 0
-    said = capsys.readouterr().out
+    said = "".join(capsys.readouterr())
     assert "preparations as job 8" in said and "Submitted 8 cells as 2 jobs" in said
     say(commands, "squeue", "slurm_load_jobs error: Unable to contact slurm controller", status=1, to=">&2")
     assert sweep(path, "--tables_only") == 0
