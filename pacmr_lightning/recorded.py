@@ -10,7 +10,7 @@ from typing import Any
 class Recorded:
     """Base class of objects that ``as_config`` turns into ``class_path`` and ``init_args``."""
 
-    _made_with: dict[str, Any] | None = None
+    made_with: dict[str, Any] | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Record the arguments; a copy takes them over."""
@@ -27,7 +27,7 @@ class Recorded:
         for name, parameter in signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
                 given |= given.pop(name)
-        object.__setattr__(made, "_made_with", given)  # not that of nn.Module
+        object.__setattr__(made, "made_with", given)  # not that of nn.Module
         return made
 
 
@@ -38,8 +38,8 @@ Recorded.__new__.__signature__ = inspect.Signature([_ONE])  # type: ignore[attr-
 
 def as_config(value: Any) -> Any:
     """Return plain values for YAML; raises TypeError for an object that is not ``Recorded``."""
-    if isinstance(value, Recorded) and value._made_with is not None:
-        options = {name: as_config(given) for name, given in value._made_with.items()}
+    if isinstance(value, Recorded) and value.made_with is not None:
+        options = {name: as_config(given) for name, given in value.made_with.items()}
         return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}", "init_args": options}
     if isinstance(value, Path):
         return str(value)

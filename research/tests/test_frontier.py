@@ -85,7 +85,7 @@ def test_what_was_best_by_gold_reward_runs_first(sweep, tmp_path):
 
     def cell(seed, noise, method, beta):
         folder = tmp_path / f"{method}-noise{100 * noise:g}-beta{beta}-seed{seed}"
-        return Cell(method, noise, seed, {"model.objective.beta": beta}, folder, [], [], None, [])
+        return Cell(method, noise, seed, {"model.objective.beta": beta}, folder, [], [], None, [], [])
 
     decided, others = (
         [cell(*options) for options in product(seeds, (0.2, 0.4), ("dpo", "better"), BETAS)]

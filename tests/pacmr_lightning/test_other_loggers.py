@@ -85,7 +85,7 @@ def test_mlflow_beside_tensorboard(store, config, capsys, monkeypatch):
     board = {"class_path": "TensorBoardLogger", "init_args": {"save_dir": "boards"}}
     config["trainer"]["logger"] = [mlflow, board]
     fit(config)
-    assert "its curves: tensorboard --logdir boards;" in capsys.readouterr().out
+    assert "its curves: tensorboard --logdir boards;" in capsys.readouterr().err
     client = MlflowClient(options["tracking_uri"])
     experiment = client.get_experiment_by_name("mine").experiment_id
     (run,) = client.search_runs([experiment])
@@ -142,7 +142,7 @@ def test_wandb(config, capsys, monkeypatch):
     options = ["--trainer.logger", "WandbLogger", "--trainer.logger.project", "mine"]
     options += ["--trainer.logger.id", "first"]
     fit(config, *options)
-    assert "its curves: run/metrics.csv;" in capsys.readouterr().out
+    assert "its curves: run/metrics.csv;" in capsys.readouterr().err
     assert wandb.run is None, "the next run of this process has its own"
     (folder,) = Path("wandb").glob("offline-run-*-first")
     rows = history(folder)

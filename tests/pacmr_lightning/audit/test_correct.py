@@ -173,7 +173,7 @@ def test_what_is_done_is_not_done_again(corrected, first, capsys):
     result = said.out[: said.out.index("Share of wrong labels:")].split()
     assert result[:2] == ["round", "kept"] and "taken" in result, "which is all that stands before it"
     assert "by the audit of the first run" in said.out and "mwn-corrected" in said.out
-    assert "Round 1 of" not in said.err and "accuracy: " in said.err and len(seen) > COUNT
+    assert "Round 1 of" not in said.err and "wall time: " in said.err and len(seen) > COUNT
     assert seen == {path: path.stat().st_mtime_ns for path in corrected.rglob("*.ckpt")}
 
 

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, seed_everything
 from pacmr_lightning.analysis.last_pass import last_pass
 from pacmr_lightning.analysis.surface import load_surface
 from pacmr_lightning.analysis.surface_page import write_surface_page
-from pacmr_lightning.callbacks import VNetSurfaces, WeightGap, WeightRecorder, weight_figures
+from pacmr_lightning.callbacks import VNetSurfaces, WeightGap, WeightRecorder
 from pacmr_lightning.callbacks.weight_gap import probe
 from pacmr_lightning.datamodules import Files, PreferenceDataModule
 from pacmr_lightning.embedded_world import World
@@ -126,7 +126,6 @@ def test_history_is_the_recursion_over_visits(whole):
 
 def test_a_history_may_be_given(whole, fit, files, monkeypatch, tmp_path):
     """One epoch more after three: what was remembered then, and one visit; and a surface over both."""
-    monkeypatch.setattr(weight_figures, "publish", lambda *arguments: None)
     kept = whole[0].weighting.state_dict()["history"]
     features = ("margin_evolution", "margin_fluctuation")
     options = {"epochs": 1, "history": str(files / "whole" / "weights")}
@@ -218,7 +217,6 @@ def test_audit_and_probe_ask_with_all_features(whole, tmp_path):
 
 
 def test_surfaces_of_two_features(fit, files, monkeypatch, tmp_path):
-    monkeypatch.setattr(weight_figures, "publish", lambda *arguments: None)
     drawn = VNetSurfaces(points=5, window=16, features=("perplexity_difference", "entropy"))
     callbacks = [drawn, WeightGap(probe_pairs=8), WeightRecorder()]
     module, _, _, steps = fit("triple", TRIPLE, callbacks=callbacks, epochs=1)
