@@ -1,7 +1,7 @@
 """LightningDataModules, and their sources, label noise, tokens and batches."""
 
 from .hh import AnthropicHH, HHCompletions
-from .hub import HubCompletions, HubPreferences
+from .hub import HubCompletions, HubPreferences, pairs_of
 from .noise import (
     AnnotatorNoise,
     CategoryNoise,
@@ -42,4 +42,5 @@ __all__ = [
     "TemperatureLabels",
     "TwoRateNoise",
     "WorldCompletions",
+    "pairs_of",
 ]

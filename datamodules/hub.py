@@ -14,11 +14,11 @@ from datasets.packaged_modules.csv.csv import CsvConfig
 
 from pacmr_lightning.errors import UserError, first_line
 from pacmr_lightning.evaluation.answer_store import content_key
-from pacmr_lightning.files import content_digest
+from pacmr_lightning.files import content_digest, is_file_of_rows
 
 from .columns import PREFERENCES, SFT, Columns
 from .reading import arrow_row, written_once
-from .sources import Completions, Source
+from .sources import Completions, Files, Source
 from .splits import DEFAULT_FRACTION, RowsBySplit, SplitPlaces
 
 
@@ -138,6 +138,11 @@ class HubPreferences(_HubRows, Source):
     """Preference pairs of any dataset on the Hugging Face Hub, as texts or as chat messages."""
 
     columns = PREFERENCES
+
+
+def pairs_of(place: str | Path) -> Source:
+    """Return the source of a file of pairs (JSON Lines, Parquet), else of the Hub's dataset of that name."""
+    return Files(str(place)) if is_file_of_rows(place) else HubPreferences(str(place))
 
 
 class HubCompletions(_HubRows, Completions):

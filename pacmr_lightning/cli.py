@@ -56,6 +56,8 @@ GROUPS = {
 NOISE = (
     # Saving after the update is intended: resuming needs it.
     "Using ModelCheckpoint with manual optimization",
+    # A tool is one process; docs/scaling.md has SLURM.
+    "The `srun` command is available",
     # Libraries about each other.
     "`isinstance\\(treespec, LeafSpec\\)` is deprecated",
     "`is_gradient_checkpointing` is deprecated",

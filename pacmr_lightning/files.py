@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+def is_file_of_rows(place: str | Path) -> bool:
+    """Return whether a place is a file, by what exists or by its ending, and no dataset on the Hub."""
+    return Path(place).expanduser().is_file() or str(place).endswith((".jsonl", ".json", ".parquet", ".gz"))
+
+
 def obstacle(folder: Path) -> tuple[Path, OSError] | None:
     """Return the nearest existing path and the error if a folder cannot be written to, else None."""
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -74,7 +74,7 @@ def test_no_circle_of_rooms():
 @pytest.mark.parametrize(
     ("target", "allowed"),
     [
-        ("datamodules", {"commands"}),
+        ("datamodules", {"commands", "audit"}),
         ("callbacks", {"commands"}),
         ("commands", {"cli"}),
         ("cli", {"__main__"}),

@@ -152,7 +152,8 @@ def _suspect_facts(row: Any) -> str:
     facts = [] if pd.isna(row.p_wrong) else [f"P(wrong) {row.p_wrong:.3f}"]
     facts.append(f"suggestion: {row.suggested}")
     facts += ["exchanged by the run's noise"] if row.observed == "rejected" else []
-    facts.append(f"weight {row.weight:.3f}, u {row.u:.2f}")
+    weight = "" if row.weight == 1 else f"weight {row.weight:.3f}, "
+    facts.append(f"{weight}u {row.u:.2f}")
     facts += [] if pd.isna(row.cross_fit_u) else [f"cross-fitted u {row.cross_fit_u:.2f}"]
     return _facts(row, f"#{row.rank}", *facts)
 

@@ -36,7 +36,8 @@ class AuditOptions:
             standard error; else the weights where they differ, and the policy where they do not. Default for
             an adapter, or a model with a ``reference``: policy. Default for a base model, with which training
             is to begin: probe.
-        output: folder to write to; default: ``audit`` inside the run's folder. A model needs one.
+        output: folder to write to; default: ``audit`` inside the run's folder, or in the working
+            folder for a model.
         checkpoint: which of the run's folder ``checkpoints``, by its name without .ckpt.
         reference: the model that a model's training began with; default: what an adapter names as its base. A
             probe has none. The tokenizer and its chat template are the policy's, or the base's of an adapter

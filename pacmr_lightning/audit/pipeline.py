@@ -11,8 +11,9 @@ from typing import Any
 
 import pandas as pd
 
+from ..datamodules import Source, pairs_of
 from ..errors import UserError
-from ..files import content_digest, replacing
+from ..files import check_writable, content_digest, replacing
 from ..runs.folder import CHECKPOINTS, CONFIG
 from ..waiting import waiting
 from .cleaned_file import CleanedFile, upload, write_cleaned_file
@@ -26,7 +27,7 @@ from .suspect_traits import label_rules, suspect_traits
 from .words import rate_in_words
 
 FOLDER = "audit"
-"""Of a run's audit, inside the run's folder."""
+"""Of an audit, inside the run's folder; of a model's audit, in the working folder."""
 RECORD = "audit.json"
 TABLES = ("pairs.parquet", "pairs.csv", "methods.csv", "groups.csv", "suspect_traits.csv")
 _DECISIVE = ("share", "threshold", "decisions")
@@ -74,7 +75,9 @@ class AuditResult:
         upload(self.cleaned, self.findings, self.command, repository, private)
 
 
-def audit(run: str, source: Any = None, options: AuditOptions | None = None) -> AuditResult:
+def audit(
+    run: str | Path, source: Source | str | Path | None = None, options: AuditOptions | None = None
+) -> AuditResult:
     """Look for wrong labels among the training pairs of a finished run, or among the pairs of a source.
 
     Writes ``pairs.parquet``, ``report.html`` and CSV tables; see docs/audit.md.
@@ -82,7 +85,8 @@ def audit(run: str, source: Any = None, options: AuditOptions | None = None) -> 
     Args:
         run: folder of a finished preference run, labels as trained; with a source, folder or Hub id of a
             model: a PEFT adapter or a whole model.
-        source: a ``datamodules.Source`` of pairs for a model, such as ``Files("pairs.jsonl")``.
+        source: pairs for a model: a file (JSON Lines, Parquet), the id of a dataset on the Hub, or a
+            ``datamodules.Source``.
         options: see ``AuditOptions``.
 
     Raises:
@@ -95,8 +99,11 @@ def audit(run: str, source: Any = None, options: AuditOptions | None = None) -> 
         raise UserError(f"source is given, but {run} is a run, which has its own pairs; leave it out.")
     if source is None and not is_run and any(Path(run).glob("*config.json")):
         raise UserError(f"{run} is a model and no run; give the pairs, as in --data pairs.jsonl.")
+    if isinstance(source, (str, Path)):
+        source = pairs_of(source)
+    folder = Path(options.output or (FOLDER if source is not None else Path(run) / FOLDER))
+    check_writable("output", str(folder), folder)
     scored = score_run(run, options) if source is None else score_model(run, source, options)
-    folder = Path(options.output) if options.output else Path(run) / FOLDER
     command = options.command(run, source)
     result = conclude(scored, run, folder, options, command)
     rate = result.findings.rate
@@ -170,7 +177,8 @@ def conclude(
     (folder / "sample.csv").unlink(missing_ok=True)  # of an earlier audit
     if decision.sample is not None:
         tables["sample"] = decision.sample
-    page = html_report(findings, run, {pair: texts[pair] for pair in listed}, notes, traits, drawn)
+    with waiting("Writing the report"):
+        page = html_report(findings, run, {pair: texts[pair] for pair in listed}, notes, traits, drawn)
     files = _write(folder, tables, page)
     if options.label_studio is not None:
         observed = table.set_index("id")["observed"]

@@ -107,8 +107,6 @@ def score_model(model: str, source: Any, options: AuditOptions) -> ScoredPairs:
     scorer: Scorer = options.scorer or ("policy" if trained else "probe")
     if scorer not in ("policy", "probe"):
         raise UserError(f"scorer is {scorer}, but {why}; use --scorer policy or probe.")
-    if options.output is None:
-        raise UserError(f"output is not given, but {why}; name the folder to write to with --output.")
     if scorer == "probe":
         options.refuse(("beta", "reference"), "a probe compares a model with none and has no beta")
     reference = (options.reference or base_of(model)) if scorer == "policy" else None

@@ -31,8 +31,8 @@ _LEARNED = "u is that of a policy that has learned these labels, wrong ones amon
 _PLACES = {"length": "where lengths differ", "word": "where one response has it"}
 SHOWN = 5
 _RULE_OR_QUALITY = (
-    "The policy doubts these labels because it has learned to prefer the opposite, which may be what makes "
-    "responses better or a rule of thumb of whoever labelled; which of the two it is, scores cannot tell."
+    "The scorer prefers the opposite of these labels. That may be what makes responses better, or a spurious "
+    "feature that the labellers follow; scores cannot distinguish the two."
 )
 _FOLLOWED = (
     "If that is not what makes responses better, it is a rule of thumb of whoever labelled. The policy "

@@ -11,16 +11,16 @@ from typing import Any
 
 import yaml
 
+from ..files import is_file_of_rows
 from .exceptions import stop
 from .shipped_configs import names, resolved
 
 EXAMPLE = """\
   pacmr fit --model path/to/model --data pairs.jsonl --method pacmr --output runs/mine
-  pacmr audit runs/mine"""
+  pacmr audit path/to/model --data pairs.jsonl"""
 BASE = "preference"
 METHODS = "methods/"
 CLASSES = {"--model": ("PreferenceModule", "SFTModule"), "--data": ("PreferenceDataModule", "SFTDataModule")}
-FILES = (".jsonl", ".json", ".parquet", ".gz")
 
 PAGE = f"""\
 usage: pacmr fit [--config NAME_OR_FILE ...] [options]
@@ -147,7 +147,7 @@ def with_source(words: list[str]) -> list[str]:
 
 
 def _source(option: str, value: str, kind: str = "") -> list[str]:
-    if Path(value).is_file() or value.endswith(FILES):
+    if is_file_of_rows(value):
         source, name = f"{kind.removesuffix('s')}Files", "train"
     else:
         source, name = f"Hub{kind or 'Preferences'}", "path"
@@ -160,7 +160,7 @@ def _is_class(option: str, value: str) -> bool:
         return True
     if (
         Path(value).exists()
-        or value.endswith(FILES)
+        or is_file_of_rows(value)
         or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", value)
     ):
         return False

@@ -38,9 +38,9 @@ def audit(
 ) -> None:
     """Finds label errors in preference pairs: by a run, an adapter, or a base model without training.
 
-    A run has its pairs: pacmr audit RUN. A model needs them: pacmr audit MODEL --data FILE --output FOLDER,
-    where FILE (JSON Lines, Parquet) or a Hub dataset has the columns prompt, chosen and rejected.
-    FOLDER/cleaned.jsonl has the pairs without suspected label errors, for any trainer.
+    A run has its pairs: pacmr audit RUN. A model needs them: pacmr audit MODEL --data FILE, where FILE (JSON
+    Lines, Parquet) or a Hub dataset has the columns prompt, chosen and rejected. audit/cleaned.jsonl has the
+    pairs without suspected label errors, for any trainer (--output names another folder).
 
     Writes ``pairs.parquet`` and ``pairs.csv`` (one row a pair, the most suspect first), ``methods.csv`` (each
     score's results), ``groups.csv`` (reliability of each category's and annotator's labels),
@@ -116,8 +116,8 @@ def show(found: AuditResult) -> None:
     for note in found.notes:
         say(f"  {note}", "dim")
     say(
-        f"How that came about, and the most suspect pairs: {found.files['report.html']}; every pair, by "
-        f"rank: {found.files['pairs.csv']} and .parquet",
+        f"Report with the most suspected pairs: {found.files['report.html']}; all pairs by rank: "
+        f"{found.files['pairs.csv']} and .parquet",
         soft_wrap=True,
     )
     if found.cleaned is not None:

@@ -18,6 +18,7 @@ from ..errors import UserError, check_at_least, first_line
 from ..model_folder import model_place, model_state
 from ..numerics import numerics
 from ..policy.limits import positions
+from ..waiting import waiting
 from .answer_store import AnswerStore, content_key
 from .conversation import Messages, as_messages, as_text
 from .judging import Comparison, Opinion, PairJudge, Verdict, by_scores
@@ -104,11 +105,11 @@ class RewardModelJudge(PairJudge):
                 problem = f"prompt and response are longer than max_length {self.max_length} tokens"
             found[key] = {"value": None, "problem": problem}
         # By length, for little padding.
-        waiting = sorted(tokens, key=lambda key: len(tokens[key]), reverse=True)
-        size = self.batch_size if waiting and self._pad_id is not None else 1
-        with tqdm(total=len(waiting), desc=f"Scoring with {self.name}", disable=not waiting) as bar:
-            for start in range(0, len(waiting), size):
-                part = waiting[start : start + size]
+        order = sorted(tokens, key=lambda key: len(tokens[key]), reverse=True)
+        size = self.batch_size if order and self._pad_id is not None else 1
+        with tqdm(total=len(order), desc=f"Scoring with {self.name}", disable=not order) as bar:
+            for start in range(0, len(order), size):
+                part = order[start : start + size]
                 with torch.inference_mode():
                     logits = classified(self._model, [tokens[key] for key in part], self._pad_id or 0)
                 new = {
@@ -165,7 +166,8 @@ class RewardModelJudge(PairJudge):
                 f"The reward model {self.name} does not exist; check the folder's path or give a Hub id."
             )
         try:
-            return factory.from_pretrained(place, **options)
+            with waiting(f"Loading {self.name}"):
+                return factory.from_pretrained(place, **options)
         except (OSError, ValueError) as error:
             raise UserError(f"The reward model {self.name} {fault} ({first_line(error)}); {fix}.") from None
 

@@ -33,6 +33,7 @@ from ..policy.base_model import adapter_chain, load_base, recompute_activations,
 from ..policy.chunked_log_probs import upcast
 from ..policy.lora import OVERRULED, add_lora, check_keys
 from ..policy.merged_adapters import untie_head
+from ..waiting import waiting
 from .datamodule import datamodule
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
 from .schedule import check_schedule, planned_updates, warmup_cosine
@@ -169,15 +170,17 @@ class SFTModule(TrainedOnly):
         tokenizer = datamodule(self.trainer).tokenizer
         dtype = self._base_dtype()
         network: PreTrainedModel | PeftModel
-        if self.hparams["from_scratch"] is not None:
-            network = _new_llama(self.hparams["from_scratch"], tokenizer, dtype)
-        else:
-            network = _load_pretrained(self.hparams["model"], tokenizer, dtype)
+        with waiting(f"Loading {self.hparams['model'] or 'a new model'}"):
+            if self.hparams["from_scratch"] is not None:
+                network = _new_llama(self.hparams["from_scratch"], tokenizer, dtype)
+            else:
+                network = _load_pretrained(self.hparams["model"], tokenizer, dtype)
         if recomputes(self.hparams["gradient_checkpointing"]):
             recompute_activations(network, dropout=True)
         if self.hparams["lora"] is not None:
             if is_fitting(self):
-                self._base_digest = weights_digest(network)
+                with waiting("Hashing the base model's weights"):
+                    self._base_digest = weights_digest(network)
             network = self._with_lora(network)
         # Loaded models are in eval mode, where dropout and gradient checkpointing are off.
         self.network = network.train()

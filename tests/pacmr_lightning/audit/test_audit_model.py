@@ -10,7 +10,7 @@ import pytest
 from pacmr_lightning import cli
 from pacmr_lightning.audit import AuditOptions
 from pacmr_lightning.audit import audit as whole_audit
-from pacmr_lightning.datamodules import Files
+from pacmr_lightning.datamodules import Files, HubPreferences, pairs_of
 from pacmr_lightning.errors import UserError
 from pacmr_lightning.runs.folder import weight_parts
 
@@ -122,7 +122,6 @@ PROBE = {"scorer": "probe"}
         ("adapter", {"beta": "0"}, "beta is 0.0, but it must be above 0"),
         ("adapter", {"checkpoint": "3"}, "checkpoint is 3, but adapter is a model and no run; leave it out"),
         ("adapter", {"scorer": "vnet"}, "scorer is vnet, but adapter is a model and no run; use --scorer"),
-        ("adapter", {"output": None}, "output is not given, but adapter is a model and no run; name the"),
         ("adapter", {"source.train": "nowhere.jsonl"}, "nowhere.jsonl"),
         ("nowhere", {"reference": "nowhere/x/y"}, "there is no such folder"),
     ],
@@ -137,6 +136,23 @@ def test_models_runs_and_their_pairs(run, train_file, exported, capsys):
     assert "whole is a model and no run; give the pairs, as in --data pairs.jsonl." in said
     said = refused(capsys, "audit", run, *options(run))
     assert "run is a run, which has its own pairs; leave it out" in said
+
+
+def test_a_file_name_is_enough_from_python(finished, train_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = whole_audit(finished.parent / "model", str(train_file))
+    assert found.files["report.html"] == Path("audit/report.html") and Path("audit/report.html").is_file()
+    assert list(found.table["probe_u"]) == list(found.table["u"])  # a base model is scored by a probe
+    Path("audit").rename("other")
+    Path("audit").touch()
+    with pytest.raises(UserError, match=r"output is audit, but .*audit is a file and no folder"):
+        whole_audit(finished.parent / "model", train_file)
+
+
+def test_a_name_that_is_no_file_is_a_dataset():
+    assert isinstance(pairs_of("owner/pairs"), HubPreferences)
+    for name in ("missing.jsonl", "folder/rows.parquet"):
+        assert isinstance(pairs_of(name), Files), "so that what is said is of a missing file"
 
 
 def test_from_python(finished, train_file, tmp_path):

@@ -134,7 +134,7 @@ TALK = {
     "inspect": "Numbers: numbers.json",
     "augment": "Augmented prompts: augmented.parquet",
     "analyze": "second wordings: ",
-    "audit": "How that came about",
+    "audit": "Report with the most suspected pairs",
     "compare": "Figure: runs.png",
     "export": "exported is complete",
     "configs": "(in ",
