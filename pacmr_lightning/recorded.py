@@ -19,7 +19,7 @@ class Recorded:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:  # a copy without arguments, or a mistake that the constructor reports itself
-            if cls.__init__ is object.__init__:  # type: ignore[misc]
+            if cls.__init__ is object.__init__:
                 raise
             return made
         bound.apply_defaults()

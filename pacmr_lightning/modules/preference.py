@@ -245,8 +245,9 @@ class PreferenceModule(Recorded, TrainedOnly):
         if learns:
             # Lines 4 to 11: Theta, by a virtual update of the policy and the meta-batch of line 6.
             meta = self._meta(batch)
-            lr = optimizer.param_groups[0]["lr"]
-            self.outer_values = self.weighting.update(pairs, meta, lr, self.learning_rate)
+            lr, peak = optimizer.param_groups[0]["lr"], self.learning_rate
+            assert peak is not None  # since ``setup``
+            self.outer_values = self.weighting.update(pairs, meta, lr, peak)
         # Line 12: update of omega under the new Theta.
         inner = weighted_gradient(pairs, self.weighting)
         self._observe(pairs, inner)
