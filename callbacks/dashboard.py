@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
@@ -84,8 +84,9 @@ class Dashboard(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 _log_hparams(logger, settings, trainer.default_root_dir)
-                lines = {title: [f"^{tag}$" for tag in tags] for title, tags in CHARTS.items()}
-                charts = {title: ["Multiline", tags] for title, tags in lines.items()}
+                charts = {
+                    title: ["Multiline", [f"^{tag}$" for tag in tags]] for title, tags in CHARTS.items()
+                }
                 logger.experiment.add_custom_scalars({"At a glance": charts})
             elif not isinstance(logger, (CSVLogger, AtAGlance)):
                 logger.log_hyperparams(settings)
@@ -120,7 +121,7 @@ class AtAGlance(Logger):
 
 def settings_of(trainer: Trainer, pl_module: Any) -> dict[str, str | int | float]:
     """Return those of ``SETTINGS`` that the run has, ``batch_size`` and ``lora_rank``."""
-    data, weighting = datamodule(trainer), getattr(pl_module, "weighting", None)
+    data, weighting = datamodule(trainer), cast(Any, getattr(pl_module, "weighting", None))
     policy, objective = (getattr(pl_module, name, None) for name in ("policy", "objective"))
     outer = getattr(weighting, "outer", None)
     seed = os.environ.get("PL_GLOBAL_SEED")

@@ -197,7 +197,7 @@ class VNetSurfaces(VisitFigures):
 
         shown = self._on_axes(visits, axes)
         weighting = getattr(pl_module, "weighting", None)
-        start = getattr(weighting, "start_slope", None), getattr(weighting, "start_offset", None)
+        start: Any = getattr(weighting, "start_slope", None), getattr(weighting, "start_offset", None)
         values = {axes[0]: shown.delta, axes[1]: shown.u}
         for name in axes:
             center = 0.0 if name in PAPER else float(np.median(values[name]))

@@ -117,20 +117,15 @@ def draw_map(surface: Surface, name: str, scale: Range) -> np.ndarray:
     )
     image.remove()
     smooth, levels = contours(surface)
-    visits = contour_generator(surface.delta, surface.u, smooth.T)
+    visits: Any = contour_generator(surface.delta, surface.u, smooth.T)
     artists: list[Artist] = [image]
     for level, dashes in zip(levels, SHARES.values(), strict=True):
         if level < smooth.max():  # else one cell holds them all
-            style: dict[str, Any] = {
-                "colors": "white",
-                "linewidths": 1.4,
-                "linestyles": dashes,
-                "path_effects": OUTLINED,
-            }
-            artists.append(LineCollection(visits.lines(level), **style))
+            style: dict[str, Any] = {"linestyles": dashes, "path_effects": OUTLINED}
+            artists.append(LineCollection(visits.lines(level), colors="white", linewidths=1.4, **style))
     if name == "g":
-        half = contour_generator(surface.delta, surface.u, values).lines(0.5)
-        artists.append(LineCollection(half, colors=HALF, linewidths=1.8))
+        line: Any = contour_generator(surface.delta, surface.u, values)
+        artists.append(LineCollection(line.lines(0.5), colors=HALF, linewidths=1.8))
     return frame.picture(artists)
 
 

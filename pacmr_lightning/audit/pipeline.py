@@ -107,7 +107,11 @@ def audit(
     command = options.command(run, source)
     result = conclude(scored, run, folder, options, command)
     rate = result.findings.rate
-    record: dict[str, Any] = {"scorer": scored.scorer, "noise_rate": result.noise_rate, "assumed": rate.assumed}
+    record: dict[str, Any] = {
+        "scorer": scored.scorer,
+        "noise_rate": result.noise_rate,
+        "assumed": rate.assumed,
+    }
     record |= {name: getattr(options, name) for name in _DECISIVE}
     record["checkpoint"] = _digest(run, options)
     with replacing(folder / RECORD) as temporary:

@@ -99,9 +99,8 @@ def write_config(trainer: Trainer, module: PreferenceModule) -> None:
     options.pop("meta_every", None)  # linked to the weighting
     names = ("max_epochs", "max_steps", "val_check_interval", "limit_val_batches", "log_every_n_steps")
     settings: dict[str, Any] = {name: getattr(trainer, name) for name in (*names, "precision")}
-    own = [
-        type(one) for one in trainer.callbacks if type(one).__module__.startswith("pacmr_lightning.callbacks")
-    ]
+    callbacks: Any = vars(trainer)["callbacks"]  # Lightning sets it elsewhere, without a type
+    own = [type(one) for one in callbacks if type(one).__module__.startswith("pacmr_lightning.callbacks")]
     paths = [f"{kind.__module__}.{kind.__qualname__}" for kind in own if kind.__name__ != "RunCheckpoint"]
     settings["callbacks"] = [{"class_path": path} for path in paths]
     settings["default_root_dir"] = str(trainer.default_root_dir)

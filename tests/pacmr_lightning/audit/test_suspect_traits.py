@@ -93,7 +93,7 @@ def test_a_planted_word():
     first, *_, last = traits_in_words(table, pd.DataFrame(), "suspects")
     share = f"{lacks[suspect & there].mean():.0%}"
     assert f"lacks the word “golden” in {share} of the {row['suspects']} suspects" in first
-    assert f"against {lacks[~suspect & there].mean():.0%}" in first and "rule of thumb" in last
+    assert f"against {lacks[~suspect & there].mean():.0%}" in first and "spurious feature" in last
 
 
 def test_a_rule_that_labels_follow():
