@@ -90,7 +90,7 @@ def _plan(work: Workload, data: Any, trainer: Any, every: int) -> Plan:
     epoch = work.pairs / data.global_batch_size
     validations = updates / (often if isinstance(often, int) else often * epoch)
     limit = trainer.limit_val_batches
-    validated = work.validation_pairs
+    validated = min(work.validation_pairs, data.validation_sample or work.validation_pairs)
     if limit is not None:
         most = limit * (data.validation_batch_size if isinstance(limit, int) else validated)
         validated = min(validated, int(most))

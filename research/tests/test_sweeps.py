@@ -8,13 +8,14 @@ from pacmr_lightning import cli
 from pacmr_lightning.sweep.cells import cells
 from pacmr_lightning.sweep.spec import Sweep, read_sweep
 from research import frontier
+from tests.conftest import write_lines
 from tests.pacmr_lightning.sweep.conftest import check_dry_run, check_measures
 
 ROOT = Path(__file__).parents[2]
 FRONTIERS = {"frontier": 7020, "sentiment": 88, "pacmr_variants": 430, "pacmr_variants_long": 45}
 PLAIN = {
     **{"world_tau": 120, "world_long": 24, "world_noise": 515, "told_share": 510, "sentiment_noise": 24},
-    **{"sentiment_seeds": 15, "hh_small": 15, "tldr_cpu": 7, "world_alpha": 90},
+    **{"sentiment_seeds": 15, "hh_small": 15, "tldr_cpu": 7, "tldr_reproduction": 6, "world_alpha": 90},
 }
 SIZES = FRONTIERS | PLAIN
 
@@ -45,6 +46,8 @@ def case(name: str, whole: bool) -> object:
 @pytest.mark.parametrize(("name", "whole"), [case(name, whole) for name in SIZES for whole in (False, True)])
 def test_files(name, whole, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/tldr").mkdir(parents=True)
+    write_lines(tmp_path / "data/tldr/prompts.jsonl.gz", [{"prompt": "A post"}])
     main = frontier.main if name in FRONTIERS else lambda words: cli.main(["sweep", *words])
     assert check_dry_run(file(name), main, whole, capsys) == SIZES[name] or not whole
     assert len(cells(read(name))) == SIZES[name]

@@ -99,6 +99,7 @@ def check_dry_run(file: Path, main: Callable[[list[str]], None], whole: bool, ca
     """
     for name in ("configs", "research"):
         Path(name).symlink_to(ROOT / name)
+    there = {*Path().iterdir(), Path("sweep.yaml")}
     sweep = read_yaml(str(file))
     if not whole:
         sweep.pop("estimate", None)  # operations of a 7B model take seconds to count
@@ -106,7 +107,7 @@ def check_dry_run(file: Path, main: Callable[[list[str]], None], whole: bool, ca
             method["vary"] = {option: values[:1] for option, values in method.get("vary", {}).items()}
     Path("sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
     main(["sweep.yaml", "--dry_run"])
-    assert {path.name for path in Path().iterdir()} == {"configs", "research", "sweep.yaml"}
+    assert {*Path().iterdir()} == there
     lines = capsys.readouterr().out.splitlines()
     found = [line for line in lines if re.match(r"\S+-seed\d+ \(.* pacmr fit --config configs/", line)]
     assert re.fullmatch(rf"{len(found)} cells( at most: .+)?", lines[-1])

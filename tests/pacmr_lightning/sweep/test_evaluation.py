@@ -299,11 +299,11 @@ def test_training_costs(write_sweep, world, capsys):
         "pairs": 80,
         "prompt_tokens": 12,
         "response_tokens": 5,
-        "validation_pairs": 16,
+        "validation_pairs": 1000,
         "coverage": 0.5,
     }
     work = {"model": str(world / "model"), "device_tflops": 1e-6, "utilization": 0.5, "gpu_hour": 2.0}
-    options = OPTIONS | {"data.reference": "cached"}
+    options = OPTIONS | {"data.reference": "cached", "data.validation_sample": 16}
     path = write_sweep(options=options, estimate=lengths | work)
     cli.main(["sweep", path, "--dry_run"])
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Training"))
