@@ -17,7 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from pacmr_lightning.batch import UNKNOWN
-from pacmr_lightning.files import replacing
+from pacmr_lightning.files import write_json
 from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.objectives import Objective
 from pacmr_lightning.ranks import on_all_ranks
@@ -151,8 +151,7 @@ class RunSummary(VisitsCallback):
         }
         # JSON has neither NaN nor infinities.
         finite = json.loads(json.dumps(summary), parse_constant=lambda constant: None)
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(finite, indent=2) + "\n", encoding="utf-8")
+        write_json(path, finite)
 
     def _val_metrics(self, trainer: Trainer) -> dict[str, float]:
         """Return the last ``val/...`` metrics, from before a resume or since."""

@@ -176,7 +176,7 @@ class SequenceKL(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Check the prompts before any time is spent on the reference or on training."""
-        if self.samples is None:
+        if not self._given:
             self.samples = int(min(64, MANY * trained_pairs(trainer) / self.max_new_tokens))
             if self.samples < 64:
                 what = f"samples {self.samples} responses" if self.samples >= 8 else "is off"

@@ -102,6 +102,12 @@ def write_json_lines(path: str | Path, rows: Iterable[dict[str, Any]]) -> None:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
+def write_json(path: str | Path, value: Any, **options: Any) -> None:
+    """Write JSON with indents, atomically; ``options`` are of ``json.dumps``."""
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=2, **options) + "\n", encoding="utf-8")
+
+
 def content_digest(path: str | Path) -> str:
     """Return a hash (XXH3, 128 bits) of a file, or of the names and content of a folder's visible files."""
     import xxhash

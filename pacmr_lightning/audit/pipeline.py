@@ -13,8 +13,8 @@ import pandas as pd
 
 from ..datamodules import Source, pairs_of
 from ..errors import UserError
-from ..files import check_writable, content_digest, replacing
-from ..runs.folder import CHECKPOINTS, CONFIG
+from ..files import check_writable, content_digest, replacing, write_json
+from ..runs.folder import AUDIT, CHECKPOINTS, CONFIG
 from ..waiting import waiting
 from .cleaned_file import CleanedFile, upload, write_cleaned_file
 from .decisions import Texts, random_sample, tasks
@@ -26,8 +26,6 @@ from .scored_pairs import ScoredPairs, score_model, score_run
 from .suspect_traits import label_rules, suspect_traits
 from .words import rate_in_words
 
-FOLDER = "audit"
-"""Of an audit, inside the run's folder; of a model's audit, in the working folder."""
 RECORD = "audit.json"
 TABLES = ("pairs.parquet", "pairs.csv", "methods.csv", "groups.csv", "suspect_traits.csv")
 _DECISIVE = ("share", "threshold", "decisions")
@@ -101,7 +99,7 @@ def audit(
         raise UserError(f"{run} is a model and no run; give the pairs, as in --data pairs.jsonl.")
     if isinstance(source, (str, Path)):
         source = pairs_of(source)
-    folder = Path(options.output or (FOLDER if source is not None else Path(run) / FOLDER))
+    folder = Path(options.output or (AUDIT if source is not None else Path(run) / AUDIT))
     check_writable("output", str(folder), folder)
     scored = score_run(run, options) if source is None else score_model(run, source, options)
     command = options.command(run, source)
@@ -114,8 +112,7 @@ def audit(
     }
     record |= {name: getattr(options, name) for name in _DECISIVE}
     record["checkpoint"] = _digest(run, options)
-    with replacing(folder / RECORD) as temporary:
-        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / RECORD, record)
     return result
 
 
@@ -126,7 +123,7 @@ def reuse(run: str, options: AuditOptions) -> dict[str, Any] | None:
     audit's choice of scorer is kept where ``options`` name none.
     """
     try:
-        record: dict[str, Any] = json.loads((Path(run) / FOLDER / RECORD).read_text(encoding="utf-8"))
+        record: dict[str, Any] = json.loads((Path(run) / AUDIT / RECORD).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
         return None
     same = all(record.get(name) == getattr(options, name) for name in _DECISIVE)
@@ -137,7 +134,7 @@ def reuse(run: str, options: AuditOptions) -> dict[str, Any] | None:
     folder = Path(str(options.output))
     folder.mkdir(parents=True, exist_ok=True)
     for name in (*TABLES, "report.html", RECORD):
-        shutil.copyfile(Path(run) / FOLDER / name, folder / name)
+        shutil.copyfile(Path(run) / AUDIT / name, folder / name)
     return record
 
 

@@ -20,7 +20,7 @@ from ..objectives import AnnotatorRPOEM
 from ..policy import PolicyModel
 from ..policy.base_model import adapter_base, is_adapter
 from ..runs.finished_run import PreferenceData, find_run, load_run, ready
-from ..runs.folder import read_weights, weight_parts
+from ..runs.folder import AUDIT, read_weights, weight_parts
 from ..waiting import waiting
 from ..weighting import AuditedWeights, DropFlipped, OracleWeights
 from .cross_fit import FOLDER, CrossFit
@@ -91,7 +91,7 @@ def score_run(run: str, options: AuditOptions) -> ScoredPairs:
     pairs["unpulled_u"] = pairs["u"] - (unit or 0) * pairs.pop("pull")
     beta = module.objective.beta
     del module  # frees memory for the other policies
-    cross_fit = CrossFit(found, data, updates, beta, Path(run) / "audit" / FOLDER, options.micro_batch_size)
+    cross_fit = CrossFit(found, data, updates, beta, Path(run) / AUDIT / FOLDER, options.micro_batch_size)
     u = cross_fit.u() if scorer == "dpo" else cross_fit.kept()
     pairs["cross_fit_u"] = np.nan if u is None else u.to_numpy()
     by_heart = scorer in ("vnet", "policy") and unit is None

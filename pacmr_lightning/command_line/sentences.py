@@ -21,16 +21,20 @@ TYPE, CLASS, OWN, INSIDE = range(4)
 """Ranks of a cause: wrong type, no such class, a class's own or an item's, a known class's option."""
 
 ELSEWHERE = {
-    **{"lr": "model.learning_rate", "epochs": "trainer.max_epochs", "seed": "seed_everything"},
-    **{"batch_size": "data.global_batch_size", "output_dir": "output", "dataset_name": "data"},
-    **{"model_name_or_path": "model", "num_train_epochs": "trainer.max_epochs"},
-    **{
-        "lora_r": "model.policy.rank",
-        "lora_alpha": "model.policy.alpha",
-        "eval_steps": "trainer.val_check_interval",
-    },
-    **{"per_device_train_batch_size": "model.micro_batch_size", "logging_steps": "trainer.log_every_n_steps"},
-    **{"load_in_4bit": "model.policy.quantization"},
+    "lr": "model.learning_rate",
+    "epochs": "trainer.max_epochs",
+    "seed": "seed_everything",
+    "batch_size": "data.global_batch_size",
+    "output_dir": "output",
+    "dataset_name": "data",
+    "model_name_or_path": "model",
+    "num_train_epochs": "trainer.max_epochs",
+    "lora_r": "model.policy.rank",
+    "lora_alpha": "model.policy.alpha",
+    "eval_steps": "trainer.val_check_interval",
+    "per_device_train_batch_size": "model.micro_batch_size",
+    "logging_steps": "trainer.log_every_n_steps",
+    "load_in_4bit": "model.policy.quantization",
 }
 """Options of a training run as TRL or habit names them."""
 

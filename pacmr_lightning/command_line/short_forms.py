@@ -69,8 +69,7 @@ SFT instead: pacmr fit --config sft --model MODEL --data rows.jsonl --output run
 
 def page() -> str:
     """Return the help of ``pacmr fit`` on one page."""
-    methods = [name.removeprefix(METHODS) for name in names() if name.startswith(METHODS)]
-    lines = wrap(", ".join(methods), 66)
+    lines = wrap(", ".join(_methods()), 66)
     return PAGE.format(methods=("\n" + " " * 36).join(lines))
 
 
@@ -83,11 +82,14 @@ def expanded(words: list[str]) -> list[str]:
     classes = [option for option, value, _, _ in given if option in CLASSES and _is_class(option, value)]
     files = [value for option, value, _, _ in given if option in ("--config", "-c")]
     configs = [_read(file) for file in files]
-    base = [] if classes or any(config is None or "data" in config for config in configs) else [BASE]
+    has_data = classes or any(config is None or "data" in config for config in configs)
+    base = [] if has_data else ["--config", BASE]
     sft = any(_kind(config).endswith("SFTModule") for config in configs if config)
-    methods = [value for option, value, _, _ in given if option == "--method"]
-    for name in methods:
-        _check_method(name)
+    methods = []
+    for option, name, _, _ in given:
+        if option == "--method":
+            _check_method(name)
+            methods += ["--config", METHODS + name]
     found: list[str] = []
     after = max((end for option, _, _, end in given if option in ("--config", "-c")), default=0)
     place = 0
@@ -98,11 +100,11 @@ def expanded(words: list[str]) -> list[str]:
             continue
         found += _written_out(option, value, sft) or rest[start:end]
         if end == after:
-            found += _configs(METHODS + name for name in methods)
+            found += methods
     found += rest[place:]
     if not after:
-        found = [*_configs(METHODS + name for name in methods), *found]
-    return [*command, *_configs(base), *found]
+        found = [*methods, *found]
+    return [*command, *base, *found]
 
 
 def _options(words: list[str]) -> Iterator[tuple[str, str, int, int]]:
@@ -167,10 +169,6 @@ def _is_class(option: str, value: str) -> bool:
     return "." in value or bool(get_close_matches(value, CLASSES[option], 1, 0.75))
 
 
-def _configs(found: Iterator[str] | list[str]) -> list[str]:
-    return [word for name in found for word in ("--config", name)]
-
-
 def _read(file: str) -> dict[str, Any] | None:
     """Return a config's content; None where the parser has to say what is wrong with it."""
     try:
@@ -185,8 +183,12 @@ def _kind(config: dict[str, Any]) -> str:
     return str(model.get("class_path", "")) if isinstance(model, dict) else ""
 
 
+def _methods() -> list[str]:
+    return [name.removeprefix(METHODS) for name in names() if name.startswith(METHODS)]
+
+
 def _check_method(name: str) -> None:
-    known = [each.removeprefix(METHODS) for each in names() if each.startswith(METHODS)]
+    known = _methods()
     if name not in known:
         near = get_close_matches(name, known, 1, 0.6)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from ..datamodules.tokenization import NO_SECOND_VIEW, REASONS
 from ..datamodules.tokenized_pairs import TokenizedPairs
 from ..datamodules.tokenizer import load_tokenizer
 from ..errors import UserError
-from ..files import replacing
+from ..files import write_json
 from ..waiting import waiting
 
 _CATEGORIES = 10
@@ -62,10 +61,7 @@ def inspect(source: Source, tokenizer: str, max_length: int = 768, output: str |
         numbers = {"source": source.name, "tokenizer": str(tokenizer), "max_length": max_length}
         numbers |= asdict(report) | {"advice": sentences}
         try:
-            with replacing(output) as temporary:
-                temporary.write_text(
-                    json.dumps(numbers, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-                )
+            write_json(output, numbers, ensure_ascii=False)
         except OSError as error:
             raise UserError(f"{output} cannot be written ({error.strerror}); name another file.") from None
         print(f"Numbers: {output}")

@@ -17,16 +17,15 @@ from ..audit import AuditOptions, audit
 from ..audit.pipeline import reuse
 from ..audit.scorers import NAMES
 from ..errors import UserError
-from ..files import check_writable, content_digest, replacing
+from ..files import check_writable, content_digest, write_json
 from ..objectives import DPO
 from ..runs.checkpoints import LAST
 from ..runs.finished_run import FinishedRun
-from ..runs.folder import CHECKPOINTS, CONFIG, read_summary
+from ..runs.folder import AUDIT, CHECKPOINTS, CONFIG, read_summary
 from ..runs.loggers import loggers_of_another
 from .audit import show
 from .compare import compare
 
-AUDIT = "audit"
 SAFE_SHARE = 0.45
 """Largest share of wrong labels assumed if the audit cannot estimate it."""
 FURTHEST = 10.0
@@ -99,8 +98,7 @@ def audit_first(
             f"nothing to learn from; take another --scorer, a run that has learned more than {run}, or "
             f"--share {SAFE_SHARE} to go on all the same."
         )
-    with replacing(folder / record) as temporary:
-        temporary.write_text(json.dumps(asked, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / record, asked)
 
 
 def train_again(

@@ -69,7 +69,7 @@ def run_sweep(
         queue = refresh(found)
         stopped = _judge(sweep, found, submitter)
     for cell in found:
-        if state_of(cell) == "submitted" and (job := job_of(cell)):
+        if (job := job_of(cell)) and state_of(cell) == "submitted":
             word = queue.get(job, "SLURM does not answer here")
             running = has_begun(cell) and word == "RUNNING"
             print_result(
@@ -127,7 +127,7 @@ def show(sweep: Sweep, found: list[Cell], note: str = "") -> None:
     untrained = [cell for cell in found if not (cell.folder / SUMMARY).exists()]
     if sweep.estimate and untrained:
         print_result(_training_cost(sweep, untrained, parsed))
-    for one in list(predicted.values())[:1]:
+    if one := next(iter(predicted.values()), None):
         print_result(_evaluation_cost(sweep, found, one))
     print_result(f"{len(found)} cells{note}")
 
@@ -147,7 +147,7 @@ def _training_cost(sweep: Sweep, untrained: list[Cell], parsed: dict[str, tuple[
 
 
 def _evaluation_cost(sweep: Sweep, found: list[Cell], predicted: tuple[Any, Any]) -> str:
-    from ..sweep.evaluation import calls_left, comparisons_left
+    from ..sweep.evaluation import calls_for, comparisons_left
 
     config, objects = predicted
     assert sweep.evaluate is not None
@@ -160,11 +160,12 @@ def _evaluation_cost(sweep: Sweep, found: list[Cell], predicted: tuple[Any, Any]
     longest = config.model.init_args.max_new_tokens
     length = sum(map(len, texts)) / len(texts) / 4 if texts else work.prompt_tokens if work else 0
     answers = sum(not has_responses(cell) for cell in found)
-    calls = calls_left(sweep, found, prompts, length, work.response_tokens if work else longest)
+    left = comparisons_left(sweep, found)
+    calls = calls_for(sweep, left, prompts, length, work.response_tokens if work else longest)
     lengths = "" if texts or work else " without the prompts, whose length estimate.prompt_tokens gives"
     return (
         f"Predicting: {answers} x {prompts:,} responses of at most {longest} tokens\n"
-        f"Judging: {len(comparisons_left(sweep, found))} comparisons with {sweep.evaluate.judge.name}, "
+        f"Judging: {len(left)} comparisons with {sweep.evaluate.judge.name}, "
         f"{calls.told(sweep.evaluate)}{lengths}"
     )
 
@@ -278,7 +279,8 @@ def check_answers(sweep: Sweep, left: list[Cell]) -> None:
     from ..datamodules.evaluation_prompts import draw_prompts
 
     assert sweep.evaluate is not None
-    for config, objects in list(check_evaluation(sweep, left).values())[:1]:
+    if one := next(iter(check_evaluation(sweep, left).values()), None):
+        config, objects = one
         if not _made_later(sweep, str(config.data.init_args.source)):
             draw_prompts(objects.data.source, objects.data.predict_prompts, objects.data.predict_seed)
     if not _made_later(sweep, str(sweep.evaluate.judge.settings)):

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..files import content_digest, replacing, save_figure, write_json_lines
+from ..files import content_digest, save_figure, write_json, write_json_lines
 from .answer_store import AnswerStore, content_key
 from .judging import Opinion, PairJudge, Preference
 from .response_files import ResponsePair, pair_rows, read_responses
@@ -54,8 +54,7 @@ def judge_pairs(
     write_json_lines(folder / VERDICTS, map(_row, judged))
     save_figure(draw_win_rate(result, files, judge.name), folder / FIGURE)
     # Last, since it says that all are there.
-    with replacing(folder / SUMMARY) as temporary:
-        temporary.write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(folder / SUMMARY, summary, ensure_ascii=False)
     return result, judged, costs
 
 

@@ -18,6 +18,7 @@ METRICS = "metrics.csv"  # curves
 SUMMARY = "summary.json"  # numbers at the end
 CHECKPOINTS = "checkpoints"  # default folder
 ANALYSIS = "analysis"  # figures, and their values
+AUDIT = "audit"  # default folder of the run's audit
 WEIGHTS = "weights"  # parts with one row per pair per visit
 NOISE_MASK = "noise_mask.parquet"  # labels that the run's noise flipped
 RESPONSES = "responses.jsonl"  # to a few fixed prompts along the way

@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.base import get_keys_to_not_convert
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..policy import PolicyModel
 from ..policy.base_model import adapter_chain, recompute_activations
 from ..policy.chunked_log_probs import token_values, upcast
@@ -65,8 +65,7 @@ def model_config(model: str) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(adapter_chain(model)[-1])
     except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise UserError(f"The configuration of {model} cannot be read: {first}") from None
+        raise UserError(f"The configuration of {model} cannot be read: {first_line(error)}.") from None
 
 
 def build(

@@ -28,7 +28,8 @@ def training_flops(sweep: Sweep, left: Sequence[Cell], configs: Mapping[str, Any
     for cell in left:
         config = configs[cell.variant]
         model, data, trainer = config.model.init_args, config.data.init_args, config.trainer
-        flops, trained, stays = _policy(work, *_shape(model))
+        lengths = (work.model, work.prompt_tokens, work.response_tokens)
+        flops, trained, stays = _policy(*lengths, *_shape(model))
         weighting = (model.get("weighting") or {}).get("init_args") or {}
         estimator = (weighting.get("estimator") or {}).get("class_path", "").rpartition(".")[2] or None
         plan = _plan(work, data, trainer, weighting.get("every", 1))
@@ -55,7 +56,7 @@ def _shape(model: Any) -> tuple[Any, ...]:
 
 
 @lru_cache
-def _cached_policy(
+def _policy(
     model: str, prompt: int, response: int, rank: int, targets: Any, dtype: str, layout: str, recompute: bool
 ) -> tuple[PairFlops, int, float]:
     """Operations of a pair, trained parameters, and bytes that a device holds besides activations."""
@@ -75,10 +76,6 @@ def _cached_policy(
     if not recompute:
         stays += kept_inputs(lora_linears(policy), prompt + 2 * response)
     return flops, trained, stays
-
-
-def _policy(work: Workload, *shape: Any) -> tuple[PairFlops, int, float]:
-    return _cached_policy(work.model, work.prompt_tokens, work.response_tokens, *shape)
 
 
 def _plan(work: Workload, data: Any, trainer: Any, every: int) -> Plan:

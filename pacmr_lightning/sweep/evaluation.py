@@ -85,13 +85,16 @@ def comparisons_left(sweep: Sweep, found: Sequence[Cell]) -> list[tuple[Cell, Ce
     ]
 
 
-def calls_left(
-    sweep: Sweep, found: Sequence[Cell], prompts: int, prompt_tokens: float, response_tokens: float
+def calls_for(
+    sweep: Sweep,
+    left: Sequence[tuple[Cell, Cell]],
+    prompts: int,
+    prompt_tokens: float,
+    response_tokens: float,
 ) -> Calls:
-    """Return the calls for ``comparisons_left``; responses that are not there are of the given lengths."""
+    """Return the calls for comparisons; responses that are not there are of the given lengths."""
     evaluate = sweep.evaluate
     assert evaluate is not None
-    left = comparisons_left(sweep, found)
     there = [pair for pair in left if all(map(has_responses, pair))]
     pairs = [one for cell, anchor in there for one in response_pairs(cell.responses, anchor.responses)]
     path = Path(sweep.output) / ANSWERS

@@ -99,13 +99,7 @@ def prepare(sweep: Sweep, run: Callable[[list[list[str]], Path], int]) -> None:
 
 
 def _run_to_end(gpus: str | None, commands: list[list[str]], log: Path) -> int:
-    process = worker.start(commands, log, gpus)
-    try:
-        process.join()
-    finally:
-        worker.kill(process)
-    assert process.exitcode is not None
-    return process.exitcode
+    return worker.finish(worker.start(commands, log, gpus))
 
 
 @contextmanager

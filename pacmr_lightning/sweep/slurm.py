@@ -210,12 +210,7 @@ class Job:
         signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         self.process = worker.start(commands, log, devices, "spawn")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
-        try:
-            self.process.join()
-        finally:
-            worker.kill(self.process)
-        assert self.process.exitcode is not None
-        return self.process.exitcode
+        return worker.finish(self.process)
 
     def _stop(self, *_: Any) -> None:
         """Remember that SLURM ends the job; its processes have the signal, too."""

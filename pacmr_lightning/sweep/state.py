@@ -6,11 +6,12 @@ import json
 import os
 import shutil
 import signal
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError
-from ..files import content_digest, replacing
+from ..files import content_digest, write_json
 from ..runs.folder import CHECKPOINTS, CONFIG, SUMMARY
 from .cells import Cell, config_contents
 
@@ -155,9 +156,17 @@ def _files(options: Any, output: Path) -> dict[str, str]:
     if isinstance(options, str):
         data = os.path.isfile(options) and not options.endswith((".yaml", ".yml"))
         made = data and Path(options).resolve().is_relative_to(output.resolve())
-        return {options: content_digest(options)} if data and not made else {}
+        if not data or made:
+            return {}
+        return {options: _digest(Path(options).resolve(), os.stat(options).st_mtime_ns)}
     values = options.values() if isinstance(options, dict) else options if isinstance(options, list) else []
     return {path: digest for value in values for path, digest in _files(value, output).items()}
+
+
+@lru_cache
+def _digest(path: Path, changed: int) -> str:
+    """Return a file's digest, which is the same for all cells until the file changes."""
+    return content_digest(path)
 
 
 def _read(cell: Cell) -> dict[str, Any]:
@@ -168,5 +177,4 @@ def _read(cell: Cell) -> dict[str, Any]:
 
 
 def _write(cell: Cell, record: dict[str, Any]) -> None:
-    with replacing(cell.folder / RECORD) as temporary:
-        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_json(cell.folder / RECORD, record)

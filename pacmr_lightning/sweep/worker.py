@@ -47,6 +47,16 @@ def kill(process: BaseProcess) -> None:
     process.join()
 
 
+def finish(process: BaseProcess) -> int:
+    """Wait for a process and return its exit status; nothing of it outlives an exception."""
+    try:
+        process.join()
+    finally:
+        kill(process)
+    assert process.exitcode is not None
+    return process.exitcode
+
+
 def _run(commands: list[list[str]], log: Path, devices: str | None) -> None:
     os.setsid()
     threading.Thread(target=_end_with_parent, daemon=True).start()

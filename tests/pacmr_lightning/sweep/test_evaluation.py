@@ -27,17 +27,9 @@ from ...conftest import fails
 from ..evaluation.faulty_server import FaultyServer, prefer_longer
 from .conftest import OPTIONS, end
 from .test_runner import CELLS
+from .test_runner import sweep as run
 
 PROMPTS = 12
-
-
-def run(path: str, *options: str) -> int:
-    """The command's exit status."""
-    try:
-        cli.main(["sweep", path, *options])
-    except SystemExit as stop:
-        return stop.code
-    return 0
 
 
 def write_prompts(count: int = PROMPTS) -> str:
