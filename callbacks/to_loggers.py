@@ -39,7 +39,7 @@ def log_image(
     for logger in trainer.loggers if loggers is None else loggers:
         if isinstance(logger, TensorBoardLogger):
             content = io.BytesIO()
-            # Not add_image, which takes longer. TensorBoard's checksums in Python take longest, so the file is small.
+            # Not add_image, which takes longer. TensorBoard's checksums take longest, so the file is small.
             picture.quantize(256, Image.Quantize.FASTOCTREE).save(content, "png", compress_level=1)
             value = Summary.Value(tag=name)
             value.image.height, value.image.width, value.image.colorspace = image.shape
