@@ -99,7 +99,7 @@ def draw_map(surface: Surface, name: str, scale: Range) -> np.ndarray:
     """Draw a, b or g (``name``) over the surface's grid as an image, with contours of the visits."""
     x, y = ((axis[0], axis[-1]) for axis in (surface.delta, surface.u))
     frame, values = _map_frame(surface.axes, x, y), getattr(surface, name).T
-    left, bottom, right, top = frame.axis.bbox.extents.round().astype(int)
+    left, bottom, right, top = map(round, frame.axis.bbox.extents)
     under = np.full_like(frame.empty, 255)
     inside = under[len(under) - top : len(under) - bottom, left:right]
     inside[:] = _colored(values[::-1], scale, *inside.shape[:2])
@@ -122,7 +122,7 @@ def _colored(values: np.ndarray, scale: Range, height: int, width: int) -> np.nd
     """Return (R, C) values as a (height, width, 3) uint8 image, each as a rectangle."""
     places = np.clip(256 * (values - scale[0]) / (scale[1] - scale[0]), 0, 255).astype(np.uint8)
     rows, columns = (np.arange(n) * k // n for n, k in zip((height, width), values.shape, strict=True))
-    return (255 * np.array(colormaps[COLORS].colors)).round().astype(np.uint8)[places][rows][:, columns]
+    return colormaps[COLORS](np.arange(256), bytes=True)[places, :3][rows][:, columns]
 
 
 @lru_cache
