@@ -26,6 +26,7 @@ GLANCE = {
     "train/meta/coverage": "vnet_coverage",
     "train/meta/d_norm": "vnet_norm_of_d_meta",
     "train/meta/skipped_updates": "vnet_skipped_updates",
+    "lr-VNet-updates": "vnet_updates",
 }
 """Metrics of ``at_a_glance``, in the order that loggers show them, which is the alphabet's."""
 CHARTS = {
@@ -35,7 +36,7 @@ CHARTS = {
     "Weight gap": ("train/weights/gap",),
     "VNet: norm of d_meta": ("train/meta/d_norm",),
     "VNet: coverage": ("train/meta/coverage",),
-    "VNet: skipped updates": ("train/meta/skipped_updates",),
+    "VNet: updates done and skipped": ("lr-VNet-updates", "train/meta/skipped_updates"),
     "Gold reward": ("val/gold_reward",),
     "KL to the reference": ("val/sequence_kl",),
 }
@@ -59,7 +60,7 @@ SETTINGS = (
 class Dashboard(Callback):
     """A run's most important curves, its settings and a description, for its loggers.
 
-    - ``at_a_glance/...`` repeats a dozen curves (``GLANCE``) under names that sort first: accuracy and loss,
+    - ``at_a_glance/...`` repeats thirteen curves (``GLANCE``) under names that sort first: accuracy and loss,
       weights and their gap, VNet's updates, gold reward and KL. ``metrics.csv`` has them once, as they are.
     - TensorBoard's CUSTOM SCALARS have the same curves, those that belong together in one chart.
     - TensorBoard's HPARAMS compare runs: ``SETTINGS`` and, as they come, ``RESULTS``. W&B and MLflow get the

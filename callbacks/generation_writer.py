@@ -26,8 +26,9 @@ class GenerationWriter(BasePredictionWriter):
     """Write the responses that ``predict`` generates as JSON Lines, in the order of the data.
 
     A row has ``id``, ``prompt`` (a text, or chat messages), ``response``, ``finish_reason`` (``stop``, or
-    ``length`` if cut), ``prompt_tokens`` and ``response_tokens``. Answers are kept in ``.answers.sqlite``
-    until all are there, so the same command continues after a kill.
+    ``length`` if cut), ``prompt_tokens`` and ``response_tokens``. Answers are stored as they come in
+    ``generations.jsonl.answers.sqlite``, which stays, so the same command continues after a kill. It logs
+    nothing and costs one write per batch.
 
     Args:
         output: file to write, ending in .jsonl; None for ``generations.jsonl`` in the run's folder.

@@ -31,7 +31,8 @@ class RunCheckpoint(ModelCheckpoint):
     update, saves ``last.ckpt``, prints how to continue and exits with status 0 (130 for Ctrl-C).
 
     Files go to ``checkpoints`` in the trainer's ``default_root_dir``. Beside it, a run that Python started
-    gets a ``config.yaml``, which audit, refine and export need; with ``pacmr fit`` it has one already.
+    gets a ``config.yaml``, which audit, refine and export need; with ``pacmr fit`` it has one already. It
+    logs nothing; a checkpoint holds adapter, VNet, optimizers and callbacks, not the base model.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -126,6 +127,8 @@ class RunCheckpoint(ModelCheckpoint):
 
 class Snapshots(Callback):
     """Keep the checkpoints ``checkpoints/snapshot-STEP.ckpt`` of chosen policy updates, as Qu et al. do.
+
+    Each costs the time and disk space of a checkpoint. Nothing is logged.
 
     Args:
         steps: policy updates after which a checkpoint is kept, each at least 1.

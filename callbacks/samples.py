@@ -140,7 +140,8 @@ class SequenceKL(Callback):
     It logs ``val/sequence_kl``, ``val/sequence_kl_stderr`` (of the mean), ``val/response_tokens`` (mean
     length with EOS) and signs of degeneration: ``val/response_perplexity`` (under the reference),
     ``val/response_distinct_2`` and ``val/response_repetition``. Prompts are the first of ``predict``,
-    repeated if too few. All ranks sample the same, as sharded models need.
+    repeated if too few. All ranks sample the same, as sharded models need. A look costs the generation and
+    one forward pass of policy and reference over the responses. It writes no file.
 
     Args:
         samples: responses to sample, at least 2; None for 64, or as many as take about a tenth of

@@ -131,7 +131,7 @@ class VNetSurfaces(VisitFigures):
     - Regularly and at the end the loggers get the images ``pair_weights/g``, ``slope`` and ``offset`` (heat
       maps with contours of the visits) and ``weight_function`` (g along u at the median of Delta), one panel
       each. Axes stay over a run: a range is eight times the first picture's values, and doubled where 1% of
-      the pairs leave it. About 0.05 s of CPU a look, and 0.5 s for the first and for each doubled range.
+      the pairs leave it. About 0.04 s of CPU a look, 0.2 s for the first and 0.1 s more to double a range.
     - After ``steps`` and at the end ``analysis/surfaces-step-NNNNN`` (.png and .pdf in 3-D, .csv, and .npz
       for ``pacmr surfaces``) and ``heat-maps-...`` are written: about three seconds. The loggers then get
       ``pair_weights/monotone_share``, the share of the grid on which g rises with u, and
@@ -292,7 +292,7 @@ class VNetSurfaces(VisitFigures):
 class WeightDistributions(VisitFigures):
     """Distributions of the last pairs' weights by label, and precision and recall of flips found by them.
 
-    Regularly and at the end (on rank 0, about 15 ms) the loggers get
+    Regularly and at the end (on rank 0, about 25 ms of CPU) the loggers get
 
     - the image ``pair_weights/distributions``, on axes that stay over the run, unless weights are constant;
     - histograms ``g``, ``u`` and ``delta`` of ``pair_weights/unflipped/...`` and ``.../flipped/...`` (``all``

@@ -88,6 +88,10 @@ def shown(page: Page, address: str, wait: float) -> bytes:
     page.goto(address)
     page.wait_for_load_state("networkidle")
     page.wait_for_timeout(1000 * wait)  # charts are drawn after their data have come
+    pane = page.get_by_label("Close side pane")
+    if page.viewport_size["width"] < 700 and pane.count():
+        pane.dispatch_event("click")  # the settings cover the cards
+        page.wait_for_timeout(1000 * wait)
     return page.screenshot()
 
 

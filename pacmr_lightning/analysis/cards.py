@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 from contourpy import contour_generator
+from matplotlib import colormaps
 from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection, PolyCollection
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -55,8 +54,8 @@ def widened(known: Range | None, values: np.ndarray, center: float = 0.0, least:
 class Frame:
     """Axes, labels and legend of a picture, drawn once: that takes longer than the values.
 
-    ``colors`` is the range of a colour bar, ``legend`` its handles, ``note`` a text under the axes, and
-    ``line`` a line that all pictures have.
+    ``right`` is where the axes end, as a share of the width, ``bottom`` where they begin, ``legend`` its
+    handles, and ``line`` a line that all pictures have.
     """
 
     def __init__(
@@ -65,60 +64,50 @@ class Frame:
         labels: tuple[str, str],
         x: Range,
         y: Range,
-        colors: Range | None = None,
         legend: Sequence[Artist] = (),
-        note: str = "",
         line: Line2D | None = None,
+        right: float = 0.96,
+        bottom: float = 0.15,
     ):
         figure = Figure(figsize=SIZE, dpi=DPI)
         self.canvas = FigureCanvasAgg(figure)
-        bottom = 0.21 if note else 0.15
-        self.axis = figure.add_axes((0.15, bottom, 0.68 if colors else 0.81, 0.88 - bottom))
+        self.axis = figure.add_axes((0.15, bottom, right - 0.15, 0.88 - bottom))
         self.axis.set(xlim=x, ylim=y, xlabel=labels[0], ylabel=labels[1])
         self.axis.set_title(title, fontsize=11)
         for each in (self.axis.xaxis, self.axis.yaxis):
             each.set_major_locator(MaxNLocator(5))
-        if colors:
-            bar = figure.add_axes((0.85, bottom, 0.03, 0.88 - bottom))
-            figure.colorbar(ScalarMappable(Normalize(*colors), COLORS), cax=bar)
-        if note:
-            figure.text(0.5, 0.02, note, ha="center", fontsize=9)
         if legend:
             style: dict[str, Any] = {"frameon": False, "fontsize": 9, "borderaxespad": 0.2}
             self.axis.legend(handles=legend, loc="upper left", ncols=1 + (not title), **style)
         if line:
             self.axis.add_line(line)
         self.canvas.draw()
-        self.background = self.canvas.copy_from_bbox(figure.bbox)
+        self.empty = np.asarray(self.canvas.buffer_rgba())[..., :3].copy()
 
-    def picture(self, artists: Sequence[Artist]) -> np.ndarray:
-        """Return the frame with its values as a (height, width, 3) uint8 image."""
-        self.canvas.restore_region(self.background)
+    def picture(self, artists: Sequence[Artist], under: np.ndarray | None = None) -> np.ndarray:
+        """Return the frame, or the image ``under``, with its values as a (height, width, 3) uint8 image."""
+        pixels = np.asarray(self.canvas.buffer_rgba())[..., :3]
+        pixels[:] = self.empty if under is None else under
         for artist in artists:
             self.axis.add_artist(artist)
             self.axis.draw_artist(artist)
             artist.remove()
-        return np.asarray(self.canvas.buffer_rgba())[..., :3].copy()
+        return pixels.copy()
 
 
 def draw_map(surface: Surface, name: str, scale: Range) -> np.ndarray:
     """Draw a, b or g (``name``) over the surface's grid as an image, with contours of the visits."""
     x, y = ((axis[0], axis[-1]) for axis in (surface.delta, surface.u))
-    frame = _map_frame(name, surface.axes, x, y, scale)
-    values = getattr(surface, name).T
-    image = frame.axis.imshow(
-        values,
-        COLORS,
-        Normalize(*scale),
-        origin="lower",
-        extent=(*x, *y),
-        aspect="auto",
-        interpolation="nearest",
-    )
-    image.remove()
+    frame, values = _map_frame(surface.axes, x, y), getattr(surface, name).T
+    left, bottom, right, top = map(round, frame.axis.bbox.extents)
+    under = np.full_like(frame.empty, 255)
+    inside = under[len(under) - top : len(under) - bottom, left:right]
+    inside[:] = _colored(values[::-1], scale, *inside.shape[:2])
+    for dark_on_white in (frame.empty, _color_bar(name, scale)):
+        np.minimum(under, dark_on_white, out=under)
     smooth, levels = contours(surface)
     visits: Any = contour_generator(surface.delta, surface.u, smooth.T)
-    artists: list[Artist] = [image]
+    artists: list[Artist] = []
     for level, dashes in zip(levels, SHARES.values(), strict=True):
         if level < smooth.max():  # else one cell holds them all
             style: dict[str, Any] = {"linestyles": dashes, "path_effects": OUTLINED}
@@ -126,13 +115,42 @@ def draw_map(surface: Surface, name: str, scale: Range) -> np.ndarray:
     if name == "g":
         line: Any = contour_generator(surface.delta, surface.u, values)
         artists.append(LineCollection(line.lines(0.5), colors=HALF, linewidths=1.8))
-    return frame.picture(artists)
+    return frame.picture(artists, under)
+
+
+def _colored(values: np.ndarray, scale: Range, height: int, width: int) -> np.ndarray:
+    """Return (R, C) values as a (height, width, 3) uint8 image, each as a rectangle."""
+    places = np.clip(256 * (values - scale[0]) / (scale[1] - scale[0]), 0, 255).astype(np.uint8)
+    rows, columns = (np.arange(n) * k // n for n, k in zip((height, width), values.shape, strict=True))
+    return colormaps[COLORS](np.arange(256), bytes=True)[places, :3][rows][:, columns]
 
 
 @lru_cache
-def _map_frame(name: str, axes: tuple[str, str], x: Range, y: Range, scale: Range) -> Frame:
+def _map_frame(axes: tuple[str, str], x: Range, y: Range) -> Frame:
+    return Frame(
+        "", (_plain(axis_label(axes[0])), _plain(axis_label(axes[1]))), x, y, right=0.83, bottom=0.21
+    )
+
+
+@lru_cache
+def _color_bar(name: str, scale: Range) -> np.ndarray:
+    """Return title, colour bar and note of a map, apart from its axes, whose ranges change more often."""
+    figure = Figure(figsize=SIZE, dpi=DPI)
+    canvas = FigureCanvasAgg(figure)
+    bar = figure.add_axes((0.85, 0.21, 0.03, 0.67), xticks=(), ylim=scale)
+    bar.imshow(np.linspace(1, 0, 256)[:, None], COLORS, extent=(0, 1, *scale), aspect="auto")
+    bar.yaxis.tick_right()
+    bar.yaxis.set_major_locator(MaxNLocator(5))
+    figure.text(0.49, 0.9, _plain(NAMES[name]), ha="center", fontsize=11)
     note = "white: 90% (dashed) and 50% of the pairs" + ("; orange: g = 1/2" if name == "g" else "")
-    return Frame(NAMES[name], (axis_label(axes[0]), axis_label(axes[1])), x, y, scale, note=note)
+    figure.text(0.5, 0.02, note, ha="center", fontsize=9)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def _plain(label: str) -> str:
+    """Return a label without formulas, which take most of a frame's time."""
+    return label.replace("$", "").replace("\\Delta", "Δ")
 
 
 def draw_weight_function(surface: Surface, start: tuple[float, float] | None) -> np.ndarray:
@@ -154,14 +172,14 @@ def draw_weight_function(surface: Surface, start: tuple[float, float] | None) ->
     outline = np.concatenate([np.c_[u, band.min(0)], np.c_[u, band.max(0)][::-1]])
     artists.append(PolyCollection([outline], facecolors="0.2", alpha=0.25))
     artists.append(Line2D(u, g[near[1]], color="black", linewidth=2))
-    words = f"median {axis_label(surface.axes[0], short=True)} = {middle:.2g}"
+    words = f"median {_plain(axis_label(surface.axes[0], short=True))} = {middle:.2g}"
     artists.append(Text(u[-1], 0.3, f"{words} ", ha="right", fontsize=9))
     return frame.picture(artists)
 
 
 @lru_cache
 def _function_frame(axes: tuple[str, str], x: Range, start: tuple[float, float] | None) -> Frame:
-    first, second = (axis_label(name, short=True) for name in axes)
+    first, second = (_plain(axis_label(name, short=True)) for name in axes)
     legend: list[Artist] = [
         Line2D([], [], color="black", linewidth=2, label=f"g at the median {first}"),
         Patch(color="0.2", alpha=0.25, label=f"10 to 90% of {first}"),
@@ -175,7 +193,7 @@ def _function_frame(axes: tuple[str, str], x: Range, start: tuple[float, float] 
         legend.append(Line2D([], [], color="0.5", linestyle="--", label="g at the start"))
         u = np.linspace(*x, 101)
         line = Line2D(u, 1 / (1 + np.exp(-start[0] * u - start[1])), color="0.5", linestyle="--")
-    labels = (axis_label(axes[1]), "Weight g")
+    labels = (_plain(axis_label(axes[1])), "Weight g")
     return Frame("Weight function", labels, x, (0, 1), legend=legend, line=line)
 
 

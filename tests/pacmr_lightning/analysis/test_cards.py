@@ -22,7 +22,7 @@ def surface():
 
 def inside(image):
     """Rows and columns of the axes' area of a map: the longest runs of its colours."""
-    frame = cards._map_frame("g", ("delta", "u"), (-8.0, 8.0), (-4.0, 4.0), (0.0, 1.0))
+    frame = cards._map_frame(("delta", "u"), (-8.0, 8.0), (-4.0, 4.0))
     (left, bottom), (right, top) = frame.axis.get_window_extent().get_points().round().astype(int)
     return slice(image.shape[0] - top, image.shape[0] - bottom), slice(left, right)
 

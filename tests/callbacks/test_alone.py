@@ -1,0 +1,115 @@
+"""Every callback alone, from YAML, in a plain Trainer: what it logs, and which files it leaves."""
+
+import pytest
+import yaml
+from jsonargparse import ArgumentParser
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+
+from pacmr_lightning import callbacks
+from pacmr_lightning.datamodules import EmbeddedWorld, PreferenceDataModule
+from pacmr_lightning.modules import PreferenceModule
+from pacmr_lightning.policy import PolicyModel
+from pacmr_lightning.weighting import VNetWeighting
+
+SAMPLED = {f"val/{name}" for name in ("sequence_kl", "response_tokens", "response_repetition")}
+MAPS = ("g", "slope", "offset", "weight_function", "monotone_share")
+LEFT = {
+    "Dashboard": ({"at_a_glance/accuracy_train", "at_a_glance/vnet_updates", "about/text_summary"}, set()),
+    "GenerationWriter": (set(), {"generations.jsonl", "generations.jsonl.answers.sqlite"}),
+    "GoldReward": (SAMPLED | {"val/gold_reward"}, {"samples.jsonl"}),
+    "Health": ({"warnings/slope_ratio", "warnings/alarm"}, set()),
+    "LogProgress": (set(), set()),
+    "NoiseMask": (set(), {"noise_mask.parquet"}),
+    "RunCheckpoint": (set(), {"checkpoints/last.ckpt", "config.yaml"}),
+    "RunSummary": (set(), {"summary.json"}),
+    "SampleResponses": ({"responses/text_summary"}, {"responses.jsonl"}),
+    "SequenceKL": (SAMPLED, set()),
+    "Snapshots": (set(), {"checkpoints/snapshot-2.ckpt"}),
+    "SuspectedPairs": ({"suspected_pairs/text_summary"}, set()),
+    "Throughput": ({"wall_clock/train/device/samples_per_sec", "wall_clock/train/time"}, set()),
+    "VNetSurfaces": (
+        {f"pair_weights/{name}" for name in MAPS},
+        {f"analysis/surfaces-step-00003.{ending}" for ending in ("png", "pdf", "csv", "npz")}
+        | {f"analysis/heat-maps-step-00003.{ending}" for ending in ("png", "pdf")},
+    ),
+    "WeightDistributions": (
+        {"pair_weights/distributions", "pair_weights/flipped/u", "flips/low_weight", "flips/low_u"},
+        {f"analysis/weight-distributions-step-00003.{ending}" for ending in ("png", "pdf")},
+    ),
+    "WeightGap": (
+        {"pair_weights/probe_gap", "pair_weights/window_auroc"},
+        {"analysis/weight-gap.csv", "analysis/probe-00003.parquet"},
+    ),
+    "WeightRecorder": (set(), {"weights/part-000-00000.parquet"}),
+}
+"""Some of the tags, and all files, of each callback."""
+OPTIONS = {
+    "GoldReward": {"samples": 4, "max_new_tokens": 3},
+    "RunCheckpoint": {"every_n_train_steps": 9},
+    "SampleResponses": {"prompts": 1, "max_new_tokens": 3},
+    "SequenceKL": {"samples": 4, "max_new_tokens": 3},
+    "Snapshots": {"steps": [2]},
+    "Throughput": {"window_size": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, tiny_llama):
+    """Train three updates, or predict, with one callback; return tags and files."""
+    model = tmp_path_factory.mktemp("model")
+    tiny_llama(model)
+
+    def run(callback=None):
+        folder = tmp_path_factory.mktemp("run")
+        trainer = Trainer(
+            default_root_dir=folder,
+            max_steps=3,
+            accelerator="cpu",
+            devices=1,
+            limit_val_batches=0,
+            limit_predict_batches=1,
+            logger=TensorBoardLogger(folder, "", ""),
+            callbacks=callback,
+            log_every_n_steps=1,
+            enable_checkpointing=isinstance(callback, callbacks.RunCheckpoint),
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        sizes = {"global_batch_size": 8, "meta_batch_size": 4, "meta_every": 1}
+        data = PreferenceDataModule(EmbeddedWorld(24, 8), str(model), **sizes, noise_rate=0.3)
+        policy = PolicyModel(str(model), rank=2)
+        module = PreferenceModule(policy, weighting=VNetWeighting(every=1), max_new_tokens=3)
+        start = trainer.predict if isinstance(callback, callbacks.GenerationWriter) else trainer.fit
+        start(module, datamodule=data)
+        board = EventMultiplexer({folder.name: str(folder)}).Reload()
+        tags = set(board.Runs().get(folder.name, {}).get("tensors", ()))
+        files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        return tags, {name for name in files if "tfevents" not in name}
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def bare(run):
+    tags, files = run()
+    assert {"train/loss", "train/meta/d_norm"} <= tags
+    return tags, files
+
+
+@pytest.mark.parametrize("name", callbacks.__all__)
+def test_alone(run, bare, name):
+    options = {"class_path": f"pacmr_lightning.callbacks.{name}", "init_args": OPTIONS.get(name, {})}
+    parser = ArgumentParser()
+    parser.add_argument("--callback", type=Callback)
+    parsed = parser.parse_args(["--callback", yaml.safe_dump(options)])
+    callback = parser.instantiate(parsed).callback
+    tags, files = run(callback)
+    expected, left = LEFT[name]
+    new = tags - bare[0]
+    assert expected <= new and bool(expected) == bool(new), new
+    assert files - bare[1] == left
+    documented = f"{type(callback).__doc__} {type(callback).__bases__[0].__doc__}"
+    for each in (*{tag.split("/")[0] for tag in expected}, *{file.split("/")[-1] for file in left}):
+        assert each.split("-")[0] in documented, each
