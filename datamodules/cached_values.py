@@ -1,4 +1,4 @@
-"""Values that a model gives pairs, cached on disk whatever the label noise, method or order."""
+"""On-disk cache of a model's values of pairs, independent of label noise, method and order."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from pacmr_lightning.policy import PolicyModel
 _LAYOUT = 2
 """Part of the key; raise it when the stored form changes."""
 PART = 256
-"""Pairs per file: what ranks share out, and at most what a killed run loses."""
+"""Pairs per file, the unit of work of a rank; a killed run loses at most one file."""
 BATCH_TOKENS = 16_384
 """Tokens of a forward pass, padding included."""
 CPU_BATCH_TOKENS = 2048
-"""The same on a CPU, where larger tensors are no faster and cost page faults."""
+"""Tokens of a forward pass on a CPU, where larger tensors are no faster and cost page faults."""
 
 
 @torch.no_grad()

@@ -161,7 +161,7 @@ def render(
             if not (whole.startswith(start) and start.startswith(plain) and len(start) > len(plain)):
                 raise UserError(
                     f"The chat template of {name} writes a prompt in another way once its response follows, "
-                    "so the two cannot be told apart; use another template."
+                    "so the two cannot be separated; use another template."
                 )
         left_out = list(_left_out([*prompt, answer], whole, text_of))
     except (TemplateError, ValueError, TypeError) as error:

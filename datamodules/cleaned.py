@@ -156,9 +156,9 @@ class Sides:
             name for name in self.paths(lambda _, name: _has(name, _SIDED)) if name not in places + signs
         ]
         for names, what in (
-            (places, "change places where a label is swapped"),
+            (places, "are exchanged where a label is swapped"),
             (signs, "change their sign where a label is swapped"),
-            (unsure, "may speak of a side, but are not changed where a label is swapped; look at them"),
+            (unsure, "may describe a side, but are not changed where a label is swapped; check them"),
         ):
             if names and names != ["chosen", "rejected"]:
                 print(f"Columns that {what}: {', '.join(names)}.")

@@ -23,9 +23,9 @@ class AnthropicHH(RowsBySplit, Source):
     """The four subsets of Anthropic HH as preference pairs; the subset is the category.
 
     Upstream has no validation pairs, so 5% of the training prompts are set aside, all pairs of a prompt
-    together; Qu et al. do not say how they split, and have 152,124 and 8,003 pairs. The prompt is everything
-    up to the last ``\\n\\nAssistant:``. The few transcripts that differ before it or end in an empty response
-    are dropped and counted.
+    together; Qu et al. do not describe their split, which has 152,124 and 8,003 pairs. The prompt is
+    everything up to the last ``\\n\\nAssistant:``. The few transcripts that differ before it or end in an
+    empty response are dropped and counted.
 
     Args:
         path: Hub id, or a folder in its layout.

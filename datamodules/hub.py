@@ -111,7 +111,7 @@ class _HubRows(RowsBySplit):
         for ours, theirs in self.names.items():
             if theirs not in found.column_names:
                 raise UserError(
-                    f"columns says that {ours} is {theirs!r}, but {self.path} has the columns "
+                    f"columns has {ours}: {theirs!r}, but {self.path} has the columns "
                     f"{', '.join(found.column_names)}."
                 )
         names = {name: name for name in self.known if name in found.column_names} | self.names
@@ -120,8 +120,8 @@ class _HubRows(RowsBySplit):
         for name in (*responses, *(self.columns.required if has_texts else ())):
             if name not in names:
                 raise UserError(
-                    f"{self.path} has no column {name!r}, but {', '.join(found.column_names)}; say which of "
-                    f"them it is, as --source.columns '{{{name}: response_j}}' does for a column response_j."
+                    f"{self.path} has no column {name!r}, but {', '.join(found.column_names)}; name it, "
+                    f"as in --source.columns '{{{name}: response_j}}' does for a column response_j."
                 )
         others = [name for name in found.column_names if name not in names.values()]
         media = [name for name in others if require_decoding(found.features[name])]

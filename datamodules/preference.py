@@ -69,22 +69,22 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         max_length: tokens of a prompt with its longer response; longer pairs are dropped and counted.
         global_batch_size: pairs of an optimizer step, over all ranks.
         validation_batch_size: pairs (or prompts, for predict) of an evaluation step, over all ranks.
-        meta_every: optimizer steps between two meta batches (the weighting's ``every``); None for no meta
-            batches.
-        meta_batch_size: pairs of a meta batch, over all ranks.
+        meta_every: optimizer steps between two meta-batches (the weighting's ``every``); None for no
+            meta-batches.
+        meta_batch_size: pairs of a meta-batch, over all ranks.
         noise_rate: probability that a training label is flipped, in [0, 1): short for ``SymmetricNoise``.
         noise_rates: two probabilities instead, for pairs whose first and whose second response is the chosen
-            one, in an order that knows nothing of labels: short for ``TwoRateNoise``.
+            one, in an order independent of the labels: short for ``TwoRateNoise``.
         noise: any kind of noise instead.
         noise_seed: which labels are flipped.
         seed: order of the pairs.
         num_workers: processes that prepare batches; 0 prepares them in the training process.
         task: a name for the run's folder and summary.
-        clean_meta: a source whose training pairs have clean labels, for meta batches of those instead of
-            reworded training pairs (the weighting's outer objective has to fit).
+        clean_meta: a source whose training pairs have clean labels, for meta-batches of those instead of
+            augmented training pairs (the weighting's outer objective has to fit).
         hold_out_clean_meta: leave pairs of ``clean_meta`` out of training, by id.
         augmentations: Parquet file of ``pacmr augment``: meta pairs are then the pairs of its prompts. It is
-            read where the meta batches are reworded training pairs.
+            read where meta-batches are training pairs under augmented prompts.
         reference: "live" computes the reference's log-probabilities with each batch, "cached" those of all
             pairs before training, on disk for every later run with the same model and pairs.
         predict_prompts: prompts to answer, drawn from those of the source; None, or too many, for all.
@@ -137,8 +137,8 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         check_at_least(0, num_workers=num_workers)
         if clean_meta is not None and meta_every is None:
             raise UserError(
-                f"clean_meta is {clean_meta.name}, but nothing learns from meta pairs; give a weighting that "
-                "does (VNetWeighting with CleanPreference), or take clean_meta out."
+                f"clean_meta is {clean_meta.name}, but the weighting has no meta-batch; give one that "
+                "has (VNetWeighting with CleanPreference), or remove clean_meta."
             )
         if clean_meta is None and not hold_out_clean_meta:
             raise UserError("hold_out_clean_meta is false, but there is no clean_meta; take it out.")
@@ -180,7 +180,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         self.trained_texts: str | None = None
         """``texts`` in the ``state_dict`` of a run under inspection; ``setup`` compares them."""
         self.counts: dict[str, dict[str, int]] = {}
-        """After ``setup``, by split: ``rows``, ``kept``, ``no second view``, ``flipped``, drops by reason."""
+        """Counts after ``setup``, by split: ``rows``, ``kept``, ``flipped``, those left out by reason."""
         self.noise_flips: dict[str, bool] | None = None
         """After ``setup("fit")``, by id of the training rows: whether the noise flips the label."""
         self.annotators: dict[str, str | None] | None = None
@@ -224,7 +224,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
                 self.noise_rate = sum(self.train_pairs.swapped) / len(self.train_pairs)
             if self.trained_texts not in (None, self._texts_digest):
                 raise UserError(
-                    f"The texts of {self.source.name} are not those that the run was trained on; restore "
+                    f"The texts of {self.source.name} differ from those of the run; restore "
                     "them, or use pacmr audit with a model, which takes any pairs."
                 )
             if self.trainer is not None:
@@ -253,8 +253,8 @@ class PreferenceDataModule(Recorded, LightningDataModule):
                 if known is not None and known.isdisjoint(there):
                     raise UserError(
                         f"augmentations is {self.augmentations}, but none of its {len(known)} {what}s is a "
-                        f"training {what} of {self.source.name}; make second wordings of these with pacmr "
-                        "augment."
+                        f"training {what} of {self.source.name}; write augmented prompts for these "
+                        "with pacmr augment."
                     )
         return found, *tokenize_pairs(found, self.tokenizer, self.max_length, views)
 
@@ -275,12 +275,12 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         return pairs.select(stratified_sample(names, [None] * len(names), size, DEFAULT_SEED))
 
     def _warn_of_rules(self) -> None:
-        """Warn if VNet learns from prompts that rules have reworded."""
+        """Warn if VNet learns from prompts with rule-based rewording."""
         if self._by_rules:
             rank_zero_warn(
-                f"VNet learns from {self._by_rules:,} prompts of {self.source.name} reworded by rules, which "
-                "change the surface only; Qu et al. translate them to Chinese and back: run pacmr augment, "
-                "and give its file as --data.augmentations."
+                f"VNet learns from {self._by_rules:,} prompts of {self.source.name} with rule-based "
+                "rewording, which changes the surface only; Qu et al. translate them to Chinese and back: "
+                "run pacmr augment, and give its file as --data.augmentations."
             )
 
     def _training_pairs(self) -> TokenizedPairs:
@@ -328,7 +328,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         assert self.train_pairs is not None
         line = f"An epoch: {_batches(len(self.train_pairs), self.global_batch_size, 'update')}"
         if self.meta_every is not None:
-            meta = len(self.clean_pairs or self.train_pairs.with_second_view)
+            meta = len(self.clean_pairs or self.train_pairs.with_augmented_prompt)
             line += f"; a pass over the meta pairs: {_batches(meta, self.meta_batch_size, 'batch')}"
         return f"{line}."
 

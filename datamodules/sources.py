@@ -146,15 +146,15 @@ class EmbeddedWorld(Source):
     Args:
         pairs: number of training pairs, at least 1.
         validation_pairs: number of validation pairs, at least 1.
-        seed: seed of the world and of its pairs.
-        pairs_seed: seed of other training pairs of the same world; validation pairs and prompts stay. None:
-            ``seed``.
+        seed: seed of the gold rewards and of the pairs.
+        pairs_seed: seed of other training pairs with the same gold reward; validation pairs and prompts stay.
+            None: ``seed``.
 
     Raises:
         UserError: a number of pairs is below 1.
     """
 
-    name = "embedded world"
+    name = "synthetic benchmark"
 
     def __init__(
         self, pairs: int = 6400, validation_pairs: int = 1024, seed: int = 0, pairs_seed: int | None = None
@@ -217,13 +217,13 @@ class WorldCompletions(Completions):
         rows: number of training rows, at least 1.
         validation_rows: number of validation rows, at least 1.
         best_of: random responses of which the best is shown, at least 1.
-        seed: seed of the world and of its rows; use that of the preference pairs.
+        seed: seed of the gold rewards and of the rows; use that of the preference pairs.
 
     Raises:
         UserError: a number is below 1, or the seed is negative.
     """
 
-    name = "embedded world"
+    name = "synthetic benchmark"
 
     def __init__(self, rows: int = 40_000, validation_rows: int = 512, best_of: int = 4, seed: int = 0):
         check_at_least(1, rows=rows, validation_rows=validation_rows, best_of=best_of)

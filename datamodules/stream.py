@@ -74,7 +74,7 @@ class TrainingStream(TorchDataset[TrainingBatch]):
         if self.meta_every is None:
             return
         check_rank_shares("meta_batch_size", meta_batch_size, world_size)
-        self.eligible = list(range(len(clean_meta))) if clean_meta else pairs.with_second_view
+        self.eligible = list(range(len(clean_meta))) if clean_meta else pairs.with_augmented_prompt
         if len(self.eligible) < meta_batch_size and clean_meta:
             raise UserError(
                 f"clean_meta has {len(clean_meta)} pairs, fewer than meta_batch_size {meta_batch_size}; give "
@@ -83,10 +83,10 @@ class TrainingStream(TorchDataset[TrainingBatch]):
         if len(self.eligible) < meta_batch_size:
             raise UserError(
                 f"Only {len(self.eligible)} of the {len(pairs)} training pairs have an augmented prompt, "
-                f"fewer than meta_batch_size {meta_batch_size}: without a column augmented_prompt, prompts "
-                "are reworded by rules, which change few of them; write paraphrases with pacmr augment and "
-                "give the file as --data.augmentations, lower --data.meta_batch_size, or take a method "
-                "without VNet, such as --method dpo."
+                f"fewer than meta_batch_size {meta_batch_size}: without a column augmented_prompt, the "
+                "rule-based rewording is used, which changes few prompts; write paraphrases with pacmr "
+                "augment and give the file as --data.augmentations, lower --data.meta_batch_size, or take a "
+                "method without VNet, such as --method dpo."
             )
 
     def __len__(self) -> int:
@@ -198,7 +198,7 @@ def check_resumed(
 
 
 class StepLoader(DataLoader[Any]):
-    """A DataLoader that can resume in mid-epoch, which its ``state_dict`` tells Lightning."""
+    """DataLoader that can resume in mid-epoch; Lightning requires ``state_dict`` for that."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing: samplers take the position from the trainer."""

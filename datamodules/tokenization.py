@@ -31,7 +31,7 @@ from .columns import PREFERENCES, SFT, Columns
 from .prompts import DIFFERENT_PROMPTS, NO_ANSWER, NO_COMMON_PROMPT, NO_COMPLETION, PromptAndResponses
 from .tokenizer import prompt_tokens, response_tokens, tokenizer_digest
 
-_LAYOUT = 6
+_LAYOUT = 7
 """Part of the cache's key; raise it when the same rows give other tokens."""
 
 REASONS = (
@@ -46,7 +46,7 @@ REASONS = (
     NO_COMPLETION,
 )
 """Reasons to drop a row."""
-NO_SECOND_VIEW = "no second view"
+NO_AUGMENTED_PROMPT = "no augmented prompt"
 """Count of kept pairs whose augmented prompt is missing, too long or the same tokens."""
 
 TWO_BOS = "two BOS"
@@ -64,7 +64,7 @@ _PAIRS = Features(
         "chosen_ids": _TOKENS,
         "rejected_ids": _TOKENS,
         "augmented_ids": _TOKENS,
-        "second_view": Value("bool"),
+        "has_augmented_prompt": Value("bool"),
         "flipped": Value("int8"),
         "category": Value("string"),
         "eta": Value("float64"),
@@ -82,10 +82,10 @@ def tokenize_pairs(
 ) -> tuple[Dataset, dict[str, int]]:
     """Return the pairs that can be trained on as token ids, and counts.
 
-    Responses end in one EOS, and ``augmented_ids`` are empty where ``second_view`` is false. ``flipped`` (1,
-    0, or -1 if unknown) and ``eta`` refer to the label as found. The counts are ``rows``, ``kept``, each of
-    ``REASONS`` and ``ODDITIES``, and ``NO_SECOND_VIEW``. Without ``augmentations``, the augmented prompt is
-    the row's ``augmented_prompt``, else that of rules.
+    Responses end in one EOS, and ``augmented_ids`` are empty where ``has_augmented_prompt`` is false.
+    ``flipped`` (1, 0, or -1 if unknown) and ``eta`` refer to the label as found. The counts are ``rows``,
+    ``kept``, each of ``REASONS`` and ``ODDITIES``, and ``NO_AUGMENTED_PROMPT``. Without ``augmentations``,
+    the augmented prompt is the row's ``augmented_prompt``, else the rule-based rewording.
     """
     given = None
     if augmentations is not None:
@@ -98,7 +98,7 @@ def tokenize_pairs(
         _PAIRS,
         [rewording.VERSION, given],
     )
-    counts[NO_SECOND_VIEW] = sum(not view for view in tokenized["second_view"][:])
+    counts[NO_AUGMENTED_PROMPT] = sum(not view for view in tokenized["has_augmented_prompt"][:])
     return tokenized, counts
 
 
@@ -230,7 +230,7 @@ def _tokenize_pairs(
     return out | {
         "id": rows["id"],
         "augmented_ids": [view if is_other else [] for view, is_other in zip(view_ids, known, strict=True)],
-        "second_view": known,
+        "has_augmented_prompt": known,
         "flipped": [UNKNOWN if f is None else int(f) for f in rows["flipped"]],
         "category": rows["category"],
         "eta": rows["eta"],
@@ -289,6 +289,6 @@ def summary_line(name: str, split: str, counts: dict[str, int], noun: str = "pai
         parts.append(f"{counts['flipped'] / counts['kept']:.1%} of labels flipped")
     if "easiest" in counts:
         parts.append(f"the {counts['easiest']} easiest of them, from easy to difficult")
-    if counts.get(NO_SECOND_VIEW) and split == "train":
-        parts.append(f"{counts[NO_SECOND_VIEW]} without a second view")
+    if counts.get(NO_AUGMENTED_PROMPT) and split == "train":
+        parts.append(f"{counts[NO_AUGMENTED_PROMPT]} without an augmented prompt")
     return f"{name}, {split}: " + "; ".join(parts)

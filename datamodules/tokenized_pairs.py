@@ -78,9 +78,9 @@ class TokenizedPairs:
         return max(1, total - 2 * response), response
 
     @property
-    def with_second_view(self) -> list[int]:
+    def with_augmented_prompt(self) -> list[int]:
         """Indices of the pairs that have an augmented prompt."""
-        return [i for i, view in enumerate(self.rows["second_view"][:]) if view]
+        return [i for i, view in enumerate(self.rows["has_augmented_prompt"][:]) if view]
 
     def batch(self, indices: Sequence[int], augmented: bool = False) -> PairBatch:
         """Return the pairs at ``indices`` under noise; ``augmented`` adds them under augmented prompts."""
@@ -126,7 +126,7 @@ class TokenizedPairs:
     ) -> np.ndarray:
         """Return (N, K) ``cached_values`` of the pairs as found; NaN without the ``augmented`` prompt."""
         self.check_model(policy)
-        asked = self.with_second_view if augmented else list(range(len(self)))
+        asked = self.with_augmented_prompt if augmented else list(range(len(self)))
         plain = TokenizedPairs(self.rows.select(asked, keep_in_memory=True), self.pad_id)
 
         def collate(places: list[int]) -> PairBatch:

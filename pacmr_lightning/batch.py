@@ -84,7 +84,7 @@ class PairBatch:
     augmented: PairBatch | None = None
     """The same pairs under augmented prompts (meta-batches only)."""
     annotators: list[str | None] | None = None
-    """N names of those who gave the labels, None where unknown; None alone if all are."""
+    """N annotators, None where unknown; None if all are unknown."""
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]

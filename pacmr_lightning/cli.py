@@ -20,28 +20,28 @@ from .command_line.short_forms import EXAMPLE, page
 from .waiting import waiting
 
 RUNS = {
-    "fit": "Trains: SFT, DPO, PACMR-DPO, as the configs say.",
+    "fit": "Trains a policy (SFT, DPO, PACMR-DPO and other methods) as configs and options set it.",
     "validate": "Metrics of a checkpoint on the validation pairs.",
-    "test": "The same pairs and metrics, under the name test/.",
+    "test": "The same metrics of the same pairs, logged as test/.",
     "predict": "Responses of a checkpoint to evaluation prompts, greedy by default.",
 }
 TOOLS = {
-    "inspect": "Looks at preference data: what is kept, lengths, repeats, contradictions, rows.",
-    "augment": "Writes second wordings of the training prompts: back-translations, paraphrases or rules.",
+    "inspect": "Checks preference data: pairs kept and dropped, lengths, repeats, contradictions, rows.",
+    "augment": "Writes augmented training prompts: back-translations, paraphrases or rule-based rewording.",
     "clean-meta": "Makes a small set of pairs with clean labels: judges correct a sample of training pairs.",
     "judge": "Judges the responses of one model against those of another: win rate, win-score and intervals.",
-    "analyze": "Whether other wordings of prompts change what a policy believes, and which side it takes.",
-    "audit": "Names labels that look wrong, by a run, adapter or base model; writes the pairs without them.",
-    "refine": "Trains a run's policy once more, with what its audit says of each label; compares both.",
-    "correct": "PerpCorrect: corrects a run's labels from a few clean pairs, and trains once more on them.",
-    "compare": "Runs side by side: a table, how they learned, and the weight functions of their VNets.",
-    "generate": "Writes a model's responses to evaluation prompts, by asking an OpenAI-compatible endpoint.",
-    "label": "Makes preference pairs of two responses to each prompt, with labels drawn from a reward.",
-    "export": "Makes a folder of a finished run that plain transformers or PEFT loads, with a model card.",
+    "analyze": "Measures how much a policy's preferences change under augmented prompts.",
+    "audit": "Ranks suspected label errors by a run, adapter or base model; writes a cleaned file.",
+    "refine": "Trains a run's policy again, with its audit's probability of each label; compares both.",
+    "correct": "PerpCorrect: corrects a run's labels with a few clean pairs, and trains again on them.",
+    "compare": "Compares runs: a table, learning curves, and the weight functions of their VNets.",
+    "generate": "Writes a model's responses to evaluation prompts, from an OpenAI-compatible endpoint.",
+    "label": "Makes preference pairs from two responses per prompt, with labels drawn from a reward.",
+    "export": "Exports a finished run as a folder for transformers or PEFT, with a model card.",
     "quickstart": "DPO, PACMR-DPO and a refined policy on pairs with 30% wrong labels, in two minutes.",
-    "configs": "Lists the configs that come with the package, which --config finds by name, or copies one.",
-    "memory": "Estimates how much memory a run needs on each device, by strategy; no weights, no GPU.",
-    "sweep": "Runs methods x noise rates x options x seeds as a file says; makes their tables and figures.",
+    "configs": "Lists the configs of the package, which --config finds by name, or copies one.",
+    "memory": "Estimates a run's memory per device, by strategy, without weights or a GPU.",
+    "sweep": "Runs methods x noise rates x options x seeds from a file; makes tables and figures.",
 }
 
 
@@ -51,7 +51,7 @@ GROUPS = {
     "audit": ("audit", "clean-meta"),
     "evaluate": ("compare", "validate", "test", "predict", "judge", "generate", "analyze"),
 }
-"""Commands by what they are for, in the order of use; the others stand under "more"."""
+"""Commands by purpose, in the order of use; all others are listed under "more"."""
 
 NOISE = (
     # Saving after the update is intended: resuming needs it.
@@ -121,7 +121,7 @@ def _help() -> str:
             "Learning from noisy human preferences. Two commands to begin with:",
             EXAMPLE,
             *groups,
-            "pacmr COMMAND --help says more.",
+            "pacmr COMMAND --help has more.",
         ]
     )
 

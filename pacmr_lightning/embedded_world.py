@@ -1,4 +1,4 @@
-"""A synthetic preference benchmark in text with known preference probabilities: the embedded world.
+"""A synthetic preference benchmark in text with known preference probabilities.
 
 A prompt names a topic and a mood, a response is four attribute words, and a gold reward scores their fit.
 Each topic and mood has two wordings, so a prompt has an exact augmentation A(x) (Qu et al., section 4) with
@@ -70,7 +70,7 @@ class World:
     A random response has a mean reward of 0 for every prompt. The first k of n rows are the same for every n.
 
     Args:
-        seed: of the gold rewards; prompts and responses use the same words in every world.
+        seed: of the gold rewards; prompts and responses use the same words for every seed.
 
     Raises:
         UserError: the seed is negative.
@@ -153,7 +153,7 @@ class World:
     def _generator(self, stream: int, seed: int) -> np.random.Generator:
         if min(self.seed, seed) < 0:
             raise UserError(
-                f"The seed of the embedded world is {min(self.seed, seed)}, but it must be 0 or more."
+                f"The seed of the synthetic benchmark is {min(self.seed, seed)}, but it must be 0 or more."
             )
         return np.random.Generator(np.random.PCG64([self.seed, stream, seed]))
 
@@ -187,8 +187,8 @@ def _meaning(prompt: str) -> tuple[int, int, int, int]:
     meaning = _MEANINGS.get(prompt.strip())
     if meaning is None:
         raise UserError(
-            f"The prompt {prompt[:80]!r} is not of the embedded world; "
-            f"write it like {next(iter(_MEANINGS))!r}, with one of the world's topics and moods."
+            f"The prompt {prompt[:80]!r} is not of the synthetic benchmark; "
+            f"write it like {next(iter(_MEANINGS))!r}, with one of its topics and moods."
         )
     return meaning
 

@@ -1,4 +1,4 @@
-"""Difference between the weights of right and wrong labels, and how well they rank them."""
+"""Weight gap between unflipped and flipped pairs, and ranking of flips by weight."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ NUMBERS = ("mean_unflipped", "mean_flipped", "gap", "auroc", "average_precision"
 
 
 def weight_gap(weights: Tensor, flipped: Tensor) -> dict[str, float | None]:
-    """Return the mean weights of unflipped and flipped pairs, and how well low weights rank the flipped ones.
+    """Return the mean weights, their gap, and AUROC and average precision of low weights for flips.
 
     ``weights`` are (N,), or other scores that are low for wrong labels; ``flipped`` (N,) 1 for a wrong label,
     0 for a right one, -1 for unknown, left out. None if undefined: no known flips, only one kind, a NaN

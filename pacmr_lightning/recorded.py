@@ -18,7 +18,7 @@ class Recorded:
         signature = inspect.signature(cls)
         try:
             bound = signature.bind(*args, **kwargs)
-        except TypeError:  # a copy without arguments, or a mistake that the constructor reports itself
+        except TypeError:  # a copy without arguments, or an error that the constructor raises itself
             if cls.__init__ is object.__init__:
                 raise
             return made

@@ -23,7 +23,7 @@ class Rewards:
     rejected_tokens: Tensor | None = None
     """(N,) int64, likewise."""
     annotators: list[str | None] | None = None
-    """N names of those who gave the labels, None where unknown; None alone if all are."""
+    """N annotators, None where unknown; None if all are unknown."""
 
     @classmethod
     def of(cls, policy: LogProbs, batch: PairBatch, beta: float) -> Rewards:

@@ -1,4 +1,4 @@
-"""Says on stderr what takes long, so that nothing is silent."""
+"""A progress line on stderr for work that takes long."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOG = 30.0
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Say ``what`` once the block has taken a second, and how long it has taken since; on rank 0 only.
+    """Print ``what`` once the block has taken a second, then the elapsed time; on rank 0 only.
 
     A terminal has one line, whose seconds count; a log has a line every half minute.
     """

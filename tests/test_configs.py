@@ -41,7 +41,7 @@ def tiny(tmp_path, tiny_llama, monkeypatch) -> dict[str, str]:
 
 
 def upstream(kind: str) -> str:
-    """The embedded world's pairs as the datasets on the Hub are laid out."""
+    """The synthetic benchmark's pairs as the datasets on the Hub are laid out."""
     folder = Path(kind)
     splits = {
         "train": list(World().preference_rows(160, 0)),

@@ -47,7 +47,7 @@ def test_a_mask_is_kept_and_can_be_used_again(base, capsys):
     message = fails(capsys, [*base, "--model.objective", "AnnotatorRPOEM"])
     assert "no training pair names one; give the rows a column annotator" in message
     oracle = [*base, "--model.weighting", "OracleWeights", "--data.noise_rates", "[0.1, 0.2]"]
-    assert "OracleWeights needs one flip rate" in fails(capsys, oracle)
+    assert "OracleWeights needs one noise rate" in fails(capsys, oracle)
     annotators = ["--data.noise", "AnnotatorNoise", "--data.noise.share", "0.3"]
     cli.main([*base, *annotators, "--model.objective", "RDPO", "--model.method", "a"])
     third = Path("runs/preferences-a-noiseAnnotatorNoise30-seed42")

@@ -52,9 +52,9 @@ def summary(rows: Sequence[AugmentedPrompt], about: str) -> str:
     if len(categories) > len(largest):
         text += [f"{len(categories) - len(largest)} smaller categories are not listed.", ""]
     text += [
-        "- identical: the second wording is the first; such prompts have no second view in training",
-        "- length ratio: characters of the second wording over those of the first, median (5% to 95%)",
-        f"- chrF, how alike the two are: {_chrf(rows):.2f} (1 is the same text), of "
+        "- identical: the augmented prompt equals the prompt; such pairs are never in a meta-batch",
+        "- length ratio: characters of the augmented prompt over those of the prompt, median (5% to 95%)",
+        f"- chrF, similarity of the two: {_chrf(rows):.2f} (1 is the same text), of "
         f"{min(CHRF_SAMPLE, len(rows))} prompts; this and the ratio without the frame",
         f"- kept pieces: left as they were, of {pieces:,} pieces with words",
         *(f"  - {why}: {_share(count, pieces)}" for why, count in kept.most_common()),

@@ -142,7 +142,7 @@ def augment_pairs(
             done |= {prompt.prompt: prompt for prompt in augmented}
             found |= rewritings
         views = Augmentations({prompt.prompt: prompt.augmented for prompt in done.values()})
-        fits = tokenize_pairs(taken, tokenizer, max_length, views)[0]["second_view"][:]
+        fits = tokenize_pairs(taken, tokenizer, max_length, views)[0]["has_augmented_prompt"][:]
         usable = [place for place, fit in zip(places, fits, strict=True) if fit]
         if size == len(names) and len(usable) < n:
             raise UserError(

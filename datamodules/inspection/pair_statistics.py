@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..sources import Source
 from ..splits import Split
-from ..tokenization import NO_SECOND_VIEW, token_warnings, tokenize_pairs
+from ..tokenization import NO_AUGMENTED_PROMPT, token_warnings, tokenize_pairs
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 LIMITS = (256, 512, 768, 1024, 2048)
@@ -87,7 +87,7 @@ class SplitStatistics:
     """Statistics of one split."""
 
     counts: dict[str, int]
-    """As in a run: ``rows``, ``kept``, dropped ones by reason, ``no second view``."""
+    """As in a run: ``rows``, ``kept``, dropped ones by reason, ``no augmented prompt``."""
     known: dict[str, float]
     """Shares of rows: each column, ``non-ASCII`` text, and wrong labels by ``flipped`` or ``eta``."""
     prompts: int
@@ -258,7 +258,7 @@ def advice(report: DataStatistics, max_length: int, overlap: bool = True) -> lis
     if overlap and shared.prompts:
         found.append(
             f"{shared.prompts:,} prompts are in both splits ({report.overlap.prompts:,} to the letter), so "
-            f"{shared.validation_pairs:,} validation pairs do not show how a policy judges new prompts; take "
+            f"{shared.validation_pairs:,} validation pairs do not measure new prompts; take "
             "these prompts out of the training rows."
         )
     return found
@@ -273,7 +273,7 @@ def _of_split(split: Split, report: SplitStatistics) -> Iterator[str]:
     if repeats.contradicting_labels > CONTRADICTING * kept:
         yield (
             f"{split}: {repeats.contradicting_labels / kept:.1%} of the pairs contradict another one, so "
-            f"{repeats.least_wrong:,} labels or more are wrong; keep what the majority says of each "
+            f"{repeats.least_wrong:,} labels or more are wrong; keep the majority's label of each "
             "comparison, or train with a method for noisy labels (configs/methods/)."
         )
     if repeats.copies > COPIES * kept:
@@ -287,10 +287,10 @@ def _of_split(split: Split, report: SplitStatistics) -> Iterator[str]:
                 f"{split}: in {share:.0%} of the pairs the {side} response is the longer one, so a policy "
                 "may learn length alone; balance the pairs by length, and hold accuracies against that share."
             )
-    if split == "train" and report.counts[NO_SECOND_VIEW] > NO_VIEW * kept:
+    if split == "train" and report.counts[NO_AUGMENTED_PROMPT] > NO_VIEW * kept:
         yield (
-            f"{split}: {report.counts[NO_SECOND_VIEW] / kept:.1%} of the pairs have no second view, so VNet "
-            "(PACMR-DPO) does not learn from them; give them an augmented_prompt."
+            f"{split}: {report.counts[NO_AUGMENTED_PROMPT] / kept:.1%} of the pairs have no augmented "
+            "prompt, so VNet (PACMR-DPO) does not learn from them; give them an augmented_prompt."
         )
 
 

@@ -65,8 +65,7 @@ def check_share(share: float) -> None:
     """Raise a UserError unless ``share`` lies above 0 and below 0.5."""
     if not 0 < share < 0.5:
         raise UserError(
-            f"share is {share}, but the expected share of flipped labels lies above 0 and below 0.5; use 0.3 "
-            "for 30%."
+            f"share is {share}, but the expected noise rate must be above 0 and below 0.5; use 0.3 for 30%."
         )
 
 

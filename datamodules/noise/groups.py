@@ -21,7 +21,7 @@ class CategoryNoise(LabelNoise):
     Args:
         rates: probabilities by category, in [0, 1).
         others: that of pairs of other categories, or of none.
-        share: the expected share of flipped labels over the training rows instead, above 0 and below 0.5: see
+        share: expected noise rate over the training rows instead, above 0 and below 0.5: see
             ``spread_rates``. Pairs without a category are one of their own.
     """
 
@@ -59,7 +59,7 @@ class AnnotatorNoise(LabelNoise):
     its id assigns one, which a run's ``noise_mask.parquet`` records.
 
     Args:
-        share: expected share of flipped labels over the training rows, above 0 and below 0.5: the least
+        share: expected noise rate over the training rows, above 0 and below 0.5: the least
             reliable annotator guesses; see ``spread_rates``.
         reliabilities: by annotator, in [0, 1], instead; 0.5 is a guess.
         annotators: how many there are where no row names one and no reliabilities are given; 10 unless said.
@@ -122,7 +122,7 @@ class AnnotatorNoise(LabelNoise):
 
 
 def spread_rates(share: float, groups: Sequence[str], kind: str) -> list[float]:
-    """Return each row's flip rate by its group, such that the expected noise rate is ``share``.
+    """Return each row's flip probability by its group, such that the expected noise rate is ``share``.
 
     The k-th of K groups, in the order of the hashes of their names, has the rate 0.5 (k / K)^gamma. The last
     one guesses, and gamma follows from the share.

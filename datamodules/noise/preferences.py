@@ -28,7 +28,7 @@ class NearTieNoise(LabelNoise):
     Sources: B-Pref (arXiv 2111.03026), Gao et al. (arXiv 2404.09824).
 
     Args:
-        share: expected share of flipped labels over the training rows, above 0 and below 0.5; it decides tau.
+        share: expected noise rate over the training rows, above 0 and below 0.5; it decides tau.
     """
 
     def __init__(self, share: float):
@@ -51,7 +51,7 @@ class TemperatureLabels(LabelNoise):
 
     Args:
         tau: the temperature, above 0; labels are noisier above 1.
-        share: the expected share of flipped labels over the training rows instead, above 0 and below 0.5; it
+        share: expected noise rate over the training rows instead, above 0 and below 0.5; it
             decides tau, above 1.
     """
 
@@ -90,7 +90,7 @@ class SpuriousPreferenceNoise(LabelNoise):
     tanh(-lambda d / 2). A policy can learn such a shortcut, unlike random flips.
 
     Args:
-        share: expected share of flipped labels over the training rows, above 0 and below 0.5; it decides
+        share: expected noise rate over the training rows, above 0 and below 0.5; it decides
             lambda.
         word: the feature is whether this word is in the response, in small or capital letters; None: it is
             the response's length in characters.

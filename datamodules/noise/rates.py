@@ -99,7 +99,7 @@ class NoiseFromMask(LabelNoise):
         ids = rows["id"][:]
         if missing := [pair for pair in ids if pair not in mask]:
             raise UserError(
-                f"mask is {self.mask}, but it says nothing of {len(missing)} of the {len(ids)} training "
+                f"mask is {self.mask}, but it lacks {len(missing)} of the {len(ids)} training "
                 f"pairs, {missing[0]!r} for one; give the mask of these pairs."
             )
         return [mask[pair] for pair in ids]

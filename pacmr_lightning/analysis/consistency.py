@@ -27,22 +27,22 @@ def judged_pairs(
 
     Returns one row per pair: ``id``, ``prompt`` (index among distinct prompts), ``u`` and ``augmented_u``
     (nats), ``clean`` (0 if ``flipped``, else 1), ``category``, ``given_view`` (the row's own augmented
-    prompt, else rule-based). ``attrs["no_second_view"]`` counts pairs without one.
+    prompt, else rule-based). ``attrs["no_augmented_prompt"]`` counts pairs without one.
     """
     data.setup("fit" if split == "train" else "validate")
     known = data.train_pairs if split == "train" else data.validation_pairs
-    eligible = known.with_second_view
+    eligible = known.with_augmented_prompt
     if not eligible:
         raise UserError(
-            f"None of the {len(known)} {split} pairs has a second view of its prompt; give the rows an "
+            f"None of the {len(known)} {split} pairs has an augmented prompt; give the rows an "
             "augmented_prompt (no rule for rewording applied)."
         )
     indices = eligible
     if pairs is not None:
         if not 1 <= pairs <= len(eligible):
             raise UserError(
-                f"pairs is {pairs}, but a sample of the {len(eligible)} {split} pairs with a second view "
-                f"must have 1 to {len(eligible)}."
+                f"pairs is {pairs}, but a sample of the {len(eligible)} {split} pairs with an augmented "
+                f"prompt must have 1 to {len(eligible)}."
             )
         indices = sorted(np.random.default_rng(seed).choice(eligible, pairs, replace=False).tolist())
     policy, chosen, u = ready(module), known.select(indices), []
@@ -67,7 +67,7 @@ def judged_pairs(
         found = data.source.load(split)
         views = zip(found["id"], found["augmented_prompt"], strict=True)
         frame["given_view"] = frame["id"].isin([name for name, view in views if view])
-    frame.attrs["no_second_view"] = len(known) - len(eligible)
+    frame.attrs["no_augmented_prompt"] = len(known) - len(eligible)
     return frame
 
 

@@ -116,8 +116,8 @@ def _note(label: str, run: FinishedRun, step: int, split: str, pairs: pd.DataFra
         f"second wordings: {given:,} given with the data, {len(pairs) - given:,} by rules that change the "
         "surface only",
     ]
-    if pairs.attrs["no_second_view"]:
-        parts.append(f"left out, without a second wording: {pairs.attrs['no_second_view']:,} pairs")
+    if pairs.attrs["no_augmented_prompt"]:
+        parts.append(f"left out, without an augmented prompt: {pairs.attrs['no_augmented_prompt']:,} pairs")
     if run.noise:
         parts.append(f"the probe was trained on flipped labels ({run.noise}), the paper's on clean ones")
     return f"{label}: {'; '.join(parts)}."

@@ -16,7 +16,7 @@ from ..datamodules.inspection.pair_statistics import PARTS, PERCENTILES, DataSta
 from ..datamodules.inspection.token_rows import LEGEND, show_rows
 from ..datamodules.sources import Source
 from ..datamodules.splits import Split
-from ..datamodules.tokenization import NO_SECOND_VIEW, REASONS
+from ..datamodules.tokenization import NO_AUGMENTED_PROMPT, REASONS
 from ..datamodules.tokenized_pairs import TokenizedPairs
 from ..datamodules.tokenizer import load_tokenizer
 from ..errors import UserError
@@ -120,7 +120,7 @@ def _pair_numbers(split: Split, report: DataStatistics) -> list[dict[str, str]]:
     )
     of_kept = {
         "Of the kept pairs:": "",
-        "no second view": _of(counts[NO_SECOND_VIEW], kept),
+        "no augmented prompt": _of(counts[NO_AUGMENTED_PROMPT], kept),
         "distinct prompts": f"{numbers.prompts:,}",
         "pairs a prompt, median and most": "{median:g}, {max:,}".format(**numbers.pairs_a_prompt),
         "prompt also in the other split": _of(same, kept),

@@ -1,4 +1,4 @@
-"""PreferenceModule: policy, objective and weighting, trained by the paper's Algorithm 1."""
+"""PreferenceModule: policy, objective and weighting, trained by Algorithm 1 of Qu et al."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PreferenceModule(Recorded, TrainedOnly):
     if there is a VNet. ``lr-VNet`` and ``lr-VNet-updates`` are logged beside the policy's learning rate.
 
     Args:
-        policy: the model with its adapter; it is loaded when the trainer starts.
+        policy: the model with its adapter; loaded when the trainer starts.
         objective: per-pair loss.
         weighting: how much each pair's loss counts.
         method: label of the run in its folder's name and its summary.

@@ -13,13 +13,13 @@ from ..errors import UserError
 from .datamodule import datamodule
 
 LEARNING_RATES = (
-    (1e7, 5e-4, "as in the synthetic benchmark, with 137 thousand"),
+    (1e7, 5e-4, "as on the synthetic benchmark, with 137 thousand"),
     (3e8, 2e-4, "as on real text with 135 million; 1e-3 made some of those runs degenerate"),
     (1e9, 6e-5, "interpolated, not measured"),
     (3e9, 2e-5, "interpolated, not measured"),
     (math.inf, 5e-6, "that of Qu et al. for 7 billion"),
 )
-"""Peak learning rates of LoRA by the model's parameters at most, and where each comes from.
+"""Upper bound on parameters, peak learning rate of LoRA, and source.
 
 docs/results.md and docs/real_text.md have the runs; between 135 million and 7 billion parameters the
 logarithm of the rate is linear in that of the number.
@@ -34,7 +34,7 @@ def suited_learning_rate(parameters: int) -> tuple[float, str]:
 def check_schedule(learning_rate: float | None, warmup_ratio: float, min_lr_ratio: float) -> None:
     """Raise UserError if a schedule option is out of its range."""
     if learning_rate is not None and not learning_rate > 0:
-        raise UserError(f"learning_rate is {learning_rate}, but it must be above 0 (the paper: 5e-6).")
+        raise UserError(f"learning_rate is {learning_rate}, but it must be above 0 (Qu et al.: 5e-6).")
     if not 0 <= warmup_ratio < 1:
         raise UserError(f"warmup_ratio is {warmup_ratio}, but it is a share of the updates, in [0, 1).")
     if not 0 <= min_lr_ratio <= 1:

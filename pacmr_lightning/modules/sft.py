@@ -68,8 +68,8 @@ class SFTModule(TrainedOnly):
     ``attention_mask`` and ``labels`` (not shifted), as from ``SFTDataModule``.
 
     At the end (not with ``fast_dev_run``) the last weights are saved with the tokenizer, LoRA merged.
-    Checkpoints are for resuming; with LoRA they hold the adapter only. Defaults are OpenRLHF's, which the
-    paper builds on.
+    Checkpoints are for resuming; with LoRA they hold the adapter only. Defaults are OpenRLHF's, which Qu
+    et al. build on.
 
     Args:
         model: folder or Hub id of a pretrained model. Give this or ``from_scratch``.
@@ -149,7 +149,7 @@ class SFTModule(TrainedOnly):
         is_model = (folder / "config.json").is_file()
         if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not is_model):
             raise UserError(
-                f"The model would be saved in {folder}, which holds something else; move that, or set "
+                f"The model would be saved in {folder}, which is not a saved model; move that folder, or set "
                 "save_to to another folder."
             )
         strategy = self.trainer.strategy
@@ -327,7 +327,7 @@ def _new_llama(
 def _load_pretrained(name: str, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype) -> PreTrainedModel:
     if not tokenizer.name_or_path:
         raise UserError(
-            f"The model {name} is pretrained, but the tokenizer is a new one, whose tokens it does not know; "
+            f"The model {name} is pretrained, but the tokenizer is a new one with other tokens; "
             f"set the datamodule's tokenizer to {name}."
         )
     path = Path(name).expanduser()
@@ -335,8 +335,8 @@ def _load_pretrained(name: str, tokenizer: PreTrainedTokenizerBase, dtype: torch
     rows = cast("nn.Embedding", model.get_input_embeddings()).num_embeddings
     if len(tokenizer) > rows:
         raise UserError(
-            f"The tokenizer {tokenizer.name_or_path} has {len(tokenizer)} tokens, but the model {name} knows "
-            f"{rows}; set the datamodule's tokenizer to {name}."
+            f"The tokenizer {tokenizer.name_or_path} has {len(tokenizer)} tokens, but the model {name} has "
+            f"embeddings of {rows}; set the datamodule's tokenizer to {name}."
         )
     if model.config.pad_token_id is None:
         model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id

@@ -45,7 +45,7 @@ class Objective(Recorded, ABC):
 
     def __init__(self, beta: float = 0.1):
         if not 0 < beta < math.inf:
-            raise UserError(f"beta is {beta}, but it must be above 0 and finite (the paper uses 0.1).")
+            raise UserError(f"beta is {beta}, but it must be above 0 and finite (usual: 0.1).")
         self.beta = beta
 
     @abstractmethod

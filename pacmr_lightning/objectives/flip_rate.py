@@ -42,7 +42,7 @@ class LabelNoiseObjective(Objective):
         if not 0 <= rate < 0.5:
             raise UserError(
                 f"label_noise is {rate}, but {type(self).__name__} needs a rate from 0 to below 0.5; at 0.5 "
-                "labels say nothing, above it exchange chosen and rejected."
+                "labels carry no information, above it swap chosen and rejected."
             )
 
     def resolve_label_noise(self, rate: float) -> None:
@@ -110,8 +110,8 @@ class RPOEM(Objective):
     Args:
         beta: see ``Objective``.
         initial_rate: eps before the first update, in (0, 0.5); at 0.5 a fresh policy (u = 0) has no gradient.
-            The paper's main experiments are reported to start at 0.1 (a reliability of 0.9).
-        momentum: how far eps moves at an update, in (0, 1]; the paper's is reported to be 0.1.
+            Reported of arXiv 2509.24159's main experiments: 0.1 (a reliability of 0.9).
+        momentum: how far eps moves at an update, in (0, 1]; reported of arXiv 2509.24159: 0.1.
     """
 
     corrects_labels = True
@@ -122,7 +122,7 @@ class RPOEM(Objective):
         super().__init__(beta)
         if not 0 < initial_rate < 0.5:
             raise UserError(
-                f"initial_rate is {initial_rate}, but the flip rate to start from must be between 0 and 0.5."
+                f"initial_rate is {initial_rate}, but the initial noise rate must be between 0 and 0.5."
             )
         if not 0 < momentum <= 1:
             raise UserError(f"momentum is {momentum}, but it must be above 0 and at most 1 (usual: 0.1).")
@@ -159,12 +159,12 @@ class AnnotatorRPOEM(RPOEM):
 
     With the reliability eta_k = 1 - eps_k, w = eta_k sigmoid(u) / [eta_k sigmoid(u) + (1 - eta_k)
     sigmoid(-u)]. After each update eps_k moves to the mean of 1 - w over the annotator's pairs, and the
-    common rate to that over all. Unknown annotators have the common rate, and new ones start from it (in the
-    paper, from one value).
+    common rate to that over all. Unknown annotators have the common rate, and new ones start from it (in
+    arXiv 2509.24159, from one value).
 
     Args:
         beta: see ``Objective``.
-        initial_rate: the common rate before the first update, in (0, 0.5); the paper's reliability of 0.9.
+        initial_rate: the common rate before the first update, in (0, 0.5); 0.1 is a reliability of 0.9.
         momentum: see ``RPOEM``; an annotator's rate moves only in updates with pairs of theirs.
     """
 

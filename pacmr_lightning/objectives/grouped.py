@@ -21,7 +21,7 @@ class DrDPO(DPO):
 
     Args:
         beta: see ``Objective``.
-        beta_prime: beta', above 0; the larger, the closer to DPO. The paper has 1.0.
+        beta_prime: beta', above 0; the larger, the closer to DPO. 1.0 in Qu et al.
         group: "batch" is the optimizer-step batch over all ranks. "micro_batch" has a softmax in each
             micro-batch, which counts by its share of the pairs, as published code does; with micro-batches of
             one pair that is DPO.
@@ -38,7 +38,7 @@ class DrDPO(DPO):
         super().__init__(beta)
         if not 0 < beta_prime < math.inf:
             raise UserError(
-                f"beta_prime is {beta_prime}, but it must be above 0 and finite (the paper uses 1.0)."
+                f"beta_prime is {beta_prime}, but it must be above 0 and finite (Qu et al.: 1.0)."
             )
         if group not in ("batch", "micro_batch"):
             raise UserError(f"group is {group}, but Dr.DPO's group is batch or micro_batch.")

@@ -17,7 +17,7 @@ from .base import Objective
 
 
 class DPO(Objective):
-    """Direct preference optimization: -ls(u) (paper, equation 1; arXiv 2305.18290)."""
+    """Direct preference optimization: -ls(u) (Qu et al., equation 1; arXiv 2305.18290)."""
 
     def __call__(self, rewards: Rewards) -> Tensor:
         """(N,) losses."""
@@ -28,12 +28,12 @@ class HolderDPO(Objective):
     """Hölder-DPO: -(1 + g) p^g + g p^(1 + g), p = sigmoid(u), g is ``gamma`` (arXiv 2505.17859, equation 12).
 
     Its slope -g (1 + g) p^g (1 - p)^2 tends to 0 on both sides ("redescending") and is steepest at
-    p = g / (2 + g), which is u = 0 for the paper's g. If the first response is preferred with probability q,
+    p = g / (2 + g), which is u = 0 for g = 2. If the first response is preferred with probability q,
     the minimum is at u = logit(q) / (2 - g); from g = 2 on it is infinite.
 
     Args:
-        beta: see ``Objective``; the paper has 0.1.
-        gamma: g, above 0; larger trusts labels less. The paper has 2.
+        beta: see ``Objective``; 0.1 in arXiv 2505.17859.
+        gamma: g, above 0; larger trusts labels less. 2 in arXiv 2505.17859.
     """
 
     def __init__(self, beta: float = 0.1, gamma: float = 2.0):
@@ -53,8 +53,8 @@ class IPO(Objective):
     """Identity preference optimization: (h - 1 / (2 beta))^2 (arXiv 2310.12036, equation 17).
 
     Args:
-        beta: the paper's tau.
-        length_normalize: False has sums of token log-ratios in h, as the paper writes it; True has each
+        beta: tau of arXiv 2310.12036.
+        length_normalize: False has sums of token log-ratios in h, as in that paper; True has each
             response's mean over its tokens, h = r_c / len_c - r_r / len_r, as TRL does, and needs a beta of
             another size.
     """
@@ -83,14 +83,14 @@ class R3M(Objective):
 
     Args:
         beta: see ``Objective``.
-        lam: lambda, in (0, 1); near 1 it is DPO. The paper searches {0.65, 0.75, 0.85} on TL;DR and
-            {0.75, 0.8, 0.85} on HH; 0.75 is in both, and calls a pair an outlier from u < -1.1 on.
+        lam: lambda, in (0, 1); near 1 it is DPO. arXiv 2406.15568 searches {0.65, 0.75, 0.85} on TL;DR and
+            {0.75, 0.8, 0.85} on HH; 0.75 is in both, and makes a pair an outlier from u < -1.1 on.
     """
 
     def __init__(self, beta: float = 0.1, lam: float = 0.75):
         super().__init__(beta)
         if not 0 < lam < 1:
-            raise UserError(f"lam is {lam}, but it must be between 0 and 1 (its paper tunes 0.65 to 0.85).")
+            raise UserError(f"lam is {lam}, but it must be between 0 and 1 (usual: 0.65 to 0.85).")
         self.lam = lam
 
     def __call__(self, rewards: Rewards) -> Tensor:

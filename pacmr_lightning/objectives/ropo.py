@@ -21,15 +21,15 @@ class ROPO(Objective):
     The factor makes the steepest slope 1 (for a >= 1, at sigmoid(u) = (a - 1) / 2a); far below 0 the slope
     tends to 4a / (1 + a)^2.
 
-    The paper alternates training and filtering: it minimizes sum_i w_i l_i over the policy, then over binary
-    w with a fixed number of ones. Here, every ``filter_every`` updates the ``filter_share`` of all pairs seen
-    with the largest last-seen loss gets weight 0 until the next filtering; dropped pairs are still observed.
-    A run needs more than one epoch for this to matter; best filter once an epoch. The step's loss stays
-    divided by all of its pairs. The paper's rejection sampling of new responses is not included.
+    arXiv 2404.04102 alternates training and filtering: it minimizes sum_i w_i l_i over the policy, then over
+    binary w with a fixed number of ones. Here, every ``filter_every`` updates the ``filter_share`` of all
+    pairs seen with the largest last-seen loss gets weight 0 until the next filtering; dropped pairs are
+    still observed. A run needs more than one epoch for this to matter; best filter once an epoch. The step's
+    loss stays divided by all of its pairs. Rejection sampling of new responses is not included.
 
     Args:
         beta: see ``Objective``.
-        alpha: a, above 0; larger trusts less. Other implementations give 14 as the paper's default and 6, 14
+        alpha: a, above 0; larger trusts less. Other implementations give 14 as its default and 6, 14
             and 30 as its ablation.
         filter_share: share of the pairs to drop, in (0, 1); None for no filtering.
         filter_every: policy updates between filterings; None without ``filter_share``.
@@ -51,8 +51,8 @@ class ROPO(Objective):
             raise UserError(f"filter_share is {filter_share}, but it must be between 0 and 1, or null.")
         if filter_share is not None and (filter_every is None or filter_every < 1):
             raise UserError(
-                f"filter_share is {filter_share} and filter_every {filter_every}, but filtering has to know "
-                "when; set filter_every to the updates of an epoch."
+                f"filter_share is {filter_share} and filter_every {filter_every}, but both are needed; "
+                "set filter_every to the updates of an epoch."
             )
         self.alpha = alpha
         self.filter_share = filter_share

@@ -126,7 +126,7 @@ def _reason(error: Exception, attention: str | None) -> str:
     if kind := re.match(r"Unrecognized configuration class <class '[\w.]*\.(\w+)'>", first_line):
         return f"{kind[1]} is not of a causal language model; name one."
     if "ignore_mismatched_sizes" in said or "size mismatch" in said:
-        return "the weights have other shapes than its config.json says; use the files of one model."
+        return "the weights have other shapes than in its config.json; use the files of one model."
     if isinstance(error, SafetensorError):
         return f"a safetensors file is incomplete or is none ({first_line}); download it again."
     return first_line

@@ -48,7 +48,7 @@ def check_keys(option: str, given: Mapping[str, Any] | None, config: type, taken
             raise UserError(f"{option} has the key {key!r}, which would be ignored there: {taken[key]}.")
         if key not in known:
             raise UserError(
-                f"{option} has the key {key!r}, which {config.__name__} does not know; remove it."
+                f"{option} has the key {key!r}, which is not one of {config.__name__}; remove it."
             )
 
 

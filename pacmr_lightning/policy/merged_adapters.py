@@ -69,7 +69,7 @@ def merge_adapter(model: PreTrainedModel, name: str, base: str, pair: PairBatch 
         ) from None
     if len(added) and torch.equal(_embeddings(merged).weight[known:], added):
         raise UserError(
-            f"The tokenizer in {name} has {len(added)} tokens that its base {base} does not know, and the "
+            f"The tokenizer in {name} has {len(added)} tokens that its base {base} lacks, and the "
             "adapter has no embeddings for them, so they would be random; save the base that the adapter was "
             "trained on, with these tokens, and name it in adapter_config.json."
         )

@@ -111,9 +111,9 @@ class PolicyModel(Recorded, nn.Module):
     ):
         super().__init__()
         if rank < 1:
-            raise UserError(f"LoRA rank is {rank}, but it must be at least 1 (the paper uses 16).")
+            raise UserError(f"LoRA rank is {rank}, but it must be at least 1 (Qu et al.: 16).")
         if not alpha > 0:
-            raise UserError(f"LoRA alpha is {alpha}, but it must be above 0 (the paper uses 32).")
+            raise UserError(f"LoRA alpha is {alpha}, but it must be above 0 (Qu et al.: 32).")
         check_at_least(1, logit_chunk=logit_chunk)
         self.dtype = base_dtype(dtype)
         check_attention(attn_implementation, layout, self.dtype)

@@ -27,7 +27,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class _AsLoaded(DeepSpeedPrecision):
-    """Does not cast the base to fp32, as Lightning's does."""
+    """Precision plugin that leaves the base's dtype alone, where Lightning's casts it to fp32."""
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         return module

@@ -31,7 +31,7 @@ CHARACTERS = 4
 
 @dataclass(frozen=True)
 class Calls:
-    """Calls of a judge that is paid for."""
+    """Calls of a paid judge model, with their tokens."""
 
     number: int
     tokens_in: float
@@ -39,7 +39,7 @@ class Calls:
     tokens_out: int | None
     """At most; None without a limit."""
 
-    def told(self, evaluate: Evaluation) -> str:
+    def sentence(self, evaluate: Evaluation) -> str:
         """Return the calls, tokens and price in words."""
         words = [f"{self.number:,} calls, about {self.tokens_in:,.0f} tokens in"]
         words += [] if self.tokens_out is None else [f"at most {self.tokens_out:,} out"]
@@ -108,7 +108,7 @@ def calls_for(
 
 
 def judge_cells(sweep: Sweep, found: Sequence[Cell]) -> None:
-    """Judge the responses of cells, those that were judged already excepted; say first what it costs.
+    """Judge the responses of cells that have no verdicts yet; print the cost first.
 
     Raises:
         UserError: the judge fails, or responses of two cells are to other prompts.
@@ -125,7 +125,7 @@ def judge_cells(sweep: Sweep, found: Sequence[Cell]) -> None:
         line = f"Judging {len(left)} comparisons of {number:,} pairs in all with {judge.name}"
         if questions := judge.questions(asked, answers):
             known = 2 * len(asked) - len(questions)
-            line += f": {calls(evaluate, questions).told(evaluate)}"
+            line += f": {calls(evaluate, questions).sentence(evaluate)}"
             line += f"; {number - len(asked):,} pairs are identical, {known:,} answers stored or the same"
         print(f"{line}.", file=sys.stderr)
         for cell, anchor in left:

@@ -21,7 +21,7 @@ from .spec import Sweep
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Colour-blind safe (Okabe and Ito), without yellow, which is too faint for lines."""
 MARKERS = "osD^vP*X"
-LEGEND = "share of flipped labels (mean ± standard error over seeds)"
+LEGEND = "injected noise rate (mean ± standard error over seeds)"
 
 
 def draw_all(sweep: Sweep, frame: pd.DataFrame, folder: Path) -> None:

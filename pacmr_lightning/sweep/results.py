@@ -108,7 +108,7 @@ def _sampled_rewards(cell: Cell) -> np.ndarray | None:
 
 
 def _wins(own: np.ndarray | None, anchor: np.ndarray | None) -> dict[str, float | None]:
-    """Win rate, and win-score = 1 + (wins - losses) / comparisons (paper, appendix E), by gold reward."""
+    """Win rate, and win-score = 1 + (wins - losses) / comparisons (Qu et al., appendix E), by gold reward."""
     if own is None or anchor is None or len(own) != len(anchor):
         return {"win_rate": None, "win_score": None}
     score = 1 + float(np.mean(np.sign(own - anchor)))

@@ -44,14 +44,14 @@ ENDED = {
     "OUT_OF_MEMORY": "out of memory",
     "PREEMPTED": "preempted",
     "TIMEOUT": "timed out",
-    "UNKNOWN": "SLURM no longer knows the job",
+    "UNKNOWN": "SLURM has no record of the job",
 }
 """Reasons by SLURM's final job states."""
 
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """What ``sbatch`` takes, beside the sweep's threads and devices.
+    """Options of ``sbatch``, beside the sweep's threads and devices.
 
     Args:
         partition: partition of the jobs.

@@ -39,7 +39,7 @@ class SweptMethod:
     first: str | None = None
     """Arguments of a ``pacmr`` command to run before each ``pacmr fit``; ``{folder}`` is the cell's."""
     bound: bool = False
-    """True if it uses information that no method has: last in tables, and never the best."""
+    """True for an upper bound, which uses the true labels: last in tables, never marked best."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Evaluation:
     """Responses of all cells to the same prompts, judged against the anchor's in both orders."""
 
     judge: PairJudge
-    """As ``pacmr judge`` takes it."""
+    """Judge, as in ``pacmr judge``."""
     predict: dict[str, Any] = field(default_factory=dict)
     """Options of ``pacmr predict`` and their values, after those of the cell's run."""
     seed: int = 42
@@ -73,19 +73,19 @@ class Workload:
     """Numbers and mean lengths of a sweep's pairs, and the speed of its GPUs, as in ``pacmr memory``."""
 
     pairs: int
-    """Of one epoch."""
+    """Training pairs per epoch."""
     prompt_tokens: int
-    """Mean, of pairs and evaluation prompts."""
+    """Mean tokens of the prompts of pairs and of evaluation prompts."""
     response_tokens: int
-    """Mean, of pairs and of what policies answer."""
+    """Mean tokens of the responses of pairs and of policies."""
     device_tflops: float
-    """Peak of one GPU at the policy's dtype, as its data sheet says (dense)."""
+    """Peak of one GPU at the policy's dtype (dense), from its data sheet."""
     utilization: float
     """Share of that peak that is expected, above 0 and at most 1."""
     model: str = "llama-2-7b"
-    """Of the policy: folder or Hub id of which only the configuration is read, or ``llama-2-7b``."""
+    """Policy: folder or Hub id, of which only the configuration is read, or ``llama-2-7b``."""
     validation_pairs: int = 0
-    """Of one validation, where the trainer does not limit it further."""
+    """Pairs per validation, unless the trainer limits it."""
     coverage: float = 1.0
     """Share of the meta pairs that pass the threshold."""
     gpu_hour: float | None = None

@@ -1,4 +1,4 @@
-"""Tables of a sweep in the paper's layouts, as Markdown, LaTeX and CSV."""
+"""Tables of a sweep in the layouts of Qu et al., as Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Value:
     best: bool = False
     signed: bool = False
     interval: tuple[float, float] | None = None
-    """Of 95%, over prompts."""
+    """95% interval over prompts."""
 
     def text(self, bold: str, plus_minus: str) -> str:
         """Format both, with the mean in ``bold`` if it is the best."""
@@ -89,7 +89,7 @@ class Table:
         return f"### {self.caption}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
     def latex(self) -> str:
-        """Return a booktabs table in the paper's layout."""
+        """Return a booktabs table in the layout of Qu et al."""
         kinds = "".join("c" if number else "l" for number in self._numbers)
         lines = [r"\begin{table*}[!t]", r"\centering", rf"\caption{{{_escape(self.caption)}.}}"]
         lines += [rf"\label{{tab:{self.name}}}", r"\small", rf"\begin{{tabular}}{{{kinds}}}", r"\toprule"]
@@ -283,7 +283,7 @@ def _value(
 
 
 def _judged(caption: str, frame: pd.DataFrame, judged: pd.DataFrame) -> Table:
-    """Methods and noise rates in rows, with what the judge says over all seeds."""
+    """Methods and noise rates in rows, with the judge's verdicts over all seeds."""
     names = {"win_rate": ("Win rate (%)", 1), "tie_rate": ("Ties (%)", 1), "win_score": ("Win-score", 3)}
     last = {"flipped": "Flipped with the order (%)", "invalid": "Answers without a verdict (%)"}
     words = ["Method", "Noise rate", "Pairs", *(heading for heading, _ in names.values()), *last.values()]

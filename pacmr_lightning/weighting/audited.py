@@ -20,11 +20,11 @@ class AuditedWeights(Weighting):
 
     Under symmetric flips this posterior is Theorem 1's optimum. Unlike ``SigmoidPrior``'s it comes from a
     finished policy (which has not seen the label, if cross-fitted), so it does not change in training, and
-    mistakes cannot confirm themselves.
+    errors cannot reinforce themselves.
 
-    ``soft_labels`` and ``hard`` make four second passes: soft labels, weights, suspects flipped (both) and
-    suspects dropped (``hard`` alone). A pair that was dropped by hand has weight 0, and one half with soft
-    labels.
+    ``soft_labels`` and ``hard`` make four second passes: soft labels, weights, suspected label errors swapped
+    (both) and suspected label errors dropped (``hard`` alone). A pair that was dropped by hand has weight 0,
+    and one half with soft labels.
 
     Args:
         audit: ``pairs.parquet`` of an audit of a run on the same pairs with the same labels.
@@ -48,7 +48,7 @@ class AuditedWeights(Weighting):
         """Return (N,) weights."""
         unknown = [name for name in batch.ids if name not in self._right]
         if unknown:
-            raise UserError(f"The audit {self.audit} does not know the pair {unknown[0]}; audit a run on it.")
+            raise UserError(f"The audit {self.audit} lacks the pair {unknown[0]}; audit a run on it.")
         return Weights(rewards.u.new_tensor([self._right[name] for name in batch.ids]))
 
     @cached_property
@@ -62,8 +62,8 @@ class AuditedWeights(Weighting):
         right = 1 - table["p_wrong"]
         if right.isna().any():
             raise UserError(
-                f"The audit {self.audit} could not tell the share of wrong labels, so it has no "
-                "probabilities; audit again with --share (0.45 where you do not know it), with another "
+                f"The audit {self.audit} could not estimate the noise rate, so it has no "
+                "probabilities; audit again with --share (0.45 if unknown), with another "
                 "--scorer, or a run that has learned more."
             )
         if self.hard:
@@ -101,7 +101,7 @@ class AuditTable:
         unknown = [name for name in ids if name not in swapped]
         if unknown:
             raise UserError(
-                f"The audit {self.path} does not know {len(unknown)} of {len(ids)} training pairs "
+                f"The audit {self.path} lacks {len(unknown)} of {len(ids)} training pairs "
                 f"({unknown[0]} for one); audit a run on the same data."
             )
         other = sum(swapped[name] != bool(swap) for name, swap in zip(ids, pairs.swapped, strict=True))

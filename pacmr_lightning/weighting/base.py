@@ -54,7 +54,7 @@ class Weighting(Recorded, ABC):
     The command line passes the constructor's option of this name, or the class's value, to the datamodule.
     """
     needs_meta: bool = True
-    """Whether ``update`` uses meta pairs; if not the datamodule gives none."""
+    """If true, ``update`` uses a meta-batch; else the datamodule gives none."""
     vnet: nn.Module | None = None
     """A network like ``VNet``, for ``VNetSurfaces`` and ``pacmr export``."""
     vnet_optimizer: torch.optim.Optimizer | None = None
@@ -62,12 +62,12 @@ class Weighting(Recorded, ABC):
     """Updates of ``vnet``, for the logs."""
 
     mean_one: bool = False
-    """Whether the weights of an optimizer-step batch are divided by their mean over all ranks."""
+    """If true, weights of an optimizer-step batch are divided by their mean over all ranks."""
 
     needs_entropies: bool = False
-    """Whether ``weights`` uses the policy's entropies, which take more memory."""
+    """If true, ``weights`` uses the policy's entropies, which take more memory."""
     looks_back: bool = False
-    """Whether ``weights`` uses earlier visits of a pair, which belong to its label then."""
+    """If true, ``weights`` uses earlier visits of a pair; they are valid for its label only."""
 
     soft_labels: bool = False
     """If True: loss g l(u) + (1 - g) l(-u), for weights that are probabilities of a right label."""
@@ -88,7 +88,7 @@ class Weighting(Recorded, ABC):
         """
 
     def set_label_noise(self, rate: float, uniform: bool = True) -> None:
-        """Receive the datamodule's flip rate; ``uniform``: it is each pair's probability."""
+        """Receive the datamodule's noise rate; ``uniform``: it is each pair's flip probability."""
 
     def check_pairs(self, pairs: Any) -> None:
         """Raise a UserError if the weighting does not fit the datamodule's ``train_pairs``."""
@@ -152,14 +152,14 @@ def check_soft_labels(weighting: Weighting, objective: Objective) -> None:
         return
     if objective.corrects_labels:
         raise UserError(
-            f"{type(weighting).__name__} has soft_labels, but {type(objective).__name__} holds labels wrong "
-            "with some probability itself, which would correct for them twice; use DPO or IPO, or set "
+            f"{type(weighting).__name__} has soft_labels, but {type(objective).__name__} models label "
+            "noise itself, so labels would be corrected twice; use DPO or IPO, or set "
             "soft_labels to false."
         )
     if weighting.mean_one:
         raise UserError(
-            "soft_labels and mean_one are both set, but a weight that is divided by the mean is no "
-            "probability any more; take one of them out."
+            "soft_labels and mean_one are both set, but a weight divided by the mean is not a "
+            "probability; remove one of them."
         )
 
 

@@ -1,4 +1,4 @@
-"""Weightings from known truth: upper bounds."""
+"""Weightings from true labels or preference probabilities: upper bounds."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .base import Weighting, Weights
 
 _NO_ETA = (
     "OracleWeights needs eta, the probability that the chosen response is better, of every pair; add the "
-    "column eta to the rows, or train on the embedded world."
+    "column eta to the rows, or train on the synthetic benchmark."
 )
 _NO_FLIPS = (
-    "DropFlipped needs to know of every pair whether its label is flipped; add the column flipped to the "
+    "DropFlipped needs a known flip of every pair; add the column flipped to the "
     "rows, or inject the noise with noise_rate."
 )
 
@@ -28,13 +28,13 @@ def log_noisy_over_clean(s: Tensor, eps0: Tensor, eps1: Tensor) -> Tensor:
 
 
 class OracleWeights(Weighting):
-    """The weights of appendix D, from every pair's known eta and the flip rate.
+    """Weights of Qu et al., appendix D, from every pair's known eta and the noise rate.
 
     With the chosen response first, g+ = rho0 e^s / (eps + (1 - eps) e^s), s = logit(eta). Under symmetric
     flips the other order gives the same.
 
     Args:
-        label_noise: flip rate eps, in [0, 1); "auto" is the datamodule's noise rate.
+        label_noise: noise rate eps, in [0, 1); "auto" is the datamodule's noise rate.
         rho0: scale of the weights, in (0, 1 - eps); the optimum does not depend on it.
         mean_one: divide the weights of an optimizer-step batch by their mean.
     """
@@ -59,7 +59,7 @@ class OracleWeights(Weighting):
         if self.label_noise == "auto":
             if not uniform:
                 raise UserError(
-                    "OracleWeights needs one flip rate for all pairs, but the noise has several; use "
+                    "OracleWeights needs one noise rate for all pairs, but the noise has several; use "
                     "noise_rate for the noise, or DropFlipped as the weighting."
                 )
             self._check(rate)
@@ -75,7 +75,9 @@ class OracleWeights(Weighting):
         if batch.eta is None or bool(batch.eta.isnan().any()):
             raise UserError(_NO_ETA)
         if self.label_noise == "auto":
-            raise UserError("The label_noise of OracleWeights is auto, and no datamodule has told its rate.")
+            raise UserError(
+                "The label_noise of OracleWeights is auto, and no datamodule has set it; give a number."
+            )
         # Rounded probabilities 0 and 1 have no finite logit. On the CPU, since a device may lack float64.
         s = torch.logit(batch.eta.cpu().double(), eps=1e-12)
         eps, rho0 = torch.tensor([self.label_noise, self.rho0], dtype=torch.float64)

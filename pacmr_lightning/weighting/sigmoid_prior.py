@@ -67,9 +67,9 @@ def check_offset(option: str, offset: float | Literal["auto"]) -> None:
     """Refuse an offset that is not above 0, with which a fresh policy learns nothing from soft labels."""
     if offset != "auto" and not offset > 0:
         raise UserError(
-            f"soft_labels needs {option} above 0, but it is {offset:g}: a fresh policy (u = 0) would hold "
-            "each label for as likely right as wrong and learn nothing; set it to logit(1 - rate of wrong "
-            "labels), 0.4 at 40%, or to auto where the datamodule flips labels."
+            f"soft_labels needs {option} above 0, but it is {offset:g}: at u = 0 a weight of 1/2 "
+            "gives both labels equal loss, so a fresh policy learns nothing; set it to logit(1 - noise "
+            "rate), 0.4 at 40%, or to auto where the datamodule injects noise."
         )
 
 

@@ -1,4 +1,4 @@
-"""VNet, which maps a pair's implicit rewards or other features to its weight (section 5.1), and its files."""
+"""VNet: a network from a pair's implicit rewards or other features to its weight (Qu et al., section 5.1)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class VNet(nn.Module):
     first. Computes in its own precision under autocast.
 
     Args:
-        hidden: widths of the hidden layers (ReLU between them); the paper has 64 and 16.
+        hidden: widths of the hidden layers (ReLU between them); Qu et al.: 64 and 16.
         slope: a at the start.
         offset: b at the start.
         features: inputs. Delta and u are unscaled, others are standardised by ``scale``.
@@ -67,7 +67,7 @@ class VNet(nn.Module):
 
     @property
     def has_slope(self) -> bool:
-        """Whether u is among the features."""
+        """True if u is among the features."""
         return "u" in self.features
 
     @property

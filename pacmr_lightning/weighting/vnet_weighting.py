@@ -44,22 +44,22 @@ class VNetWeighting(Weighting):
 
     Args:
         outer: loss of the virtual policy.
-        estimator: of the coefficients c_i; ``GhostDotProduct`` is exact, ``CentralDifference`` the paper's.
+        estimator: of the coefficients c_i; ``GhostDotProduct`` (exact), ``CentralDifference`` (Qu et al.).
         hidden: widths of VNet's hidden layers.
-        learning_rate: of VNet's Adam; the paper has 1e-3 on TL;DR and 5e-4 on HH.
-        every: VNet learns at policy updates 0, every, 2 every, ...; the paper has 10.
+        learning_rate: of VNet's Adam; Qu et al.: 1e-3 on TL;DR and 5e-4 on HH.
+        every: VNet learns at policy updates 0, every, 2 every, ...; Qu et al.: 10.
         virtual_lr: alpha, the length of the virtual step; None means the policy's current learning rate.
         alpha_in_gradient: multiply VNet's gradient by alpha relative to its peak; with a fixed ``virtual_lr``
             the factor is 1. False leaves alpha out: VNet's updates do not shrink with the policy's, and VNet
             also learns at alpha 0, the first update of a warm-up.
-        start_slope: a of every pair before VNet learns; the paper has 1.
-        start_offset: b of every pair before VNet learns; the paper has 0, "auto" is logit(1 - rate) of the
+        start_slope: a of every pair before VNet learns; Qu et al.: 1.
+        start_offset: b of every pair before VNet learns; Qu et al.: 0; "auto" is logit(1 - rate) of the
             datamodule's noise rate: with slope 1 that is Theorem 1's optimum under symmetric flips.
-        mean_one: divide the weights of an optimizer-step batch by their mean; the paper does not.
-        soft_labels: loss g l(u) + (1 - g) l(-u), so c_i = d . grad [l_i(u) - l_i(-u)]. Not in the paper.
+        mean_one: divide the weights of an optimizer-step batch by their mean; not in Qu et al.
+        soft_labels: loss g l(u) + (1 - g) l(-u), so c_i = d . grad [l_i(u) - l_i(-u)]. Not in Qu et al.
         features: inputs of VNet, under the current policy. With ``u`` the weight is sigmoid(a u + b), without
             it sigmoid(b). ``delta`` and ``u`` are unscaled; others are standardised by a running mean and
-            deviation. The paper has delta and u.
+            deviation. Qu et al. have delta and u.
         history: folder ``weights`` of an earlier run on the same pairs with the same labels, for features of
             earlier visits; None means the visits of this run, of several epochs then.
         check_every: VNet updates between two comparisons of the estimator with the exact coefficients, logged
@@ -90,13 +90,19 @@ class VNetWeighting(Weighting):
         history: str | None = None,
     ):
         if every < 1:
-            raise UserError(f"every is {every}, but VNet learns every 1, 2, ... policy updates (paper: 10).")
+            raise UserError(
+                f"every is {every}, but VNet learns every 1, 2, ... policy updates (Qu et al.: 10)."
+            )
         if not learning_rate > 0:
-            raise UserError(f"VNet's learning_rate is {learning_rate}, but must be above 0 (paper: 0.001).")
+            raise UserError(
+                f"VNet's learning_rate is {learning_rate}, but must be above 0 (Qu et al.: 0.001)."
+            )
         if virtual_lr is not None and not virtual_lr >= 0:
             raise UserError(f"virtual_lr is {virtual_lr}, but it must not be negative.")
         if not hidden or min(hidden) < 1:
-            raise UserError(f"hidden is {list(hidden)}, but VNet needs widths of at least 1 (paper: 64, 16).")
+            raise UserError(
+                f"hidden is {list(hidden)}, but VNet needs widths of at least 1 (Qu et al.: 64, 16)."
+            )
         self.outer = outer or PromptAugmentationConsistency()
         self.estimator = estimator or GhostDotProduct()
         if check_every is not None and (check_every < 1 or self.estimator.exact):
@@ -114,7 +120,7 @@ class VNetWeighting(Weighting):
         self.history = history
         self.virtual_lr = virtual_lr
         self.alpha_in_gradient = alpha_in_gradient
-        # An own random stream, so that runs with and without VNet start from the same adapter.
+        # A separate random stream, so that runs with and without VNet start from the same adapter.
         with torch.random.fork_rng(devices=[]):
             start = 0.0 if start_offset == "auto" else start_offset
             self.vnet = VNet(hidden, start_slope, start, features)
@@ -144,7 +150,7 @@ class VNetWeighting(Weighting):
         """Refuse an estimator that differentiates twice."""
         if self.estimator.differentiates_twice:
             raise UserError(
-                f"{type(self.estimator).__name__} differentiates twice, and ZeRO-3 puts the parameters away "
+                f"{type(self.estimator).__name__} differentiates twice, and ZeRO-3 frees the parameters "
                 "in between; use GhostDotProduct, which gives the same coefficients, or a lower stage."
             )
 

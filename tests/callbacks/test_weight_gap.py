@@ -136,7 +136,7 @@ def test_resume_neither_doubles_nor_loses_rows(config, tmp_path):
 
 def test_unknown_flips_have_no_gap(config, tmp_path):
     table = fit(config, tmp_path / "run", "--data.noise_rate", "0", "--model.weighting", "SigmoidPrior")
-    # Rows of the embedded world say that they are not flipped; without the column nothing is known.
+    # Rows of the synthetic benchmark say that they are not flipped; without the column nothing is known.
     assert table["mean_flipped"].isna().all() and table["auroc"].isna().all()
     assert table["mean"].between(0, 1).all()
     assert table[["mean_swapped", "rising"]].isna().all(axis=None), "there is no VNet"

@@ -150,7 +150,7 @@ def test_whatever_changes_a_value_changes_the_key(model, cache, monkeypatch):
         assert entries() == 9 + number
 
 
-def test_pairs_without_a_second_view(model, cache, write_rows, pair_rows):
+def test_pairs_without_an_augmented_prompt(model, cache, write_rows, pair_rows):
     folder = model()
     rows = pair_rows(20) + [row | {"augmented_prompt": row["prompt"]} for row in pair_rows(4)]
     pairs = data_of(folder, Files(write_rows(rows), write_rows(rows[:2], "v.jsonl"))).train_pairs

@@ -65,7 +65,7 @@ def test_tokens_are_those_of_the_template(chatting, way):
         assert ids.count(chatting.eos_token_id) == decoded.count("<eos>")
 
 
-def test_second_view_rewords_what_the_user_says(chatting):
+def test_rewording_changes_what_the_user_says(chatting):
     question = [QUESTION[0] | {"content": "I do not know."}, {"role": "user", "content": "I do not know."}]
     row = {"prompt": question, "chosen": answer("Rain."), "rejected": answer("Books.")}
     kept, _ = tokenize_pairs(pairs(row), chatting, 512)

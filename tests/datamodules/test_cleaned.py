@@ -107,11 +107,11 @@ def test_columns_that_speak_of_a_side(ending, write_rows, tmp_path, capsys):
     found = lines(output) if ending == "jsonl" else pq.read_table(output).to_pylist()
     assert found == [rows[1] | SWAPPED | {"chosen": "b1", "rejected": "a1"}, rows[2]]
     assert capsys.readouterr().out.splitlines() == [
-        "Columns that change places where a label is swapped: chosen, rejected, score_chosen, "
+        "Columns that are exchanged where a label is swapped: chosen, rejected, score_chosen, "
         "score_rejected, chosen_model, rejected_model, chosenTime, rejectedTime, response-CHOSEN, "
         "response-REJECTED, meta.chosen_score, meta.rejected_score.",
         "Columns that change their sign where a label is swapped: margin, score_diff, meta.margin.",
-        "Columns that may speak of a side, but are not changed where a label is swapped; look at them: "
+        "Columns that may describe a side, but are not changed where a label is swapped; check them: "
         "winner, chosen_index, label, note_margin.",
     ]
     Files(path).write_cleaned(str(output), drop={"0"}, flip=set())

@@ -69,7 +69,7 @@ def test_tldr(tldr, tokenizer):
     assert (rows[1]["chosen"], rows[1]["rejected"]) == (" Good train 1.", " Bad 1.")
     assert rows["category"][:3] == ["r/dogs", "r/cats", "r/dogs"]
     _, counts = tokenize_pairs(rows, tokenizer, 768)
-    assert counts["kept"] == 6 and counts["no second view"] == 0
+    assert counts["kept"] == 6 and counts["no augmented prompt"] == 0
     assert len(TLDR(tldr, validation_split="validation_cnndm").load("validation")) == 2
     assert TLDR().path == "trl-internal-testing/tldr-preference-trl-style"
 
@@ -239,7 +239,7 @@ def test_errors(tldr, hh, tmp_path):
     wrong = [{"prompt": "a", "response_j": "b", "response_k": "c"}]
     write_parquet(tmp_path / "wrong", "train", wrong)
     wrong = str(tmp_path / "wrong")
-    found = "but prompt, response_j, response_k; say which of them it is, as --source.columns "
+    found = "but prompt, response_j, response_k; name it, as in --source.columns "
     with pytest.raises(UserError, match=f"wrong has no column 'chosen', {found}'{{chosen: response_j}}'"):
         HubPreferences(wrong).load("train")
     with pytest.raises(UserError, match=f"no column 'rejected', {found}"):

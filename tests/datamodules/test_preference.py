@@ -90,8 +90,8 @@ def test_fit_validates_on_clean_labels_and_counts(trainer, data, capfd):
     assert len(module.evaluated) == 20 and {flag for _, flag in module.evaluated} == {-1}
     flipped = sum(datamodule.train_pairs.swapped)
     assert datamodule.counts == {
-        "train": {"rows": 46, "kept": 46, "no second view": 0, "flipped": flipped},
-        "validation": {"rows": 10, "kept": 10, "no second view": 0},
+        "train": {"rows": 46, "kept": 46, "no augmented prompt": 0, "flipped": flipped},
+        "validation": {"rows": 10, "kept": 10, "no augmented prompt": 0},
     }
     assert datamodule.gold_reward is None
     assert datamodule.tokenizer.eos_token == "<eos>" and datamodule.task == "books"

@@ -1,4 +1,4 @@
-"""What becomes of rows before they are batches: second wordings, held-out pairs, realised noise."""
+"""What becomes of rows before they are batches: augmented prompts, held-out pairs, realised noise."""
 
 import warnings
 
@@ -52,7 +52,10 @@ def augmentations(tmp_path):
 def test_the_outer_set_is_the_pairs_of_the_augmented_prompts(make, augmentations, pair_rows):
     prompts = [row["prompt"] for row in pair_rows(30)][:6]
     data = make(augmentations=augmentations(prompts))
-    assert data.counts["train"]["no second view"] == 24 and data.counts["validation"]["no second view"] == 0
+    assert (
+        data.counts["train"]["no augmented prompt"] == 24
+        and data.counts["validation"]["no augmented prompt"] == 0
+    )
     batches = data.train_dataloader().dataset
     for step in range(0, 6, 2):
         views = batches[step].meta.augmented
@@ -86,7 +89,9 @@ def test_prompts_that_rules_reword_are_warned_of(make, augmentations, write_rows
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     rows = [row | {"augmented_prompt": "Again?" if i < 18 else None} for i, row in enumerate(pair_rows(30))]
     some = Files(write_rows(rows, "some.jsonl"), write_rows(rows[:4], "validation.jsonl"))
-    with pytest.warns(UserWarning, match=r"from 12 prompts of some\.jsonl reworded by rules.*pacmr augment"):
+    with pytest.warns(
+        UserWarning, match=r"from 12 prompts of some\.jsonl with rule-based rewording.*pacmr augment"
+    ):
         make(some, trainer)
     prompts = [row["prompt"] for row in pair_rows(30)]
     with warnings.catch_warnings(action="error"):

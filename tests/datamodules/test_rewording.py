@@ -45,7 +45,7 @@ def test_rules(prompt, expected):
 
 
 def test_real_prompts(shared_data):
-    """Every TL;DR prompt has a second view of about its length (headers swap), and markers stay."""
+    """Every TL;DR prompt has an augmented prompt of about its length (headers swap), and markers stay."""
     prompts = set(read_preferences(shared_data / "tldr" / "validation.jsonl.gz")["prompt"])
     for prompt in prompts:
         view = reword(prompt)

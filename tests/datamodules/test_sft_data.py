@@ -1,4 +1,4 @@
-"""Demonstrations on their way from files and the embedded world to batches."""
+"""Demonstrations on their way from files and the synthetic benchmark to batches."""
 
 import re
 

@@ -16,7 +16,7 @@ from .checked_rows import pairs
 @pytest.fixture
 def make_pairs(tokenizer, pair_rows):
     def make(count, noise_rate=0.0, plain=0):
-        """``count`` pairs with a second view, and ``plain`` pairs without."""
+        """``count`` pairs with an augmented prompt, and ``plain`` pairs without."""
         rows = pair_rows(count) + [row | {"augmented_prompt": row["prompt"]} for row in pair_rows(plain)]
         kept, _ = tokenize_pairs(pairs(*rows), tokenizer, 100)
         swapped = [unit_hash(name, 42) < noise_rate for name in kept["id"]] if noise_rate else None
@@ -71,7 +71,7 @@ def test_a_batch_is_a_function_of_its_step(make_pairs):
 def test_meta_batches_use_each_eligible_row_once_a_round(make_pairs):
     pairs = make_pairs(20, plain=10)
     batches = TrainingStream(pairs, 5, seed=0, meta_every=4, meta_batch_size=6)
-    eligible = {pairs.rows[i]["id"] for i in pairs.with_second_view}
+    eligible = {pairs.rows[i]["id"] for i in pairs.with_augmented_prompt}
     for start in (0, 12, 24):
         ids = Counter(i for step in range(start, start + 12, 4) for i in batches[step].meta.ids)
         assert set(ids.values()) == {1} and len(ids) == 18

@@ -66,7 +66,7 @@ def test_dropped_pairs_are_counted_by_reason(tokenizer):
         "equal responses": 2,
         "different prompts": 1,
         "no common prompt": 1,
-        "no second view": 1,
+        "no augmented prompt": 1,
     }
 
 
@@ -88,7 +88,7 @@ def test_empty_prompt_is_dropped_only_without_bos(tokenizer):
         tokenize_pairs(rows, tokenizer, 10)
 
 
-def test_second_views(tokenizer):
+def test_augmented_prompts(tokenizer):
     given = {"prompt": "I do not know", "chosen": " a", "rejected": " b"}
     rows = [
         given | {"augmented_prompt": "No idea"},
@@ -98,10 +98,10 @@ def test_second_views(tokenizer):
         given | {"prompt": "Name it"},
     ]
     kept, counts = tokenize_pairs(pairs(*rows), tokenizer, 60)
-    assert kept["second_view"][:] == [True, True, False, False, False]
+    assert kept["has_augmented_prompt"][:] == [True, True, False, False, False]
     assert kept["augmented_ids"][:2] == prompt_tokens(tokenizer, ["No idea", "I don't know"])
     assert kept["augmented_ids"][2:] == [[], [], []]
-    assert (counts["kept"], counts["no second view"]) == (5, 3)
+    assert (counts["kept"], counts["no augmented prompt"]) == (5, 3)
 
 
 def test_what_is_known_of_labels_is_kept(tokenizer, pair_rows):
@@ -199,7 +199,7 @@ def test_padding_falls_back_to_eos(tmp_path, tokenizer):
 def test_real_rows(shared_data, tokenizer):
     for file in ("tldr/validation.jsonl.gz", "hh/harmless-base/test.jsonl.gz"):
         kept, counts = tokenize_pairs(read_preferences(shared_data / file), tokenizer, 1500)
-        dropped = {k: v for k, v in counts.items() if k not in ("rows", "kept", "no second view")}
+        dropped = {k: v for k, v in counts.items() if k not in ("rows", "kept", "no augmented prompt")}
         assert counts["kept"] + sum(dropped.values()) == counts["rows"]
         assert 0 < dropped["too long"] < counts["kept"]
         for row in kept:

@@ -132,7 +132,7 @@ def log_ratios(policy: PolicyModel, rows: list[dict], prompt: str = "prompt") ->
 
 @pytest.fixture
 def make_batch() -> Callable[..., PairBatch]:
-    """Random pairs of uneven lengths; ``augmented`` adds second views with other prompts."""
+    """Random pairs of uneven lengths; ``augmented`` adds augmented prompts with other prompts."""
 
     def make(n: int = 5, *, seed: int = 0, augmented: bool = False, longest: int = 12) -> PairBatch:
         generator = torch.Generator().manual_seed(seed)

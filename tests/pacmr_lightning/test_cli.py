@@ -61,7 +61,7 @@ CENTRAL = [*VNET, "--model.weighting.estimator", "CentralDifference"]
         (["--model.objective", "RDPO", "--model.objective.label_noise", "0.5"], "label_noise is 0.5"),
         (["--model.objective", "DrDPO", *VNET], "VNetWeighting would have no effect"),
         ([*PRIOR, "--model.weighting.offset", "auto"], "noise_rate is 0.0"),
-        (["--data.clean_meta", "EmbeddedWorld"], "nothing learns from meta pairs"),
+        (["--data.clean_meta", "EmbeddedWorld"], "the weighting has no meta-batch"),
         ([*TIES, "--data.noise.share", "0.6"], "share is 0.6, but the expected share of flipped labels"),
         ([*TIES, "--data.noise.share", "0.3", "--data.noise_rate", "0.3"], "noise_rate and noise are given"),
         ([*WORD, "--data.noise.word", "x y"], "word is 'x y', but it must be a single word"),

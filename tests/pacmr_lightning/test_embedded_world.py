@@ -1,4 +1,4 @@
-"""The embedded world: what it promises holds for every seed, and its rows are the same everywhere."""
+"""The synthetic benchmark: its documented properties hold for every seed, and its rows are the same everywhere."""
 
 import itertools
 import math
@@ -80,7 +80,7 @@ def test_gold_reward_of_free_text(world):
 )
 def test_unknown_prompt(prompt):
     for ask in (World().reword, lambda p: World().gold_reward(p, " cold")):
-        with pytest.raises(UserError, match="not of the embedded world; write it like") as caught:
+        with pytest.raises(UserError, match="not of the synthetic benchmark; write it like") as caught:
             ask(prompt)
         assert repr(prompt) in str(caught.value)
 

@@ -76,7 +76,7 @@ def test_every_prompt_of_the_embedded_world(rewriter, tmp_path, capsys):
     score = CHRFScore(n_word_order=0)
     sample = random.Random(0).sample(list(pairs), 64)
     score.update([back_and_forth(p) for p in sample], [[p] for p in sample])
-    assert f"how alike the two are: {score.compute():.2f} " in report
+    assert f"similarity of the two: {score.compute():.2f} " in report
     ratio, identical = f"{middle:.2f} ({low:.2f} to {high:.2f})", f"{same} ({same / len(pairs):.1%})"
     assert cells == [str(len(pairs)), "300", identical, ratio, "0 (0.0%)"]
     assert len(re.findall(r"^\| (?:ocean|forest|city|mountain|house|storm) ", report, re.M)) == 6
@@ -165,7 +165,7 @@ def test_n_counts_the_pairs_that_vnet_learns_from(
     data.setup("fit")
     pairs = data.train_pairs
     assert data.counts["train"]["too long"] > 0 and len(pairs) > n
-    chosen = pairs.with_second_view
+    chosen = pairs.with_augmented_prompt
     assert len(chosen) == n == sum(row["pairs"] for row in rows_of(output))
     assert np.mean([pairs.swapped[i] for i in chosen]) == pytest.approx(0.3, abs=0.03)
     prompts = Counter(row["prompt"] for row in rows)

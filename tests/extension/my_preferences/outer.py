@@ -17,14 +17,16 @@ from pacmr_lightning.rewards import Rewards
 
 
 class BrierConsistency(OuterObjective):
-    """Mean squared distance of sigma(u) under the reworded prompt from sigma(u) under the original one."""
+    """Mean squared distance of sigma(u) under the augmented prompt from sigma(u) under the original one."""
 
     def gradient(
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
     ) -> OuterGradient:
         """See ``OuterObjective``."""
         if meta.augmented is None:
-            raise UserError("BrierConsistency needs reworded prompts; take clean_meta out of the datamodule.")
+            raise UserError(
+                "BrierConsistency needs augmented prompts; take clean_meta out of the datamodule."
+            )
         counts = torch.tensor([float(len(meta)), 0.0], device=meta.input_ids.device)
         total = counts[0].clone()
         sum_over_ranks([total])

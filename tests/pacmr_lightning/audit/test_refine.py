@@ -237,13 +237,13 @@ CURRICULUM = ("--data.curriculum",)
             (use, change, options, message)
             for use in (WEIGHTS, CURRICULUM)
             for change, options, message in (
-                (lambda table: table.iloc[3:], (), f"does not know 3 of {PAIRS} training pairs"),
+                (lambda table: table.iloc[3:], (), f"lacks 3 of {PAIRS} training pairs"),
                 (lambda table: table[["id", "u"]], (), "is no table of pacmr audit"),
                 (None, ("--data.noise_seed", "7"), "the other label; audit a run with the same noise"),
                 (None, (use[-1], "nowhere"), "There is no file nowhere; pacmr audit RUN writes such a"),
             )
         ),
-        (WEIGHTS, lambda table: table.assign(p_wrong=np.nan), (), "could not tell the share of wrong labels"),
+        (WEIGHTS, lambda table: table.assign(p_wrong=np.nan), (), "could not estimate the noise rate"),
         (CURRICULUM, lambda table: table.assign(cross_fit_u=np.nan), (), "no cross-fitted u, by which pairs"),
         (CURRICULUM, None, ("--data.curriculum_share", "0"), "curriculum_share is 0.0, but it must be above"),
         (CURRICULUM, None, ("--data.curriculum_share", "0.1"), "Only 6 training pairs are left, fewer than"),
@@ -266,7 +266,7 @@ def test_an_audit_that_does_not_fit(use, change, options, message, refined, lear
 
 def test_a_pair_that_an_audit_does_not_know(refined, make_batch):
     """From Python there may be no datamodule to look at."""
-    with pytest.raises(UserError, match="does not know the pair"):
+    with pytest.raises(UserError, match="lacks the pair"):
         AuditedWeights(str(refined / "audit" / "pairs.parquet")).weights(None, make_batch(2))
 
 

@@ -1,4 +1,4 @@
-"""``pacmr analyze`` on real runs of a tiny model: values, labels, second views, files, bad input."""
+"""``pacmr analyze`` on real runs of a tiny model: values, labels, augmented prompts, files, bad input."""
 
 import shutil
 import warnings
@@ -28,7 +28,7 @@ LAST = "checkpoints/last.ckpt"
 
 
 def rows_of(count, seed):
-    """World rows; every fourth has no second wording, and labels of some are known to be wrong or right."""
+    """World rows; every fourth has no augmented prompt, and labels of some are known to be wrong or right."""
     rows = list(World().preference_rows(count, seed))
     for i, row in enumerate(rows):
         if i % 4 == 0:
@@ -110,7 +110,7 @@ def test_the_table(run, capsys):
     notes = " ".join("\n".join(lines[5:]).split())
     assert "trained on flipped labels (noise_rate 0.3)" in notes and "after 3 updates" in notes
     assert "23 given with the data, 1 by rules" in notes
-    assert "left out, without a second wording: 8 pairs" in notes
+    assert "left out, without an augmented prompt: 8 pairs" in notes
     printed = capsys.readouterr().out
     assert all(cell in printed for cell in cells) and "Direction" in printed
     assert (folder / "consistency-train.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -253,19 +253,19 @@ def test_checkpoints_that_do_not_fit(run, capsys):
     assert "does not fit" in refused([str(run)], capsys)
 
 
-def test_no_second_view(run, capsys, tmp_path):
+def test_no_augmented_prompt(run, capsys, tmp_path):
     rows = [row for row in rows_of(31, 0) if "augmented_prompt" not in row][:8]
     write_lines(tmp_path / "plain.jsonl", rows)
     source = yaml.safe_load((run / "config.yaml").read_text())["data"]["init_args"]["source"]
     source["init_args"]["train"] = str(tmp_path / "plain.jsonl")
     edit(run, "data", source=source)
     message = refused([str(run), "--output", str(tmp_path / "out")], capsys)
-    assert "plain.jsonl are not those that the run was trained on" in message
+    assert "plain.jsonl differ from those of the run" in message
     checkpoint = torch.load(run / LAST, weights_only=True)
     del checkpoint["PreferenceDataModule"]["texts"]  # as where another datamodule made the pairs
     torch.save(checkpoint, run / LAST)
     message = refused([str(run), "--output", str(tmp_path / "out")], capsys)
-    assert "None of the 8 train pairs has a second view" in message
+    assert "None of the 8 train pairs has an augmented prompt" in message
     assert not (tmp_path / "out").exists()
 
 

@@ -196,7 +196,8 @@ def test_the_embedded_world_knows(tmp_path, capsys):
     # Draws went the unlikely way with a probability of 0.13 on average.
     assert 15 < corrected < 60
     assert (
-        f"256 of 400 usable pairs of embedded world, {corrected} labels corrected." in capsys.readouterr().out
+        f"256 of 400 usable pairs of synthetic benchmark, {corrected} labels corrected."
+        in capsys.readouterr().out
     )
     assert [path.name for path in tmp_path.iterdir()] == ["clean.jsonl"]  # nobody was asked
 
@@ -210,7 +211,12 @@ def test_bad_input(pairs, judge, server, tmp_path):
     world = EmbeddedWorld(pairs=4, validation_pairs=1)
     fails("judges is missing, and nobody else knows which labels of rows.jsonl are wrong", n=3)
     fails("judges is missing", judges=[], n=3)
-    fails("judges and store have no effect where the source is embedded world", world, judges=[judge()], n=3)
+    fails(
+        "judges and store have no effect where the source is synthetic benchmark",
+        world,
+        judges=[judge()],
+        n=3,
+    )
     fails("judges and store have no effect", world, store="answers.sqlite", n=3)
     fails(r"clean.txt, but it must be a file ending in .jsonl or .parquet", world, "clean.txt", n=3)
     fails("must be a file ending in", world, ".", n=3)

@@ -306,7 +306,7 @@ def test_the_command_says_what_to_do(inspect, pair_rows):
     train += [{"prompt": f"Name [red]{i}[/red]", "chosen": " a", "rejected": " b"} for i in range(12)]
     numbers, printed = inspect(train, longer(pair_rows(3)), "--max_length", "150")
     found = numbers["splits"]["train"]
-    kept = {"rows": 65, "kept": 57, "no second view": 12}
+    kept = {"rows": 65, "kept": 57, "no augmented prompt": 12}
     assert found["counts"] == kept | {"too long": 4, "equal responses": 4}
     contradicting = {"contradicting_comparisons": 3, "contradicting_labels": 8, "least_wrong": 3}
     repeats = {"copies": 2, "sharing": 0, "comparisons": 3, "labels": 8, "noise": None}
@@ -317,8 +317,8 @@ def test_the_command_says_what_to_do(inspect, pair_rows):
         "train: 14.0% of the pairs contradict another one, so 3 labels or more are wrong",
         "train: 3.5% of the pairs are copies",
         "validation: in 100% of the pairs the chosen response is the longer one",
-        "train: 21.1% of the pairs have no second view",
-        "3 prompts are in both splits (3 to the letter), so 3 validation pairs do not show",
+        "train: 21.1% of the pairs have no augmented prompt",
+        "3 prompts are in both splits (3 to the letter), so 3 validation pairs do not measure",
     ):
         assert any(expected in sentence for sentence in numbers["advice"]), expected
         assert expected[:40] in printed

@@ -311,4 +311,4 @@ def test_one_sentence_and_status_2(files, server, tmp_path, capsys):
     server.refuses, server.always = None, 401
     assert "refuses the API key" in stops(*files, *endpoint, server.url)
     assert "second" in stops(files[0])
-    assert "is not of the embedded world" in stops(*files, "--judge", "GoldJudge")
+    assert "is not of the synthetic benchmark" in stops(*files, "--judge", "GoldJudge")

@@ -158,7 +158,7 @@ def test_the_gold_reward_judges():
     chat = [{"role": "user", "content": "x"}]
     with pytest.raises(UserError, match="is a chat"):
         win_rate(*([{"prompt": chat, "response": text}] for text in ("a", "b")), GoldJudge())
-    with pytest.raises(UserError, match="seed of the embedded world is -1"):
+    with pytest.raises(UserError, match="seed of the synthetic benchmark is -1"):
         GoldJudge(-1)
 
 

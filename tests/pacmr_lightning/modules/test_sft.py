@@ -395,7 +395,7 @@ def test_a_folder_with_other_things_is_not_replaced(tmp_path):
     note = tmp_path / "model" / "note.txt"
     note.parent.mkdir()
     note.write_text("keep me")
-    with pytest.raises(UserError, match="which holds something else; move that, or set save_to"):
+    with pytest.raises(UserError, match="which is not a saved model; move that folder, or set save_to"):
         fit(tmp_path, SFTModule(from_scratch=SHAPE), make_data(rows=8))
     assert note.read_text() == "keep me"
 
@@ -407,7 +407,7 @@ def test_a_folder_with_other_things_is_not_replaced(tmp_path):
         ({"model": "m", "from_scratch": {}}, "give exactly one of them"),
         ({"from_scratch": {"hiden_size": 8}}, "the key 'hiden_size', which LlamaConfig does not"),
         ({"from_scratch": {"vocab_size": 8}}, "which would be ignored there: the tokenizer sets it"),
-        ({"model": "m", "lora": {"rank": 8}}, "lora has the key 'rank', which LoraConfig does not know"),
+        ({"model": "m", "lora": {"rank": 8}}, "lora has the key 'rank', which is not one of LoraConfig"),
         ({"model": "m", "learning_rate": 0.0}, "learning_rate is 0.0, but it must be above 0"),
         ({"model": "m", "warmup_ratio": 1.0}, "warmup_ratio is 1.0"),
         ({"model": "m", "min_lr_ratio": -0.1}, "min_lr_ratio is -0.1"),

@@ -268,7 +268,7 @@ def test_tokens_that_only_the_adapter_knows(tiny_llama, tiny_tokenizer_folder, t
             found = load_base(str(folder), torch.float32)
             torch.testing.assert_close(logits(found), logits(policy), atol=2e-4, rtol=1e-4)
         else:
-            with pytest.raises(UserError, match=r"has 3 tokens that its base .* does not know"):
+            with pytest.raises(UserError, match=r"has 3 tokens that its base .* lacks"):
                 load_base(str(folder), torch.float32)
 
 
@@ -290,7 +290,7 @@ OWN_CODE = {"auto_map": {"AutoConfig": "a.B", "AutoModelForCausalLM": "c.D"}, "m
         ({"model_type": ""}, "Should have a `model_type`"),
         ({"model_type": "vit"}, "ViTConfig is not of a causal language model"),
         ({"model_type": "t5"}, "is an encoder-decoder"),
-        ({"hidden_size": 32}, "the weights have other shapes than its config.json says"),
+        ({"hidden_size": 32}, "the weights have other shapes than in its config.json"),
         ({"num_hidden_layers": 9}, "weights of LlamaForCausalLM, the first being model.layers."),
     ],
 )

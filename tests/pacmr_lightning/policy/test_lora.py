@@ -18,7 +18,7 @@ from pacmr_lightning.policy import PolicyModel
         ({"peft_type": "IA3"}, "'peft_type'"),
         ({"use_qalora": True}, "'use_qalora', .* no effect"),
         ({"layer_replication": [[0, 1]]}, "the reference has the model's own layers"),
-        ({"rank": 4}, "'rank', which LoraConfig does not know"),
+        ({"rank": 4}, "'rank', which is not one of LoraConfig"),
     ],
 )
 def test_options_that_would_be_overruled(options, message):

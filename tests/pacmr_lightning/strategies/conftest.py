@@ -8,7 +8,7 @@ from pacmr_lightning.datamodules.train_tokenizer import train_tokenizer
 
 @pytest.fixture(scope="session")
 def make_base(tmp_path_factory, tiny_llama):
-    """Saves a tiny Llama that knows the embedded world's words, of a width that is given."""
+    """Saves a tiny Llama that knows the synthetic benchmark's words, of a width that is given."""
 
     def make(width):
         rows = EmbeddedWorld(pairs=128, validation_pairs=8).load("train")

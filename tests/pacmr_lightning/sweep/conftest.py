@@ -24,7 +24,7 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory, tiny_llama) -> Path:
-    """A folder with a tiny model and ``base.yaml``: 10 updates on the embedded world."""
+    """A folder with a tiny model and ``base.yaml``: 10 updates on the synthetic benchmark."""
     folder = tmp_path_factory.mktemp("world")
     tiny_llama(folder / "model")
     base = yaml.safe_load((ROOT / "configs/quickstart/preference.yaml").read_text())

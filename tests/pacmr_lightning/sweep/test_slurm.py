@@ -135,7 +135,7 @@ def test_what_slurm_gets_and_says(write_sweep, commands, capsys):
     assert "dpo-noise30-seed0 is submitted as job 7_1" in said and len(words.read_text().split()) == 2
     say(commands, "sacct", "Slurm accounting storage is disabled", status=1, to=">&2")
     assert sweep(path, "--tables_only") == 1
-    assert "dpo-noise30-seed0 failed: job 7_1: SLURM no longer knows the job" in "".join(capsys.readouterr())
+    assert "dpo-noise30-seed0 failed: job 7_1: SLURM has no record of the job" in "".join(capsys.readouterr())
 
     say(commands, "squeue", "8|RUNNING", "9_0|PENDING", "9_1|PENDING")
     assert sweep(path, *SUBMIT, "--retry_failed", "--slurm.cells_per_job", "3") == 0

@@ -80,9 +80,9 @@ def test_hard_probabilities_of_an_audit(tmp_path, make_batch):
 @pytest.mark.parametrize(
     ("make", "objective", "message"),
     [
-        (lambda: Told(torch.ones(1)), RDPO(label_noise=0.2), "RDPO holds labels wrong with some probability"),
+        (lambda: Told(torch.ones(1)), RDPO(label_noise=0.2), "RDPO models label noise itself"),
         (lambda: Told(torch.ones(1)), CDPO(label_noise=0.2), "use DPO or IPO, or set soft_labels to false"),
-        (lambda: Told(torch.ones(1)), RPOEM(), "RPOEM holds labels wrong"),
+        (lambda: Told(torch.ones(1)), RPOEM(), "RPOEM models label noise itself"),
         (lambda: AuditedWeights("x", mean_one=True, soft_labels=True), DPO(), "soft_labels and mean_one are"),
         (lambda: SigmoidPrior(soft_labels=True), DPO(), "soft_labels needs offset above 0, but it is 0"),
         (lambda: VNetWeighting(soft_labels=True), DPO(), "soft_labels needs start_offset above 0, but it is"),
