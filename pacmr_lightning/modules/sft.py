@@ -336,7 +336,7 @@ def _load_pretrained(name: str, tokenizer: PreTrainedTokenizerBase, dtype: torch
     if len(tokenizer) > rows:
         raise UserError(
             f"The tokenizer {tokenizer.name_or_path} has {len(tokenizer)} tokens, but the model {name} has "
-            f"embeddings of {rows}; set the datamodule's tokenizer to {name}."
+            f"{rows} embeddings; set the datamodule's tokenizer to {name}."
         )
     if model.config.pad_token_id is None:
         model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id

@@ -234,7 +234,7 @@ def test_errors(tldr, hh, tmp_path):
         AnthropicHH(hh, [])
     with pytest.raises(UserError, match="columns names 'winner'"):
         HubPreferences(tldr, columns={"winner": "chosen"})
-    with pytest.raises(UserError, match=r"chosen is 'winner', but .* has the columns info, choice"):
+    with pytest.raises(UserError, match=r"chosen: .winner., but .* has the columns info, choice"):
         HubPreferences(tldr, columns={"chosen": "winner"}).load("train")
     wrong = [{"prompt": "a", "response_j": "b", "response_k": "c"}]
     write_parquet(tmp_path / "wrong", "train", wrong)

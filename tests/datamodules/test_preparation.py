@@ -90,7 +90,7 @@ def test_prompts_that_rules_reword_are_warned_of(make, augmentations, write_rows
     rows = [row | {"augmented_prompt": "Again?" if i < 18 else None} for i, row in enumerate(pair_rows(30))]
     some = Files(write_rows(rows, "some.jsonl"), write_rows(rows[:4], "validation.jsonl"))
     with pytest.warns(
-        UserWarning, match=r"from 12 prompts of some\.jsonl with rule-based rewording.*pacmr augment"
+        UserWarning, match=r"12 prompts of some\.jsonl with rule-based rewording.*pacmr augment"
     ):
         make(some, trainer)
     prompts = [row["prompt"] for row in pair_rows(30)]

@@ -1,4 +1,4 @@
-"""The synthetic benchmark: its documented properties hold for every seed, and its rows are the same everywhere."""
+"""The synthetic benchmark: documented properties for every seed, and the same rows everywhere."""
 
 import itertools
 import math

@@ -46,7 +46,7 @@ def rewrite(rewriter, pieces, folder):
 
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_there_and_back(translators, tmp_path, num_beams):  # noqa: F811
-    """Every wording of every prompt of the synthetic benchmark becomes the first wording of the same meaning."""
+    """Every prompt of the synthetic benchmark becomes the first wording of the same meaning."""
     rewriter = BackTranslation(*translators, num_beams=num_beams, batch_size=20)
     word = "book" * 20  # too long, and never cut
     curly, straight = (f"I was {quote}lost{quote}" for quote in '“"')  # read alike

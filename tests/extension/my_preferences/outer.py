@@ -24,9 +24,7 @@ class BrierConsistency(OuterObjective):
     ) -> OuterGradient:
         """See ``OuterObjective``."""
         if meta.augmented is None:
-            raise UserError(
-                "BrierConsistency needs augmented prompts; take clean_meta out of the datamodule."
-            )
+            raise UserError("BrierConsistency needs augmented prompts; remove clean_meta.")
         counts = torch.tensor([float(len(meta)), 0.0], device=meta.input_ids.device)
         total = counts[0].clone()
         sum_over_ranks([total])

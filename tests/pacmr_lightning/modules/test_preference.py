@@ -43,7 +43,7 @@ WEIGHTINGS = {
 
 @pytest.fixture(scope="session")
 def world_files(tmp_path_factory) -> tuple[str, str]:
-    """96 training and 16 validation pairs of the synthetic benchmark as files, two thirds with an annotator."""
+    """96 and 16 pairs of the synthetic benchmark as files, two thirds with an annotator."""
     folder = tmp_path_factory.mktemp("pairs")
     names = ("ann", "bob", None)
     return tuple(

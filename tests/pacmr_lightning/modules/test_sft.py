@@ -405,7 +405,7 @@ def test_a_folder_with_other_things_is_not_replaced(tmp_path):
     [
         ({}, "model is None and from_scratch is None; give exactly one of them"),
         ({"model": "m", "from_scratch": {}}, "give exactly one of them"),
-        ({"from_scratch": {"hiden_size": 8}}, "the key 'hiden_size', which LlamaConfig does not"),
+        ({"from_scratch": {"hiden_size": 8}}, "the key 'hiden_size', which is not one of LlamaConfig"),
         ({"from_scratch": {"vocab_size": 8}}, "which would be ignored there: the tokenizer sets it"),
         ({"model": "m", "lora": {"rank": 8}}, "lora has the key 'rank', which is not one of LoraConfig"),
         ({"model": "m", "learning_rate": 0.0}, "learning_rate is 0.0, but it must be above 0"),
