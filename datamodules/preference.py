@@ -51,7 +51,7 @@ _HASHES = {
     "texts": "texts of the training pairs",
     "label noise": "flipped labels of the training pairs",
     "training pairs": "ids, labels, order or augmented prompts of the training pairs",
-    "meta pairs": "pairs of clean_meta",
+    "pairs of meta-batches": "pairs of clean_meta",
 }
 
 
@@ -83,7 +83,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         clean_meta: a source whose training pairs have clean labels, for meta-batches of those instead of
             augmented training pairs (the weighting's outer objective has to fit).
         hold_out_clean_meta: leave pairs of ``clean_meta`` out of training, by id.
-        augmentations: Parquet file of ``pacmr augment``: meta pairs are then the pairs of its prompts. It is
+        augmentations: Parquet file of ``pacmr augment``, whose prompts' pairs are then those of meta-batches;
             read where meta-batches are training pairs under augmented prompts.
         reference: "live" computes the reference's log-probabilities with each batch, "cached" those of all
             pairs before training, on disk for every later run with the same model and pairs.
@@ -329,7 +329,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         line = f"An epoch: {_batches(len(self.train_pairs), self.global_batch_size, 'update')}"
         if self.meta_every is not None:
             meta = len(self.clean_pairs or self.train_pairs.with_augmented_prompt)
-            line += f"; a pass over the meta pairs: {_batches(meta, self.meta_batch_size, 'batch')}"
+            line += f"; an epoch of meta-batches: {_batches(meta, self.meta_batch_size, 'batch')}"
         return f"{line}."
 
     def check_model(self, policy: PolicyModel) -> None:
@@ -447,7 +447,7 @@ class PreferenceDataModule(Recorded, LightningDataModule):
         assert pairs is not None
         labels = [list(pairs.rows[name]) for name in ("id", "flipped", "eta")]
         views = tokens_digest(pairs.rows, "augmented_ids") if self._rewords else None
-        others = {"meta pairs": self.clean_pairs, _VALIDATION: self.validation_pairs}
+        others = {"pairs of meta-batches": self.clean_pairs, _VALIDATION: self.validation_pairs}
         return {
             "texts": self._texts_digest,
             "label noise": content_key(pairs.swapped),

@@ -103,7 +103,7 @@ class World:
         return list(_MEANINGS)
 
     def reword(self, prompt: str) -> str:
-        """Return the exact augmentation A(x): the other wordings of topic and mood. A(A(x)) = x."""
+        """Return the exact augmentation A(x), with synonyms of topic and mood. A(A(x)) = x."""
         topic, topic_wording, mood, mood_wording = _meaning(prompt)
         return _prompt(topic, 1 - topic_wording, mood, 1 - mood_wording)
 

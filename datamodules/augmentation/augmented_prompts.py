@@ -33,15 +33,16 @@ class AugmentedPrompt:
     """A text, or a conversation as JSON."""
     chat: bool
     category: str | None
-    """Of the first pair with the prompt."""
+    """Category of the first pair with the prompt."""
     pairs: int
+    """Number of pairs with the prompt."""
     augmented: str = ""
     """As ``prompt``; equal to it if nothing changed."""
     pieces: int = 0
     kept: Counter[str] = field(default_factory=Counter)
     """Number of unchanged pieces by reason."""
     ids: tuple[str, ...] = ()
-    """Of the pairs."""
+    """Ids of these pairs."""
 
 
 @dataclass(frozen=True)

@@ -280,7 +280,7 @@ class PreferenceModule(Recorded, TrainedOnly):
         if self.weighting.needs_meta:
             raise UserError(
                 f"Policy update {self.global_step} is due for a VNet update (every {self.weighting.every}), "
-                "but its batch has no meta pairs; set the datamodule's meta_every to the weighting's every."
+                "but has no meta-batch; set the datamodule's meta_every to the weighting's every."
             )
         return batch.train[:0]
 

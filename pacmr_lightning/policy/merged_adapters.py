@@ -182,6 +182,6 @@ def check_same(expected: Tensor, found: Tensor, what: str, like: str) -> None:
     error = float((found - expected).abs().mean())
     if not error <= MERGE_TOLERANCE[expected.dtype]:
         raise UserError(
-            f"{what} gives other log-probabilities than {like} ({error:.1e} nats a token); merge the model "
+            f"{what} gives other log-probabilities than {like} ({error:.1e} nats per token); merge the model "
             "yourself, save it and name its folder."
         )

@@ -147,7 +147,7 @@ class _PairCheck:
         # NaN is reported where pairs are scored.
         if ahead > CAUSAL_FACTOR * TOLERANCE[model.dtype]:
             raise UserError(
-                f"{name} is not causal: its predictions change by {ahead:.1e} nats a token with the tokens "
+                f"{name} is not causal: its predictions change by {ahead:.1e} nats per token with the tokens "
                 "after them; name a causal language model (a decoder)."
             )
         if unused := sorted(adapted - called):
@@ -178,7 +178,7 @@ class _PairCheck:
         tokens = [int((self.pair.segment_ids == s).sum()) for s in (Segment.CHOSEN, Segment.REJECTED)]
         error = float(((values - truth[0]).abs() / values.new_tensor(tokens)).max())
         if not error <= TOLERANCE[self.model.dtype]:
-            return f"its log-probabilities differ by {error:.1e} nats a token"
+            return f"its log-probabilities differ by {error:.1e} nats per token"
         error = float((gradient - truth[1]).norm() / truth[1].norm())
         return None if error <= GRADIENT_TOLERANCE[self.model.dtype] else f"its gradient is {error:.0%} off"
 

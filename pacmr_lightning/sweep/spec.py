@@ -87,7 +87,7 @@ class Workload:
     validation_pairs: int = 0
     """Pairs per validation, unless the trainer limits it."""
     coverage: float = 1.0
-    """Share of the meta pairs that pass the threshold."""
+    """Share of the meta-batch that passes the threshold."""
     gpu_hour: float | None = None
     """Price of an hour of one GPU, in any currency."""
 

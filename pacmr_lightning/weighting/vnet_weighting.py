@@ -185,7 +185,7 @@ class VNetWeighting(Weighting):
         """Update VNet once: Algorithm 1, lines 3 to 11; omega does not change.
 
         It is skipped, and counted, if VNet's gradient is 0, since Adam would move VNet by its momentum alone:
-        no meta pair passes the threshold, d_meta vanishes, or a factor alpha is 0.
+        no pair of the meta-batch passes the threshold, d_meta vanishes, or a factor alpha is 0.
         """
         policy, beta = pairs.policy, pairs.objective.beta
         # Lines 3 to 5: u, Delta and V of the train batch, and the weighted loss's gradient.

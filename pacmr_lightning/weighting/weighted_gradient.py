@@ -22,7 +22,7 @@ class WeightedGradient:
 
     gradient: Direction
     weights: Weights
-    """Of this rank's pairs, not divided by their mean."""
+    """Weights of this rank's pairs, before division by their mean."""
     mean_weight: Tensor
     """0-dim mean of g over the global batch."""
     total: Tensor

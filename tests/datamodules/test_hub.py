@@ -247,7 +247,7 @@ def test_errors(tldr, hh, tmp_path):
     with pytest.raises(UserError, match=f"no column 'completion', {found}"):
         HubCompletions(wrong).load("train")
     write_parquet(tmp_path / "no prompt", "train", [{"question": "a", "completion": "b"}])
-    with pytest.raises(UserError, match="no column 'prompt', but question, completion; say which"):
+    with pytest.raises(UserError, match="no column 'prompt', but question, completion; name it"):
         HubCompletions(str(tmp_path / "no prompt")).load("train")
     broken = tmp_path / "broken"
     write_parquet(broken, "train", [{"chosen": "a"}])

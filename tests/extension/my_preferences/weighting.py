@@ -19,7 +19,7 @@ class ConsensusWeights(Weighting):
     """g = sigmoid(slope u / scale): pairs count more that pull where the batch as a whole pulls.
 
     The slope learns from how well each pair's gradient agrees with the weighted one; the scale is the mean
-    |u| of the meta pairs, so that the slope means the same early and late.
+    |u| of the meta-batch, so that the slope means the same early and late.
 
     Args:
         every: the slope learns at policy updates 0, every, 2 every, ...
@@ -60,7 +60,7 @@ class ConsensusWeights(Weighting):
 
     @torch.no_grad()
     def _mean_size(self, pairs: StepPairs, meta: PairBatch) -> Tensor:
-        """0-dim mean |u| of the meta pairs over all ranks."""
+        """0-dim mean |u| of the meta-batch over all ranks."""
         policy, beta = pairs.policy, pairs.objective.beta
         sums = torch.zeros(2, device=self.scale.device)
         for part in meta.micro_batches(pairs.micro_batch_size):

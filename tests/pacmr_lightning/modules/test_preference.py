@@ -266,7 +266,7 @@ def test_another_reference_is_refused(make_run, checkpoint, tmp_path):
 
 
 def test_a_vnet_step_needs_meta_pairs(make_run):
-    with pytest.raises(UserError, match=r"update 0 is due .* no meta pairs"):
+    with pytest.raises(UserError, match=r"update 0 is due .* no meta-batch"):
         make_run("pacmr", meta_every=None)
 
 

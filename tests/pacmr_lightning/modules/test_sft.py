@@ -434,7 +434,7 @@ def test_models_that_cannot_be_had(base, built, tmp_path):
     size = len(tokenizer)
     tokenizer.add_tokens([f"extra-{i}" for i in range(9)])
     tokenizer.save_pretrained(tmp_path / "larger")
-    with pytest.raises(UserError, match=f"has {size + 9} tokens, but the model .* knows {size}; set"):
+    with pytest.raises(UserError, match=f"{size + 9} tokens, but the model .* has {size} embeddings; set"):
         build(tokenizer=str(tmp_path / "larger"), model=base)
 
 

@@ -143,7 +143,7 @@ def test_equal_to_one_process(request, group, case, expected):
 
 @pytest.mark.parametrize(("case", "group"), once_more("zero3-few", "ddp-few"))
 def test_a_rank_without_retained_meta_pairs(alone, request, case, group):
-    """Two meta pairs, one a rank, of which one is retained: more ranks than pairs."""
+    """A meta-batch of two pairs, one per rank, of which one is retained: more ranks than pairs."""
     found = request.getfixturevalue(group)[case]
     assert 0.5 in found["coverage"]
     assert found["coverage"] == alone["single-few"]["coverage"]
