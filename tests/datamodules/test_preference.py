@@ -161,7 +161,7 @@ def test_other_validation_pairs_are_told(trainer, data, two_updates, write_rows,
 
 def test_incomplete_batches_are_told(trainer, data, caplog):
     trainer(max_steps=1).fit(Recorder(), data(global_batch_size=32, meta_batch_size=20))
-    assert "An epoch: 1 update of 32 pairs, 14 of 46 pairs left out; a pass over the meta" in caplog.text
+    assert "An epoch: 1 update of 32 pairs, 14 of 46 pairs left out; an epoch of meta-b" in caplog.text
     assert "2 batches of 20 pairs, 6 of 46 pairs left out." in caplog.text
     trainer(max_steps=1).fit(Recorder(), data(global_batch_size=23, meta_every=None))
     assert "An epoch: 2 updates of 23 pairs.\n" in caplog.text

@@ -160,7 +160,7 @@ FLOPS = PairFlops(reference=100, forward=110, gradient=300, recomputed=True)
 
 
 def test_what_a_run_is_made_of():
-    """By hand: 10 updates of 4 pairs, VNet at every fifth with a meta-batch of 8 pairs, half of which pass."""
+    """By hand: 10 updates of 4 pairs, VNet at every fifth, 8 pairs in a meta-batch, half of which pass."""
     plan = Plan(4, 5, 8, 0.5, pairs=42, validation_pairs=10, validations=3, audit_sample=128)
     assert plan.updates == 10
     dpo = update_flops(FLOPS, plan, None)
