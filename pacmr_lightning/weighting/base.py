@@ -117,8 +117,9 @@ class Weighting(Recorded, ABC):
                 gradient of the weighted sum of losses over all ranks, ``along(direction)`` the (N,) products
                 of each pair's gradient with a direction.
             meta: this rank's meta-batch of M pairs, none without ``needs_meta``;
-                ``policy.reference_log_probs(meta)`` are their reference's.
-                ``meta.augmented`` are training pairs under augmented prompts, else None. Run at most ``pairs.micro_batch_size`` of them at once.
+                ``policy.reference_log_probs(meta)`` are their reference's. ``meta.augmented`` are training
+                pairs under augmented prompts, else None. Run at most ``pairs.micro_batch_size`` of them at
+                once.
             learning_rate: the policy's current learning rate.
             peak: the largest of its schedule, the module's ``learning_rate``.
 
