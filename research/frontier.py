@@ -86,7 +86,9 @@ def read_frontier(path: str, jobs: int | None = None) -> tuple[Sweep, Frontier]:
     methods = found.get("methods")
     settings = methods.items() if isinstance(methods, dict) else ()
     given = {
-        name: method.pop("given") for name, method in settings if isinstance(method, dict) and "given" in method
+        name: method.pop("given")
+        for name, method in settings
+        if isinstance(method, dict) and "given" in method
     }
     frontier = parsed(Frontier, section | {"given": given}, f"{path}, frontier")
     sweep = sweep_of(found, path, jobs)
@@ -521,7 +523,9 @@ def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, measure
     figure, axes = plt.subplots(1, len(rates), figsize=(panels, 3.6), sharey=True, squeeze=False)
     known = [name for name in sweep.methods if frame["method"].eq(name).any() and sweep.methods[name].vary]
     coloured = [name for name in frontier.coloured or known if name in known][: len(COLORS) - 1]
-    colors = dict(zip(coloured, COLORS, strict=False)) | {n: "black" for n in coloured if sweep.methods[n].bound}
+    colors = dict(zip(coloured, COLORS, strict=False)) | {
+        n: "black" for n in coloured if sweep.methods[n].bound
+    }
     ceilings = _ceilings(frontier.ceiling, frame["seed"].unique().tolist()) if frontier.ceiling else []
     lines, ends = [], {}
     for axis, rate in zip(axes[0], rates, strict=True):
