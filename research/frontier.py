@@ -1,11 +1,10 @@
-"""Reward and accuracy against KL: what a sweep over an option such as beta says of methods.
+"""Reward and accuracy of methods against KL, from a sweep over an option such as beta.
 
     python -m research.frontier research/sweeps/frontier.yaml
 
-A smaller beta takes a policy further from its reference, which buys reward with KL. So rewards at one beta
-say how far methods went and not which is better. At one KL, each method with the beta that takes it there,
-they do. The file is one of ``pacmr sweep`` with a section ``frontier``, and methods may say what they are
-``told`` of the labels. Its tuning seeds run first; of the other seeds only what was best on these runs.
+A smaller beta buys reward with KL, so rewards at one beta do not compare methods; rewards at one KL do. The
+file is one of ``pacmr sweep`` with a section ``frontier``; ``given`` is the knowledge about the labels that a
+method gets. Its tuning seeds run first; of the other seeds only the best options on these run.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from . import run_command
 from .ceiling import reward_ceiling
 
 MATCHED = ("gold_reward", "gold_accuracy")
-"""Measures that are compared, where anything is known of the truth."""
+"""Measures that are compared, where gold rewards or probabilities are known."""
 CHOSEN_BY = {"gold_reward": "gold reward", "val_accuracy": "validation accuracy"}
-"""What a method's option is chosen by: the truth, as a bound, and what a user has."""
+"""Measures that choose a method's option: gold reward, as a bound, and the one that a user has."""
 OPTION = ["method", "noise", "row"]
-"""Columns that tell a method's option, at a noise rate."""
+"""Columns that identify a method's option at a noise rate."""
 SURE = 0.05
 """Differences whose p after Holm's correction is under this are bold."""
 HIGHEST = 5.0
@@ -56,13 +55,13 @@ class Frontier:
     subject: str
     """The method that all others are compared with."""
     kls: list[float]
-    """Nats a response at which methods are compared."""
+    """KLs at which methods are compared, in nats per response."""
     tuning_seeds: list[int] = field(default_factory=list)
-    """Those of the sweep's seeds that run all options. They give the curves, and choose each method's option
+    """Seeds of the sweep that run all options. They give the curves, and choose each method's option
     for the others, which are reported; without any, all seeds do both."""
     ceiling: str | None = None
-    """Folder of the reference in the embedded world, with ``{seed}`` for one a seed. Its exact ceiling is
-    drawn beside the methods, and kept beside the folder as ceiling.csv."""
+    """Folder of the reference in the synthetic benchmark, with ``{seed}`` for one per seed. Its exact ceiling
+    is drawn beside the methods, and kept beside the folder as ceiling.csv."""
     given: dict[str, str] = field(default_factory=dict)
     """Knowledge about the labels that each method is given, by name; by default nothing."""
     coloured: list[str] = field(default_factory=list)
@@ -199,7 +198,7 @@ def choosers(frame: pd.DataFrame) -> list[str]:
 
 
 def chosen_cells(sweep: Sweep, frame: pd.DataFrame, others: Sequence[Cell]) -> list[Cell]:
-    """Of the reported seeds' cells, those with the options that were best on the tuning seeds.
+    """Return the reported seeds' cells with the options that were best on the tuning seeds.
 
     Those that were best by the first measure of ``CHOSEN_BY`` come first.
 
@@ -231,7 +230,7 @@ def at_kls(frame: pd.DataFrame, kls: Sequence[float], names: Sequence[str] = MAT
 
     Args:
         frame: rows of ``results.results``.
-        kls: in nats a response.
+        kls: in nats per response.
         names: the measures.
 
     Returns:
@@ -272,7 +271,7 @@ def _best(frame: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def _lacks_a_seed(frame: pd.DataFrame, by: str) -> pd.Series:
-    """Whether a row's option has no number of a seed of which another option of the method has one.
+    """Return true for rows whose option lacks a seed that another option of the method has.
 
     Seeds differ by more than options do, so the mean over other seeds would choose by the seeds.
     """
@@ -303,7 +302,7 @@ def compared(
     Args:
         found: rows with ``method``, ``noise``, ``seed``, ``keys`` and the measures.
         subject: a method.
-        keys: what is held alike beside noise and seed, such as the KL.
+        keys: columns that are held fixed beside noise and seed, such as the KL.
         names: the measures.
 
     Returns:
@@ -344,7 +343,7 @@ def holm(p: Sequence[float]) -> np.ndarray:
 def summary(
     found: pd.DataFrame, sweep: Sweep, frontier: Frontier, keys: Sequence[str], names: Sequence[str]
 ) -> pd.DataFrame:
-    """Mean and standard error of the measures over seeds, in blocks of what a method is told.
+    """Mean and standard error of the measures over seeds, in blocks of the knowledge that methods are given.
 
     Returns:
         ``given, method, noise, *keys``, and for each measure of ``names`` (and ``sequence_kl`` where it is
@@ -363,7 +362,7 @@ def summary(
 
 
 def frontier_report(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, folder: Path) -> Path:
-    """Writes what a sweep says of methods at one KL, and of each at its best.
+    """Write tables and figure of methods at one KL, and of each at its best.
 
     ``tables.md`` has all tables, ``tables/`` each of them as .csv and .tex, ``cells.csv`` every cell's
     numbers, ``frontier.csv`` means over seeds of every cell's, ``matched.csv`` and ``best-*.csv`` what tables
@@ -440,7 +439,7 @@ def _values(
     keys: Sequence[str],
     measure: str,
 ) -> Table:
-    """Methods in blocks of what they are told; the best of each block is bold."""
+    """Return methods in blocks of the knowledge that they are given; the best of each block is bold."""
     columns = _columns(numbers, keys)
     rows: list[list[Entry]] = []
     lines, given = [], None
@@ -625,7 +624,7 @@ def _ceilings(reference: str, seeds: Sequence[int]) -> list[pd.DataFrame]:
 
 
 def _draw_ceiling(axis: Axes, tables: list[pd.DataFrame], highest: float) -> None:
-    """Means over worlds: at the same KLs of the best policies, and at the same n of the best of n."""
+    """Draw means over seeds: at the same KLs of the best policies, and at the same n of the best of n."""
     kls = np.geomspace(0.02, highest, 200)
     lines = []
     for table in tables:

@@ -40,7 +40,7 @@ TERMS = {
     r"\bfixed prior\b": "fixed sigmoid weighting",
     r"\blevel with\b|\b(cannot|can not|can) be told\b|\btold apart\b": "no significant difference",
     r"\b(nats|tokens|pairs|seconds|bytes|updates|operations|rows?|[GM]iB|numbers|dollars|prompts|responses) "
-    r"an? (update|pair|second|token|step|device|process|visit|run|seed|line|response|layer|parameter)\b": "per",
+    r"an? (update|pair|second|token|step|device|process|visit|run|seed|line|response|layer)\b": "per",
     r"\bnothing is cut\b": "no truncation",
     r"\bthe paper('s)?\b": "Qu et al.",
     r"\brun's own policy\b": "the trained policy",

@@ -221,7 +221,7 @@ def test_changes_to_pacmr():
 
 def test_changes_to_pacmr_in_long_runs():
     """Each at its best beta, minus DPO at its own; and at beta 1, where those that learn VNet collapse."""
-    text = notebook("changes-to-pacmr").split("## 1,250 updates")[1].split("## Do more meta pairs")[0]
+    text = notebook("changes-to-pacmr").split("## 1,250 updates")[1].split("## Does a larger meta-batch")[0]
     printed = re.findall(r"[+-]\d\.\d\d \[[+-]\d\.\d\d, [+-]\d\.\d\d\]", text)
     everything = kept_runs("pacmr-variants-long")
     found = []
