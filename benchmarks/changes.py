@@ -3,7 +3,7 @@
     python benchmarks/changes.py [--figure docs/changes.png] [--repetitions 3] [--device cuda]
 
 Predicted is the ratio of the matrix products' arithmetic, measured that of times. A turn is three updates,
-the first a warm-up; VNet's savings are measured at one VNet update each, 70% of the meta pairs confident.
+the first a warm-up; VNet's savings are measured at one VNet update each, 70% of the meta-batch confident.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ SAVINGS = (
         ),
         vnet=True,
     ),
-    Saving("unsure meta pairs without gradient", nullcontext, vnet=True, coverage=1),
+    Saving("unsure pairs of the meta-batch without gradient", nullcontext, vnet=True, coverage=1),
 )
 ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

@@ -158,7 +158,7 @@ def main() -> None:
     options = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # the processes below inherit it
     print("                   resident MB, for     private MB, for     pairs   tokens")
-    print("  rows  run   sec. 10,000 rows more    10,000 rows more      kept   a pair")
+    print("  rows  run   sec. 10,000 rows more    10,000 rows more      kept per pair")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         in_fresh_process(write_tokenizer, folder / "tokenizer")

@@ -48,7 +48,7 @@ from pacmr_lightning.policy.token_layout import Layout
 TOLERANCE = 1e-4
 """Nats between log-probabilities of a response of up to 50 tokens."""
 COUNTED = 2
-TRL, SEPARATE, SHARED = "TRL DPOTrainer", "ours, one a row", "ours, shared"
+TRL, SEPARATE, SHARED = "TRL DPOTrainer", "ours, one per row", "ours, shared"
 LAYOUTS: dict[str, Layout] = {SEPARATE: "separate", SHARED: "shared"}
 
 
@@ -130,11 +130,11 @@ def main() -> None:
         work, peak = needed(made[SHARED], batch), statistics.median(rates)
     print(
         f"{shape.pairs} pairs, {batch.token_count:,} tokens (a prompt once), {shape}\n"
-        f"Needed: {work / 1e9:.1f} GFLOP a step; the fastest matrix product: {spread(rates, 1e9)} GFLOP/s"
+        f"Needed: {work / 1e9:.1f} GFLOP per step; the fastest matrix product: {spread(rates, 1e9)} GFLOP/s"
     )
     heads = (
         "pairs at once",
-        "s an update",
+        "s per update",
         "TRL's over it",
         "GFLOP/s",
         "of the fastest",
@@ -171,7 +171,7 @@ def draw(file: Path, seconds: dict[str, list[float]], least: float) -> None:
     axis.axvline(least, color="C1", ls="--", lw=1.2, label="needed arithmetic at the fastest product's rate")
     axis.margins(x=0.12)
     axis.set_xlim(left=0)
-    axis.set_xlabel("s a DPO update (lines: range)")
+    axis.set_xlabel("s per DPO update (lines: range)")
     axis.legend(frameon=False, fontsize=8, loc="lower right")
     figure.savefig(file, dpi=150)
 

@@ -42,7 +42,7 @@ ESTIMATORS: dict[str, MetaGradientEstimator] = {
     "central difference, raw step 3e-3": CentralDifference(3e-3, clip=None),
     "central difference, step 3e-3 / |d|": CentralDifference(3e-3, relative=True, clip=None),
     "central difference, step 0.1 / |d|": CentralDifference(0.1, relative=True, clip=None),
-    "ghost dot-product": GhostDotProduct(clip=None),
+    "ghost dot product": GhostDotProduct(clip=None),
     "graph retained": ExactCoefficients(clip=None),
 }
 WHOLE = "forward and backward pass"

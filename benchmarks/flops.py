@@ -39,7 +39,7 @@ def needed(policy: PolicyModel, batch: PairBatch) -> float:
 
 @torch.no_grad()
 def fastest_product(policy: PolicyModel, batch: PairBatch, repetitions: int = 5) -> float:
-    """Return operations a second of the fastest of the model's matrix products, on all its tokens."""
+    """Return operations per second of the fastest of the model's matrix products, on all its tokens."""
     head = policy.model.get_output_embeddings().weight
     responses = int((batch.segment_ids >= Segment.CHOSEN).sum())
     products = {(head.shape, responses): head}

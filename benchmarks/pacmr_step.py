@@ -2,8 +2,8 @@
 
     python benchmarks/pacmr_step.py [--repetitions 3] [--figure docs/pacmr-step.png] [--device cuda]
 
-Updates have 32 random pairs and 64 meta pairs every 10th, with a cached reference; the first is a warm-up.
-Memory is that of two updates, one with VNet's, in its own process (see ``PeakMemory``).
+Updates have 32 random pairs and a meta-batch of 64 pairs every 10th, with a cached reference; the first is a
+warm-up. Memory is that of two updates, one with VNet's, in its own process (see ``PeakMemory``).
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ def main() -> None:
             contestant: in_fresh_process(peak_of, contestant, folder, shape, device)
             for contestant in tqdm(CONTESTANTS, desc="memory")
         }
-    table = Table("", "coverage", "s a plain update", "s with VNet's", "time over DPO's", "MiB", "over DPO's")
+    table = Table(
+        "", "coverage", "s per plain update", "s with VNet's", "time over DPO's", "MiB", "over DPO's"
+    )
     # Repetition by repetition, which cancels other load.
     over = {
         contestant: [sum(a) / sum(b) for a, b in zip(found, seconds[None], strict=True)]
@@ -161,7 +163,7 @@ def draw(file: Path, over: dict[Contestant, list[float]], peaks: dict[Contestant
         axis.margins(x=0.15)
         axis.set_xlim(left=0)
         axis.set_xlabel(label)
-    axes[0].set_ylabel("estimator, confident\nmeta pairs")
+    axes[0].set_ylabel("estimator, confident\nof the meta-batch")
     figure.savefig(file, dpi=150)
 
 

@@ -88,7 +88,7 @@ def main() -> None:
         one = changed(shape, *setting)
         seconds = in_fresh_process(run, one, 1 + options.repetitions, options.device)[1:]
         found[setting] = seconds, in_fresh_process(peak_of, one, options.device)
-    table = Table("", "", "s an update", "MiB of an update")
+    table = Table("", "", "s per update", "MiB of an update")
     for (size, value), (seconds, peak) in found.items():
         table.add_row(VARIED[size][0], f"{value:,}", spread(seconds), f"{peak:,.0f}")
     Console(width=120).print(table)
@@ -114,7 +114,7 @@ def draw(file: Path, found: dict[tuple[str, int], tuple[list[float], float]]) ->
             axis.minorticks_off()
             axis.grid(alpha=0.3)
         axes[1, column].set_xlabel(VARIED[size][0])
-    axes[0, 0].set_ylabel("s an update")
+    axes[0, 0].set_ylabel("s per update")
     axes[1, 0].set_ylabel("MiB of an update")
     shown = (
         [statistics.median(seconds) for seconds, _ in found.values()],

@@ -48,7 +48,7 @@ class Shape:
     rank: int = 16
     micro_batch: int | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the frozen base."""
+    """Dtype of the frozen base."""
 
 
 def add_shape(parser: argparse.ArgumentParser, shape: Shape) -> None:

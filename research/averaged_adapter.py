@@ -5,7 +5,8 @@
       --model.weighting research.averaged_adapter.AveragedAdapter \\
       --model.weighting.outer research.averaged_adapter.AveragedPseudoLabels
 
-A custom weighting and outer objective (docs/extending.md), evaluated in docs/results.md.
+A custom weighting and outer objective (docs/extending.md), evaluated in
+research/notebook/changes-to-pacmr.md.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class AveragedPseudoLabels(PromptAugmentationConsistency):
     """Qu et al.'s outer objective with ``AveragedAdapter``'s pseudo-labels, from before the virtual step."""
 
     believed: Tensor | None = None
-    """(M,) u of the meta pairs, in the order in which they are run."""
+    """(M,) u of the meta-batch, in the order in which they are run."""
 
     def targets(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return the indices of confident pairs, and their labels."""
@@ -44,9 +45,9 @@ class AveragedAdapter(VNetWeighting):
     """Weights sigmoid(a u + b) with u, and the sum Delta, of an exponential moving average of the adapters.
 
     Args:
-        decay: what the average keeps at each policy update, in [0, 1).
+        decay: weight of the old average at each policy update, in [0, 1).
         learn_every: policy updates between two VNet updates.
-        options: of ``VNetWeighting``; features are the paper's.
+        options: of ``VNetWeighting``; features are those of Qu et al..
 
     Raises:
         UserError: an argument is out of its range.
@@ -102,7 +103,7 @@ class AveragedAdapter(VNetWeighting):
 
     @torch.no_grad()
     def _ask(self, pairs: StepPairs, meta: PairBatch | None) -> LogProbs:
-        """Update the average; return its log-probabilities of the train pairs, and set the meta pairs' u."""
+        """Update the average; return its log-probabilities of the train pairs, and set the meta-batch's u."""
         policy = pairs.policy
         now = {name: parameter.detach() for name, parameter in policy.adapter().items()}
         self._mean = {

@@ -1,9 +1,9 @@
-"""The best that any policy can do in the embedded world at each KL from its reference, by enumeration.
+"""Highest reward of any policy at each KL to the reference in the synthetic benchmark, by enumeration.
 
     python -m research.ceiling runs/quickstart/sft/model --output ceiling.csv
 
 Of all policies with KL(pi || pi_ref) = k, the one with the highest mean reward is proportional to
-pi_ref exp(r / b) for some b (equation 4 of the DPO paper, arXiv 2305.18290). In the world r looks at a
+pi_ref exp(r / b) for some b (equation 4 of the DPO paper, arXiv 2305.18290). There r depends on a
 response's first four words only, so responses fall into 69,905 kinds: up to four of 16 attributes, in order.
 That policy leaves the choice within a kind to the reference. So its KL and reward are sums over kinds, whose
 probabilities a reference of few layers gives in seconds.
@@ -40,13 +40,13 @@ NONE = -1
 
 
 def reward_ceiling(model: str, *, output: str, world_seed: int = 0) -> pd.DataFrame:
-    """Enumerates what a reference may answer in the embedded world, and what the best policies make of it.
+    """Enumerate a reference's responses in the synthetic benchmark, and compute the best policies at each KL.
 
     Args:
         model: folder of the reference, such as runs/quickstart/sft/model.
         output: .csv file to write, with ``curve`` ("optimal" or "best of n"), ``parameter`` (b or n), ``kl``
-            in nats a response, and ``reward``, means over the world's prompts.
-        world_seed: of the world that the reference was trained in.
+            in nats per response, and ``reward``, means over the benchmark's prompts.
+        world_seed: seed of the benchmark that the reference was trained in.
 
     Returns:
         The rows of the file.
@@ -76,7 +76,7 @@ def reward_ceiling(model: str, *, output: str, world_seed: int = 0) -> pd.DataFr
     reference = best.loc[best["parameter"] == 1, "reward"].item()
     print(
         f"{output}: the reference has {reference:.2f}, and no policy more than "
-        f"{np.interp(1.0, optimal['kl'][::-1], optimal['reward'][::-1]):.2f} at a KL of 1 nat a response."
+        f"{np.interp(1.0, optimal['kl'][::-1], optimal['reward'][::-1]):.2f} at a KL of 1 nat per response."
     )
     return table
 
@@ -85,12 +85,12 @@ def reward_ceiling(model: str, *, output: str, world_seed: int = 0) -> pd.DataFr
 def kinds_of_responses(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The kinds of responses to a prompt, and how probable they are.
+    """Return the kinds of responses to a prompt, and their log-probabilities.
 
     Args:
         model: in eval mode.
         tokenizer: the model's, in which each attribute is one token.
-        prompt: of the world.
+        prompt: of the benchmark.
 
     Returns:
         (K, 4) numbers of the attributes in order, ``NONE`` after the end, and (K,) log-probabilities in nats.
@@ -103,7 +103,7 @@ def kinds_of_responses(
     words = [tokenizer(f" {word}", add_special_tokens=False)["input_ids"] for word in ATTRIBUTES]
     if any(len(tokens) != 1 for tokens in words):
         raise UserError(
-            "An attribute of the world is several tokens of this model; train one as "
+            "An attribute of the benchmark is several tokens of this model; train one as "
             "configs/quickstart/sft.yaml does."
         )
     tokens = torch.tensor(words)[:, 0]

@@ -1,15 +1,15 @@
-"""The paper's sections 3 and 4 and appendices B to D as functions, of one pair z = (x, y_a, y_b) or of many.
+"""Sections 3 and 4 and appendices B to D of Qu et al. as functions of pairs z = (x, y_a, y_b).
 
-Arguments are numbers or float32 or float64 tensors that broadcast against each other, one entry a pair; each
-result has the broadcast shape and the tensors' dtype, float64 where all arguments are numbers. Label 0 says
-that y_a is better. Everything is differentiable, in a rate where it is above 0. The names:
+Arguments are numbers or float32 or float64 tensors that broadcast against each other, one entry per pair; each
+result has the broadcast shape and the tensors' dtype, float64 where all arguments are numbers. Label 0: y_a is
+better. Everything is differentiable, in a rate where it is above 0. The names:
 
     u               implicit reward difference, y_a's less y_b's, in nats
     eta             P(Y = 0 | z) of the clean label, in (0, 1)
     q               P(observed label = 0 | z), in (0, 1)
     s               logit(eta), the clean preference strength in nats, finite
     eps0, eps1      P(observed 1 | Y = 0, z) and P(observed 0 | Y = 1, z), in [0, 1). Their sum may reach 1:
-                    the formulas hold, though such labels say nothing (1) or the opposite (above 1)
+                    the formulas hold, though such labels are uninformative (1) or inverted (above 1)
     g_plus, g_minus weights g+ and g- of a pair whose observed label is 0 and 1, above 0
     rho0            scale of the oracle weights, in (0, min(1 - eps0, 1 - eps1)); their ratio is free of it
 
@@ -105,7 +105,7 @@ def oracle_log_weights(s: Value, eps0: Value, eps1: Value, rho0: Value) -> tuple
     """log g+ and log g-, of theorem 1's ratio (appendix D).
 
     They are importance weights: g+ = rho0 eta / q, at most rho0 / (1 - eps0), and
-    g- = rho0 (1 - eta) / (1 - q), at most rho0 / (1 - eps1). The paper writes them as sigmoids of
+    g- = rho0 (1 - eta) / (1 - q), at most rho0 / (1 - eps1). Qu et al. write them as sigmoids of
     h+ = s + log rho0 - log(eps1 + k+ e^s) and h- = log rho0 - log(eps0 e^s + k-), where k+ = 1 - eps0 - rho0
     and k- = 1 - eps1 - rho0.
     """
@@ -118,7 +118,7 @@ def oracle_log_weights(s: Value, eps0: Value, eps1: Value, rho0: Value) -> tuple
 
 
 def _log1p(x: Tensor, trusted: Tensor, log: Tensor) -> Tensor:
-    """log(1 + x): from x where it is trusted and below 1/2 in size, else as given."""
+    """log(1 + x): from x where it is exact and below 1/2 in size, else as given."""
     use = trusted & (x.abs() < 0.5)
     return torch.where(use, torch.log1p(torch.where(use, x, 0.0)), log)
 

@@ -1,28 +1,29 @@
-"""Reward and accuracy against KL: what a sweep over an option such as beta says of methods.
+"""Reward and accuracy of methods against KL, from a sweep over an option such as beta.
 
     python -m research.frontier research/sweeps/frontier.yaml
 
-A smaller beta takes a policy further from its reference, which buys reward with KL. So rewards at one beta
-say how far methods went and not which is better. At one KL, each method with the beta that takes it there,
-they do. The file is one of ``pacmr sweep`` with a section ``frontier``, and methods may say what they are
-``told`` of the labels. Its tuning seeds run first; of the other seeds only what was best on these runs.
+A smaller beta buys reward with KL, so rewards at one beta do not compare methods; rewards at one KL do. The
+file is one of ``pacmr sweep`` with a section ``frontier``; ``given`` is the knowledge about the labels that a
+method gets. Its tuning seeds run first; of the other seeds only the best options on these run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 from scipy.stats import t, ttest_rel
 
 from pacmr_lightning.commands.sweep import finish, run_cells, show
 from pacmr_lightning.errors import UserError
+from pacmr_lightning.files import replacing
 from pacmr_lightning.sweep.cells import Cell, cells
 from pacmr_lightning.sweep.figures import COLORS, MARKERS, save_png_and_pdf
 from pacmr_lightning.sweep.results import MEASURES, NUMBERS, results, row_label
@@ -34,19 +35,17 @@ from . import run_command
 from .ceiling import reward_ceiling
 
 MATCHED = ("gold_reward", "gold_accuracy")
-"""Measures that are compared, where anything is known of the truth."""
+"""Measures that are compared, where gold rewards or probabilities are known."""
 CHOSEN_BY = {"gold_reward": "gold reward", "val_accuracy": "validation accuracy"}
-"""What a method's option is chosen by: the truth, as a bound, and what a user has."""
+"""Measures that choose a method's option: gold reward, as a bound, and the one that a user has."""
 OPTION = ["method", "noise", "row"]
-"""Columns that tell a method's option, at a noise rate."""
+"""Columns that identify a method's option at a noise rate."""
 SURE = 0.05
 """Differences whose p after Holm's correction is under this are bold."""
-MANY = 14
-"""Lines whose names do not fit beside the panels."""
-MORE_COLORS = [color for place, color in enumerate(matplotlib.color_sequences["tab10"]) if place != 7]
-"""Where ``COLORS`` are too few; without the grey, which bounds have."""
-HIGHEST = 12.0
-"""Nats beyond which no run is drawn, where methods are not compared there: they have lost their reward."""
+HIGHEST = 5.0
+"""Highest KL in a figure, in nats, unless methods are compared at a higher one."""
+LINE_HEIGHT = 0.075
+"""Distance of two labels, as a share of the axis."""
 
 
 @dataclass
@@ -56,19 +55,21 @@ class Frontier:
     subject: str
     """The method that all others are compared with."""
     kls: list[float]
-    """Nats a response at which methods are compared."""
+    """KLs at which methods are compared, in nats per response."""
     tuning_seeds: list[int] = field(default_factory=list)
-    """Those of the sweep's seeds that run all options. They give the curves, and choose each method's option
+    """Seeds of the sweep that run all options. They give the curves, and choose each method's option
     for the others, which are reported; without any, all seeds do both."""
     ceiling: str | None = None
-    """Folder of the reference in the embedded world, with ``{seed}`` for one a seed. Its exact ceiling is
-    drawn beside the methods, and kept beside the folder as ceiling.csv."""
-    told: dict[str, str] = field(default_factory=dict)
-    """What each method knows of the labels, by name; else nothing."""
+    """Folder of the reference in the synthetic benchmark, with ``{seed}`` for one per seed. Its exact ceiling
+    is drawn beside the methods, and kept beside the folder as ceiling.csv."""
+    given: dict[str, str] = field(default_factory=dict)
+    """Knowledge about the labels that each method is given, by name; by default nothing."""
+    coloured: list[str] = field(default_factory=list)
+    """Methods with a colour and a label in the figure; the others are grey. By default the first six."""
 
-    def told_to(self, method: str) -> str:
-        """The block of a method in tables, and its colour in the figure."""
-        return self.told.get(method, "nothing")
+    def block_of(self, method: str) -> str:
+        """Return the block of a method in tables: the knowledge that it is given."""
+        return self.given.get(method, "nothing")
 
 
 def read_frontier(path: str, jobs: int | None = None) -> tuple[Sweep, Frontier]:
@@ -83,10 +84,12 @@ def read_frontier(path: str, jobs: int | None = None) -> tuple[Sweep, Frontier]:
         raise UserError(f"{path} has no section frontier; run it with pacmr sweep.")
     methods = found.get("methods")
     settings = methods.items() if isinstance(methods, dict) else ()
-    told = {
-        name: method.pop("told") for name, method in settings if isinstance(method, dict) and "told" in method
+    given = {
+        name: method.pop("given")
+        for name, method in settings
+        if isinstance(method, dict) and "given" in method
     }
-    frontier = parsed(Frontier, section | {"told": told}, f"{path}, frontier")
+    frontier = parsed(Frontier, section | {"given": given}, f"{path}, frontier")
     sweep = sweep_of(found, path, jobs)
     if frontier.subject not in sweep.methods:
         raise UserError(
@@ -110,6 +113,8 @@ def run_frontier(
     dry_run: bool = False,
     tables_only: bool = False,
     retry_failed: bool = False,
+    numbers: str | None = None,
+    figure: str | None = None,
 ) -> None:
     """Run a sweep over an option that buys KL; compare its methods at one KL, and each at its best.
 
@@ -121,8 +126,13 @@ def run_frontier(
         dry_run: check the file, and print the cells' commands.
         tables_only: make tables and figures of the finished cells.
         retry_failed: also run the cells that have failed.
+        numbers: CSV of kept runs, such as research/numbers/frontier-tuning.csv, drawn in place of running.
+        figure: PNG to draw them to.
     """
     sweep, frontier = read_frontier(file, jobs)
+    if numbers or figure:
+        draw_kept(sweep, frontier, numbers, figure)
+        return
     found = cells(sweep)
     tuning = frontier.tuning_seeds
     if dry_run:
@@ -142,6 +152,25 @@ def run_frontier(
             run_cells(sweep, chosen_cells(sweep, frame, others), retry_failed)
     folder = Path(sweep.report or sweep.output)
     finish(found, lambda done: frontier_report(sweep, frontier, results(sweep, done), folder))
+
+
+def draw_kept(sweep: Sweep, frontier: Frontier, numbers: str | None, figure: str | None) -> None:
+    """Draw kept runs, without the ceiling, whose reference models they lack.
+
+    Raises:
+        UserError: one of ``numbers`` and ``figure`` is missing, or the file cannot be read.
+    """
+    if not numbers or not figure:
+        raise UserError("--numbers and --figure go together; give both.")
+    try:
+        frame = pd.read_csv(numbers)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--numbers {numbers} cannot be read: {error}") from error
+    frame = frame.assign(row=frame["method"] + frame["beta"].map(" {:g}".format))
+    frame = frame[frame["noise"].isin(sweep.noise_rates)]
+    drawn = draw_frontier(sweep, replace(frontier, ceiling=None), frame, "gold_reward")
+    with replacing(figure) as temporary:
+        drawn.savefig(temporary, dpi=200, format="png")
 
 
 def measures(frame: pd.DataFrame) -> list[str]:
@@ -169,7 +198,7 @@ def choosers(frame: pd.DataFrame) -> list[str]:
 
 
 def chosen_cells(sweep: Sweep, frame: pd.DataFrame, others: Sequence[Cell]) -> list[Cell]:
-    """Of the reported seeds' cells, those with the options that were best on the tuning seeds.
+    """Return the reported seeds' cells with the options that were best on the tuning seeds.
 
     Those that were best by the first measure of ``CHOSEN_BY`` come first.
 
@@ -201,7 +230,7 @@ def at_kls(frame: pd.DataFrame, kls: Sequence[float], names: Sequence[str] = MAT
 
     Args:
         frame: rows of ``results.results``.
-        kls: in nats a response.
+        kls: in nats per response.
         names: the measures.
 
     Returns:
@@ -242,7 +271,7 @@ def _best(frame: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def _lacks_a_seed(frame: pd.DataFrame, by: str) -> pd.Series:
-    """Whether a row's option has no number of a seed of which another option of the method has one.
+    """Return true for rows whose option lacks a seed that another option of the method has.
 
     Seeds differ by more than options do, so the mean over other seeds would choose by the seeds.
     """
@@ -273,7 +302,7 @@ def compared(
     Args:
         found: rows with ``method``, ``noise``, ``seed``, ``keys`` and the measures.
         subject: a method.
-        keys: what is held alike beside noise and seed, such as the KL.
+        keys: columns that are held fixed beside noise and seed, such as the KL.
         names: the measures.
 
     Returns:
@@ -314,26 +343,26 @@ def holm(p: Sequence[float]) -> np.ndarray:
 def summary(
     found: pd.DataFrame, sweep: Sweep, frontier: Frontier, keys: Sequence[str], names: Sequence[str]
 ) -> pd.DataFrame:
-    """Mean and standard error of the measures over seeds, in blocks of what a method is told.
+    """Mean and standard error of the measures over seeds, in blocks of the knowledge that methods are given.
 
     Returns:
-        ``told, method, noise, *keys``, and for each measure of ``names`` (and ``sequence_kl`` where it is
+        ``given, method, noise, *keys``, and for each measure of ``names`` (and ``sequence_kl`` where it is
         no key) its mean and ``..._stderr``; ``seeds``.
     """
     numbers = [*names, *(["sequence_kl"] if "sequence_kl" in found else [])]
     groups = found.groupby(["method", "noise", *keys], sort=False)[numbers]
     table = groups.mean().join(groups.sem().add_suffix("_stderr")).join(groups.size().rename("seeds"))
     table = table.reset_index()
-    table.insert(0, "told", table["method"].map(frontier.told_to))
-    order = list(dict.fromkeys(map(frontier.told_to, sweep.methods)))
+    table.insert(0, "given", table["method"].map(frontier.block_of))
+    order = list(dict.fromkeys(map(frontier.block_of, sweep.methods)))
     places = {name: i for i, name in enumerate(sweep.methods)}
-    keyed = table.assign(block=table["told"].map(order.index), place=table["method"].map(places))
+    keyed = table.assign(block=table["given"].map(order.index), place=table["method"].map(places))
     keyed = keyed.sort_values(["noise", *keys, "block", "place"], kind="stable")
     return keyed.drop(columns=["block", "place"]).reset_index(drop=True)
 
 
 def frontier_report(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, folder: Path) -> Path:
-    """Writes what a sweep says of methods at one KL, and of each at its best.
+    """Write tables and figure of methods at one KL, and of each at its best.
 
     ``tables.md`` has all tables, ``tables/`` each of them as .csv and .tex, ``cells.csv`` every cell's
     numbers, ``frontier.csv`` means over seeds of every cell's, ``matched.csv`` and ``best-*.csv`` what tables
@@ -378,7 +407,8 @@ def frontier_report(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, folde
         found += [_gaps(sweep, frontier, name, words, gaps, keys, names, measure) for measure in names]
     note = left_out(curves, deciding)
     page = write(folder, found, texts, f"{note}\n\n" * bool(note))
-    draw_frontier(sweep, frontier, curves, names[0], folder / "figures" / "frontier")
+    figure = draw_frontier(sweep, frontier, curves, names[0])
+    save_png_and_pdf(figure, folder / "figures" / "frontier")
     return page
 
 
@@ -409,15 +439,15 @@ def _values(
     keys: Sequence[str],
     measure: str,
 ) -> Table:
-    """Methods in blocks of what they are told; the best of each block is bold."""
+    """Return methods in blocks of the knowledge that they are given; the best of each block is bold."""
     columns = _columns(numbers, keys)
     rows: list[list[Entry]] = []
-    rules, told = [], None
-    best = numbers.groupby(["told", "noise", *keys])[measure].transform("max")
+    lines, given = [], None
+    best = numbers.groupby(["given", "noise", *keys])[measure].transform("max")
     for method in [name for name in sweep.methods if name in set(numbers["method"])]:
-        if frontier.told_to(method) != told and rows:
-            rules.append(len(rows))
-        told = frontier.told_to(method)
+        if frontier.block_of(method) != given and rows:
+            lines.append(len(rows))
+        given = frontier.block_of(method)
         entries: list[Entry] = []
         for column in columns:
             found = _at(numbers, method, keys, column)
@@ -427,10 +457,10 @@ def _values(
             row = found.iloc[0]
             is_best = bool(row[measure] == best[found.index[0]])
             entries.append(Value(row[measure], row[f"{measure}_stderr"], NUMBERS[measure].digits, is_best))
-        rows.append([told, sweep.methods[method].label or method, *entries])
+        rows.append([given, sweep.methods[method].label or method, *entries])
     caption = f"{NUMBERS[measure].heading} of each method {words}; mean ± standard error over seeds"
     return Table(
-        f"{name}-{measure}", caption, [("", "Told"), ("", "Method"), *_headings(columns)], rows, tuple(rules)
+        f"{name}-{measure}", caption, [("", "Given"), ("", "Method"), *_headings(columns)], rows, tuple(lines)
     )
 
 
@@ -453,14 +483,14 @@ def _gaps(
         for column in columns:
             found = _at(part, method, keys, column)
             entries.append("" if found.empty else _interval(found.iloc[0], NUMBERS[measure].digits))
-        rows.append([frontier.told_to(method), sweep.methods[method].label or method, *entries])
+        rows.append([frontier.block_of(method), sweep.methods[method].label or method, *entries])
     subject = sweep.methods[frontier.subject].label or frontier.subject
     caption = (
         f"{NUMBERS[measure].heading}: {subject} minus each method {words}, paired over seeds, with 95% "
         f"intervals; bold: p < {SURE} after Holm's correction over this table"
         f"{' and its twin' if len(names) > 1 else ''}"
     )
-    headings = [("", "Told"), ("", f"{subject} minus"), *_headings(columns)]
+    headings = [("", "Given"), ("", f"{subject} minus"), *_headings(columns)]
     return Table(f"{name}-{measure}-differences", caption, headings, rows)
 
 
@@ -469,15 +499,14 @@ def _interval(row: pd.Series, digits: int) -> str:
     return f"**{text}**" if row["p_holm"] < SURE else text
 
 
-def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, measure: str, path: Path) -> None:
-    """Writes the figure as .png and .pdf: a panel a noise rate, means over seeds with their standard errors.
+def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, measure: str) -> Figure:
+    """Return a figure with a panel per noise rate: means over seeds with their standard errors.
 
     Args:
         sweep: gives labels.
-        frontier: gives the subject, and the reference of the ceiling.
+        frontier: gives the coloured methods, and the reference of the ceiling.
         frame: rows of ``results.results``.
-        measure: what is drawn: the gold reward, or an accuracy where no run has one.
-        path: without ending.
+        measure: the gold reward, or an accuracy where no run has one.
 
     Raises:
         UserError: there is no such reference, or runs have no gold rewards to draw beside its ceiling.
@@ -489,69 +518,97 @@ def draw_frontier(sweep: Sweep, frontier: Frontier, frame: pd.DataFrame, measure
         )
     rates = sorted(frame["noise"].unique())
     highest = max(HIGHEST, *frontier.kls)
-    figure, axes = plt.subplots(
-        1, len(rates), figsize=(1.6 + 3.6 * len(rates), 4.2), sharey=True, squeeze=False, layout="constrained"
-    )
-    known = [name for name in sweep.methods if frame["method"].eq(name).any()]
-    blocks = list(dict.fromkeys(frontier.told_to(name) for name in known if not sweep.methods[name].bound))
-    palette = COLORS if len(blocks) <= len(COLORS) else MORE_COLORS
+    panels = max(5.0, 2.5 * len(rates))
+    figure, axes = plt.subplots(1, len(rates), figsize=(panels, 3.6), sharey=True, squeeze=False)
+    known = [name for name in sweep.methods if frame["method"].eq(name).any() and sweep.methods[name].vary]
+    coloured = [name for name in frontier.coloured or known if name in known][: len(COLORS) - 1]
+    colors = dict(zip(coloured, COLORS, strict=False)) | {
+        n: "black" for n in coloured if sweep.methods[n].bound
+    }
     ceilings = _ceilings(frontier.ceiling, frame["seed"].unique().tolist()) if frontier.ceiling else []
-    lines = []
+    lines, ends = [], {}
     for axis, rate in zip(axes[0], rates, strict=True):
         if ceilings:
             _draw_ceiling(axis, ceilings, highest)
         for name in known:
             part = frame[frame["method"].eq(name) & frame["noise"].eq(rate)]
-            if part.empty or not sweep.methods[name].vary:
-                continue
             groups = part.groupby("row")[["sequence_kl", measure]]
             line = groups.mean().join(groups.sem().add_suffix("_stderr")).sort_values("sequence_kl")
             line = line[line["sequence_kl"] <= highest]
             lines.append(line)
-            method, is_subject = sweep.methods[name], name == frontier.subject
-            told = frontier.told_to(name)
-            block = [other for other in known if frontier.told_to(other) == told]
+            if name not in colors:
+                axis.plot(line["sequence_kl"], line[measure], color="0.8", lw=0.8, zorder=1)
+                continue
+            marker = MARKERS[coloured.index(name) % len(MARKERS)]
             axis.errorbar(
                 line["sequence_kl"],
                 line[measure],
                 yerr=line[f"{measure}_stderr"],
-                color="0.35" if method.bound else palette[blocks.index(told) % len(palette)],
-                marker=MARKERS[block.index(name) % len(MARKERS)],
-                ms=7 if is_subject else 4,
-                lw=2.5 if is_subject else 0.8,
-                ls=("-", "--", ":")[block.index(name) // len(MARKERS) % 3],
+                color=colors[name],
+                marker=marker,
+                ms=4,
+                lw=2 if name == frontier.subject else 1.3,
+                ls="--" if sweep.methods[name].bound else "-",
                 elinewidth=0.8,
-                zorder=3 if is_subject else 2,
-                label=f"{method.label or name} ({told})",
+                zorder=3,
             )
-        axis.set(title=f"{rate:.0%} flipped", xscale="log", xlabel="sequence KL (nats)")
+            if axis is axes[0, -1] and len(line):
+                ends[name] = line.iloc[-1][["sequence_kl", measure]].tolist()
+        axis.set(title=f"{rate:.0%} label noise", xscale="log", xlabel="KL to the reference (nats)")
+        axis.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
     drawn = pd.concat(lines) if lines else frame[:0]
     if len(drawn):
         low, high = drawn[measure].min(), drawn[measure].max()
-        room = 0.1 if measure == "gold_reward" else 0.01
-        axes[0, 0].set_ylim(low - room, high + 0.35 * (high - low) + room)
-        axes[0, 0].set_xlim(max(0.02, 0.8 * drawn["sequence_kl"].min()), 1.2 * highest)
-    for axis in axes[0, 1:]:
-        axis.set_xlim(axes[0, 0].get_xlim())
+        margin = 0.1 if measure == "gold_reward" else 0.01
+        above = 0.35 * (high - low) if ceilings else 0
+        for axis in axes[0]:
+            axis.set_ylim(low - margin, high + above + margin)
+            axis.set_xlim(max(0.02, 0.8 * drawn["sequence_kl"].min()), 1.2 * highest)
     axes[0, 0].set_ylabel(MEASURES[measure].heading.lower())
-    handles, labels = axes[0, 0].get_legend_handles_labels()
+    labels = {name: sweep.methods[name].label or name for name in ends}
+    width = figure.get_figwidth() + 0.4 + 0.075 * max(map(len, labels.values()), default=0)
+    figure.set_figwidth(width)
+    figure.tight_layout(rect=(0, 0.05, panels / width, 1))
+    label_ends(axes[0, -1], {labels[name]: (*end, colors[name]) for name, end in ends.items()})
     seeds = frame["seed"].nunique()
-    title = f"mean ± standard error, {seeds} seeds" if seeds > 1 else "one seed"
-    many = len(labels) > MANY
-    columns = len(rates) + 1 if many else 1
-    if many:
-        figure.set_figheight(figure.get_figheight() + 0.19 * -(-len(labels) // columns))
-    figure.legend(
-        handles,
-        labels,
-        loc="outside lower center" if many else "outside right center",
-        ncols=columns,
-        frameon=False,
-        fontsize=8,
-        title=title,
-    )
-    save_png_and_pdf(figure, path)
+    note = f"Mean ± standard error, {seeds} seeds." if seeds > 1 else "One seed."
+    if others := len(known) - len(colors):
+        note += f" Grey: {others} other settings."
+    if ceilings:
+        note += " Black: any policy, and best of 2, 4, 8, ... (exact)."
+    figure.text(0.01, 0.02, note, fontsize=9, color="0.3")
+    return figure
+
+
+def label_ends(axis: Axes, ends: dict[str, tuple[float, float, str]]) -> None:
+    """Write names beside the axis at the right ends of their curves, apart from one another.
+
+    Args:
+        axis: with its final limits.
+        ends: x, y and colour of the last point of each curve, by name.
+    """
+    low, high = axis.get_ylim()
+    names = sorted(ends, key=lambda name: ends[name][1])
+    wanted = [(ends[name][1] - low) / (high - low) for name in names]
+    places: list[float] = []
+    for place in wanted:
+        places.append(max(place, places[-1] + LINE_HEIGHT) if places else max(place, 0.0))
+    excess = max(0.0, places[-1] - 1) if places else 0.0
+    for name, place in zip(names, places, strict=True):
+        x, y, color = ends[name]
+        axis.annotate(
+            name,
+            (x, y),
+            (1.06, place - excess),
+            textcoords="axes fraction",
+            va="center",
+            color=color,
+            fontsize=9,
+            arrowprops={"arrowstyle": "-", "color": color, "lw": 0.6, "shrinkA": 1, "shrinkB": 2},
+            annotation_clip=False,
+        )
 
 
 def _ceilings(reference: str, seeds: Sequence[int]) -> list[pd.DataFrame]:
@@ -567,16 +624,16 @@ def _ceilings(reference: str, seeds: Sequence[int]) -> list[pd.DataFrame]:
 
 
 def _draw_ceiling(axis: Axes, tables: list[pd.DataFrame], highest: float) -> None:
-    """Means over worlds: at the same KLs of the best policies, and at the same n of the best of n."""
+    """Draw means over seeds: at the same KLs of the best policies, and at the same n of the best of n."""
     kls = np.geomspace(0.02, highest, 200)
     lines = []
     for table in tables:
         part = table[table["curve"].eq("optimal")].sort_values("kl")
         lines.append(np.interp(kls, part["kl"], part["reward"], right=np.nan))
-    axis.plot(kls, np.mean(lines, axis=0), color="black", lw=1.5, label="any policy (exact)")
+    axis.plot(kls, np.mean(lines, axis=0), color="black", lw=1.5, zorder=2)
     best = pd.concat(tables).query("curve == 'best of n' and parameter > 1")
     best = best.groupby("parameter")[["kl", "reward"]].mean()
-    axis.plot(best["kl"], best["reward"], "k.:", lw=1, label="best of 2, 4, 8, ... (exact)")
+    axis.plot(best["kl"], best["reward"], "k.:", lw=1)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,10 +1,10 @@
-"""Whether the Health alarm comes before a run collapses, and stays silent in runs that do not.
+"""Timing of the Health alarm: before a run collapses, and silent in runs that do not.
 
     python -m research.health_alarm --model runs/quickstart/sft/model --output runs/health-alarm [--jobs 2]
 
-Trains every setting below in the embedded world with the Health callback (which warns and does not stop),
-looks at the clean accuracy of 512 validation pairs along the way, and says for each run whether the accuracy
-fell by more than 0.05 under its peak so far, when, and when the alarm came. Everything but the alarm's
+Trains every setting below in the synthetic benchmark with the Health callback (which warns and does not
+stop), measures the clean accuracy of 512 validation pairs along the way, and prints for each run whether it fell
+by more than 0.05 under its peak so far, when, and when the alarm came. Everything but the alarm's
 thresholds is ordinary: ``pacmr fit`` with the configs of the quickstart. Long runs are 1,250 updates on
 40,000 pairs, in which hard pseudo-labels collapse; short ones are the quickstart's 200 on 6,400.
 Runs that are in the output folder already are not trained again.
@@ -71,7 +71,7 @@ SETTINGS = [
     Setting("hard, start_offset auto", 0.3, 2, False, options=POSTERIOR),
     Setting("soft", 0.4, 2, False, options=SOFT),
     Setting("MWN", 0.3, 2, False, "mwn", CLEAN),
-    Setting("fixed prior", 0.4, 0, False, "fixed"),
+    Setting("fixed weighting", 0.4, 0, False, "fixed"),
 ]
 
 
@@ -123,7 +123,7 @@ def train(setting: Setting, model: str, folder: Path) -> None:
 
 
 def measure(setting: Setting, folder: Path) -> dict[str, object]:
-    """What the clean accuracy did, and when the alarm came."""
+    """Return the course of the clean accuracy, and the update of the alarm."""
     curves = pd.read_csv(folder / "metrics.csv")
     # Rows are numbered by the last update before them; here steps are updates done.
     curves["step"] += 1
@@ -162,7 +162,7 @@ def health_alarm(
     jobs: PositiveInt = 2,
     only: Sequence[str] = ("",),
 ) -> None:
-    """Train every setting in the embedded world, and print when its accuracy fell and when the alarm came.
+    """Train every setting, and print when its accuracy fell and when the alarm came.
 
     Args:
         model: the quickstart's SFT model.

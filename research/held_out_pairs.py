@@ -6,7 +6,7 @@
       --model.weighting.outer research.held_out_pairs.HeldOutPreference \\
       --model.weighting.outer.label_noise 0.3
 
-A custom outer objective (docs/extending.md), evaluated in docs/results.md.
+A custom outer objective (docs/extending.md), evaluated in research/notebook/changes-to-pacmr.md.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ class HeldOutPreference(CleanPreference):
     """rDPO's loss (arXiv 2403.00409) on held-out pairs: the clean loss's expectation under flips.
 
     Args:
-        label_noise: share of their labels that is flipped, in [0, 0.5).
+        label_noise: their noise rate, in [0, 0.5).
     """
 
     def __init__(self, label_noise: float):
         self.label_noise = RDPO(label_noise=label_noise).rate
 
     def loss(self, rewards: Rewards) -> Tensor:
-        """(N,) losses of N meta pairs."""
+        """(N,) losses of a meta-batch of N pairs."""
         return RDPO(rewards.beta, self.label_noise)(rewards)
 
     def gradient(
         self, policy: PolicyModel, beta: float, meta: PairBatch, micro_batch_size: int | None
     ) -> OuterGradient:
-        """Return the gradient; UserError if the meta pairs are training pairs."""
+        """Return the gradient; UserError if they are training pairs."""
         if meta.augmented is not None:
             raise UserError(
                 "HeldOutPreference learns from pairs that are not trained on; give the datamodule a source "

@@ -1,8 +1,8 @@
-"""Whether a long run's memory stays flat: PACMR-DPO with all callbacks, loggers, validation and checkpoints.
+"""Memory over a long run of PACMR-DPO with all callbacks, loggers, validation and checkpoints.
 
     python -m research.long_run --model runs/quickstart/sft/model --updates 2000
 
-trains in the embedded world, and prints every 100 updates the process's resident memory, what of it is in use
+trains in the synthetic benchmark, and prints every 100 updates the process's resident memory, the part in use
 by glibc's account (resident memory also holds what was freed, and jumps about), and the most that a GPU had
 allocated; then the slope of a straight line through the second half, by which windows are full.
 """
@@ -50,7 +50,7 @@ from . import run_command
 
 MIB = 2**20
 FLAT = 5.0
-"""MiB per 1,000 updates under which memory counts as flat: 15 MiB in the paper's 2,901 updates."""
+"""MiB per 1,000 updates under which memory counts as flat: 15 MiB in the 2,901 updates of Qu et al.."""
 
 
 class Mallinfo2(ctypes.Structure):

@@ -1,11 +1,11 @@
-"""How well a linear probe of an untouched model ranks planted flips, by their share and the number of pairs.
+"""AUROC of a linear probe of a base model for injected label noise, by noise rate and number of pairs.
 
     python -m research.probe path/to/model --source AnthropicHH --source.path hh-rlhf \
-      --source.subsets '[harmless-base]' --figure docs/probe.png
+      --source.subsets '[harmless-base]' --figure probe.png
 
-Labels as found are taken for right, shares of them are flipped at random, and ranked by the scores of
-``pacmr audit --scorer probe``. Repetitions draw other flips and, where not all pairs are taken, other pairs.
-The model is asked once.
+Original labels count as right; some are swapped at random, and all are ranked by the scores of
+``pacmr audit --scorer probe``. Repetitions draw other noise and, where not all pairs are taken, other pairs.
+The model runs once.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ def probe(
     repetitions: int = 10,
     figure: str | None = None,
 ) -> None:
-    """Measures, prints a table and draws a figure.
+    """Measure, print a table and draw a figure.
 
     Args:
-        model: folder or Hub id of the untouched model.
+        model: folder or Hub id of the base model.
         source: of the pairs.
         max_length: tokens of prompt + longer response; longer pairs are left out.
         min_length: pairs of fewer tokens are left out, too.
         dtype: of the model.
         numbers: of pairs, beside all of them.
-        shares: of flips.
-        repetitions: of each.
+        shares: noise rates.
+        repetitions: draws of noise and pairs.
         figure: PNG to draw to.
     """
     tokenizer = load_tokenizer(model)
@@ -93,10 +93,10 @@ def _draw(auroc: pd.DataFrame, path: str) -> None:
     colors = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
     for i, (color, (share, part)) in enumerate(zip(colors, auroc.groupby("flips"), strict=False)):
         numbers = part.index.get_level_values("pairs")
-        style = {"marker": "o", "color": color, "capsize": 3, "label": f"{share:.0%} flipped"}
+        style = {"marker": "o", "color": color, "capsize": 3, "label": f"{share:.0%} noise"}
         axis.errorbar(numbers * 1.04 ** (i - 1), part["mean"], part["std"], **style)  # side by side
     axis.axhline(0.5, color="0.6", linewidth=1, linestyle=":")
-    axis.set(xlabel="TokenizedPairs", ylabel="AUROC for planted flips", xscale="log")
+    axis.set(xlabel="pairs", ylabel="AUROC for injected label noise", xscale="log")
     axis.set_xticks(numbers, [f"{n:,}" for n in numbers])
     axis.minorticks_off()
     axis.spines[["top", "right"]].set_visible(False)

@@ -6,7 +6,7 @@
       --model.weighting.outer research.several_wordings.SeveralWordings \\
       --model.weighting.outer.tokenizer MODEL
 
-A custom outer objective (docs/extending.md), evaluated in docs/results.md.
+A custom outer objective (docs/extending.md), evaluated in research/notebook/changes-to-pacmr.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pacmr_lightning.policy import PolicyModel
 
 
 class SeveralWordings(PromptAugmentationConsistency):
-    """Qu et al.'s outer objective, with three augmented prompts per meta pair.
+    """Qu et al.'s outer objective, with three augmented prompts per pair of the meta-batch.
 
     Args:
         tokenizer: the policy's, a folder.

@@ -1,10 +1,9 @@
-"""How close finished runs come to what the paper's theory says, where the truth is known.
+"""Weights and calibration of finished runs against the theory of Qu et al., with true probabilities.
 
     python -m research.theory runs/a runs/b --output runs/theory
 
-Exchanging a pair's two responses changes the sign of u, s, logit(q) and log(g+ / g-), and turns a probability
-p into 1 - p. Which of them stands first is a matter of how the pair was written down, so every number here is
-over the pairs in both orders, and does not depend on it.
+Swapping a pair's two responses changes the sign of u, s, logit(q) and log(g+ / g-), and turns a probability p
+into 1 - p. The order is arbitrary, so every number here is over the pairs in both orders.
 """
 
 from __future__ import annotations
@@ -43,20 +42,20 @@ from .formulas import noisy_posterior, two_rate_log_ratio
 RATIOS, CALIBRATION, RELIABILITY, PAIRS = "weight-ratios", "calibration", "reliability", "pairs.parquet"
 """Files of the output folder, the first two as .csv, .png and .pdf."""
 RESAMPLES = 1000
-"""Of the bootstrap over prompts."""
+"""Resamples of the bootstrap over prompts."""
 BINS = 10
-"""Of a reliability diagram: tenths of sigma(u)."""
+"""Bins of a reliability diagram: tenths of sigma(u)."""
 _CLIP = 1e-12
 """Probabilities that rounded to 0 or 1 have no finite logit."""
 COLUMNS = 4
 """Runs in a row."""
 BLUE, ORANGE = "#0072B2", "#D55E00"
-"""Of Okabe and Ito, which the colour-blind can tell apart."""
+"""Colour-blind safe colours (Okabe and Ito)."""
 KINDS = {"eta": ("clean preference $\\eta$", BLUE, "o"), "noisy": ("noisy label", ORANGE, "s")}
 """Heading, colour and marker of each curve of a reliability diagram."""
 TICKS = (0, 0.2, 0.4, 0.6, 0.8, 1)
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-"""Of the weights' log-ratio in each bin: two bands and the median."""
+"""Quantiles of the weights' log-ratio in each bin: two bands and the median."""
 _MEDIANS = 20
 """Bins of the horizontal axis, of equal numbers of pairs."""
 
@@ -68,14 +67,13 @@ def theory_check(
     split: Literal["train", "validation"] = "validation",
     checkpoint: str = "last",
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Compares finished runs with Theorem 1 and with the true preference probabilities.
+    """Compare finished runs with Theorem 1 and with the true preference probabilities.
 
-    Theorem 1 is about functions of a pair z: log g+/g- = logit(eta) - logit(q). No label that was drawn
-    stands in it, only q, the probability that a noisy label says what the order says in which the pair is
-    written; so pairs with labels of any kind can be asked. A pair that was trained on has pushed u towards
-    the label it happened to have, which the theorem's optimum, a mean over labels, does not know. Validation
-    pairs are therefore the test of what was learned, and q is that of the run's noise. Training pairs, with
-    the labels that the run saw, show what learning by heart adds.
+    Theorem 1 is about functions of a pair z: log g+/g- = logit(eta) - logit(q). It has
+    no drawn label, only q, the probability that a noisy label agrees with the order of the pair; so labels of
+    any kind will do. Training on a pair moves u towards its own label, while the theorem's optimum
+    is a mean over labels. Validation pairs therefore test generalisation, with the q of the run's noise.
+    Training pairs, with the labels of the run, show the effect of memorisation.
 
     Writes ``weight-ratios`` and ``calibration`` (.csv, .png, .pdf), ``reliability.csv`` and
     ``pairs.parquet``. Log-probabilities are cached on disk, so that a second call goes on where the first was
@@ -88,10 +86,10 @@ def theory_check(
         checkpoint: which of the folder ``checkpoints``, by its name without .ckpt.
 
     Returns:
-        Two tables with a row a run: ``label``, ``run``, ``method``, ``noise_rate``, ``step``, ``split``,
-        ``pairs``, and then of the runs with weights what ``agreement`` returns, and ``slope_at_u`` (the same
-        slope where Theorem 1's optimum is taken at s = u: how steep the weights are, whatever the policy
-        believes; NaN for weights that do not look at u); of all runs ``ece_eta`` (of sigma(u) against eta)
+        Two tables with one row per run: ``label``, ``run``, ``method``, ``noise_rate``, ``step``, ``split``,
+        ``pairs``, and for runs with weights the columns of ``agreement``, and ``slope_at_u`` (the same
+        slope where Theorem 1's optimum is taken at s = u: the weights' own steepness; NaN for weights that
+        do not depend on u); of all runs ``ece_eta`` (of sigma(u) against eta)
         and ``ece_noisy`` (against the labels as trained, or, on validation pairs, their probability q). All
         have 95% intervals, ``..._low`` and ``..._high``, from a bootstrap over prompts.
 
@@ -214,20 +212,20 @@ def _cell(value: float) -> str:
 
 
 def judged_pairs(module: PreferenceModule, pairs: Any, rate: float, name: str) -> pd.DataFrame:
-    """What a run's policy and weights say of N pairs, beside the truth.
+    """Return a run's margins and weights of N pairs, beside the true probabilities.
 
     Args:
-        module: of the finished run; its weighting is taken out.
+        module: of the finished run; its weighting is used as it is.
         pairs: the datamodule's ``train_pairs`` or ``validation_pairs``.
         rate: probability that the noise flips a label.
         name: of the progress bar.
 
     Returns:
-        One row a pair, in the order in which it is labelled: ``id``, ``prompt`` (its number), ``flipped``,
+        One row per pair, in the order in which it is labelled: ``id``, ``prompt`` (its number), ``flipped``,
         ``u`` and ``delta`` (nats), ``eta`` (probability that the first response is better), ``q``
-        (probability that a noisy label says so), ``log_ratio`` (log g+ - log g- of the run's weights, NaN
-        where it weighs no pair by what it is), ``optimum`` (Theorem 1's) and ``optimum_at_u`` (Theorem 1's if
-        u were the clean preference strength s; NaN where the weights do not look at u).
+        (probability that a noisy label agrees), ``log_ratio`` (log g+ - log g- of the run's weights, NaN
+        if weights do not depend on the pair), ``optimum`` (Theorem 1's) and ``optimum_at_u`` (Theorem 1's if
+        u were the clean preference strength s; NaN if the weights do not depend on u).
 
     Raises:
         UserError: eta of a pair is unknown, or a log-probability is not finite.
@@ -237,11 +235,11 @@ def judged_pairs(module: PreferenceModule, pairs: Any, rate: float, name: str) -
     if unknown:
         raise UserError(
             f"eta, the probability that the chosen response is better, is unknown for {unknown} of the "
-            f"{len(found)} pairs of {name}; name runs in the embedded world, or add the column eta."
+            f"{len(found)} pairs of {name}; name runs of the synthetic benchmark, or add the column eta."
         )
     eta = torch.tensor(found, dtype=torch.float64).clip(_CLIP, 1 - _CLIP)
     eta = torch.where(torch.tensor(pairs.swapped), 1 - eta, eta)
-    weighting, module.weighting = module.weighting, Unweighted()  # asked below, about both orders
+    weighting, module.weighting = module.weighting, Unweighted()  # requested below, for both orders
     frame = last_pass(module, pairs, name)
     frame = frame[["id", "prompt", "flipped", "u", "delta"]]
     u, delta = (torch.tensor(frame[column].to_numpy()) for column in ("u", "delta"))
@@ -259,27 +257,27 @@ def judged_pairs(module: PreferenceModule, pairs: Any, rate: float, name: str) -
 
 
 def weighs(weighting: Weighting) -> bool:
-    """Whether the weights depend on what a pair is, so that g+ and g- are there to be compared."""
+    """Return true if the weights depend on the pair, so that g+ and g- can be compared."""
     return not isinstance(weighting, (Unweighted, DropFlipped)) and not other_features(weighting)
 
 
 def other_features(weighting: Weighting) -> list[str]:
-    """What the weights look at beside Delta and u, of which alone log g+ - log g- is a function."""
+    """Return the weights' inputs beside Delta and u, the only ones of log g+ - log g-."""
     return [name for name in getattr(weighting.vnet, "features", ()) if name not in PAPER]
 
 
 @torch.no_grad()
 def weight_log_ratio(weighting: Weighting, u: Tensor, delta: Tensor, batch: PairBatch) -> Tensor:
-    """(N,) log g+ - log g-: g at (Delta, u) against g at (Delta, -u), where the responses are exchanged.
+    """(N,) log g+ - log g-: g at (Delta, u) against g at (Delta, -u), with the responses swapped.
 
     Args:
         weighting: of a finished run.
         u: (N,) float64 implicit reward differences.
-        delta: (N,) float64 implicit reward sums, which the exchange leaves as they are.
-        batch: the N pairs with their eta, for weights that know it.
+        delta: (N,) float64 implicit reward sums, which do not depend on the order.
+        batch: the N pairs with their eta, for oracle weights.
 
     Returns:
-        NaN where ``weighs`` says no.
+        NaN where ``weighs`` is false.
     """
     if not weighs(weighting):
         return torch.full_like(u, torch.nan)
@@ -299,7 +297,7 @@ def weight_log_ratio(weighting: Weighting, u: Tensor, delta: Tensor, batch: Pair
 
 
 def agreement(optimum: np.ndarray, log_ratio: np.ndarray) -> dict[str, float]:
-    """How log-ratios of weights follow the optimal ones, over N pairs in both orders.
+    """Return the agreement of weights' log-ratios with the optimal ones, over N pairs in both orders.
 
     Returns:
         ``pearson`` and ``spearman`` correlation, and ``slope`` of the weights' log-ratio on the optimal one.
@@ -313,7 +311,7 @@ def agreement(optimum: np.ndarray, log_ratio: np.ndarray) -> dict[str, float]:
 
 
 def slope(x: np.ndarray, y: np.ndarray) -> float:
-    """Of the regression of y on x over both orders, whose intercept is 0."""
+    """Slope of the regression of y on x over both orders, whose intercept is 0."""
     return float(x @ y / (x @ x))
 
 
@@ -335,7 +333,7 @@ def reliability(u: np.ndarray, **targets: np.ndarray) -> pd.DataFrame:
         targets: (N,) probabilities that the first response is better, or labels (1, 0), by their names.
 
     Returns:
-        One row a tenth, fewer where values are equal: ``predicted``, the targets' means, ``share`` of the
+        One row per tenth, fewer where values are equal: ``predicted``, the targets' means, ``share`` of the
         2N orders.
     """
     both = np.concatenate([u, -u])
@@ -363,7 +361,7 @@ def with_intervals(
     resamples: int = RESAMPLES,
     seed: int = 42,
 ) -> dict[str, float]:
-    """A measure with its 95% intervals, the percentiles of a bootstrap over prompts.
+    """Return a measure with its 95% intervals, the percentiles of a bootstrap over prompts.
 
     Args:
         measure: numbers by name, from the columns.
@@ -387,13 +385,13 @@ def with_intervals(
 
 
 def draw_ratios(pairs: Sequence[pd.DataFrame], table: pd.DataFrame) -> Figure:
-    """log g+/g- over Theorem 1's optimum, and below over u, beside the optimum for s = u.
+    """Draw log g+/g- over Theorem 1's optimum, and below over u, beside the optimum for s = u.
 
-    The lower panel is left out for weights that do not look at u.
+    The lower panel is left out for weights that do not depend on u.
 
     Args:
         pairs: of each run, as ``judged_pairs`` makes them.
-        table: one row a run: ``label``, and what ``agreement`` returns.
+        table: one row per run: ``label``, and what ``agreement`` returns.
     """
     figure, axes = _panels(len(pairs), 2)
     side = max(frame[name].abs().quantile(0.99) for frame in pairs for name in ("optimum", "log_ratio"))
@@ -429,12 +427,12 @@ def draw_ratios(pairs: Sequence[pd.DataFrame], table: pd.DataFrame) -> Figure:
 
 
 def draw_reliability(tables: Sequence[pd.DataFrame], labels: Sequence[str], errors: pd.DataFrame) -> Figure:
-    """The true probability, and that of a noisy label, over sigma(u) by tenths.
+    """Draw the true probability, and that of a noisy label, over sigma(u) by tenths.
 
     Args:
         tables: of each run, as ``reliability`` makes them of ``eta`` and ``noisy``.
         labels: of the runs.
-        errors: one row a run: ``ece_eta`` and ``ece_noisy``.
+        errors: one row per run: ``ece_eta`` and ``ece_noisy``.
     """
     figure, axes = _panels(len(tables), 1)
     for table, label, (_, row), (axis,) in zip(tables, labels, errors.iterrows(), axes, strict=True):

@@ -1,105 +1,79 @@
-"""A measure over the share of flipped labels: which settings suit which share.
+"""Gold reward against noise rate on ten held-out seeds of the synthetic benchmark, from the kept runs.
 
-pacmr sweep research/sweeps/told_share.yaml
-python -m research.told_share research/sweeps/told_share.yaml --output docs/told-share
+python -m research.told_share --figure research/notebook/told-share.png
+
+``research/sweeps/told_share.yaml`` makes such runs on the tuning seeds, with assumed noise rates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
-from pacmr_lightning.errors import UserError
-from pacmr_lightning.sweep.cells import cells
-from pacmr_lightning.sweep.figures import save_png_and_pdf
-from pacmr_lightning.sweep.results import GREEK, MEASURES, option_columns, results, seed_means
-from pacmr_lightning.sweep.spec import Sweep, read_sweep
-from pacmr_lightning.sweep.state import state_of
+from pacmr_lightning.files import replacing
+from pacmr_lightning.sweep.figures import COLORS, MARKERS
 
 from . import run_command
+from .frontier import label_ends
+
+NUMBERS = Path(__file__).parent / "numbers"
+METHODS = {
+    "first": "DPO, one epoch, beta 1",
+    "pacmr": "PACMR-DPO, beta 2",
+    "dpo_two_epochs": "DPO, two epochs, tuned beta",
+    "estimated": "Refined, beta 1",
+}
+"""Labels of the methods, by their names in research/numbers."""
+TUNED = {0.0: 1.0, 0.1: 1.0, 0.2: 0.5, 0.3: 0.2, 0.4: 0.1, 0.45: 0.1}
+"""Betas of two epochs of DPO, by noise rate: those with the highest gold reward on the tuning seeds."""
 
 
-def told_share(file: str, *, output: str) -> None:
-    """Draw the gold reward of a finished sweep over its noise rates (validation accuracy without rewards).
+def held_out_runs() -> pd.DataFrame:
+    """Return the runs of ``METHODS`` on the ten held-out seeds, two epochs at the beta of ``TUNED`` only.
 
-    Args:
-        file: sweep file, whose cells ``pacmr sweep`` has run.
-        output: figure to write, without .png and .pdf.
+    Returns:
+        One row per run: ``method``, ``noise`` (0 to 0.45), ``seed``, ``gold_reward``, ``sequence_kl``, ...
     """
-    sweep = read_sweep(file)
-    done = [cell for cell in cells(sweep) if state_of(cell) == "done"]
-    if not done:
-        raise UserError(f"No cell of {file} has finished; run pacmr sweep {file} first.")
-    frame = results(sweep, done)
-    save_png_and_pdf(draw_rates(sweep, frame, seed_means(frame)), Path(output))
-
-
-def draw_rates(sweep: Sweep, frame: pd.DataFrame, numbers: pd.DataFrame) -> Figure:
-    """A panel for each method that varies an option, a line for each value; one for all other methods.
-
-    Args:
-        sweep: says which methods vary what.
-        frame: rows of ``results.results``.
-        numbers: their ``means``.
-    """
-    name = "gold_reward" if frame["gold_reward"].notna().any() else "val_accuracy"
-    numbers = numbers[numbers["measure"].eq(name)]
-    names = option_columns(sweep)
-    varied = {
-        method: names[option]
-        for method, settings in sweep.methods.items()
-        for option, values in settings.vary.items()
-        if len(values) > 1 and len(settings.vary) == 1
-    }
-    panels: list[tuple[str, str | None, pd.DataFrame]] = [
-        (sweep.methods[method].label or method, option, part)
-        for method, option in varied.items()
-        if len(part := frame[frame["method"].eq(method)])
-    ]
-    if len(rest := frame[~frame["method"].isin(varied)]):
-        panels.append(("One setting each", None, rest))
-    figure, axes = plt.subplots(
-        1,
-        len(panels),
-        figsize=(0.8 + 3.2 * len(panels), 3.6),
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
+    frontier, rest, kinds = (
+        pd.read_csv(NUMBERS / f"{name}.csv")
+        for name in ("frontier-report", "told-nothing-report", "noise-kinds-report")
     )
-    for axis, (title, option, part) in zip(axes[0], panels, strict=True):
-        rows = part.drop_duplicates("row")
-        colors = plt.get_cmap("viridis" if option else "tab10")
-        for i, (row, value) in enumerate(zip(rows["row"], rows[option or "row"], strict=True)):
-            found = numbers[numbers["row"].eq(row)].sort_values("noise")
-            axis.errorbar(
-                100 * found["noise"],
-                found["mean"],
-                yerr=found["stderr"],
-                marker="o",
-                ms=3.5,
-                capsize=2,
-                color=colors(i / max(len(rows) - 1, 1) * 0.9) if option else colors(i),
-                label=f"{GREEK.get(option, option)} = {_shown(value)}" if option else value,
-            )
-        axis.set(title=title, xlabel="flipped labels, %")
-        axis.grid(alpha=0.3)
-        axis.legend(frameon=False, fontsize=8, loc="best")
-    axes[0][0].set_ylabel(f"{MEASURES[name].heading} (mean ± standard error)")
-    return figure
+    clean = kinds[kinds["method"].str.endswith("_clean")]
+    clean = clean.assign(method=clean["method"].str.removesuffix("_clean"), noise=0.0)
+    runs = pd.concat([clean, rest, frontier])
+    tuned = np.isclose(runs["beta"], runs["noise"].map(TUNED)) | (runs["method"] != "dpo_two_epochs")
+    return runs[runs["method"].isin(METHODS) & tuned].reset_index(drop=True)
 
 
-def _shown(value: Any) -> str:
-    """A number without the zeros that it is stored with; whatever else an option may be as it is."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def told_share(*, figure: str) -> None:
+    """Draw mean gold reward against noise rate, with standard errors over the ten held-out seeds.
+
+    Args:
+        figure: PNG to write.
+    """
+    runs = held_out_runs()
+    drawing, axis = plt.subplots(figsize=(9, 4))
+    ends = {}
+    for (method, label), color, marker in zip(METHODS.items(), COLORS, MARKERS, strict=False):
+        part = runs[runs["method"] == method].groupby("noise")["gold_reward"].agg(["mean", "sem"])
+        x = 100 * part.index.to_numpy()
+        axis.errorbar(x, part["mean"], part["sem"], color=color, marker=marker, ms=5, lw=1.6, capsize=2)
+        ends[label] = (x[-1], part["mean"].iloc[-1], color)
+    axis.set(xlabel="noise rate (%)", ylabel="gold reward", title="Ten held-out seeds, mean ± standard error")
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    drawing.tight_layout(rect=(0, 0, 0.76, 1))
+    label_ends(axis, ends)
+    with replacing(figure) as temporary:
+        drawing.savefig(temporary, dpi=200, format="png")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """``python -m research.told_share FILE --output FIGURE``."""
+    """``python -m research.told_share --figure FILE``."""
     run_command("told_share", told_share, arguments)
 
 

@@ -1,4 +1,4 @@
-"""Agreement of a policy's preferences under original and augmented prompts (paper's appendix)."""
+"""Agreement of a policy's preferences under original and augmented prompts (appendix of Qu et al.)."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def judged_pairs(
     if not eligible:
         raise UserError(
             f"None of the {len(known)} {split} pairs has an augmented prompt; give the rows an "
-            "augmented_prompt (no rule for rewording applied)."
+            "augmented_prompt (no rewriting rule applied)."
         )
     indices = eligible
     if pairs is not None:
         if not 1 <= pairs <= len(eligible):
             raise UserError(
-                f"pairs is {pairs}, but a sample of the {len(eligible)} {split} pairs with an augmented "
-                f"prompt must have 1 to {len(eligible)}."
+                f"pairs is {pairs}, but a sample of the {len(eligible)} {split} pairs with an "
+                f"augmented prompt must have 1 to {len(eligible)}."
             )
         indices = sorted(np.random.default_rng(seed).choice(eligible, pairs, replace=False).tolist())
     policy, chosen, u = ready(module), known.select(indices), []
-    for augmented, prompts in ((False, "prompts"), (True, "second wordings")):
+    for augmented, prompts in ((False, "prompts"), (True, "augmented prompts")):
         title = f"{data.task}, {split}, {prompts}"
         ours = chosen.values(log_probs, policy, title, augmented=augmented, of_adapter=True)
         base = chosen.reference_log_probs(policy, f"{title}, reference", augmented=augmented)
@@ -72,7 +72,7 @@ def judged_pairs(
 
 
 def consistency_by_threshold(pairs: pd.DataFrame, taus: Sequence[float]) -> pd.DataFrame:
-    """Compute the paper's quantities for N pairs of ``judged_pairs``; u = 0 counts half for either response.
+    """Compute the appendix's measures for N pairs of ``judged_pairs``; u = 0 counts half for either response.
 
     Returns one row per threshold: ``tau``, ``pairs`` (N), ``prompts`` (distinct), ``l1`` (mean distance of
     the binary preference distributions), ``retained`` (count), ``coverage``, ``clean_accuracy`` and
@@ -101,7 +101,7 @@ def _mean(name: str, values: np.ndarray, prompts: np.ndarray) -> dict[str, float
 
 
 def passes(u: np.ndarray, taus: Sequence[float]) -> np.ndarray:
-    """Return (N, T) whether sigma(u) >= tau or <= 1 - tau (ties count, unlike in the paper)."""
+    """Return (N, T) whether sigma(u) >= tau or <= 1 - tau (ties count, unlike in Qu et al.)."""
     # Compare u with logit(tau), since sigma(u) rounds to 1 for large u.
     return np.abs(u)[:, None] >= logit(np.asarray(taus))
 
@@ -112,6 +112,4 @@ def check_taus(taus: Sequence[float]) -> None:
         raise UserError("taus is empty, but at least one confidence threshold is needed, such as 0.6.")
     for tau in taus:
         if not 0.5 <= tau < 1:
-            raise UserError(
-                f"taus has {tau}, but each must be at least 0.5 and below 1 (the paper uses 0.6)."
-            )
+            raise UserError(f"taus has {tau}, but each must be at least 0.5 and below 1 (Qu et al. use 0.6).")

@@ -32,7 +32,7 @@ class Decoding:
     top_p: float = 1.0
     """Tokens are sampled among the likeliest that together have this probability, in (0, 1]."""
     seed: int = 42
-    """Of the sampling."""
+    """Seed of the sampling."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):

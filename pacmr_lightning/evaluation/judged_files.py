@@ -19,7 +19,7 @@ MILLION = 1_000_000
 _VERDICTS: dict[Preference, str] = {"first": "win", "second": "loss", "none": "none"}
 
 Prices = tuple[float | None, float | None]
-"""Of a million tokens of prompts and of answers, in any currency; both or none."""
+"""Price of a million tokens of prompts and of answers, in any currency; both or none."""
 
 
 def response_pairs(first: str | Path, second: str | Path) -> list[ResponsePair]:

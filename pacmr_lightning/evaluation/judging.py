@@ -96,9 +96,9 @@ class EndpointJudge(PairJudge):
     """A chat model with the judge prompts of Qu et al.; it must name the same response in both orders.
 
     Args:
-        task: ``summary`` or ``dialogue``, which decides the prompts; also by the names of the paper's data,
-            ``tldr`` and ``hh``.
-        endpoint: options of ``Endpoint``; the defaults are the paper's judge.
+        task: ``summary`` or ``dialogue``, which decides the prompts; or ``tldr`` and ``hh``, the data of Qu
+            et al.
+        endpoint: options of ``Endpoint``; the defaults are those of Qu et al.
 
     Raises:
         UserError: an option of the endpoint is out of range.
@@ -152,7 +152,7 @@ class GoldJudge(PairJudge):
     """The gold reward of the synthetic benchmark as a judge; equal rewards prefer neither.
 
     Args:
-        seed: of the embedded world (``--data.source.seed`` of the runs).
+        seed: of the synthetic benchmark (``--data.source.seed`` of the runs).
 
     Raises:
         UserError: the seed is negative.
@@ -169,8 +169,8 @@ class GoldJudge(PairJudge):
         for item in items:
             if not isinstance(item.prompt, str):
                 raise UserError(
-                    f"The prompt {str(item.prompt)[:80]} is a chat, but the embedded world has texts only; "
-                    "name another judge."
+                    f"The prompt {str(item.prompt)[:80]} is a chat, but the synthetic benchmark has texts "
+                    "only; name another judge."
                 )
             first, second = (self.world.gold_reward(item.prompt, text) for text in (item.first, item.second))
             verdicts.append(by_scores(first, second))

@@ -31,7 +31,7 @@ class LexiconReward(RewardFunction):
     of several words or of signs are ignored.
 
     Args:
-        lexicon: "vader" (Hutto and Gilbert 2014; -4 to 4 a word), "afinn" (Nielsen, arXiv 1103.2903; -5 to
+        lexicon: "vader" (Hutto and Gilbert 2014; -4 to 4 per word), "afinn" (Nielsen, arXiv 1103.2903; -5 to
             5), both of extra ``sentiment``, or a file with a word, a tab and its valence in each line.
 
     Raises:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Outcome = Literal["win", "tie", "loss"]
 OUTCOMES: tuple[Outcome, ...] = ("win", "tie", "loss")
 COLORS = ("#0072B2", "0.82", "#D55E00")
-"""Of wins, ties and losses; the outer two by Okabe and Ito."""
+"""Colours of wins, ties and losses; the outer two by Okabe and Ito."""
 SLOPE_C = 100.0
 """Inverse strength of the L2 penalty on the slope, phi^2 / (2 C): weak, but enough if length decides all."""
 TOLERANCE, ITERATIONS = 1e-9, 1000
@@ -115,7 +115,7 @@ def judge_responses(
     if len(verdicts) != len(asked):
         raise UserError(
             f"The judge {judge.name} gave {len(verdicts)} verdicts on {len(asked)} pairs, so that nobody "
-            "knows which belongs to which; return one verdict a pair, in their order."
+            "knows which belongs to which; return one verdict per pair, in their order."
         )
     opinions = [opinion for verdict in verdicts for opinion in verdict.orders]
     if opinions and all(opinion.problem is not None for opinion in opinions):

@@ -26,7 +26,8 @@ def test_help_and_index(name, capsys):
     ("words", "message"),
     [
         (["frontier", "nowhere.yaml"], "The sweep file nowhere.yaml cannot be read"),
-        (["told_share", "nowhere.yaml", "--output", "x"], "The sweep file nowhere.yaml cannot be read"),
+        (["told_share", "--figure", "/dev/null/x.png"], "/dev/null"),
+        (["frontier", str(FOLDER / "sweeps/frontier.yaml"), "--numbers", "x.csv"], "give both"),
         (["theory", "nowhere", "--output", "x"], "nowhere/config.yaml does not exist"),
         (["long_run", "--updates", "3"], "updates is 3, but a slope needs at least 400"),
         (["health_alarm", "--jobs", "0"], "jobs: "),

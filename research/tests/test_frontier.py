@@ -158,14 +158,14 @@ def frontier(tmp_path):
         (tmp_path / str(seed)).mkdir()
         both = [curve.assign(curve=name) for name in ("optimal", "best of n")]
         pd.concat(both).to_csv(tmp_path / f"{seed}/ceiling.csv", index=False)
-    told = {"better": "the rate", "truth": "the truth"}
-    return Frontier("better", [0.5, 1.0], [100, 101], str(tmp_path / "{seed}/model"), told)
+    given = {"better": "noise rate", "truth": "true labels"}
+    return Frontier("better", [0.5, 1.0], [100, 101], str(tmp_path / "{seed}/model"), given)
 
 
 def test_a_report(sweep, frontier, tmp_path):
     page = frontier_report(sweep, frontier, cells(), tmp_path / "report").read_text()
-    assert "| the rate | Better |" in page and "Better minus" in page
-    line = next(line for line in page.splitlines() if line.startswith("| the rate | Better |"))
+    assert "| noise rate | Better |" in page and "Better minus" in page
+    line = next(line for line in page.splitlines() if line.startswith("| noise rate | Better |"))
     assert line.count("**") == 8  # the best of its block at both KLs and rates
     # 0.04 of accuracy, which hardly differs from seed to seed, is beyond doubt.
     assert re.search(r"\*\*\+0\.040 \[\+0\.039, \+0\.04\d\]\*\*", page) or "**+0.040 [+0.040" in page

@@ -1,4 +1,4 @@
-"""Means that docs/results.md and docs/real_text.md print are those of the runs in research/numbers."""
+"""Numbers in docs/results.md, docs/real_text.md and the notebook are those of research/numbers."""
 
 import re
 from pathlib import Path
@@ -9,23 +9,27 @@ import pytest
 from scipy.stats import t
 
 from research.frontier import at_best, at_kls, compared
+from research.told_share import TUNED, held_out_runs
 
 ROOT = Path(__file__).parents[2]
 DOCS, NUMBERS = ROOT / "docs", ROOT / "research" / "numbers"
-METHODS = {"DPO": "dpo", "PACMR-DPO": "pacmr", "rDPO, told the rate": "rdpo"}
+METHODS = {"DPO": "dpo", "PACMR-DPO": "pacmr", "rDPO, noise rate given": "rdpo"}
 METHODS |= {"DPO, two epochs": "dpo_two_epochs", "Refined": "estimated"}
-RESULTS, REAL_TEXT = ((DOCS / name).read_text(encoding="utf-8") for name in ("results.md", "real_text.md"))
 KINDS = {
     **{"symmetric": "", "annotators, more and less reliable": "_annotators"},
     **{"categories, known more and less": "_categories", "near ties": "_ties"},
-    **{"drawn at another temperature": "_temperature", "no flips": "_clean"},
-    **{'15%, follow the word "golden"': "_golden", "follow the longer response": "_length"},
+    **{"resampled labels": "_temperature", "no flips": "_clean"},
+    **{'15%, spurious feature: "golden"': "_golden", "spurious feature: longer response": "_length"},
 }
 
 
-def table(first_line: str) -> dict[str, list[str]]:
-    """Cells of the table that begins with this line, by the first of each row."""
-    rest = RESULTS.split(first_line)[1]
+def notebook(name: str) -> str:
+    return (ROOT / "research" / "notebook" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def table(text: str, first_line: str) -> dict[str, list[str]]:
+    """Return the cells of the table that begins with this line, by the first cell of each row."""
+    rest = text.split(first_line)[1]
     lines = [line.strip() for line in rest.splitlines()[1:]]  # after the line of dashes
     lines = lines[: next(i for i, line in enumerate(lines) if not line.startswith("|"))]
     rows = [[cell.strip().replace("*", "") for cell in line.strip("|").split("|")] for line in lines]
@@ -88,7 +92,7 @@ def assert_sentiment(run: pd.Series, cell: str) -> None:
 
 
 def test_betas_that_validation_accuracy_chooses():
-    found = table("\n  | method | 20% flipped | 30% flipped | 40% flipped |\n")
+    found = table(notebook("choosing-beta"), "\n| method | 20% flipped | 30% flipped | 40% flipped |\n")
     assert found.keys() == METHODS.keys()
     for label, cells in found.items():
         for noise, cell in zip((0.2, 0.3, 0.4), cells, strict=True):
@@ -107,7 +111,8 @@ def test_betas_that_validation_accuracy_chooses():
 )
 def test_best_betas(label, method):
     """The rows of the large table whose runs are kept."""
-    cells = re.search(rf"^\|[^|]*\| {label} \|(.*)\|$", RESULTS, re.MULTILINE)[1]
+    text = notebook("methods-at-their-best-beta")
+    cells = re.search(rf"^\|[^|]*\| {label} \|(.*)\|$", text, re.MULTILINE)[1]
     for noise, cell in zip((0.2, 0.3, 0.4), cells.replace("*", "").split("|"), strict=True):
         reward, kl, accuracy = map(
             float, re.fullmatch(r" ([\d.]+) ± [\d.]+ \(([\d.]+); ([\d.]+)\) ", cell).groups()
@@ -117,7 +122,8 @@ def test_best_betas(label, method):
 
 def test_central_rows_run_again():
     """Means and paired differences of the runs that are kept."""
-    cells = table("\n| run again | 20% flipped | 30% flipped | 40% flipped |\n")
+    first_line = "\n| second run | 20% flipped | 30% flipped | 40% flipped |\n"
+    cells = table(notebook("methods-at-their-best-beta"), first_line)
     names = {"DPO, first pass": "first", **{name: METHODS[name] for name in METHODS if name in cells}}
     assert len(cells) == 9
     for label, printed in cells.items():
@@ -133,7 +139,7 @@ def test_central_rows_run_again():
 
 def test_checkpoints():
     """Mean reward and KL along the runs."""
-    cells = table("\n| updates | 50 | 100 | 150 | 200 | 300 | 400 |\n")
+    cells = table(notebook("methods-at-one-kl"), "\n| updates | 50 | 100 | 150 | 200 | 300 | 400 |\n")
     assert len(cells) == 5
     for label, printed in cells.items():
         name, beta = label.rsplit(", beta ", 1)
@@ -148,20 +154,32 @@ def test_checkpoints():
 
 AT_ONE_KL = {
     **{"DPO": "dpo", "PACMR-DPO": "pacmr", "rDPO": "rdpo", "DPO, two epochs": "dpo_two_epochs"},
-    **{"Refined": "estimated", "Refined, told 45%": "refined", "Audited soft labels": "soft"},
+    **{"Refined": "estimated", "Refined, assumed 45%": "refined", "Audited soft labels": "soft"},
     **{"Audited weights": "weights", "PerpCorrect": "perp_correct", "Oracle weights": "oracle"},
-    **{"IPO": "ipo", "Dr.DPO": "drdpo", "ROPO": "ropo", "RPO-EM": "rpo_em", "Fixed σ(u)": "fixed"},
-    **{"cDPO": "cdpo", "Suspects dropped": "dropped", "Suspects flipped": "flipped", "MWN-DPO": "mwn"},
+    **{
+        "IPO": "ipo",
+        "Dr.DPO": "drdpo",
+        "ROPO": "ropo",
+        "RPO-EM": "rpo_em",
+        "Fixed sigmoid weighting": "fixed",
+    },
+    **{
+        "cDPO": "cdpo",
+        "Suspected errors dropped": "dropped",
+        "Suspected errors swapped": "flipped",
+        "MWN-DPO": "mwn",
+    },
     **{"R3M": "r3m", "Hölder-DPO": "holder_dpo", "Co-teaching": "co_teaching", "Selective DPO": "selective"},
-    **{"cDPO, told 25%": "cdpo_25", "cDPO, told 35%": "cdpo_35"},
-    **{"rDPO, told 25%": "rdpo_25", "rDPO, told 35%": "rdpo_35"},
+    **{"cDPO, assumed 25%": "cdpo_25", "cDPO, assumed 35%": "cdpo_35"},
+    **{"rDPO, assumed 25%": "rdpo_25", "rDPO, assumed 35%": "rdpo_35"},
     **{"Aligner": "aligner", "MetaPO-style": "metapo_style"},
 }
 
 
 def test_at_one_kl():
-    first = "told | method | 20%, 1 nat | refined minus it | 30%, 1 nat | refined minus it | 40%, 0.5 nats"
-    (rest,) = re.findall(rf"^\| {re.escape(first)}.*\n.*\n((?:\|.*\n)+)", RESULTS, re.MULTILINE)
+    text = notebook("methods-at-one-kl")
+    first = "given | method | 20%, 1 nat | refined minus it | 30%, 1 nat | refined minus it | 40%, 0.5 nats"
+    (rest,) = re.findall(rf"^\| {re.escape(first)}.*\n.*\n((?:\|.*\n)+)", text, re.MULTILINE)
     rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in rest.splitlines()]
     kept = {label: cells for label, *cells in rows}
     assert kept.keys() == AT_ONE_KL.keys()
@@ -179,7 +197,7 @@ def test_at_one_kl():
             assert len(part) == int(seeds or 5)
             assert part["gold_reward"].mean() == pytest.approx(float(reward), abs=0.0051)
             assert part["gold_accuracy"].mean() == pytest.approx(float(accuracy), abs=0.00051)
-            few = len(part) < 3 or (label == "Refined, told 45%" and rate == 0.4)
+            few = len(part) < 3 or (label == "Refined, assumed 45%" and rate == 0.4)
             assert bool(gap) != (label == "Refined" or few)
             if gap:
                 chosen = gaps[gaps["method"].eq(AT_ONE_KL[label]) & np.isclose(gaps["noise"], rate)]
@@ -189,8 +207,8 @@ def test_at_one_kl():
 
 
 def test_changes_to_pacmr():
-    """Each method at its best beta, minus DPO at its own, in the order in which the text has them."""
-    text = " ".join(RESULTS.split("**Changes to one-pass PACMR-DPO**")[1].split("![")[0].split())
+    """Each method at its best beta, minus DPO at its own, in the order of the table."""
+    text = notebook("changes-to-pacmr").split("## 200 updates")[1].split("## 1,250 updates")[0]
     printed = re.findall(r"[+-]\d\.\d\d \[[+-]\d\.\d\d, [+-]\d\.\d\d\]", text)
     everything = kept_runs("frontier-tuning")
     found = []
@@ -203,7 +221,7 @@ def test_changes_to_pacmr():
 
 def test_changes_to_pacmr_in_long_runs():
     """Each at its best beta, minus DPO at its own; and at beta 1, where those that learn VNet collapse."""
-    text = " ".join(RESULTS.split("**In long runs none leaves that line")[1].split("Of one run")[0].split())
+    text = notebook("changes-to-pacmr").split("## 1,250 updates")[1].split("## Does a larger meta-batch")[0]
     printed = re.findall(r"[+-]\d\.\d\d \[[+-]\d\.\d\d, [+-]\d\.\d\d\]", text)
     everything = kept_runs("pacmr-variants-long")
     found = []
@@ -213,17 +231,17 @@ def test_changes_to_pacmr_in_long_runs():
     means = everything.groupby(["method", "beta"])[["gold_reward", "sequence_kl", "flip_auroc"]].mean()
     assert round(means.loc[("dpo", 0.05), "gold_reward"], 2) == 3.61
     collapsed = means.loc[[(method, 1.0) for method in ("pacmr", "pacmr_soft_labels", "pacmr_offset")]]
-    assert "1.31, 1.04 and 1.50" in text and collapsed["gold_reward"].round(2).tolist() == [1.31, 1.04, 1.5]
+    at_one = [float(number) for number in re.findall(r"\| (\d\.\d\d) \|$", text, re.MULTILINE)]
+    assert collapsed["gold_reward"].round(2).tolist() == at_one and len(at_one) == 3
     assert collapsed["sequence_kl"].round().agg(["min", "max"]).tolist() == [16, 22]
     assert collapsed["flip_auroc"].round(2).agg(["min", "max"]).tolist() == [0.54, 0.57]
     assert round(means.loc[("fixed", 1.0), "flip_auroc"], 2) == 0.83
 
 
 def test_wordings_of_the_meta_pairs():
-    text = " ".join(RESULTS.split("**Nor do several wordings of one")[1].split())
-    printed = re.search(
-        r"it is ([\d.]+) and ([\d.]+), which is ([\d.]+) \[(\S+), (\S+)\] and ([\d.]+) less", text
-    )
+    rows = table(notebook("changes-to-pacmr"), "| meta-batch | reward, 30% noise | reward, 40% noise |\n")
+    (several_cells,) = (cells for label, cells in rows.items() if "all three augmented" in label)
+    printed = " ".join([*several_cells, *rows["one augmented prompt minus three"]])
     means, less = [], []
     for rate in (0.3, 0.4):
         several = runs("meta-pairs", "several_wordings", noise=rate)["gold_reward"]
@@ -232,7 +250,8 @@ def test_wordings_of_the_meta_pairs():
         means.append(several.mean())
         less.append(one - several)
     found = [*means, *interval(less[0]), less[1].mean()]
-    assert found == pytest.approx([float(number) for number in printed.groups()], abs=0.0051)
+    numbers = [float(number) for number in re.findall(r"[+-]?\d\.\d\d", printed)]
+    assert found == pytest.approx(numbers, abs=0.0051)
     assert sum(less[1].abs() < 1e-5) == 3, "three of five"
 
 
@@ -247,17 +266,17 @@ def test_hh():
     """Each of three seeds: accuracy, KL, margin, and how well weights or u find flips."""
     numbers = kept_runs("hh").set_index("method")
     frame = numbers[numbers["seed"] == 42]
-    text = REAL_TEXT.split("**Better ranks, and no better")[1]
+    text = notebook("hh").split("## Does a second pass gain accuracy")[1]
     found = re.findall(
-        r"^  \| ([^|]+) \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \| (\S+) \((\w)\) \|", text, re.MULTILINE
+        r"^\| ([^|]+) \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \| (\S+) \((\w)\) \|", text, re.MULTILINE
     )
     names = ("dpo", "dpo_further", "rdpo", "fixed", "pacmr", "pacmr_ghost", "refined")
     assert len(found) == len(names) and list(frame.index) == list(names)
     for name, (_, *printed, judge) in zip(names, found, strict=True):
         assert_run(frame.loc[name], printed, judge, "margin")
-    other = text.split("**With other flips DPO learned little")[1]
+    other = text.split("Seeds 43 and 44")[1]
     rows = re.findall(
-        r"^  \| (\d\d), [^|]+ \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \((\w)\) \|", other, re.MULTILINE
+        r"^\| (\d\d), [^|]+ \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \((\w)\) \|", other, re.MULTILINE
     )
     frame = numbers[numbers["seed"] != 42]
     methods = ["dpo", "dpo_further", "pacmr", "refined"]
@@ -271,8 +290,8 @@ def test_sentiment():
     """Of the five seeds at the lower learning rate: reward, KL, perplexity and accuracy."""
     frame = kept_runs("sentiment")
     frame = frame[np.isclose(frame["learning_rate"], 5e-4)].set_index(["method", "seed"])
-    text = REAL_TEXT.split("**With half of that rate")[1]
-    rows = re.findall(r"^  \| (\d) \| (.*) \|$", text.split("**Knowing")[0], re.MULTILINE)
+    text = notebook("film-reviews").split("## Learning rate 5e-4")[1]
+    rows = re.findall(r"^\| (\d) \| (.*) \|$", text.split("Differences over")[0], re.MULTILINE)
     methods = ("dpo", "dpo_further", "dpo_furthest", "refined", "pacmr", "dpo_two_epochs")
     printed = {}
     for seed, cells in rows:
@@ -292,47 +311,51 @@ def test_sentiment():
     ):
         mean, low, high = interval(frame.loc[method][column] - frame.loc[than][column])
         assert f"{mean:.2f} [{low:.2f}, {high:.2f}]" == more
-        assert more in " ".join(text.split())
+        assert more in text
+        if column == "reward":
+            assert more in (DOCS / "real_text.md").read_text(encoding="utf-8")
 
 
-def test_labels_as_they_came():
-    """What a reader said of suspects and of pairs drawn at random."""
+def test_original_labels():
+    """Readings of suspected label errors and of random pairs."""
     readings = kept_runs("readings")
     found = readings.groupby(["data", "drawn"])["label"].value_counts().unstack()[["wrong", "right", "open"]]
-    text = REAL_TEXT.split("| labels as they came |")[1]
-    rows = re.findall(r"^  \| (HH|TL;DR)[^|]*, 20 ([^|]+) \| (\d+) \| (\d+) \| (\d+) \|", text, re.MULTILINE)
+    text = notebook("hh").split("| original labels |")[1]
+    rows = re.findall(r"^\| (HH|TL;DR)[^|]*, 20 ([^|]+) \| (\d+) \| (\d+) \| (\d+) \|", text, re.MULTILINE)
     assert len(rows) == 4
     for data, drawn, *counts in rows:
-        kind = {"most suspect": "suspect", "at random": "random"}[drawn]
+        kind = {"highest-ranked": "suspect", "at random": "random"}[drawn]
         assert found.loc[data, kind].tolist() == [int(count) for count in counts]
     both = found.groupby("drawn").sum()
-    said = "{} of {} suspects look wrong and {} of {} others"
-    decided = (
-        (both["wrong"][kind], both["wrong"][kind] + both["right"][kind]) for kind in ("suspect", "random")
-    )
-    assert said.format(*(number for pair in decided for number in pair)) in " ".join(text.split())
+    decided = [
+        number
+        for kind in ("suspect", "random")
+        for number in (both["wrong"][kind], sum(both.loc[kind, ["wrong", "right"]]))
+    ]
+    for page, words in (
+        (text, "{} of {} suspected errors look wrong and {} of {} others"),
+        (
+            (DOCS / "real_text.md").read_text(encoding="utf-8"),
+            "{} of {} suspected errors look wrong, {} of {} random",
+        ),
+    ):
+        assert words.format(*decided) in " ".join(page.split())
 
 
-def test_who_ranks_planted_flips():
-    """What the page's first figure shows of HH and film reviews."""
+def test_scorers_of_injected_noise():
+    """AUROC on HH and film reviews, which the figure of docs/real_text.md shows."""
     auroc = kept_runs("judges").set_index(["data", "judge"])["auroc"]
-    text = REAL_TEXT
-    reviews, hh = text.split("**One epoch is enough")[1], text.split("| score | AUROC |")[1]
-    for judge in ("probe", "first_visit", "policy"):
-        (row,) = re.findall(rf"^\|[^|]*--scorer {judge}`[^|]*\| \**(0\.\d+)", hh, re.MULTILINE)
-        assert float(row) == auroc["HH", judge]
-    assert f"ranks the flipped ones with an AUROC of {auroc['Film reviews', 'policy']} only" in reviews
-    assert f"has {auroc['Film reviews', 'first_visit']} ± 0.02 (`--scorer first_visit`)" in reviews
-    assert f"(`--scorer probe`) has {auroc['Film reviews', 'probe']:.2f} ± 0.02" in reviews
+    for data, page in (("HH", "hh"), ("Film reviews", "film-reviews")):
+        for scorer in ("probe", "first_visit", "policy"):
+            row = re.search(rf"^\|[^|]*`[^|`]*{scorer}`[^|]*\| \**(0\.\d+)", notebook(page), re.MULTILINE)
+            assert float(row[1]) == auroc[data, scorer]
 
 
 def test_sentiment_under_other_labels():
     """Reward, KL, perplexity and accuracy of one seed."""
     frame = kept_runs("sentiment-noise").set_index(["labels", "method", "beta"])
-    text = REAL_TEXT.split("**Other shares and kinds")[1]
-    rows = re.findall(
-        r"^  \| ([^|]*\d?) \| (.*\(.*) \|$", text.split("What wrong labels cost")[0], re.MULTILINE
-    )
+    text = notebook("film-reviews").split("## Other noise rates and kinds")[1]
+    rows = re.findall(r"^\| ([^|]*\d?) \| (.*\(.*) \|$", text.split("**Cost of noise**")[0], re.MULTILINE)
     runs_of = (("dpo", 0.03), ("dpo", 0.003), ("refined", 0.03))
     learned = frame.loc[("annotators", "rpo_em_annotators", 0.03)]
     said = (
@@ -341,7 +364,7 @@ def test_sentiment_under_other_labels():
     assert said in " ".join(text.split())
     even = frame.loc[("categories", "cdpo", 0.03)]
     said = f"has {even['reward']:.2f} ± {even['reward_stderr']:.2f} at {even['sequence_kl']:.1f} nats there"
-    assert said in " ".join(REAL_TEXT.split())
+    assert said in " ".join(notebook("film-reviews").split())
     assert len(rows) * len(runs_of) + 2 == len(frame)
     kinds = ("clean", "20", "40", "annotators", "categories", "temperature", "ties", "length")
     for kind, (_, cells) in zip(kinds, rows, strict=True):
@@ -350,7 +373,7 @@ def test_sentiment_under_other_labels():
 
 
 def test_twenty_minutes():
-    text = REAL_TEXT.split("## In twenty minutes")[1].split("##")[0]
+    text = notebook("film-reviews").split("in twenty minutes?")[1].split("##")[0]
     printed = re.findall(r"(\d\.\d\d) ± (0\.\d\d) \((\d+\.\d)\)", text)
     found = kept_runs("sentiment-tiny")
     columns = ["reward", "reward_stderr", "sequence_kl"]
@@ -360,7 +383,7 @@ def test_twenty_minutes():
 
 def test_tldr():
     frame = kept_runs("tldr")
-    text = REAL_TEXT.split("**Nor do policies learn it")[1]
+    text = notebook("tldr").split("## Do policies learn")[1]
     found = re.findall(
         r"^\| (\d), [^|]+ \| (0\.\d+) \| (\S+) ± (\S+) \| (\S+) \| (\S+) \((\w)\) \|",
         text.split("##")[0],
@@ -402,10 +425,10 @@ def test_how_many_runs_a_file_has():
 
 
 def test_judges_that_have_not_seen_the_pairs():
-    """And what refined has more, whose runs are PerpCorrect's first ones."""
-    text = " ".join(RESULTS.split())
-    found = re.search(r"--scorer dpo`\), the second pass has ([^:]*) less than refined", text)[1]
-    numbers = [float(number) for number in re.findall(r"\d\.\d\d", re.sub(r"\[[^]]*\]", "", found))]
+    rows = table(notebook("second-passes"), "| | 20% flipped | 30% flipped | 40% flipped |\n")
+    numbers = [
+        first_number(cell) for row in ("reward of the second pass", "refined minus it") for cell in rows[row]
+    ]
     for noise, mean, less in zip((0.2, 0.3, 0.4), numbers[:3], numbers[3:], strict=True):
         halves = runs("halves-report", "halves", noise=noise)["gold_reward"]
         refined = runs("perpcorrect-report", "estimated", noise=noise)["gold_reward"]
@@ -414,7 +437,7 @@ def test_judges_that_have_not_seen_the_pairs():
 
 
 def test_refined_over_betas():
-    found = table("| beta of the second pass | 20% flipped | 30% | 40% |\n")
+    found = table(notebook("choosing-beta"), "| beta of the second pass | 20% flipped | 30% | 40% |\n")
     for beta, cells in found.items():
         for noise, cell in zip((0.2, 0.3, 0.4), cells, strict=True):
             tuning = runs("frontier-tuning", "estimated", float(beta), noise=noise)
@@ -423,8 +446,9 @@ def test_refined_over_betas():
 
 def test_kinds_of_noise():
     found = table(
+        notebook("kinds-of-noise"),
         "| labels | first pass (DPO, beta 1) | PACMR-DPO, beta 2 | two epochs, best beta | refined "
-        "| refined - first pass | refined - two epochs |\n"
+        "| refined - first pass | refined - two epochs |\n",
     )
     assert found.keys() == KINDS.keys()
     for label, cells in found.items():
@@ -437,3 +461,45 @@ def test_kinds_of_noise():
         assert all(len(part) == 10 for part in (first, pacmr, twice, refined))
         means = [part.mean() for part in (first, pacmr, twice, refined, refined - first, refined - twice)]
         np.testing.assert_allclose(means, [first_number(cell) for cell in cells], atol=0.0051, rtol=0)
+
+
+PAGE = {
+    "DPO, beta 1 (the first pass of refined)": "DPO, first pass",
+    "DPO, best beta": "DPO",
+    "PACMR-DPO, best beta": "PACMR-DPO",
+    "DPO, two epochs, best beta": "DPO, two epochs",
+    "Refined (`pacmr refine`), beta 1": "Refined",
+    "PACMR-DPO minus DPO [95% interval]": "PACMR-DPO minus DPO",
+    "Refined minus DPO, two epochs": "Refined minus DPO, two epochs",
+}
+
+
+def test_results_page():
+    """Its table repeats rows of the notebook, whose numbers are checked above."""
+    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    first_line = "| gold reward ± standard error (KL in nats; accuracy) | 20% label noise | 30% | 40% |\n"
+    found = table(text, first_line)
+    page = notebook("methods-at-their-best-beta")
+    kept = table(page, "\n| second run | 20% flipped | 30% flipped | 40% flipped |\n")
+    oracle = re.search(r"^\| true labels \| Oracle weights \|(.*)\|$", page, re.MULTILINE)[1].replace("*", "")
+    assert found.pop("Oracle weights (true probabilities)") == [cell.strip() for cell in oracle.split("|")]
+    assert {PAGE[label]: cells for label, cells in found.items()}.items() <= kept.items() and len(found) == 7
+
+
+def test_reward_against_noise_rate():
+    found = table(notebook("noise-rate"), "| method | 0% noise | 10% | 20% | 30% | 40% | 45% |\n")
+    names = {"DPO, beta 1 (the first pass)": "first", "PACMR-DPO, beta 2": "pacmr"}
+    names |= {"DPO, two epochs (KL; beta)": "dpo_two_epochs", "Refined, beta 1": "estimated"}
+    kept = held_out_runs().set_index(["method", "noise", "seed"])[["gold_reward", "sequence_kl"]].sort_index()
+    gaps = found.pop("Refined minus two epochs")
+    assert found.keys() == names.keys()
+    for place, rate in enumerate(TUNED):
+        for label, cells in found.items():
+            if cells[place]:
+                mean, error, kl = map(float, re.match(r"(\S+) ± (\S+) \(([\d.]+)", cells[place]).groups())
+                part = kept.loc[names[label], rate]
+                values = [part["gold_reward"].mean(), part["gold_reward"].sem(), part["sequence_kl"].mean()]
+                assert (np.abs(np.subtract(values, [mean, error, kl])) < [0.0051, 0.0051, 0.051]).all()
+        refined, twice = (kept.loc[name, rate]["gold_reward"] for name in ("estimated", "dpo_two_epochs"))
+        numbers = [float(number) for number in re.findall(r"[+-]\d\.\d\d", gaps[place])]
+        assert list(interval(refined - twice)) == pytest.approx(numbers, abs=0.0051)

@@ -1,58 +1,32 @@
-"""Lines over noise rates: a panel for a method that varies an option, and one for all others."""
+"""Gold reward against noise rate: ten seeds per point, and the betas that tuning seeds choose."""
 
-from itertools import product
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import pytest
 
-from pacmr_lightning.sweep.results import NUMBERS, seed_means
-from pacmr_lightning.sweep.spec import Sweep, SweptMethod, read_sweep
-from research.told_share import draw_rates
+from research import told_share
+from research.told_share import METHODS, TUNED, held_out_runs
 
-ROOT = Path(__file__).parents[2]
-
-
-def test_panels_and_lines():
-    sweep = read_sweep(str(ROOT / "research/sweeps/told_share.yaml"))
-    rows = [
-        {"row": row, "method": method, "noise": noise, "seed": seed, "beta": beta, "bound": False}
-        | {"gold_reward": 4 - noise + 0.1 * seed + (beta or 0), "val_accuracy": 0.5}
-        for row, method, beta in (
-            ("DPO, β = 0.5", "dpo", 0.5),
-            ("DPO, β = 1.0", "dpo", 1.0),
-            ("Refined", "estimated", np.nan),
-        )
-        for noise in (0.0, 0.1, 0.3, 0.45)
-        for seed in (0, 1)
-    ]
-    frame = pd.DataFrame(rows)
-    frame = frame.reindex(columns=[*frame.columns, *(name for name in NUMBERS if name not in frame)])
-    frame.loc[frame["method"].eq("estimated"), "gold_reward"] = 4.0
-    figure = draw_rates(sweep, frame, seed_means(frame))
-    dpo, others = figure.axes
-    assert dpo.get_title() == "DPO" and others.get_title() == "One setting each"
-    assert [text.get_text() for text in dpo.get_legend().get_texts()] == ["β = 0.5", "β = 1"]
-    assert [text.get_text() for text in others.get_legend().get_texts()] == ["Refined"]
-    line = dpo.containers[0].lines[0]
-    np.testing.assert_allclose(line.get_xdata(orig=False), [0, 10, 30, 45])
-    np.testing.assert_allclose(line.get_ydata(orig=False), [4.55, 4.45, 4.25, 4.1])
-    plt.close(figure)
+NUMBERS = Path(__file__).parents[1] / "numbers"
 
 
-def test_values_that_are_no_numbers():
-    """An option's value may be a class, and its last word a column's of each run."""
-    kinds = ["NearTieNoise", "AnnotatorNoise"]
-    sweep = Sweep([], {"dpo": SweptMethod(vary={"data.noise": kinds})}, [0.0, 0.1, 0.3, 0.45], [0], "")
-    rows = [
-        {"row": f"dpo, data.noise = {kind}", "method": "dpo", "noise": noise, "seed": 0, "bound": False}
-        | {"data.noise": kind, "gold_reward": 4 - noise}
-        for kind, noise in product(kinds, sweep.noise_rates)
-    ]
-    frame = pd.DataFrame(rows)
-    frame = frame.reindex(columns=[*frame.columns, *(name for name in NUMBERS if name not in frame)])
-    figure = draw_rates(sweep, frame, seed_means(frame))
-    (axis,) = figure.axes
-    assert [text.get_text() for text in axis.get_legend().get_texts()] == [f"data.noise = {k}" for k in kinds]
-    plt.close(figure)
+def test_every_point_has_the_ten_held_out_seeds():
+    runs = held_out_runs()
+    seeds = runs.groupby(["method", "noise"])["seed"].agg(lambda values: sorted(values))
+    assert all(values == list(range(10)) for values in seeds)
+    rates = {method: set(part) for method, part in runs.groupby("method")["noise"]}
+    assert rates == {method: set(TUNED) for method in METHODS} | {"pacmr": {0.0, 0.2, 0.3, 0.4}}
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.3, 0.4])
+def test_betas_of_two_epochs(rate):
+    tuning = pd.read_csv(NUMBERS / "frontier-tuning.csv")
+    part = tuning[tuning["method"].eq("dpo_two_epochs") & np.isclose(tuning["noise"], rate)]
+    assert part.groupby("beta")["gold_reward"].mean().idxmax() == TUNED[rate]
+
+
+def test_figure(tmp_path):
+    told_share.main(["--figure", str(tmp_path / "figure.png")])
+    assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"

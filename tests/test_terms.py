@@ -1,0 +1,142 @@
+"""Texts use the field's terms, and a docstring's first line names the thing.
+
+Texts are README, docs, YAML comments, docstrings, comments and messages (strings with two words or more).
+The lab notebook's formulas and code (`` `u` ``, ```` ``first_visit`` ````) are no text.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("pacmr_lightning", "datamodules", "callbacks", "research", "benchmarks", "examples")
+TERMS = {
+    r"\b(second|other|another) (wording|view)s?\b|\breworded prompts?\b": "augmented prompt",
+    r"\bembedded[- ]world\b|\bworlds?\b(?! size)": "synthetic benchmark",
+    r"\b(is|are|was|were|be|been|being|not|when|if) told\b": "noise rate unknown, given or assumed",
+    r"\btold (nothing|the (true )?(noise )?(rate|share)|\d)": "noise rate unknown, given or assumed",
+    r"\b(shares?|part) of (wrong|flipped) labels\b|\b(true|estimated|assumed|expected) share\b": "noise rate",
+    r"\bplanted\b": "injected label noise",
+    r"\blabels as they (came|are found)\b": "original labels",
+    r"\bsuspects?\b": "suspected label errors",
+    r"\bwho(ever)? judges\b|\bjudged by (the|a) (probe|policy|run)\b": "scorer",
+    r"\bfirst visits?\b": "pre-update score",
+    r"\bown pull\b": "self-influence",
+    r"\bghost dot-product\b": "ghost dot product",
+    r"\bmeta pairs?\b": "meta-batch",
+    r"\b(goes|go|gone|going) (further|farther)\b|\bnats away\b": "higher or lower KL",
+    r"\bby heart\b": "memorised",
+    r"\b(leaves?|left|out of) the language\b": "degenerates",
+    r"\brules? of thumb\b|\b(learned|learns|follow(s|ed)?|named?s?) (the|a|that) rule\b": "spurious feature",
+    r"\bturn(s|ed|ing)? round\b": "swap",
+    r"\b(labels?|responses|sides)\b[^.:;\n]{0,30}\bexchanged?\b": "swap",
+    r"\bexchanged? (the |some |its )?(labels?|responses|sides)\b": "swap",
+    r"\bdrawn at another temperature\b": "resampled labels",
+    r"\bfixed prior\b": "fixed sigmoid weighting",
+    r"\blevel with\b|\b(cannot|can not|can) be told\b|\btold apart\b": "no significant difference",
+    r"\b(nats|tokens|pairs|seconds|bytes|updates|operations|rows?|[GM]iB|numbers|dollars|prompts|responses) "
+    r"an? (update|pair|second|token|step|device|process|visit|run|seed|line|response|layer)\b": "per",
+    r"\bnothing is cut\b": "no truncation",
+    r"\bthe paper('s)?\b": "Qu et al.",
+    r"\brun's own policy\b": "the trained policy",
+    r"\buntouched (model|reference|policy|one)\b": "base model",
+    r"\b(our|this|the|that|a|of) (room|house|road)s?\b|\bhouse's\b": "no words that are only ours",
+}
+"""Patterns of writing.md's left column, and the words in their place."""
+OPENINGS = re.compile(r"(What|Whether|Those|Who|Of)\b")
+CODE = re.compile(r"```.*?```|``[^`]*``|`[^`\n]*`|\$[^$\n]*\$|\]\([^)]*\)|https?://\S+|\{[^{}]*\}", re.DOTALL)
+SPOKEN = re.compile(r"[A-Za-z]{2,}[ \n]+[A-Za-z]{2,}")
+
+
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of each paragraph of prose in a file."""
+    source = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        yield 1, CODE.sub(lambda found: "\n" * found[0].count("\n"), source)
+    elif path.suffix == ".yaml":
+        for number, line in enumerate(source.splitlines(), 1):
+            if comment := re.search(r"(?:^|\s)#(.*)", line):
+                yield number, CODE.sub("", comment[1])
+    else:
+        comment: list[str] = []
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], CODE.sub("", token.string)
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and SPOKEN.search(node.value):
+                yield node.lineno, CODE.sub(lambda found: "\n" * found[0].count("\n"), node.value)
+
+
+def offences(path: Path) -> list[str]:
+    """Return a file's terms of the left column, and docstrings that do not name the thing."""
+    found = []
+    for line, text in texts(path):
+        for pattern, term in TERMS.items():
+            for match in re.finditer(pattern, text, re.IGNORECASE):
+                words = " ".join(match[0].split())
+                found.append(f"{line + text[: match.start()].count(chr(10))}: {words!r}, say {term}")
+    if path.suffix == ".py":
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for line, docstring in docstrings(tree):
+            if OPENINGS.match(docstring):
+                found.append(f"{line}: docstring opens with {docstring.split()[0]}; name the thing")
+    return found
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield docstrings of modules, classes and functions, and strings below a constant or a field."""
+    for node in ast.walk(tree):
+        for statement in getattr(node, "body", []) if not isinstance(node, ast.Lambda | ast.IfExp) else []:
+            value = getattr(statement, "value", None)
+            if (
+                isinstance(statement, ast.Expr)
+                and isinstance(value, ast.Constant)
+                and isinstance(value.value, str)
+            ):
+                yield value.lineno, value.value.strip()
+
+
+def groups() -> dict[str, list[Path]]:
+    """Return the files to check, by package folder, docs, configs and notebook."""
+    found = {"README.md": [ROOT / "README.md"], "docs": sorted(ROOT.glob("docs/*.md"))}
+    found["configs"] = sorted(ROOT.rglob("configs/**/*.yaml"))
+    found["notebook"] = sorted(ROOT.glob("research/**/*.md")) + sorted(ROOT.glob("research/**/*.yaml"))
+    for folder in PACKAGES:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if "tests" not in path.parts:
+                parts = path.relative_to(ROOT).parts
+                found.setdefault("/".join(parts[:2]) if len(parts) > 2 else parts[0], []).append(path)
+    return found
+
+
+@pytest.mark.parametrize("group", groups())
+def test_terms(group):
+    found = {str(path.relative_to(ROOT)): bad for path in groups()[group] if (bad := offences(path))}
+    assert not found, "\n" + "\n".join(f"{path}:{one}" for path, bad in found.items() for one in bad)
+
+
+def test_offences_are_found(tmp_path):
+    """One of each kind, in each kind of file; code and ordinary English pass."""
+    code = tmp_path / "code.py"
+    code.write_text(
+        '"""Whether a run has ended."""\n# The paper has this.\nx = "the planted flips"\n'
+        'RAISED = f"told 45% of {x}"\n'
+        'def told(eps):\n    """Return ``first_visit`` of a rule-based rewriter and `untouched`."""\n'
+    )
+    assert sorted(one.split(",")[0] for one in offences(code)) == [
+        "1: docstring opens with Whether; name the thing",
+        "2: 'The paper'",
+        "3: 'planted'",
+        "4: 'told 4'",
+    ]
+    page = tmp_path / "page.md"
+    page.write_text("# Rooms\n\n`eps` and ``` the paper ```\nthe second\nwording; world size\n")
+    assert offences(page) == ["4: 'second wording', say augmented prompt"]
+    config = tmp_path / "config.yaml"
+    config.write_text("untouched: 1  # nats a response, by heart\n")
+    assert [one.split(",")[0] for one in offences(config)] == ["1: 'by heart'", "1: 'nats a response'"]
