@@ -107,8 +107,9 @@ class AtAGlance(Logger):
         """No name."""
 
     @property
-    def version(self) -> None:
-        """No version."""
+    def version(self) -> int | str | None:
+        """That of the first logger, which Lightning's progress bar then shows once."""
+        return self.others[0].version
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
         """Do nothing."""

@@ -33,8 +33,8 @@ from pacmr_lightning.runs.folder import RESPONSES, SAMPLES
 from pacmr_lightning.waiting import waiting
 
 from ..evaluation.reward_function import RewardFunction
+from .interval import Interval
 from .to_loggers import log_image, log_numbers, log_texts
-from .visits import Regularly
 
 Tokens = list[int]
 
@@ -69,7 +69,7 @@ class SampleResponses(Callback):
     ):
         super().__init__()
         check_at_least(1, prompts=prompts, max_new_tokens=max_new_tokens)
-        self._regularly = Regularly(every)
+        self.interval = Interval(every)
         self.prompts = prompts
         self.max_new_tokens = max_new_tokens
         self._generates = False
@@ -103,7 +103,7 @@ class SampleResponses(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Generate every ``every`` updates."""
-        if self._generates and self._regularly.is_due(trainer):
+        if self._generates and self.interval.is_due(trainer):
             self._look(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -167,7 +167,7 @@ class SequenceKL(Callback):
         super().__init__()
         check_at_least(2, samples=samples)
         check_at_least(1, max_new_tokens=max_new_tokens, batch_size=batch_size)
-        self._regularly = Regularly(every)
+        self.interval = Interval(every)
         self.samples = samples
         self._given = samples is not None
         self.max_new_tokens = max_new_tokens
@@ -192,7 +192,7 @@ class SequenceKL(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Sample every ``every`` updates."""
-        if self._regularly.is_due(trainer) and trainer.global_step > self._looked and self._samples:
+        if self.interval.is_due(trainer) and trainer.global_step > self._looked and self._samples:
             self._looked = trainer.global_step
             self._look(trainer, pl_module)
 

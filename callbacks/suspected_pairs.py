@@ -13,8 +13,9 @@ from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.modules.datamodule import datamodule
 from pacmr_lightning.ranks import on_all_ranks
 
+from .interval import Interval
 from .to_loggers import log_texts
-from .visits import Regularly, record_of
+from .visits import record_of
 
 LONGEST = 400
 """Characters of a text that is shown."""
@@ -42,7 +43,7 @@ class SuspectedPairs(Callback):
         super().__init__()
         check_at_least(1, pairs=pairs)
         self.pairs = pairs
-        self._regularly = Regularly(every)
+        self.interval = Interval(every, limited=True)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget an earlier run; a checkpoint is loaded after this."""
@@ -55,7 +56,7 @@ class SuspectedPairs(Callback):
             )
         self._lowest: list[Pair] = []
         self._new: list[tuple[int, list[str], Tensor]] = []
-        self._looked_at: int | None = None
+        self.interval.restart()
         self._places: dict[str, int] = {}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
@@ -71,12 +72,12 @@ class SuspectedPairs(Callback):
         record = record_of(outputs)
         numbers = torch.stack([record.weight.float(), record.u.float(), record.flipped.float()]).detach()
         self._new.append((trainer.global_step, record.ids, numbers))
-        if self._regularly.is_due(trainer):
+        if self.interval.is_due(trainer):
             self._look(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Look at the end."""
-        if self._looked_at != trainer.global_step:
+        if self.interval.last != trainer.global_step:
             self._look(trainer)
 
     def _gathered(self) -> list[Pair]:
@@ -97,10 +98,13 @@ class SuspectedPairs(Callback):
         return list(by_id.values())[: self.pairs]
 
     def _look(self, trainer: Trainer) -> None:
-        self._looked_at = trainer.global_step
         lowest = self._gathered()
-        if not trainer.is_global_zero or not trainer.loggers or not lowest:
-            return
+        with self.interval.acting(trainer):
+            if trainer.is_global_zero and trainer.loggers and lowest:
+                log_texts(trainer, "suspected_pairs", self._texts(trainer, lowest))
+
+    def _texts(self, trainer: Trainer, lowest: list[Pair]) -> dict[str, dict[str, str]]:
+        """Return heading and text of each column, by id."""
         data = datamodule(trainer)
         if not self._places:
             self._places = {name: i for i, name in enumerate(data.train_pairs.rows["id"][:])}
@@ -121,7 +125,7 @@ class SuspectedPairs(Callback):
                     for part in (Segment.PROMPT, Segment.CHOSEN, Segment.REJECTED)
                 },
             }
-        log_texts(trainer, "suspected_pairs", rows)
+        return rows
 
 
 def _shortened(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,8 @@ from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.ranks import on_all_ranks
 from pacmr_lightning.rewards import PairRecord
 
+from .interval import Interval
+
 
 def record_of(outputs: Any) -> PairRecord:
     """Return the record of a step's pairs from ``training_step``'s output; UserError if it has none."""
@@ -26,42 +27,6 @@ def record_of(outputs: Any) -> PairRecord:
             "or take it out of trainer.callbacks."
         )
     return outputs["record"]
-
-
-class Regularly:
-    """A schedule of looks, as Lightning's ``val_check_interval`` has it.
-
-    Args:
-        every: an integer counts policy updates between two looks; a float in (0, 1] is a share of the fit's
-            updates, so 0.1 means ten looks in a run of any length; None means no look.
-
-    Raises:
-        UserError: ``every`` is out of range.
-    """
-
-    def __init__(self, every: int | float | None):
-        # type(), since 1 is an update and 1.0 a run.
-        if every is not None and not (every >= 1 if type(every) is int else 0 < every <= 1):
-            raise UserError(
-                f"every is {every}, but it must be a number of policy updates from 1, a share of the run in "
-                "(0, 1], such as 0.1 for ten looks, or null for none."
-            )
-        self.every = every
-
-    def is_due(self, trainer: Trainer) -> bool:
-        """Return whether to look after the last update; UserError for a share of a run without an end."""
-        if not isinstance(self.every, float):
-            return self.every is not None and trainer.global_step % self.every == 0
-        if math.isinf(trainer.estimated_stepping_batches):
-            raise UserError(
-                f"every is {self.every}, a share of the run, but the run has no end; set trainer.max_epochs "
-                "or trainer.max_steps, or give every as a number of updates."
-            )
-        between = self.every * trainer.estimated_stepping_batches
-        # Rounded, so that ten tenths are a whole.
-        steps = (trainer.global_step, trainer.global_step - 1)
-        done, before = (math.floor(round(step / between, 9)) for step in steps)
-        return done > before
 
 
 class LastVisits:
@@ -111,17 +76,17 @@ class VisitsCallback(Callback):
     Args:
         window: visits to look back on, over all ranks, in whole steps; see ``LastVisits``.
         columns: numbers of a visit.
-        every: updates between two looks, or a share of the run; see ``Regularly``.
+        every: updates between two calls of ``look``, or a share of the run; see ``Interval``.
+        limited: see ``Interval``.
 
     Raises:
         UserError: an option is out of range, or the module returns no record.
     """
 
-    def __init__(self, window: int, columns: int, every: int | float | None = None):
+    def __init__(self, window: int, columns: int, every: int | float | None = None, limited: bool = False):
         super().__init__()
         self._visits = LastVisits(window, columns)
-        self._regularly = Regularly(every)
-        self._looked_at: int | None = None
+        self.interval = Interval(every, limited)
 
     @abstractmethod
     def columns_of(self, record: PairRecord) -> Sequence[Tensor]:
@@ -133,12 +98,12 @@ class VisitsCallback(Callback):
 
     def is_due(self, trainer: Trainer) -> bool:
         """Return whether to call ``look`` after this update too, not only at the end."""
-        return self._regularly.is_due(trainer)
+        return self.interval.is_due(trainer)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget an earlier run; a checkpoint is loaded after this."""
         if stage == "fit":
-            self._looked_at = None
+            self.interval.restart()
             if trainer.global_step == 0:
                 self._visits.clear()
 
@@ -160,9 +125,11 @@ class VisitsCallback(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Call ``look`` at the end, while the ranks can still communicate."""
-        if self._looked_at != trainer.global_step:
+        if self.interval.last != trainer.global_step:
             self._look(trainer, pl_module)
 
     def _look(self, trainer: Trainer, pl_module: Any) -> None:
-        self._looked_at = trainer.global_step
-        self.look(trainer, pl_module, self._visits.of_all_ranks())
+        # Before the clock starts: it waits for the GPU's update.
+        rows = self._visits.of_all_ranks()
+        with self.interval.acting(trainer):
+            self.look(trainer, pl_module, rows)

@@ -56,7 +56,7 @@ class VisitFigures(VisitsCallback):
     """Names of its files in RUN/analysis, without ``-step-NNNNN`` and ending."""
 
     def __init__(self, steps: list[int] | None = None, window: int = 2000, every: int | float | None = 0.1):
-        super().__init__(window, 6, every)
+        super().__init__(window, 6, every, limited=True)
         if steps and min(steps) < 1:
             raise UserError(f"steps is {list(steps)}, but policy updates count from 1.")
         self.steps = frozenset(steps or ())
@@ -104,7 +104,7 @@ class VisitFigures(VisitsCallback):
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Draw at the end, and show what is not shown yet."""
-        if trainer.global_step not in self.steps or self._looked_at != trainer.global_step:
+        if trainer.global_step not in self.steps or self.interval.last != trainer.global_step:
             self._ends = True
             self._look(trainer, pl_module)
 
