@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -13,6 +14,8 @@ from pacmr_lightning.modules.datamodule import datamodule
 
 from .to_loggers import PAIR_WEIGHTS, log_texts
 
+AT_A_GLANCE = "at_a_glance"
+"""Group of names that loggers show first."""
 GLANCE = {
     "train/rewards/accuracies": "accuracy_train",
     "val/rewards/accuracies": "accuracy_validation",
@@ -28,7 +31,7 @@ GLANCE = {
     "train/meta/skipped_updates": "vnet_skipped_updates",
     "lr-VNet-updates": "vnet_updates",
 }
-"""Metrics of ``at_a_glance``, in the order that loggers show them, which is the alphabet's."""
+"""Metrics of the group and their names there, in the alphabetical order of loggers."""
 CHARTS = {
     "Accuracy": ("train/rewards/accuracies", "val/rewards/accuracies"),
     "Loss": ("train/loss", "val/loss"),
@@ -84,9 +87,11 @@ class Dashboard(Callback):
         settings = settings_of(trainer, pl_module)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                _log_hparams(logger, settings, trainer.default_root_dir)
+                _log_hparams(logger, settings, Path(trainer.default_root_dir))
+                # Not the metrics' own names, some of which an SFT run beside it has too.
                 charts = {
-                    title: ["Multiline", [f"^{tag}$" for tag in tags]] for title, tags in CHARTS.items()
+                    title: ["Multiline", [f"^{AT_A_GLANCE}/{GLANCE[tag]}$" for tag in tags]]
+                    for title, tags in CHARTS.items()
                 }
                 logger.experiment.add_custom_scalars({"At a glance": charts})
             elif not isinstance(logger, (CSVLogger, AtAGlance)):
@@ -116,7 +121,7 @@ class AtAGlance(Logger):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log the metrics of ``GLANCE`` among these under their names there."""
-        found = {f"at_a_glance/{name}": metrics[tag] for tag, name in GLANCE.items() if tag in metrics}
+        found = {f"{AT_A_GLANCE}/{name}": metrics[tag] for tag, name in GLANCE.items() if tag in metrics}
         for logger in self.others if found else ():
             logger.log_metrics(found, step)
 
@@ -173,8 +178,8 @@ def description_of(trainer: Trainer, pl_module: Any, settings: dict[str, Any]) -
     return {name: line for name, line in lines.items() if line}
 
 
-def _log_hparams(logger: TensorBoardLogger, settings: dict[str, Any], name: str) -> None:
-    """Write TensorBoard's HPARAMS of the run ``name`` into its own event file."""
+def _log_hparams(logger: TensorBoardLogger, settings: dict[str, Any], folder: Path) -> None:
+    """Write TensorBoard's HPARAMS of the run in ``folder`` into its own event file."""
     # Imported late: it is slow.
     from tensorboard.plugins.hparams import summary_v2 as api
 
@@ -183,4 +188,5 @@ def _log_hparams(logger: TensorBoardLogger, settings: dict[str, Any], name: str)
     writer = logger.experiment.file_writer
     writer.add_summary(api.hparams_config_pb(hparams=names, metrics=metrics))
     shown = {setting: value for setting, value in settings.items() if setting in SETTINGS}
-    writer.add_summary(api.hparams_pb(shown, trial_id=name))
+    # The folder's name first, since columns are narrow; runs of one id would be taken for repetitions.
+    writer.add_summary(api.hparams_pb(shown, trial_id=f"{folder.name} ({folder.parent})"))

@@ -71,6 +71,7 @@ def test_jobs(write_sweep, commands, monkeypatch):
 
     for cell in (first, killed):
         wait_for((cell.folder / "checkpoints/last.ckpt").exists)
+    # The job that starts late leaves the other waiting at its held update.
     stopped = task_of(record(first.folder)["job"])
     stopped.send_signal(signal.SIGUSR2)
     run_of(record(killed.folder)["job"]).kill()
@@ -94,8 +95,9 @@ def test_jobs(write_sweep, commands, monkeypatch):
     Path("go-on").touch()
     slurm.submit(swept, found, SlurmOptions(cells_per_job=4), None, "local")
     assert len({record(cell.folder)["job"] for cell in found}) == 1
+    job = psutil.Process(int(record(first.folder)["job"]))
     wait_for(lambda: {state_of(cell) for cell in found} == {"done"})
-    psutil.Process(int(record(first.folder)["job"])).wait()
+    job.wait()
     assert record(first.folder)["resumed"] and record(killed.folder)["resumed"]
     plain = {"output": "plain", "methods": {"dpo": None}, "seeds": [0]}
     assert sweep(write_sweep(**spec | plain)) == 0
