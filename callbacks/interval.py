@@ -23,9 +23,10 @@ class Interval:
     Args:
         every: an integer is a number of policy updates; a float in (0, 1] is a share of the fit's updates, so
             0.1 means ten times in a run of any length; None means never.
-        limited: if true and ``every`` is a share, skip actions, except a fit's first, while those of all
-            limited callbacks have taken more than ``SHARE`` of the time since the fit's first update. A
-            callback stores its interval as ``interval``, by which the others find it.
+        limited: if true and ``every`` is a share, skip actions while those of all limited callbacks have taken
+            more than ``SHARE`` of the time since the fit's first update. The first of each counts as nothing:
+            it always comes, and loads what figures at the end need anyway. A callback stores its interval as
+            ``interval``, by which the others find it.
 
     Raises:
         UserError: ``every`` is out of range.
@@ -47,7 +48,7 @@ class Interval:
         self.last: int | None = None
         """Policy updates done at the last action."""
         self.seconds = 0.0
-        """Time of all actions of this fit on this rank."""
+        """Time of the actions of this fit after the first, on this rank."""
         self.skipped = False
         self._began: float | None = None
 
@@ -63,9 +64,9 @@ class Interval:
     @contextmanager
     def acting(self, trainer: Trainer) -> Iterator[None]:
         """Record the update and the time of an action."""
-        self.last, began = trainer.global_step, perf_counter()
+        first, self.last, began = self.last is None, trainer.global_step, perf_counter()
         yield
-        self.seconds += perf_counter() - began
+        self.seconds += 0 if first else perf_counter() - began
 
     def _is_reached(self, trainer: Trainer) -> bool:
         if not isinstance(self.every, float):
