@@ -1,4 +1,4 @@
-"""Interval between two actions of a callback, and the time limit of pictures."""
+"""Interval between two actions of a callback, and a time limit for pictures."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Interval:
     Args:
         every: an integer is a number of policy updates; a float in (0, 1] is a share of the fit's updates, so
             0.1 means ten times in a run of any length; None means never.
-        limited: if true and ``every`` is a share, skip actions while those of all limited callbacks have taken
-            more than ``SHARE`` of the time since the fit's first update. The first of each counts as nothing:
-            it always comes, and loads what figures at the end need anyway. A callback stores its interval as
-            ``interval``, by which the others find it.
+        limited: if true and ``every`` is a share, skip actions while those of all limited callbacks have
+            taken more than ``SHARE`` of the time since the fit's first update. The first of each always
+            comes and does not count: it loads what the figures at the end need too. A callback stores its
+            interval as ``interval``, by which the others find it.
 
     Raises:
         UserError: ``every`` is out of range.

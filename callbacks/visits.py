@@ -1,4 +1,4 @@
-"""A window over the last visited pairs on all ranks, and a base of callbacks that use it."""
+"""Window over the last visits of pairs on all ranks, and a base of callbacks that use it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from .interval import Interval
 
 
 def record_of(outputs: Any) -> PairRecord:
-    """Return the record of a step's pairs from ``training_step``'s output; UserError if it has none."""
+    """Return the record of a step's pairs in ``training_step``'s output; UserError if it has none."""
     if not isinstance(outputs, Mapping) or "record" not in outputs:
         raise UserError(
             "training_step returned no 'record' of its pairs; use this callback with PreferenceModule only, "
-            "or take it out of trainer.callbacks."
+            "or remove it from trainer.callbacks."
         )
     return outputs["record"]
 
 
 class LastVisits:
-    """A window over the last visits of pairs, the same for any number of ranks.
+    """Window over the last visits of pairs, the same for any number of ranks.
 
-    It holds all visits of the fewest last steps that have at least ``window`` visits over all ranks. Rows
-    stay on their device until read: the step (updates before it) and ``columns`` numbers, in float32.
+    It has whole steps: the fewest last ones with at least ``window`` visits over all ranks. A row is the step
+    (updates before it) and ``columns`` values, in float32; rows stay on their device until read.
     """
 
     def __init__(self, window: int, columns: int):
@@ -47,7 +47,7 @@ class LastVisits:
         self._rows.clear()
 
     def add(self, step: int, *columns: Tensor) -> None:
-        """Add N visits of this rank, (N,) per number; drop the steps that fall out of the window."""
+        """Add N visits of this rank, (N,) per column; drop the steps that leave the window."""
         first = columns[0]
         values = (torch.full_like(first, step, dtype=torch.float32), *columns)
         self._rows.append(torch.stack([v.detach().to(first.device, torch.float32) for v in values], dim=1))
@@ -60,22 +60,22 @@ class LastVisits:
         self._rows = deque([rows] if is_global_zero else ())
 
     def of_this_rank(self) -> Tensor:
-        """(K, 1 + columns) rows of this rank on the CPU, oldest first."""
+        """Return the (K, 1 + columns) rows of this rank on the CPU, oldest first."""
         return torch.cat([torch.empty(0, 1 + self.columns), *(rows.cpu() for rows in self._rows)])
 
     def of_all_ranks(self) -> Tensor:
-        """(K, 1 + columns) rows of the window on the CPU, sorted by step and numbers; all ranks call it."""
+        """Return the (K, 1 + columns) rows on the CPU, sorted by step and values; all ranks call it."""
         rows = torch.cat(on_all_ranks([self.of_this_rank()]))
         rows = rows[np.lexsort(rows.T.flip(0).numpy())]  # lexsort's last key comes first
         return rows[rows[:, 0] >= rows[-self.window :, 0].min()] if len(rows) else rows
 
 
 class VisitsCallback(Callback):
-    """Base of callbacks that look back on the last visits after chosen updates and at the end of the fit.
+    """Base of callbacks that process the last visits at chosen updates and at the end of the fit.
 
     Args:
-        window: visits to look back on, over all ranks, in whole steps; see ``LastVisits``.
-        columns: numbers of a visit.
+        window: number of last visits over all ranks, in whole steps; see ``LastVisits``.
+        columns: values per visit.
         every: updates between two calls of ``look``, or a share of the run; see ``Interval``.
         limited: see ``Interval``.
 
@@ -90,14 +90,14 @@ class VisitsCallback(Callback):
 
     @abstractmethod
     def columns_of(self, record: PairRecord) -> Sequence[Tensor]:
-        """Return the (N,) numbers to keep of a step's visits."""
+        """Return the (N,) values of each column, of a step's visits."""
 
     @abstractmethod
     def look(self, trainer: Trainer, pl_module: Any, rows: Tensor) -> None:
-        """Process the (K, 1 + columns) rows of ``LastVisits.of_all_ranks``; called on all ranks."""
+        """Process the (K, 1 + columns) rows of ``LastVisits.of_all_ranks``; all ranks call it."""
 
     def is_due(self, trainer: Trainer) -> bool:
-        """Return whether to call ``look`` after this update too, not only at the end."""
+        """Return true if ``look`` is due after this update; it always comes at the end."""
         return self.interval.is_due(trainer)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -1,5 +1,6 @@
 """Sweeps as jobs: real ones of submitit's local executor, and what SLURM's commands get and say."""
 
+import contextlib
 import os
 import signal
 from dataclasses import replace
@@ -53,8 +54,18 @@ def run_of(job: str) -> psutil.Process | None:
     return next((process for process in below if os.getpgid(process.pid) == process.pid), None)
 
 
+@pytest.fixture
+def no_job_left():
+    """Kills the jobs of a test that has failed, which would wait for ever."""
+    yield
+    jobs = [job for job in psutil.Process().children() if "submitit.local._local" in job.cmdline()]
+    for process in [each for job in jobs for each in (job, *job.children(recursive=True))]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 @pytest.mark.slow
-def test_jobs(write_sweep, commands, monkeypatch):
+def test_jobs(write_sweep, commands, monkeypatch, no_job_left):
     """A job at the end of its time goes on, a kill is recorded, and a cell follows another; nothing in the
     result is otherwise than without jobs."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
