@@ -2,8 +2,8 @@
 
     python benchmarks/callbacks.py --model runs/quickstart/sft/model --updates 200
 
-It prints, in CPU time, each one's median per update, its total while the run trains, and before and after;
-and the share of the training that pictures at regular steps take.
+It prints, in CPU time, each one's median per update, its total during training, and before and after; and the
+share of the training that regular pictures and texts take.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def main() -> None:
                 steps[name] = times
             elif hook not in STEP_HOOKS:
                 ends[name] += sum(times)
-    columns = ("ms an update", "s while it trains", "share of training (%)", "s before and after")
+    columns = ("ms per update", "s in training", "% of training", "s before and after")
     table = Table("callback", *columns)
     for kind in CALLBACKS:
         name = kind.__name__
@@ -128,13 +128,13 @@ def main() -> None:
         f"{options.updates} updates took {training:.1f} s of CPU, "
         f"{1000 * training / options.updates:.0f} ms each."
     )
-    drawing = sum(sum(steps[kind.__name__]) for kind in DRAWING)
+    times = [steps[kind.__name__] for kind in DRAWING]
+    drawing = sum(sum(each) - len(each) * median(each) for each in times)
     # The first picture loads matplotlib and draws the frames of all later ones.
-    first = sum(max(steps[kind.__name__]) for kind in DRAWING)
-    share = f"{drawing:.2f} s, {100 * drawing / training:.1f}% of the training"
+    first = sum(max(each) - median(each) for each in times)
     console.print(
-        f"Pictures ten times a run: {share}; the first of each {first:.2f} s, each other one "
-        f"{1000 * (drawing - first) / 9:.0f} ms."
+        f"Pictures and texts: {drawing:.2f} s, {100 * drawing / training:.1f}% of the training; the first of "
+        f"each {first:.2f} s, the others {drawing - first:.2f} s."
     )
 
 

@@ -1,4 +1,4 @@
-"""The file of responses that ``predict`` generates."""
+"""Callback that writes the responses of ``predict``."""
 
 from __future__ import annotations
 
@@ -23,18 +23,22 @@ from pacmr_lightning.runs.folder import GENERATIONS
 
 
 class GenerationWriter(BasePredictionWriter):
-    """Write the responses that ``predict`` generates as JSON Lines, in the order of the data.
+    """Writer of the responses that ``predict`` generates, as JSON Lines in the order of the data.
 
-    A row has ``id``, ``prompt`` (a text, or chat messages), ``response``, ``finish_reason`` (``stop``, or
-    ``length`` if cut), ``prompt_tokens`` and ``response_tokens``. Answers are stored as they come in
-    ``generations.jsonl.answers.sqlite``, which stays, so the same command continues after a kill. It logs
-    nothing and costs one write per batch.
+    Tags: none. Files, by default in the run's folder:
+
+    - ``generations.jsonl``, one row per prompt: ``id``, ``prompt`` (a text, or chat messages), ``response``,
+      ``finish_reason`` (``stop``, or ``length`` if truncated), ``prompt_tokens`` and ``response_tokens``.
+    - ``generations.jsonl.answers.sqlite``, each response as soon as it is generated. It stays after the run:
+      the same command then reuses its responses, also after a kill. Delete it to free the space.
+
+    Cost: one write per batch, and the disk space of the responses twice.
 
     Args:
         output: file to write, ending in .jsonl; None for ``generations.jsonl`` in the run's folder.
-        temperature: 0 for greedy responses; above 0 they are sampled.
-        top_p: sample among the likeliest tokens that together have this probability, in (0, 1].
-        seed: of the sampling; other batch sizes draw other samples.
+        temperature: of the sampling; 0 for greedy responses.
+        top_p: sample from the most likely tokens that together have this probability, in (0, 1].
+        seed: of the sampling; samples also depend on the batch size.
 
     Raises:
         UserError: an option is out of range, or the file cannot be written.
@@ -55,7 +59,7 @@ class GenerationWriter(BasePredictionWriter):
         self._path = output_path(self.output or Path(trainer.default_root_dir) / GENERATIONS)
 
     def on_predict_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Open the answers of an earlier run."""
+        """Open the stored responses of an earlier run."""
         if pl_module.policy.is_sharded:
             raise UserError(
                 "predict needs the whole model on each device, but trainer.strategy shards it; set "
@@ -73,7 +77,7 @@ class GenerationWriter(BasePredictionWriter):
             )
 
     def on_predict_batch_start(self, trainer: Trainer, pl_module: Any, batch: PromptBatch, *_: Any) -> None:
-        """Set the batch's answers if all of them are stored."""
+        """Take the batch's responses from the store if it has all."""
         if self._store is None:
             return
         keys = self._keys(batch)
@@ -90,7 +94,7 @@ class GenerationWriter(BasePredictionWriter):
         batch: PromptBatch,
         *_: Any,
     ) -> None:
-        """Store a batch's answers, all or none."""
+        """Store a batch's responses, all or none."""
         if batch.answers is None:
             if self._store is None:
                 self._store = AnswerStore(self._answers)
@@ -115,10 +119,10 @@ class GenerationWriter(BasePredictionWriter):
         rows = [found[place] for place in sorted(found)]
         write_json_lines(self._path, rows)
         cut = sum(row["finish_reason"] == "length" for row in rows)
-        earlier = f"; {stored} were there from an earlier run" if stored else ""
+        earlier = f"; {stored} came from an earlier run" if stored else ""
         limit = pl_module.max_new_tokens
         rank_zero_info(
-            f"{len(rows)} responses are in {self._path}, {cut} of them cut at {limit} tokens{earlier}."
+            f"{len(rows)} responses are in {self._path}, {cut} of them truncated at {limit} tokens{earlier}."
         )
 
     @property

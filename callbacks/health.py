@@ -1,4 +1,4 @@
-"""Warnings about a run that goes wrong, such as self-confirmation of VNet and policy."""
+"""Callback that warns of failures of a run, such as self-confirmation of VNet and policy."""
 
 from __future__ import annotations
 
@@ -27,36 +27,37 @@ SATURATED_U = math.log(0.999 / 0.001)
 LEAST = 10
 OUTER = ("meta/d_norm", "meta/coverage", "meta/pseudo_labels_as_observed")
 SIGNS = {
-    "slope_ratio": "VNet's slope a has grown to {:.2f} times that of its start",
-    "norm_ratio": "the norm of d_meta a retained pair is {:.1f} times its median",
+    "slope_ratio": "VNet's slope a is {:.2f} times that of its start",
+    "norm_ratio": "the norm of d_meta per retained pair is {:.1f} times its median",
     "pseudo_label_drop": "the share of pseudo-labels that agree with the labels is {:.1f} standard errors "
     "under its peak",
 }
 
 
 class Health(Callback):
-    """Warn once per cause if a run goes wrong, and optionally stop it; needs no clean label.
+    """Warnings of a failing run, once per cause, and optionally its end; needs no clean labels.
 
-    Causes are self-confirmation of VNet and policy (the alarm of ``on_alarm``, see ``SelfConfirmation``), a
-    small effective sample size of the weights, (sum g)^2 / (N sum g^2), a B of LoRA that stays 0, most pairs
-    at sigmoid(u) > 0.999, which teach nothing more, and VNet updates without a confident meta pair.
+    Causes: self-confirmation of VNet and policy (the alarm; see ``SelfConfirmation``); a small effective
+    sample size of the weights, (sum g)^2 / (N sum g^2); a LoRA matrix B that stays 0; most pairs at
+    sigmoid(u) > 0.999, where the loss has no gradient; and VNet updates without a confident meta-batch pair.
 
-    Every ``log_every_n_steps`` policy updates it checks all pairs since the last check and logs as
-    ``warnings/...``: ``slope_ratio``, ``norm_ratio``, ``pseudo_label_agreement``, ``pseudo_label_drop``,
-    ``effective_sample_size``, ``saturated_share``, ``idle_vnet_updates`` and ``alarm`` (1 from the alarm on).
-    It costs 0.1 ms an update and writes no file, except the checkpoint of ``on_alarm="stop"``.
+    Tags, every ``log_every_n_steps`` updates and over all pairs since: ``warnings/slope_ratio``,
+    ``norm_ratio``, ``pseudo_label_agreement``, ``pseudo_label_drop``, ``effective_sample_size``,
+    ``saturated_share``, ``idle_vnet_updates`` and ``alarm`` (1 from the alarm on). Files: none, except the
+    checkpoint of ``on_alarm="stop"``. Cost: 0.1 ms per update.
 
     Args:
-        on_alarm: "warn", or "stop": keep ``checkpoints/alarm-STEP.ckpt`` and end training; it can be resumed.
-        window: VNet updates that running medians and shares look back on.
-        max_slope_ratio: alarm where the mean slope a has grown to more than this multiple of its start.
-        max_norm_ratio: alarm where d_meta is longer than this multiple of its running median. Off unless
-            given: with soft pseudo-labels healthy runs reach 10.
-        max_share_drop: alarm where the share of pseudo-labels that agree with the labels has fallen this many
-            standard errors from its peak.
-        min_effective_sample_size: share of the pairs, in [0, 1).
-        max_saturated_share: share of the pairs, in (0, 1].
-        max_idle_updates: VNet updates in a row without a retained meta pair.
+        on_alarm: "warn", or "stop": save ``checkpoints/alarm-STEP.ckpt``, which can be resumed, and end
+            training.
+        window: number of last VNet updates of running medians and shares.
+        max_slope_ratio: alarm if the mean slope a exceeds this multiple of its start; None for no alarm.
+        max_norm_ratio: alarm if the norm of d_meta exceeds this multiple of its running median. None by
+            default, since healthy runs with soft pseudo-labels reach 10.
+        max_share_drop: alarm if the share of pseudo-labels that agree with the labels is this many standard
+            errors under its peak; None for no alarm.
+        min_effective_sample_size: warn under this share of the pairs, in [0, 1).
+        max_saturated_share: warn over this share of the pairs, in (0, 1].
+        max_idle_updates: warn after this many VNet updates in a row without a retained pair.
         lora_after: policy updates after which B is checked.
 
     Raises:
@@ -155,7 +156,7 @@ class Health(Callback):
         self._sums = self._sums.to(g) + torch.stack([column.to(g).sum() for column in columns])
         every = pl_module.weighting.every
         if every and (trainer.global_step - 1) % every == 0:
-            # At a logged step the module has already passed the values on and cleared them.
+            # At a logged step the module has already logged and cleared the values.
             logged = {name.removeprefix("train/"): value for name, value in trainer.callback_metrics.items()}
             values = pl_module.outer_values or logged
             self._updates.append({name: values[name].detach() for name in OUTER if name in values})
@@ -167,7 +168,7 @@ class Health(Callback):
             self._check_adapters(trainer, pl_module)
 
     def _check(self, trainer: Trainer, pl_module: PreferenceModule) -> None:
-        """Check, log and warn; all ranks compute the same numbers, so they decide alike."""
+        """Check, log and warn; all ranks compute the same values."""
         step = trainer.global_step
         pairs, g, squares, a, saturated = self._total(trainer).tolist()
         self._sums.zero_()
@@ -195,23 +196,23 @@ class Health(Callback):
             self._warn(
                 step,
                 "effective_sample_size",
-                f"After {step} updates the weights count as {size:.0%} of the pairs (effective sample size), "
-                "so few pairs decide; try a lower learning_rate of VNet, or a smaller beta.",
+                f"After {step} updates the weights' effective sample size is {size:.0%} of the pairs, so few "
+                "pairs decide; try a lower learning_rate of VNet, or a smaller beta.",
             )
         if share > self.max_saturated_share:
             self._warn(
                 step,
                 "saturated_share",
-                f"After {step} updates {share:.0%} of the pairs have sigmoid(u) above 0.999, from which the "
-                "policy learns nothing more; try fewer epochs, a lower learning_rate, or a smaller beta.",
+                f"After {step} updates {share:.0%} of the pairs have sigmoid(u) above 0.999, where the loss "
+                "has no gradient; try fewer epochs, a lower learning_rate, or a smaller beta.",
             )
         if self._idle >= self.max_idle_updates:
             self._warn(
                 step,
                 "idle_vnet_updates",
-                f"No meta pair was confident enough in {self._idle} VNet updates in a row, so VNet learned "
-                "nothing; try a lower tau, a larger beta, or SoftPromptConsistency, which needs no "
-                "confidence.",
+                f"No pair of the meta-batch was confident enough in {self._idle} VNet updates in a row, so "
+                "VNet learned nothing; try a lower tau, a larger beta, or SoftPromptConsistency, which needs "
+                "no confidence.",
             )
         pl_module.log_dict(
             {f"warnings/{name}": torch.tensor(value, dtype=torch.float32) for name, value in found.items()}
@@ -252,9 +253,9 @@ class Health(Callback):
             path = Path(trainer.default_root_dir) / CHECKPOINTS / f"alarm-{step}.ckpt"
             trainer.save_checkpoint(path)
             trainer.should_stop = True
-            end = f"; training stops here, with {path.name} among the checkpoints."
+            end = f"; training stops here, and {path} has its state."
         rank_zero_warn(
-            f"Policy and VNet seem to confirm each other's mistakes: after {step} updates {what}; try soft "
+            f"Policy and VNet may confirm each other's mistakes: after {step} updates {what}; try soft "
             "pseudo-labels (SoftPromptConsistency), start_offset auto, a lower learning_rate of VNet, or an "
             f"earlier checkpoint{end}"
         )
@@ -271,13 +272,13 @@ class Health(Callback):
                 trainer.global_step,
                 "lora",
                 f"After {trainer.global_step} updates B is 0 in {len(dead)} of {layers} LoRA layers "
-                f"({dead[0]} for one), so they learn nothing; try a higher learning_rate, or leave them "
+                f"(such as {dead[0]}), so they learn nothing; try a higher learning_rate, or leave them "
                 "out of target_modules.",
             )
 
 
 def dead_adapters(pl_module: PreferenceModule) -> tuple[list[str], int]:
-    """Return the names of the LoRA layers' B that are all 0, and the number of B; all ranks call it."""
+    """Return the names of LoRA matrices B that are 0, and the number of all B; all ranks call it."""
     adapter = pl_module.policy.adapter()
     names = [name for name in adapter if ".lora_B." in name]
     with whole(adapter[name] for name in names):
@@ -286,19 +287,19 @@ def dead_adapters(pl_module: PreferenceModule) -> tuple[list[str], int]:
 
 
 class SelfConfirmation:
-    """Signs, seen without clean labels, that VNet and policy confirm each other's mistakes.
+    """Signs, without clean labels, that VNet and policy confirm each other's mistakes.
 
-    - **slope** a of log g+/g- in u: above the log-odds that the label is right, mistakes get too much weight
-      (Theorem 1's optimum under symmetric flips has a = 1 if u is those log-odds); ``Health`` computes it.
-    - **norm** of d_meta per retained meta pair, over its running median: it rises in a collapse.
-    - **share** of pseudo-labels equal to the label: 1/2 + (1 - 2 eps)(accuracy - 1/2) at flip rate eps.
+    - **slope** a of log g+/g- in u: above the log-odds that the label is right, mistakes get too much weight.
+      (Theorem 1's optimum under symmetric noise has a = 1 if u is those log-odds.) ``Health`` computes it.
+    - **norm** of d_meta per retained pair, over its running median: it rises in a collapse.
+    - **share** of pseudo-labels equal to the label: 1/2 + (1 - 2 eps)(accuracy - 1/2) at noise rate eps.
     """
 
     def __init__(self, window: int):
         self.norms: deque[float] = deque(maxlen=window)
         self.agreeing: deque[tuple[float, float]] = deque(maxlen=window)
         self.peak: tuple[float, float] | None = None
-        """Largest windowed share, and its squared standard error."""
+        """Largest share of a window, and its squared standard error."""
 
     def update(self, norm: float | None, agreeing: float, retained: float) -> dict[str, float]:
         """Add a VNet update (``norm`` of d_meta per retained pair, None if skipped); return known signs."""

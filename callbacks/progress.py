@@ -1,4 +1,4 @@
-"""Progress of a training run: log lines, and pairs and tokens a second."""
+"""Callbacks for the progress of a run: printed lines, and pairs and tokens per second."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pacmr_lightning.modules.schedule import planned_updates
 
 
 def pairs_in(batch: TrainingBatch | PairBatch | PromptBatch) -> int:
-    """Return the pairs (or prompts) of a step, without the meta pairs."""
+    """Return the number of pairs (or prompts) of a step, without its meta-batch."""
     return len(batch.train if isinstance(batch, TrainingBatch) else batch)
 
 
 def tokens_in(batch: TrainingBatch | PairBatch | PromptBatch) -> int:
-    """Return the tokens of those pairs without padding; a shared prompt counts once."""
+    """Return the number of tokens of those pairs without padding; a shared prompt counts once."""
     if isinstance(batch, PromptBatch):
         return int(batch.attention_mask.sum())
     return (batch.train if isinstance(batch, TrainingBatch) else batch).token_count
@@ -33,13 +33,13 @@ def tokens_in(batch: TrainingBatch | PairBatch | PromptBatch) -> int:
 class Throughput(ThroughputMonitor):
     """Lightning's ``ThroughputMonitor`` for batches of pairs.
 
-    Logs ``items_per_sec`` (tokens), ``samples_per_sec`` (pairs) and ``batches_per_sec`` (steps) of one device
-    as ``wall_clock/train/device/...``, of all as ``wall_clock/train/...``; and rank 0's totals ``time`` (no
-    validation), ``lengths`` (tokens), ``samples`` (pairs) and ``batches``. Meta pairs do not count. It costs
-    0.3 ms an update and writes no file.
+    Tags: ``wall_clock/train/device/items_per_sec`` (tokens), ``samples_per_sec`` (pairs) and
+    ``batches_per_sec`` (steps) of one device; the same of all devices without ``device/``; rank 0's totals
+    ``wall_clock/train/time`` (without validation), ``lengths`` (tokens), ``samples`` (pairs) and ``batches``.
+    Meta-batches do not count. Files: none. Cost: 0.1 ms per update.
 
     Args:
-        window_size: steps to average over; the rates appear once that many have been done.
+        window_size: steps to average over; a run with fewer steps has totals only.
 
     Raises:
         UserError: ``window_size`` is under 2.
@@ -48,7 +48,7 @@ class Throughput(ThroughputMonitor):
     def __init__(self, window_size: int = 20):
         check_at_least(2, window_size=window_size)
         super().__init__(batch_size_fn=pairs_in, length_fn=tokens_in, window_size=window_size)
-        # FLOPs are not measured here.
+        # FLOPs are not measured.
         warnings.filterwarnings("ignore", message=".*you need to define a `flops_per_batch`")
         self._earlier: dict[str, Any] = {}
 
@@ -58,7 +58,7 @@ class Throughput(ThroughputMonitor):
         self._earlier = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Totals of rank 0, the only one that counts."""
+        """Return the totals of rank 0, the only one that counts."""
         stage = RunningStage.TRAINING
         if stage not in self._throughputs or not self._throughputs[stage]._time:
             return self._earlier
@@ -88,9 +88,10 @@ class Throughput(ThroughputMonitor):
 
 
 class LogProgress(Callback):
-    """Print updates, time left and loss at intervals, and the metrics at the end, to standard error.
+    """Lines on standard error: updates, time left and loss at intervals, and the metrics at the end.
 
-    ``pacmr fit`` adds it if there is no terminal. It logs nothing, writes no file and costs microseconds.
+    ``pacmr fit`` adds it if there is no terminal for a progress bar. Tags: none. Files: none. Cost:
+    microseconds per update.
 
     Args:
         seconds: between two lines.
@@ -118,11 +119,15 @@ class LogProgress(Callback):
         print(text if loss is None else f"{text}, loss {loss:.4f}", file=sys.stderr, flush=True)
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print how much there is to do, and start the clock."""
+        """Print the number of batches, and start the clock."""
         self._batches = int(sum(trainer.num_predict_batches))
         self._began = self._printed = time.monotonic()
         if trainer.is_global_zero:
-            print(f"Answering {self._batches:,} batches of prompts ...", file=sys.stderr, flush=True)
+            print(
+                f"Generating responses to {self._batches:,} batches of prompts ...",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *_: Any
@@ -135,11 +140,11 @@ class LogProgress(Callback):
             print(f"Batch {done:,} of {self._batches:,}, {left} left", file=sys.stderr, flush=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note the update of the validation metrics."""
+        """Record the update of the validation metrics."""
         self._validated = trainer.global_step
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the last metrics on rank 0, with the step of an earlier validation."""
+        """Print the last metrics on rank 0, and the update of their validation if it is an earlier one."""
         if trainer.is_global_zero:
             found = ", ".join(f"{name} {value:.4g}" for name, value in trainer.progress_bar_metrics.items())
             if "val/" in found and self._validated != trainer.global_step:

@@ -1,4 +1,4 @@
-"""A run's checkpoints: every n updates, at chosen ones, at the end and at a signal."""
+"""Callbacks that save checkpoints: every n updates, at chosen updates, at the end and at a signal."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from pacmr_lightning.runs.folder import CHECKPOINTS
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """Lightning's ``ModelCheckpoint`` for runs that resume after any kill as if uninterrupted.
+    """Lightning's ``ModelCheckpoint`` with exact resumption: a resumed run equals an uninterrupted one.
 
-    It saves before the next update, when metrics are logged and no validation is due, and ``last.ckpt`` after
-    all other callbacks' ``on_train_end``. At SIGTERM, Ctrl-C or SLURM's requeue signal it finishes the
-    update, saves ``last.ckpt``, prints how to continue and exits with status 0 (130 for Ctrl-C).
+    It saves before the next update, after metrics are logged, and ``last.ckpt`` after all other callbacks'
+    ``on_train_end``. At SIGTERM, Ctrl-C or SLURM's requeue signal it finishes the update, saves
+    ``last.ckpt``, prints how to continue and exits with status 0 (130 for Ctrl-C).
 
-    Files go to ``checkpoints`` in the trainer's ``default_root_dir``. Beside it, a run that Python started
-    gets a ``config.yaml``, which audit, refine and export need; with ``pacmr fit`` it has one already. It
-    logs nothing; a checkpoint holds adapter, VNet, optimizers and callbacks, not the base model.
+    Tags: none. Files: ``checkpoints/...`` in the trainer's ``default_root_dir``, each with adapter, VNet,
+    optimizers and callbacks, without the base model. A run started from Python also gets a ``config.yaml``,
+    which audit, refine and export need; ``pacmr fit`` writes one itself. Cost: the time and disk space of the
+    checkpoints.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -62,7 +63,7 @@ class RunCheckpoint(ModelCheckpoint):
                 signal.signal(number, self._remember)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        """Keep a signal until the ranks check; a second Ctrl-C interrupts at once."""
+        """Store a signal until the ranks check; a second Ctrl-C interrupts at once."""
         if number == signal.SIGINT and self._received == signal.SIGINT:
             raise KeyboardInterrupt
         self._received = number
@@ -71,7 +72,7 @@ class RunCheckpoint(ModelCheckpoint):
         """Save nothing yet."""
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Save the state after the last update, if that is due or a signal came."""
+        """Save the state after the last update, if due or after a signal."""
         super().on_train_batch_end(trainer, pl_module, None, batch, batch_idx - 1)
         if batch_idx % trainer.accumulate_grad_batches:
             return  # no checkpoint holds the gradient of a part of an update
@@ -88,7 +89,7 @@ class RunCheckpoint(ModelCheckpoint):
         )
         if trainer.is_global_zero and received not in (signal.SIGTERM, signal.SIGINT):
             _requeue()
-        # Lightning kills all processes where one that it has started ends with another status than 0.
+        # Lightning kills all processes if one that it started ends with another status than 0.
         failed = received == signal.SIGINT and trainer.is_global_zero
         raise SIGTERMException(128 + signal.SIGINT if failed else 0)
 
@@ -103,7 +104,7 @@ class RunCheckpoint(ModelCheckpoint):
             super().on_train_epoch_end(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the end."""
+        """Save the state at the end."""
         if self._should_skip_saving_checkpoint(trainer):
             return
         metrics = self._monitor_candidates(trainer)
@@ -118,7 +119,7 @@ class RunCheckpoint(ModelCheckpoint):
             self._save_topk_checkpoint(trainer, metrics)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Flush all of the run before the checkpoint to disk first, on all ranks."""
+        """Write all logged values to disk before the checkpoint, on all ranks."""
         for logger in trainer.loggers:
             logger.save()
         trainer.strategy.barrier("RunCheckpoint")
@@ -126,12 +127,12 @@ class RunCheckpoint(ModelCheckpoint):
 
 
 class Snapshots(Callback):
-    """Keep the checkpoints ``checkpoints/snapshot-STEP.ckpt`` of chosen policy updates, as Qu et al. do.
+    """Checkpoints of chosen policy updates, which are kept, as Qu et al. do.
 
-    Each costs the time and disk space of a checkpoint. Nothing is logged.
+    Tags: none. Files: ``checkpoints/snapshot-STEP.ckpt``. Cost: the time and disk space of each checkpoint.
 
     Args:
-        steps: policy updates after which a checkpoint is kept, each at least 1.
+        steps: policy updates after which a checkpoint is saved, each at least 1.
 
     Raises:
         UserError: there is no step, or one is under 1.
@@ -140,7 +141,9 @@ class Snapshots(Callback):
     def __init__(self, steps: list[int]):
         super().__init__()
         if not steps or min(steps) < 1:
-            raise UserError(f"steps is {steps}, but snapshots need steps of at least 1, such as [500, 1000].")
+            raise UserError(
+                f"steps is {steps}, but snapshots need updates of at least 1, such as [500, 1000]."
+            )
         self.steps = set(steps)
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
@@ -155,7 +158,7 @@ def _requeue() -> None:
     if task is not None:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"
     if subprocess.run(["scontrol", "requeue", job], check=False).returncode:
-        rank_zero_warn(f"SLURM did not take job {job} back; submit it again.")
+        rank_zero_warn(f"SLURM refused to queue job {job} again; submit it again.")
 
 
 def _ends(trainer: Trainer) -> bool:

@@ -1,4 +1,4 @@
-"""The numbers of a run, written when it ends."""
+"""Callback that writes a run's final metrics."""
 
 from __future__ import annotations
 
@@ -29,22 +29,23 @@ from .visits import VisitsCallback, record_of
 
 
 class RunSummary(VisitsCallback):
-    """Write ``summary.json`` into the run's folder at the end of fit.
+    """Final metrics of a run, in ``summary.json`` of its folder.
 
-    Keys; null if unknown or not finite:
+    Keys, null if unknown or not finite:
 
     - ``method, task, noise_rate, seed, steps`` (policy updates), ``counts`` (the datamodule's), ``versions``;
     - ``metrics`` (``val/...``), ``val_accuracy, val_margin``, of ``val_pairs`` pairs after ``val_step``
       updates;
     - of the last ``window`` visits with a known flip (``window_pairs``): ``weight_mean_unflipped``,
-      ``weight_mean_flipped``, ``weight_gap``, AUROCs of low weight (``flip_auroc``) and u (``flip_auroc_u``);
-    - ``learned``, numbers of the objective, ``seconds`` of training, ``wall_seconds`` since this fit started,
-      and ``pairs_per_second`` over all ranks.
+      ``weight_mean_flipped``, ``weight_gap``, AUROCs of low weight (``flip_auroc``) and low u
+      (``flip_auroc_u``);
+    - ``learned``, values that the objective learned, ``seconds`` of training, ``wall_seconds`` since this fit
+      started, and ``pairs_per_second`` over all ranks.
 
-    It logs nothing and costs 0.2 ms an update.
+    Tags: none. Files: ``summary.json``, at the end of fit. Cost: 0.2 ms per update.
 
     Args:
-        window: visits that the statistics look back on.
+        window: number of last visits in the statistics; see ``LastVisits``.
 
     Raises:
         UserError: ``window`` is under 1, or the module returns no record.
@@ -94,7 +95,7 @@ class RunSummary(VisitsCallback):
         self._mark = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note the update, and restart the clock, which leaves validation out."""
+        """Record the update, and restart the clock, which excludes validation."""
         if not trainer.sanity_checking:
             self._val_step = trainer.global_step
         self._mark = time.perf_counter()
@@ -121,8 +122,8 @@ class RunSummary(VisitsCallback):
             return
         path = Path(trainer.default_root_dir) / SUMMARY
         if self._statistics is None:
-            # A fit with nothing left to do never started to train. It keeps an existing summary, and writes a
-            # missing one if the run was killed after its last checkpoint.
+            # A resumed fit without updates left did not train. It keeps an existing summary, and writes a
+            # missing one: the run was killed after its last checkpoint.
             rows = self._visits.of_this_rank()
             if path.exists() or not len(rows):
                 return

@@ -1,4 +1,4 @@
-"""Responses of the policy during a run: texts, their KL to the reference, and their gold reward."""
+"""Callbacks that sample responses: texts, their KL to the reference, and their gold reward."""
 
 from __future__ import annotations
 
@@ -33,43 +33,44 @@ from pacmr_lightning.runs.folder import RESPONSES, SAMPLES
 from pacmr_lightning.waiting import waiting
 
 from ..evaluation.reward_function import RewardFunction
+from .interval import Interval
 from .to_loggers import log_image, log_numbers, log_texts
-from .visits import Regularly
 
 Tokens = list[int]
 
 FEW, MANY = 0.3, 1.0
-"""Tokens to generate per pair trained on, for a tenth of the time: of 4 responses at once, and of 32.
+"""Tokens that take a tenth of the time of training on one pair: in batches of 4 responses, and of 32.
 
-Measured with a tiny Llama on two CPU cores: training on a pair took as long as sampling 2.9 or 11 tokens.
+Measured with a tiny Llama on two CPU cores: training on one pair took as long as sampling 2.9 or 11 tokens.
 """
 
 
 class SampleResponses(Callback):
-    """Greedy responses of reference and policy to a few fixed prompts, as text for the loggers and a file.
+    """Greedy responses of reference and policy to a few fixed prompts.
 
-    The loggers get the text ``responses``, a table for each look. ``responses.jsonl`` has per prompt and
-    step: ``step``, ``id``, ``prompt``, ``reference``, ``response``. A look costs one batch of generation.
+    Tags: the text ``responses``, one table each time. Files: ``responses.jsonl``, with ``step``, ``id``,
+    ``prompt``, ``reference`` and ``response`` per prompt and step. Cost: one batch of generation each time.
 
     Args:
-        prompts: how many prompts, the first of ``predict``; None for 4, or none in a run so short
-            that they would take more than about a tenth of its time.
-        every: updates between two looks, or a share of the run, see ``Regularly``; one more at start and end.
-        max_new_tokens: of a response; None for the module's own.
+        prompts: number of prompts, the first of ``predict``; None for 4, or for none in a run so short that
+            they would take more than about a tenth of its time.
+        every: updates between two times, or a share of the run; see ``Interval``. It also samples at the
+            start and at the end.
+        max_new_tokens: maximum length of a response in tokens; None for the module's.
 
     Raises:
         UserError: a number is below 1, or the datamodule has no prompt.
     """
 
     _batch: PromptBatch
-    """On the ranks that generate, rank 0 or all ranks under ZeRO-3."""
+    """On the ranks that generate: rank 0, or all ranks under ZeRO-3."""
 
     def __init__(
         self, prompts: int | None = None, every: int | float = 500, max_new_tokens: int | None = None
     ):
         super().__init__()
         check_at_least(1, prompts=prompts, max_new_tokens=max_new_tokens)
-        self._regularly = Regularly(every)
+        self.interval = Interval(every)
         self.prompts = prompts
         self.max_new_tokens = max_new_tokens
         self._generates = False
@@ -77,7 +78,7 @@ class SampleResponses(Callback):
         self._rows: list[dict[str, Any]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Generate with the reference, once, and with the policy."""
+        """Generate with the reference, the only time, and with the policy."""
         self._generates = trainer.is_global_zero or pl_module.policy.is_sharded
         count = self.prompts or 4
         tokens = 3 * count * (self.max_new_tokens or pl_module.max_new_tokens)
@@ -103,7 +104,7 @@ class SampleResponses(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Generate every ``every`` updates."""
-        if self._generates and self._regularly.is_due(trainer):
+        if self._generates and self.interval.is_due(trainer):
             self._look(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -134,23 +135,25 @@ class SampleResponses(Callback):
 class SequenceKL(Callback):
     """KL(pi || pi_ref) of whole responses, in nats, from responses that the policy samples at temperature 1.
 
-    The mean over samples of sum_t KL(pi(. | x, y_<t) || pi_ref(. | x, y_<t)), over the whole vocabulary, has
-    less variance than that of log(pi / pi_ref). Compare rewards of two runs at similar KL only.
+    It is the mean over samples of sum_t KL(pi(. | x, y_<t) || pi_ref(. | x, y_<t)) over the whole vocabulary,
+    which has less variance than that of log(pi / pi_ref). Compare rewards of runs at similar KL only.
 
-    It logs ``val/sequence_kl``, ``val/sequence_kl_stderr`` (of the mean), ``val/response_tokens`` (mean
-    length with EOS) and signs of degeneration: ``val/response_perplexity`` (under the reference),
-    ``val/response_distinct_2`` and ``val/response_repetition``. Prompts are the first of ``predict``,
-    repeated if too few. All ranks sample the same, as sharded models need. A look costs the generation and
-    one forward pass of policy and reference over the responses. It writes no file.
+    Tags: ``val/sequence_kl``, ``val/sequence_kl_stderr`` (of the mean), ``val/response_tokens`` (mean length
+    with EOS), and signs of degeneration: ``val/response_perplexity`` (under the reference),
+    ``val/response_distinct_2`` and ``val/response_repetition``. Files: none. Cost, each time: the generation,
+    and one forward pass of policy and reference over the responses.
+
+    Prompts are the first of ``predict``, repeated if too few. All ranks sample the same responses, as sharded
+    models need.
 
     Args:
-        samples: responses to sample, at least 2; None for 64, or as many as take about a tenth of
-            the training time, and none if those are fewer than 8.
-        max_new_tokens: length at which a response is cut, in tokens.
+        samples: number of responses, at least 2; None for 64, or for as many as take about a tenth of the
+            training time, and for none if those are fewer than 8.
+        max_new_tokens: length in tokens at which a response is truncated.
         batch_size: responses at a time.
         seed: of the sampling.
-        every: updates between two looks along the way, or a share of the run, see ``Regularly``; None for the
-            end alone.
+        every: updates between two times before the end, or a share of the run; see ``Interval``. None for the
+            end only.
 
     Raises:
         UserError: an option is out of range, the data has no prompt, or the model too few positions for one.
@@ -167,7 +170,7 @@ class SequenceKL(Callback):
         super().__init__()
         check_at_least(2, samples=samples)
         check_at_least(1, max_new_tokens=max_new_tokens, batch_size=batch_size)
-        self._regularly = Regularly(every)
+        self.interval = Interval(every)
         self.samples = samples
         self._given = samples is not None
         self.max_new_tokens = max_new_tokens
@@ -176,7 +179,7 @@ class SequenceKL(Callback):
         self._looked = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Check the prompts before any time is spent on the reference or on training."""
+        """Check the prompts before the reference or the training take time."""
         if not self._given:
             self.samples = int(min(64, MANY * trained_pairs(trainer) / self.max_new_tokens))
             if self.samples < 64:
@@ -192,7 +195,7 @@ class SequenceKL(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Sample every ``every`` updates."""
-        if self._regularly.is_due(trainer) and trainer.global_step > self._looked and self._samples:
+        if self.interval.is_due(trainer) and trainer.global_step > self._looked and self._samples:
             self._looked = trainer.global_step
             self._look(trainer, pl_module)
 
@@ -204,7 +207,7 @@ class SequenceKL(Callback):
 
     @property
     def _samples(self) -> bool:
-        """False in a short run whose options name no number of responses."""
+        """False in a short run without the option ``samples``."""
         return self._given or (self.samples or 0) >= 8
 
     def _look(self, trainer: Trainer, pl_module: Any) -> None:
@@ -261,17 +264,19 @@ class SequenceKL(Callback):
 
 
 class GoldReward(SequenceKL):
-    """Mean gold reward of responses that the trained policy samples at temperature 1, and their KL.
+    """Mean gold reward of responses that the policy samples at temperature 1, and their KL.
 
-    It logs ``val/gold_reward``, ``val/gold_reward_stderr`` (of the mean) and what ``SequenceKL`` logs, and
-    writes ``samples.jsonl`` (prompt, response, gold_reward). From the second look on the loggers get the
-    image ``val/reward_against_kl``. Prompts are the source's own, if it has any. A look costs the generation.
+    Tags: those of ``SequenceKL``, ``val/gold_reward`` and ``val/gold_reward_stderr`` (of the mean); from the
+    second time on the image ``val/reward_against_kl``. Files: ``samples.jsonl``, with ``prompt``,
+    ``response`` and ``gold_reward``, of the last time. Cost: that of ``SequenceKL`` and the reward's own.
+
+    Prompts are the source's own, if it has any.
 
     Args:
-        samples: responses to sample, at least 2.
+        samples: number of responses, at least 2.
         batch_size: responses at a time.
         second_reward: another reward, which nothing was trained on, logged as ``val/second_reward`` with its
-            standard error. A policy that games the first raises that alone.
+            standard error. A policy that exploits the gold reward raises only that one.
         options: ``max_new_tokens``, ``seed`` and ``every`` of ``SequenceKL``.
 
     Raises:
@@ -290,15 +295,15 @@ class GoldReward(SequenceKL):
         self._path: list[tuple[float, float]] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return KL and reward of all looks."""
+        """Return KL and reward of each time."""
         return {"path": self._path}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the looks."""
+        """Restore KL and reward of each time."""
         self._path = list(state_dict["path"])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check that the data has a gold reward before any time is spent on training."""
+        """Check that the data has a gold reward before the training takes time."""
         if stage != "fit":
             return
         self._path = []  # a checkpoint is loaded after this
@@ -306,8 +311,8 @@ class GoldReward(SequenceKL):
         if data is None or data.gold_reward is None:
             task = "of this run" if data is None else f"of task {data.task}"
             raise UserError(
-                f"The data {task} has no gold reward; take GoldReward out of trainer.callbacks, or give one "
-                "with --data.source.reward, or train on the embedded world."
+                f"The data {task} has no gold reward; remove GoldReward from trainer.callbacks, or give a "
+                "reward with --data.source.reward, or train on the synthetic benchmark."
             )
 
     def _look(self, trainer: Trainer, pl_module: Any) -> None:
@@ -345,7 +350,7 @@ class GoldReward(SequenceKL):
 
 
 def trained_pairs(trainer: Trainer) -> float:
-    """Return how many pairs a fit trains on, all epochs together; infinity where the data do not say."""
+    """Return the pairs of all epochs of a fit; infinity if the data has no ``global_batch_size``."""
     return planned_updates(trainer) * getattr(datamodule(trainer), "global_batch_size", math.inf)
 
 
@@ -357,7 +362,7 @@ def first_prompts(trainer: Trainer, count: int, asker: str) -> PromptBatch:
         for i in range(len(batch))
     ]
     if not rows:
-        raise UserError(f"{asker} needs prompts, but the data has none; take it out.")
+        raise UserError(f"{asker} needs prompts, but the data has none; remove it from trainer.callbacks.")
     columns = zip(*rows[:count], strict=True)
     return PromptBatch.collate(*columns, pad_id=datamodule(trainer).tokenizer.pad_token_id)
 

@@ -1,4 +1,4 @@
-"""Numbers, figures, histograms and texts for a run's loggers."""
+"""Scalars, images, histograms and texts for TensorBoard, W&B and MLflow."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pacmr_lightning.runs.folder import ANALYSIS
 
 BINS = 30
 PAIR_WEIGHTS = "pair_weights"
-"""Group of names of weights of the last visited pairs."""
+"""Group of names for weights of the last visits."""
 
 
 def log_numbers(trainer: Trainer, values: dict[str, float]) -> None:
-    """Log numbers at the step of the last update's metrics, and set ``trainer.callback_metrics``."""
+    """Log scalars at the step of the last update's metrics, and add them to ``trainer.callback_metrics``."""
     kept = {name: torch.tensor(value, dtype=torch.double) for name, value in values.items()}
     trainer.callback_metrics.update(kept)
     for logger in trainer.loggers:
@@ -34,12 +34,12 @@ def log_numbers(trainer: Trainer, values: dict[str, float]) -> None:
 def log_image(
     trainer: Trainer, name: str, image: np.ndarray, loggers: Sequence[Logger] | None = None
 ) -> None:
-    """Show a (height, width, 3) uint8 image; in MLflow as the artifact ``NAME-step-NNNNN.png``."""
+    """Log a (height, width, 3) uint8 image; in MLflow as the artifact ``NAME-step-NNNNN.png``."""
     picture = Image.fromarray(image)
     for logger in trainer.loggers if loggers is None else loggers:
         if isinstance(logger, TensorBoardLogger):
             content = io.BytesIO()
-            # Not add_image, which takes longer. TensorBoard's checksums take longest, so the file is small.
+            # Faster than add_image. TensorBoard's checksums take longest, hence a small file.
             picture.quantize(256, Image.Quantize.FASTOCTREE).save(content, "png", compress_level=1)
             value = Summary.Value(tag=name)
             value.image.height, value.image.width, value.image.colorspace = image.shape
@@ -58,9 +58,9 @@ def log_precision_recall(
     scores: dict[str, np.ndarray],
     draw: Callable[[np.ndarray, dict[str, np.ndarray]], np.ndarray],
 ) -> None:
-    """Show how well (N,) ``scores`` in [0, 1] detect the ``labels`` that are true.
+    """Log precision and recall of (N,) ``scores`` in [0, 1] as detectors of (N,) bool ``labels``.
 
-    TensorBoard gets ``NAME/SCORE`` of each as PR curves, other loggers the image ``NAME`` of ``draw``.
+    TensorBoard gets a PR curve ``NAME/SCORE`` per score, other loggers the image ``NAME`` of ``draw``.
     """
     others = []
     for logger in trainer.loggers:
@@ -74,11 +74,11 @@ def log_precision_recall(
 
 
 def log_histogram(trainer: Trainer, name: str, values: np.ndarray) -> None:
-    """Show the histogram of (N,) finite values; in MLflow as JSON with ``edges`` and ``counts``."""
+    """Log a histogram of (N,) finite values; in MLflow as JSON with ``edges`` and ``counts``."""
     counts, edges = (column.tolist() for column in np.histogram(values, bins=BINS))
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            # Not add_histogram, which counts in 1,500 bins that TensorBoard shows as 30.
+            # Faster than add_histogram, which counts in 1,500 bins; TensorBoard shows 30.
             sums = (len(values), float(values.sum(dtype=float)), float((values.astype(float) ** 2).sum()))
             first, last = float(values.min()), float(values.max())
             logger.experiment.add_histogram_raw(name, first, last, *sums, edges[1:], counts, _step(trainer))
@@ -93,7 +93,7 @@ def log_histogram(trainer: Trainer, name: str, values: np.ndarray) -> None:
 
 
 def log_texts(trainer: Trainer, name: str, texts: dict[str, dict[str, str]]) -> None:
-    """Show texts (row to heading to text) as one table; in MLflow as the artifact ``NAME-step-NNNNN.md``."""
+    """Log texts (by row and heading) as one table; in MLflow as the artifact ``NAME-step-NNNNN.md``."""
     headings = list(next(iter(texts.values())))
     rows = [[key, *parts.values()] for key, parts in texts.items()]
     cells = [[verbatim(cell) for cell in row] for row in rows]
@@ -109,13 +109,13 @@ def log_texts(trainer: Trainer, name: str, texts: dict[str, dict[str, str]]) -> 
 
 
 def verbatim(text: str) -> str:
-    """Return Markdown of a table's cell that shows a text as it is."""
+    """Return Markdown that shows a text as it is in a table's cell."""
     marks = re.sub(r"[^\w\s.,;:?'\"()/+=-]|_", lambda found: f"&#{ord(found[0])};", text)
     return "<br>".join(marks.splitlines())
 
 
 def analysis_file(trainer: Trainer, name: str) -> Path:
-    """Return RUN/analysis/NAME-step-NNNNN, without an ending."""
+    """Return the path RUN/analysis/NAME-step-NNNNN, without an extension."""
     return Path(trainer.default_root_dir) / ANALYSIS / _file(trainer, name)
 
 

@@ -1,8 +1,7 @@
-"""A window over the last visited pairs on all ranks, and a base of callbacks that use it."""
+"""Window over the last visits of pairs on all ranks, and a base of callbacks that use it."""
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -17,58 +16,24 @@ from pacmr_lightning.errors import UserError, check_at_least
 from pacmr_lightning.ranks import on_all_ranks
 from pacmr_lightning.rewards import PairRecord
 
+from .interval import Interval
+
 
 def record_of(outputs: Any) -> PairRecord:
-    """Return the record of a step's pairs from ``training_step``'s output; UserError if it has none."""
+    """Return the record of a step's pairs in ``training_step``'s output; UserError if it has none."""
     if not isinstance(outputs, Mapping) or "record" not in outputs:
         raise UserError(
             "training_step returned no 'record' of its pairs; use this callback with PreferenceModule only, "
-            "or take it out of trainer.callbacks."
+            "or remove it from trainer.callbacks."
         )
     return outputs["record"]
 
 
-class Regularly:
-    """A schedule of looks, as Lightning's ``val_check_interval`` has it.
-
-    Args:
-        every: an integer counts policy updates between two looks; a float in (0, 1] is a share of the fit's
-            updates, so 0.1 means ten looks in a run of any length; None means no look.
-
-    Raises:
-        UserError: ``every`` is out of range.
-    """
-
-    def __init__(self, every: int | float | None):
-        # type(), since 1 is an update and 1.0 a run.
-        if every is not None and not (every >= 1 if type(every) is int else 0 < every <= 1):
-            raise UserError(
-                f"every is {every}, but it must be a number of policy updates from 1, a share of the run in "
-                "(0, 1], such as 0.1 for ten looks, or null for none."
-            )
-        self.every = every
-
-    def is_due(self, trainer: Trainer) -> bool:
-        """Return whether to look after the last update; UserError for a share of a run without an end."""
-        if not isinstance(self.every, float):
-            return self.every is not None and trainer.global_step % self.every == 0
-        if math.isinf(trainer.estimated_stepping_batches):
-            raise UserError(
-                f"every is {self.every}, a share of the run, but the run has no end; set trainer.max_epochs "
-                "or trainer.max_steps, or give every as a number of updates."
-            )
-        between = self.every * trainer.estimated_stepping_batches
-        # Rounded, so that ten tenths are a whole.
-        steps = (trainer.global_step, trainer.global_step - 1)
-        done, before = (math.floor(round(step / between, 9)) for step in steps)
-        return done > before
-
-
 class LastVisits:
-    """A window over the last visits of pairs, the same for any number of ranks.
+    """Window over the last visits of pairs, the same for any number of ranks.
 
-    It holds all visits of the fewest last steps that have at least ``window`` visits over all ranks. Rows
-    stay on their device until read: the step (updates before it) and ``columns`` numbers, in float32.
+    It has whole steps: the fewest last ones with at least ``window`` visits over all ranks. A row is the step
+    (updates before it) and ``columns`` values, in float32; rows stay on their device until read.
     """
 
     def __init__(self, window: int, columns: int):
@@ -82,7 +47,7 @@ class LastVisits:
         self._rows.clear()
 
     def add(self, step: int, *columns: Tensor) -> None:
-        """Add N visits of this rank, (N,) per number; drop the steps that fall out of the window."""
+        """Add N visits of this rank, (N,) per column; drop the steps that leave the window."""
         first = columns[0]
         values = (torch.full_like(first, step, dtype=torch.float32), *columns)
         self._rows.append(torch.stack([v.detach().to(first.device, torch.float32) for v in values], dim=1))
@@ -95,50 +60,50 @@ class LastVisits:
         self._rows = deque([rows] if is_global_zero else ())
 
     def of_this_rank(self) -> Tensor:
-        """(K, 1 + columns) rows of this rank on the CPU, oldest first."""
+        """Return the (K, 1 + columns) rows of this rank on the CPU, oldest first."""
         return torch.cat([torch.empty(0, 1 + self.columns), *(rows.cpu() for rows in self._rows)])
 
     def of_all_ranks(self) -> Tensor:
-        """(K, 1 + columns) rows of the window on the CPU, sorted by step and numbers; all ranks call it."""
+        """Return the (K, 1 + columns) rows on the CPU, sorted by step and values; all ranks call it."""
         rows = torch.cat(on_all_ranks([self.of_this_rank()]))
         rows = rows[np.lexsort(rows.T.flip(0).numpy())]  # lexsort's last key comes first
         return rows[rows[:, 0] >= rows[-self.window :, 0].min()] if len(rows) else rows
 
 
 class VisitsCallback(Callback):
-    """Base of callbacks that look back on the last visits after chosen updates and at the end of the fit.
+    """Base of callbacks that process the last visits at chosen updates and at the end of the fit.
 
     Args:
-        window: visits to look back on, over all ranks, in whole steps; see ``LastVisits``.
-        columns: numbers of a visit.
-        every: updates between two looks, or a share of the run; see ``Regularly``.
+        window: number of last visits over all ranks, in whole steps; see ``LastVisits``.
+        columns: values per visit.
+        every: updates between two calls of ``look``, or a share of the run; see ``Interval``.
+        limited: see ``Interval``.
 
     Raises:
         UserError: an option is out of range, or the module returns no record.
     """
 
-    def __init__(self, window: int, columns: int, every: int | float | None = None):
+    def __init__(self, window: int, columns: int, every: int | float | None = None, limited: bool = False):
         super().__init__()
         self._visits = LastVisits(window, columns)
-        self._regularly = Regularly(every)
-        self._looked_at: int | None = None
+        self.interval = Interval(every, limited)
 
     @abstractmethod
     def columns_of(self, record: PairRecord) -> Sequence[Tensor]:
-        """Return the (N,) numbers to keep of a step's visits."""
+        """Return the (N,) values of each column, of a step's visits."""
 
     @abstractmethod
     def look(self, trainer: Trainer, pl_module: Any, rows: Tensor) -> None:
-        """Process the (K, 1 + columns) rows of ``LastVisits.of_all_ranks``; called on all ranks."""
+        """Process the (K, 1 + columns) rows of ``LastVisits.of_all_ranks``; all ranks call it."""
 
     def is_due(self, trainer: Trainer) -> bool:
-        """Return whether to call ``look`` after this update too, not only at the end."""
-        return self._regularly.is_due(trainer)
+        """Return true if ``look`` is due after this update; it always comes at the end."""
+        return self.interval.is_due(trainer)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget an earlier run; a checkpoint is loaded after this."""
         if stage == "fit":
-            self._looked_at = None
+            self.interval.restart()
             if trainer.global_step == 0:
                 self._visits.clear()
 
@@ -160,9 +125,11 @@ class VisitsCallback(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Call ``look`` at the end, while the ranks can still communicate."""
-        if self._looked_at != trainer.global_step:
+        if self.interval.last != trainer.global_step:
             self._look(trainer, pl_module)
 
     def _look(self, trainer: Trainer, pl_module: Any) -> None:
-        self._looked_at = trainer.global_step
-        self.look(trainer, pl_module, self._visits.of_all_ranks())
+        # Before the clock starts: it waits for the GPU's update.
+        rows = self._visits.of_all_ranks()
+        with self.interval.acting(trainer):
+            self.look(trainer, pl_module, rows)

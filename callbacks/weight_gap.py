@@ -1,4 +1,4 @@
-"""Mean weights of flipped and unflipped pairs during a run, as in Qu et al.'s table of learned weights."""
+"""Callback for mean weights of flipped and unflipped pairs, as in Qu et al.'s table of learned weights."""
 
 from __future__ import annotations
 
@@ -35,25 +35,27 @@ MICRO_BATCH = 32
 
 
 class WeightGap(VisitsCallback):
-    """Mean weights of unflipped and flipped pairs, their gap, and how well low weights detect flipped pairs.
+    """Mean weights of unflipped and flipped pairs, the weight gap, and detection of flips by low weight.
 
-    Two sets of pairs: the last ``window`` visits, each with its weight at the visit, and a probe set of
-    training pairs, the same for all runs, with current weights. Files in the run's folder:
+    It has two sets of pairs: the last ``window`` visits, with the weights at the visit, and a probe set of
+    training pairs, the same for all runs, with the current weights.
 
-    - ``analysis/weight-gap.csv``, one row per step (policy updates done), set (``window`` or ``probe``) and
-      category (``all``, and those of the rows): ``pairs``, ``mean`` (weight), ``mean_unflipped``,
-      ``mean_flipped``, ``gap``, ``auroc`` and ``average_precision`` of "low weight = flipped", empty if flips
-      are unknown. For probe pairs under VNet also ``mean_swapped``, the mean weight with the responses
-      swapped (-u), and ``rising``, the share of pairs with g(Delta, abs(u)) > g(Delta, -abs(u)).
-    - ``analysis/probe-NNNNN.parquet`` for step NNNNN: u, Delta, a, b and weights of every probe pair.
-
-    The loggers get ``pair_weights/probe_gap``, ``pair_weights/window_auroc`` and so on, over all pairs. An
-    update costs 0.2 ms, a look one forward pass of policy and reference over the probe set.
+    - Files: ``analysis/weight-gap.csv``, one row per step (policy updates done), set (``window`` or
+      ``probe``) and category (``all``, and those of the rows): ``pairs``, ``mean`` (weight),
+      ``mean_unflipped``, ``mean_flipped``, ``gap``, ``auroc`` and ``average_precision`` of low weight for
+      flips, empty if flips are unknown. For probe pairs under VNet also ``mean_swapped``, the mean weight
+      with the responses swapped (-u), and ``rising``, the share of pairs with
+      g(Delta, abs(u)) > g(Delta, -abs(u)).
+    - Files: ``analysis/probe-NNNNN.parquet`` for step NNNNN: u, Delta, a, b and weights of each probe pair.
+    - Tags: the table's values over all pairs, as ``pair_weights/window_gap``, ``pair_weights/probe_auroc``
+      and so on.
+    - Cost: 0.2 ms per update; each time one forward pass of policy and reference over the probe set.
 
     Args:
-        window: visits of the first set, in whole steps; see ``LastVisits``.
-        probe_pairs: training pairs of the second set; all of them where there are fewer.
-        every: updates between two rows of the table, or a share of the run; None for the end of fit only.
+        window: number of last visits of the first set, in whole steps; see ``LastVisits``.
+        probe_pairs: number of training pairs of the second set, at most all.
+        every: updates between two rows of the table, or a share of the run; see ``Interval``. None for the
+            end only.
 
     Raises:
         UserError: an option is out of range, the data has no ``train_pairs``, or the module no record.
@@ -72,8 +74,8 @@ class WeightGap(VisitsCallback):
         pairs = getattr(datamodule(trainer), "train_pairs", None)
         if pairs is None:
             raise UserError(
-                "WeightGap asks about training pairs, but this run's data has no train_pairs; use "
-                "PreferenceDataModule, or take WeightGap out of trainer.callbacks."
+                "WeightGap needs training pairs, but this run's data has no train_pairs; use "
+                "PreferenceDataModule, or remove WeightGap from trainer.callbacks."
             )
         ids, categories = list(pairs.rows["id"]), list(pairs.rows["category"])
         self._probe = probe_indices(ids, self.probe_pairs)
@@ -84,7 +86,7 @@ class WeightGap(VisitsCallback):
         }
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove an earlier run's rows and files of the steps that this fit will do."""
+        """Remove rows and files of steps that this fit will repeat."""
         folder = Path(trainer.default_root_dir) / ANALYSIS
         if not trainer.is_global_zero:
             return
@@ -96,12 +98,12 @@ class WeightGap(VisitsCallback):
             _write(table[table["step"] <= trainer.global_step], folder / TABLE)
 
     def columns_of(self, record: PairRecord) -> Sequence[Tensor]:
-        """Return weight, flipped, and the number of the category, -1 for none."""
+        """Return weight, flipped, and the index of the category, -1 for none."""
         category = torch.tensor([self._numbers.get(pair, -1) for pair in record.ids])
         return record.weight, record.flipped, category
 
     def look(self, trainer: Trainer, pl_module: PreferenceModule, rows: Tensor) -> None:
-        """Compute and log on all ranks; write on rank 0."""
+        """Compute and log on all ranks; write the files on rank 0."""
         step = trainer.global_step
         _, weight, flipped, category = rows.unbind(1)
         names = [None if number < 0 else self._names[number] for number in category.int().tolist()]
@@ -142,7 +144,7 @@ def probe_indices(ids: Sequence[str], count: int) -> list[int]:
 
 @torch.no_grad()
 def probe(trainer: Trainer, pl_module: PreferenceModule, indices: Sequence[int]) -> pd.DataFrame:
-    """Run the policy and the weighting on the training pairs at ``indices``, shared among the ranks.
+    """Compute the weights of the training pairs at ``indices``, shared among the ranks.
 
     Return on all ranks one row per pair: ``id``, ``category``, ``u`` and ``delta`` in nats times beta, ``a``
     and ``b``, ``weight`` (before any division by the mean), ``swapped_weight`` (with the responses swapped;
@@ -173,7 +175,7 @@ def probe(trainer: Trainer, pl_module: PreferenceModule, indices: Sequence[int])
 
 
 def _numbers(pl_module: PreferenceModule, batch: PairBatch) -> Tensor:
-    """(N, 7) float32 ``COLUMNS`` of N pairs."""
+    """Return the (N, 7) float32 ``COLUMNS`` of N pairs."""
     batch = batch.with_reference(pl_module.policy.reference_log_probs(batch))
     weighting = pl_module.weighting
     log_probs = pl_module.policy.log_probs(batch, entropies=weighting.needs_entropies)
@@ -188,7 +190,7 @@ def _numbers(pl_module: PreferenceModule, batch: PairBatch) -> Tensor:
 
 
 def gap_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the table's numbers over all pairs and by category, for the columns of ``probe``."""
+    """Return the table's values over all pairs and by category, of a frame with the columns of ``probe``."""
     groups = [(ALL, frame), *frame.groupby("category", sort=True)]
     return [{"category": name, **_gap(group)} for name, group in groups]
 
@@ -216,7 +218,7 @@ def _flags(flipped: Tensor) -> pd.Series:
 
 
 def _read(path: Path) -> pd.DataFrame:
-    # The default parser of pandas before 3.1 rounds wrongly now and then.
+    # The default parser of pandas before 3.1 rounds some values wrongly.
     return pd.read_csv(path, engine="pyarrow")
 
 

@@ -1,4 +1,4 @@
-"""Parquet files of a run's pairs: their weights at every visit, and the injected label noise."""
+"""Callbacks that write Parquet files: weights at every visit, and injected label noise."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ SCHEMA = pa.schema(
         ("flipped", pa.bool_()),
     ]
 )
-"""``a`` and ``b`` are null if the weighting has none, ``flipped`` if unknown."""
+"""Columns; ``a`` and ``b`` are null if the weighting has none, ``flipped`` if unknown."""
 
 
 class WeightRecorder(Callback):
-    """Write one row per pair per visit to ``weights/part-RANK-NNNNN.parquet``, for ``folder.read_weights``.
+    """Weights of all pairs at every visit, one row per pair per visit.
 
-    A fit from step s first drops rows of steps >= s, so a resumed run neither doubles nor loses a visit. It
-    logs nothing, and costs 0.5 ms an update and about 35 bytes of disk per visit.
+    Tags: none. Files: ``weights/part-RANK-NNNNN.parquet`` with the columns of ``SCHEMA``;
+    ``runs.folder.read_weights`` reads them. Cost: 0.5 ms per update, and about 35 bytes of disk per visit.
+    A fit from step s first drops rows of steps >= s, so a resumed run neither repeats nor loses a visit.
 
     Args:
-        rows_per_part: visits to gather before a part is written.
+        rows_per_part: number of visits per file.
 
     Raises:
         UserError: ``rows_per_part`` is under 1, or the module returns no record.
@@ -56,12 +57,12 @@ class WeightRecorder(Callback):
         self._next_number = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Drop the rows of the steps that this fit will do."""
+        """Drop the rows of steps that this fit will repeat."""
         self._pending = []
         self._next_number = 0
         for part in weight_parts(trainer.default_root_dir):
             rank, number = (int(word) for word in part.stem.split("-")[1:])
-            # The modulus also assigns parts of a run with more ranks than this one.
+            # The modulus assigns parts of a run that had more ranks, too.
             if rank % trainer.world_size == trainer.global_rank and not _trim(part, trainer.global_step):
                 continue
             if rank == trainer.global_rank:
@@ -72,7 +73,7 @@ class WeightRecorder(Callback):
         record = record_of(outputs)
         numbers = {name: getattr(record, name) for name in SCHEMA.names[2:]}
         known = {name: column for name, column in numbers.items() if column is not None}
-        # One transfer, since each waits for the GPU's kernels before it.
+        # One transfer, since each waits for the GPU.
         rows = torch.stack([column.detach().float() for column in known.values()]).cpu().numpy()
         columns = dict(zip(known, rows, strict=True))
         flipped = columns.pop("flipped")
@@ -91,15 +92,15 @@ class WeightRecorder(Callback):
             self._flush(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Put the rows of all steps before the checkpoint on disk."""
+        """Write the rows of all steps before the checkpoint."""
         self._flush(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the rest."""
+        """Write the remaining rows."""
         self._flush(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Write the rest."""
+        """Write the remaining rows."""
         self._flush(trainer)
 
     def _flush(self, trainer: Trainer) -> None:
@@ -113,10 +114,10 @@ class WeightRecorder(Callback):
 
 
 class NoiseMask(Callback):
-    """Write ``noise_mask.parquet``: ``id``, ``flipped`` and any ``annotator`` of each training row.
+    """Injected label noise of the training rows.
 
-    It writes once, before training, logs nothing, and costs nothing while the run trains. Data without
-    ``noise_flips`` leave no file.
+    Tags: none. Files: ``noise_mask.parquet``, written before training, with ``id``, ``flipped`` and, if
+    known, ``annotator`` of each training row; none for data without ``noise_flips``. Cost: none in training.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -24,7 +24,10 @@ from .surface import Surface
 from .surface_figure import COLORS, NAMES, OUTLINED, SHARES, axis_label, contours
 
 Range = tuple[float, float]
-SIZE, DPI = (4.2, 3.4), 100
+SIZE, DPI = (4.0, 3.0), 100
+"""Inches, and pixels per inch. TensorBoard scales pictures to a height; wider ones leave a narrow window."""
+LEFT = 0.17
+"""Left end of the axes, as a share of the width."""
 BINS = 20
 TOP = 0.5
 """Largest share of the pairs in a bin of the distributions' axis; higher bins are cut off."""
@@ -67,14 +70,15 @@ class Frame:
         legend: Sequence[Artist] = (),
         line: Line2D | None = None,
         right: float = 0.96,
-        bottom: float = 0.15,
+        bottom: float = 0.18,
     ):
         figure = Figure(figsize=SIZE, dpi=DPI)
         self.canvas = FigureCanvasAgg(figure)
-        self.axis = figure.add_axes((0.15, bottom, right - 0.15, 0.88 - bottom))
+        self.axis = figure.add_axes((LEFT, bottom, right - LEFT, 0.88 - bottom))
         self.axis.set(xlim=x, ylim=y, xlabel=labels[0], ylabel=labels[1])
-        self.axis.set_title(title, fontsize=11)
+        self.axis.set_title(title, fontsize=12)
         for each in (self.axis.xaxis, self.axis.yaxis):
+            each.label.set_fontsize(11)
             each.set_major_locator(MaxNLocator(5))
         if legend:
             style: dict[str, Any] = {"frameon": False, "fontsize": 9, "borderaxespad": 0.2}
@@ -128,7 +132,7 @@ def _colored(values: np.ndarray, scale: Range, height: int, width: int) -> np.nd
 @lru_cache
 def _map_frame(axes: tuple[str, str], x: Range, y: Range) -> Frame:
     return Frame(
-        "", (_plain(axis_label(axes[0])), _plain(axis_label(axes[1]))), x, y, right=0.83, bottom=0.21
+        "", (_plain(axis_label(axes[0])), _plain(axis_label(axes[1]))), x, y, right=0.83, bottom=0.26
     )
 
 
@@ -137,11 +141,11 @@ def _color_bar(name: str, scale: Range) -> np.ndarray:
     """Return title, colour bar and note of a map, apart from its axes, whose ranges change more often."""
     figure = Figure(figsize=SIZE, dpi=DPI)
     canvas = FigureCanvasAgg(figure)
-    bar = figure.add_axes((0.85, 0.21, 0.03, 0.67), xticks=(), ylim=scale)
+    bar = figure.add_axes((0.85, 0.26, 0.03, 0.62), xticks=(), ylim=scale)
     bar.imshow(np.linspace(1, 0, 256)[:, None], COLORS, extent=(0, 1, *scale), aspect="auto")
     bar.yaxis.tick_right()
     bar.yaxis.set_major_locator(MaxNLocator(5))
-    figure.text(0.49, 0.9, _plain(NAMES[name]), ha="center", fontsize=11)
+    figure.text(0.5, 0.9, _plain(NAMES[name]), ha="center", fontsize=12)
     note = "white: 90% (dashed) and 50% of the pairs" + ("; orange: g = 1/2" if name == "g" else "")
     figure.text(0.5, 0.02, note, ha="center", fontsize=9)
     canvas.draw()
@@ -213,14 +217,14 @@ def draw_distribution(weight: np.ndarray, flipped: np.ndarray) -> np.ndarray:
     if {"unflipped", "flipped"} <= means.keys():
         words.append(f"gap {means['unflipped'] - means['flipped']:.2f}")
     text = f"Mean weight: {', '.join(words)}"
-    artists.append(Text(0.5, 1.03 * TOP, text, ha="center", fontsize=10, clip_on=False))
+    artists.append(Text(0.5, 1.03 * TOP, text, ha="center", fontsize=9, clip_on=False))
     return frame.picture(artists)
 
 
 @lru_cache
 def _distribution_frame(names: tuple[str, ...]) -> Frame:
     legend = [Patch(color=_color(name), alpha=0.5, label=name) for name in names]
-    labels = ("Weight g", f"Share of the pairs (up to {TOP:.0%})")
+    labels = ("Weight g", f"Share of pairs, to {TOP:.0%}")
     return Frame("", labels, (0, 1), (0, TOP), legend=legend)
 
 
@@ -237,12 +241,12 @@ def draw_precision_recall(labels: np.ndarray, scores: dict[str, np.ndarray]) -> 
 
 
 def draw_reward_path(path: Sequence[tuple[float, float]]) -> np.ndarray:
-    """Draw gold reward over KL of a run's looks, in their order, with a ring around the last one."""
+    """Draw gold reward over KL of some updates, in their order, with a ring around the last one."""
     kl, reward = np.array(path).T
     margin = 0.1 * max(float(np.ptp(reward)), 0.1)
     x, y = (0.0, 1.1 * max(float(kl.max()), 1e-6)), (float(reward.min()), float(reward.max()))
     labels = ("KL to the reference (nats)", "Gold reward")
-    frame = Frame("Looks of this run; ring: the last", labels, x, (y[0] - margin, y[1] + margin))
+    frame = Frame("Updates of this run; ring: the last", labels, x, (y[0] - margin, y[1] + margin))
     ring: dict[str, Any] = {
         "marker": "o",
         "markersize": 11,

@@ -18,7 +18,10 @@ from .distribution_figure import draw_on
 from .surface import Surface
 
 NAMES = {"a": "Slope $a(z)$", "b": "Offset $b(z)$", "g": "Weight $g(z)$"}
-AXES = {"delta": ("Reward sum $\\Delta(z)$", "$\\Delta$"), "u": ("Reward difference $u(z)$", "$u$")}
+AXES = {
+    "delta": ("Implicit reward sum $\\Delta(z)$", "$\\Delta$"),
+    "u": ("Implicit reward margin $u(z)$", "$u$"),
+}
 COLORS = "viridis"
 WIDTHS = {1: 4.6, 3: 10.2}
 SHARES: dict[float, Literal["--", "-"]] = {0.9: "--", 0.5: "-"}

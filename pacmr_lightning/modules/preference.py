@@ -32,7 +32,13 @@ from ..weighting.base import check_soft_labels, check_update
 from ..weighting.weighted_gradient import WeightedGradient, weighted_gradient
 from .datamodule import datamodule
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
-from .schedule import check_schedule, planned_updates, suited_learning_rate, warmup_cosine
+from .schedule import (
+    check_schedule,
+    log_short_run,
+    planned_updates,
+    suited_learning_rate,
+    warmup_cosine,
+)
 from .trained_only import TrainedOnly
 
 CURVES = 20
@@ -179,6 +185,7 @@ class PreferenceModule(Recorded, TrainedOnly):
                 "another: --model.learning_rate."
             )
         self.options = self._fit_options()
+        log_short_run(self.trainer)
 
     def on_fit_start(self) -> None:
         """Print VNet's size; let the datamodule compute the reference's values to cache."""

@@ -1,10 +1,11 @@
-"""Learning-rate schedule and number of updates."""
+"""Learning-rate schedule, number of updates, and interval of the curves."""
 
 from __future__ import annotations
 
 import math
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import LRSchedulerConfigType
 from torch.optim import Optimizer
 from transformers import get_cosine_with_min_lr_schedule_with_warmup
@@ -66,6 +67,18 @@ def planned_updates(trainer: Trainer) -> int:
     if updates is None:
         raise UserError("The run has no end; set trainer.max_epochs or trainer.max_steps.")
     return updates
+
+
+def log_short_run(trainer: Trainer) -> None:
+    """Log a fit at each update if its curves would have fewer than two points otherwise."""
+    # Lightning sets the attribute without declaring it.
+    every, updates = trainer.log_every_n_steps, planned_updates(trainer)  # type: ignore[attr-defined]
+    if trainer.loggers and updates < 2 * every and every > 1:
+        trainer.log_every_n_steps = 1  # type: ignore[attr-defined]
+        rank_zero_info(
+            f"Curves get a point at each of the run's {updates} updates, since trainer.log_every_n_steps "
+            f"{every} would give them {updates // every or 'none'}."
+        )
 
 
 def updates_within(

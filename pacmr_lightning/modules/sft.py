@@ -36,7 +36,7 @@ from ..policy.merged_adapters import untie_head
 from ..waiting import waiting
 from .datamodule import datamodule
 from .resumed_options import OPTIMIZER, check_options, flat_options, is_fitting, trainer_options, use_options
-from .schedule import check_schedule, planned_updates, warmup_cosine
+from .schedule import check_schedule, log_short_run, planned_updates, warmup_cosine
 from .trained_only import TrainedOnly
 
 IGNORED = -100
@@ -161,6 +161,7 @@ class SFTModule(TrainedOnly):
                 "here; use trainer.strategy ddp or deepspeed_stage_2."
             )
         self.options = self._options()
+        log_short_run(self.trainer)
 
     def configure_model(self) -> None:
         """Load or make the model and add LoRA, once."""

@@ -5,14 +5,17 @@ import re
 import pandas as pd
 import pytest
 import yaml
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks.progress.progress_bar import get_standard_metrics
 from scipy.special import expit
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata
 
 from pacmr_lightning import cli
-from pacmr_lightning.callbacks.dashboard import CHARTS, GLANCE, RESULTS, SETTINGS
+from pacmr_lightning.callbacks.dashboard import CHARTS, GLANCE, RESULTS, SETTINGS, Dashboard
 from pacmr_lightning.runs.folder import read_weights
+from pacmr_lightning.runs.loggers import run_loggers
 
 UPDATES = 6
 
@@ -42,6 +45,7 @@ def runs(tmp_path_factory, tiny_llama, preference_config):
             max_steps=UPDATES,
             max_epochs=-1,
             val_check_interval=2,
+            log_every_n_steps=10,
         )
         config["model"]["init_args"]["policy"]["init_args"]["rank"] = 2
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
@@ -90,6 +94,20 @@ def test_at_a_glance_repeats_the_curves_once(runs, board):
     assert "epoch" not in tags
 
 
+def test_a_short_run_has_whole_curves(board):
+    """``log_every_n_steps`` is more than its updates."""
+    for run in ("pacmr", "dpo"):
+        assert [step for step, _ in points(board, run, "train/loss")] == list(range(UPDATES))
+
+
+def test_the_progress_bar_shows_no_version_of_it(tmp_path):
+    loggers = run_loggers(str(tmp_path), None, 0)
+    trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", logger=loggers)
+    before = get_standard_metrics(trainer)
+    Dashboard().setup(trainer, LightningModule(), "fit")
+    assert len(trainer.loggers) == 3 and get_standard_metrics(trainer) == before == {}
+
+
 def test_the_layout_names_curves_that_are_there(board):
     layout = layout_pb2.Layout()
     (event,) = board.Tensors("pacmr", "custom_scalars__config__")
@@ -99,10 +117,10 @@ def test_the_layout_names_curves_that_are_there(board):
     tags = board.Runs()["pacmr"]["tensors"]
     for title, patterns in charts.items():
         found = [tag for pattern in patterns for tag in tags if re.match(pattern, tag)]
-        assert tuple(found) == CHARTS[title]
+        assert found == [f"at_a_glance/{GLANCE[tag]}" for tag in CHARTS[title]]
 
 
-def test_hparams_compare_methods(board):
+def test_hparams_compare_methods(runs, board):
     found = {}
     for run in ("pacmr", "dpo"):
         content = board.SummaryMetadata(run, metadata.SESSION_START_INFO_TAG).plugin_data.content
@@ -113,6 +131,13 @@ def test_hparams_compare_methods(board):
         assert [info.name for info in experiment.hparam_infos] == list(SETTINGS), "of all methods"
         metrics = [info.name.tag for info in experiment.metric_infos]
         assert metrics == list(RESULTS) and set(metrics) <= set(board.Runs()["pacmr"]["tensors"])
+    ids = {
+        metadata.parse_session_start_info_plugin_data(
+            board.SummaryMetadata(run, metadata.SESSION_START_INFO_TAG).plugin_data.content
+        ).group_name
+        for run in found
+    }
+    assert ids == {f"pacmr ({runs})", f"dpo ({runs})"}
     assert found["pacmr"].items() >= {"method": "pacmr", "vnet_every": 1, "vnet_tau": 0.6}.items()
     assert found["dpo"]["method"] == "dpo" and not any(name.startswith("vnet") for name in found["dpo"])
     for name in ("noise_rate", "seed", "model", "beta"):

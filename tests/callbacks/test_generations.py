@@ -72,7 +72,8 @@ def test_rows_in_the_order_of_the_data(predict, model, tmp_path, caplog):
     assert f"10 of {len(prompts)} prompts, drawn with seed 42." in caplog.text
     assert "these are the reference's responses" in caplog.text
     assert (
-        f"10 responses are in {tmp_path}/run/generations.jsonl, {cut} of them cut at 8 tokens." in caplog.text
+        f"10 responses are in {tmp_path}/run/generations.jsonl, {cut} of them truncated at 8 tokens."
+        in caplog.text
     )
 
     # Another policy answers the same prompts under the same ids.
@@ -94,7 +95,7 @@ def test_what_was_answered_is_not_generated_again(predict, tmp_path, caplog):
     with caplog.at_level("INFO"):
         again = predict()
     assert [row["response"] for row in again] == [f"stored {row['response']}" for row in rows]
-    assert "10 were there from an earlier run." in caplog.text
+    assert "10 came from an earlier run." in caplog.text
     # A batch of which one answer is missing is generated whole, as it was.
     with store:
         store.execute("DELETE FROM answers WHERE rowid = 1")
@@ -186,7 +187,7 @@ def test_killed_it_goes_on(command, tmp_path, forked):
     expected = (tmp_path / "whole" / "generations.jsonl").read_bytes()
     assert 0 < left < len(expected.splitlines()) and not (tmp_path / "run" / "generations.jsonl").exists()
     again = subprocess.run(command("run"), capture_output=True, text=True, timeout=1200)
-    assert again.returncode == 0 and f"; {left} were there from an earlier run." in again.stderr
+    assert again.returncode == 0 and f"; {left} came from an earlier run." in again.stderr
     assert (tmp_path / "run" / "generations.jsonl").read_bytes() == expected
 
 

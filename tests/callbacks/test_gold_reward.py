@@ -152,12 +152,12 @@ def test_the_global_state_is_left_alone(fit, tmp_path, world, monkeypatch):
 def test_data_without_a_gold_reward_is_refused_before_training(fit, tmp_path, world):
     module, data = world
     data.gold_reward = None
-    with pytest.raises(UserError, match=r"The data of task toy has no gold reward; take GoldReward out"):
+    with pytest.raises(UserError, match=r"The data of task toy has no gold reward; remove GoldReward"):
         fit(tmp_path, [GoldReward()], module, data)
     data.gold_reward, data.source, data.predict_dataloader = gold_reward, SimpleNamespace(prompts=None), list
     for callback in (GoldReward, SequenceKL):
         with pytest.raises(
-            UserError, match=f"{callback.__name__} needs prompts, but the data has none; take it"
+            UserError, match=f"{callback.__name__} needs prompts, but the data has none; remove it"
         ):
             fit(tmp_path, [callback()], module, data, max_epochs=1)
 

@@ -32,5 +32,5 @@ def test_bad_options(callback, options):
 
 
 def test_snapshots_need_a_step():
-    with pytest.raises(UserError, match="steps of at least 1"):
+    with pytest.raises(UserError, match="updates of at least 1"):
         callbacks.Snapshots([])

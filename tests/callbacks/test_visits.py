@@ -1,15 +1,11 @@
 """LastVisits: whole steps, the same for any number of ranks."""
 
-from itertools import pairwise
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.distributed as dist
 
 from pacmr_lightning.callbacks import visits as module
 from pacmr_lightning.callbacks.visits import LastVisits
-from pacmr_lightning.errors import UserError
 from pacmr_lightning.flip_detection import weight_gap
 
 BATCH, STEPS = 6, 9
@@ -123,26 +119,3 @@ def test_two_processes_with_uneven_shares(tmp_path):
     visit([alone])
     for rank in (0, 1):
         assert torch.equal(torch.load(tmp_path / str(rank)), alone.of_all_ranks())
-
-
-@pytest.mark.parametrize("updates", [1, 7, 10, 95, 200, 2901])
-def test_ten_looks_of_a_run_of_any_length(updates):
-    def looks(every):
-        regularly = module.Regularly(every)
-        trainer = SimpleNamespace(estimated_stepping_batches=updates)
-        steps = []
-        for trainer.global_step in range(1, updates + 1):
-            steps += [trainer.global_step] * regularly.is_due(trainer)
-        return steps
-
-    steps = looks(0.1)
-    assert len(steps) == min(10, updates) and steps[-1] == updates
-    assert all(abs(b - a - updates / 10) < 1 for a, b in pairwise(steps) if updates >= 10)
-    assert looks(10) == list(range(10, updates + 1, 10)) and looks(None) == [] and looks(1.0) == [updates]
-
-
-def test_a_share_of_a_run_without_an_end():
-    trainer = SimpleNamespace(estimated_stepping_batches=float("inf"), global_step=3)
-    assert module.Regularly(3).is_due(trainer)
-    with pytest.raises(UserError, match=r"every is 0\.1, a share of the run, but the run has no end"):
-        module.Regularly(0.1).is_due(trainer)

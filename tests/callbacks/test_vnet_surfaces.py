@@ -167,7 +167,7 @@ def test_visits_that_are_not_finite_are_left_out(fit, tmp_path, altered):
 
 
 def test_slopes_that_differ_without_a_vnet_are_refused(fit, tmp_path, altered):
-    with pytest.raises(UserError, match="has no VNet to ask"):
+    with pytest.raises(UserError, match="without a VNet it has no values"):
         fit(tmp_path, [VNetSurfaces(steps=[1])], altered(lambda record: record.a[:1].add_(1)))
 
 

@@ -29,7 +29,7 @@ def inside(image):
 
 def test_a_map_has_the_colours_of_its_values(surface):
     image = cards.draw_map(surface, "g", (0.0, 1.0))
-    assert image.shape == (340, 420, 3) and image.dtype == np.uint8
+    assert image.shape == (300, 400, 3) and image.dtype == np.uint8
     area = image[inside(image)]
     for share, place in ((0.02, -2), (0.98, 1)):  # the top row is the largest u
         row = area[int(len(area) * share)]

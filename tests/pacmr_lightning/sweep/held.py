@@ -11,5 +11,7 @@ AFTER = 25
 
 class Held(Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        while trainer.global_step >= AFTER and not Path("go-on").exists():
+        # A signal may come when the run is held already; RunCheckpoint stops the run before its next update.
+        checkpoint = trainer.checkpoint_callback
+        while trainer.global_step >= AFTER and not (Path("go-on").exists() or checkpoint._received):
             time.sleep(0.01)

@@ -1,5 +1,6 @@
 """Sweeps as jobs: real ones of submitit's local executor, and what SLURM's commands get and say."""
 
+import contextlib
 import os
 import signal
 from dataclasses import replace
@@ -53,8 +54,18 @@ def run_of(job: str) -> psutil.Process | None:
     return next((process for process in below if os.getpgid(process.pid) == process.pid), None)
 
 
+@pytest.fixture
+def no_job_left():
+    """Kills the jobs of a test that has failed, which would wait for ever."""
+    yield
+    jobs = [job for job in psutil.Process().children() if "submitit.local._local" in job.cmdline()]
+    for process in [each for job in jobs for each in (job, *job.children(recursive=True))]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 @pytest.mark.slow
-def test_jobs(write_sweep, commands, monkeypatch):
+def test_jobs(write_sweep, commands, monkeypatch, no_job_left):
     """A job at the end of its time goes on, a kill is recorded, and a cell follows another; nothing in the
     result is otherwise than without jobs."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
@@ -71,6 +82,7 @@ def test_jobs(write_sweep, commands, monkeypatch):
 
     for cell in (first, killed):
         wait_for((cell.folder / "checkpoints/last.ckpt").exists)
+    # The job that starts late leaves the other waiting at its held update.
     stopped = task_of(record(first.folder)["job"])
     stopped.send_signal(signal.SIGUSR2)
     run_of(record(killed.folder)["job"]).kill()
@@ -94,8 +106,9 @@ def test_jobs(write_sweep, commands, monkeypatch):
     Path("go-on").touch()
     slurm.submit(swept, found, SlurmOptions(cells_per_job=4), None, "local")
     assert len({record(cell.folder)["job"] for cell in found}) == 1
+    job = psutil.Process(int(record(first.folder)["job"]))
     wait_for(lambda: {state_of(cell) for cell in found} == {"done"})
-    psutil.Process(int(record(first.folder)["job"])).wait()
+    job.wait()
     assert record(first.folder)["resumed"] and record(killed.folder)["resumed"]
     plain = {"output": "plain", "methods": {"dpo": None}, "seeds": [0]}
     assert sweep(write_sweep(**spec | plain)) == 0
