@@ -30,7 +30,7 @@ LAST = 2000
 
 
 def draw_learning_curves(runs: list[str], path: str) -> None:
-    """Draw reward against KL (without rewards: reward margins), accuracy, and recorded weights of the last pairs.
+    """Draw reward against KL (without rewards: reward margins), accuracy, and recorded last weights.
 
     UserError if a run was not validated, or ``path`` ends in neither .png nor .pdf.
     """
