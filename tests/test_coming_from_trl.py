@@ -45,9 +45,8 @@ def test_the_recipe(tmp_path, monkeypatch, tiny_llama, capsys):
     cleaned = Path("audit/cleaned.jsonl").read_text().splitlines()
     assert 0 < len(cleaned) <= len(lines) and [line for line in lines if line in cleaned] == cleaned
 
-    cli.main(
-        [*fit[1:], "--output", "runs/second", "--trainer.accelerator", "cpu", "--trainer.max_steps", "1"]
-    )
+    short = ("--trainer.accelerator", "cpu", "--trainer.max_steps", "1")
+    cli.main([*second[1:], "--output", "runs/second", *short])
     assert json.loads(Path("runs/second/summary.json").read_text())["steps"] == 1
     cli.main(before[1:])
     assert Path("audit-before-training/report.html").is_file()
