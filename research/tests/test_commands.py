@@ -10,7 +10,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if "\ndef main(" in pat
 
 
 def test_all_experiments_are_found():
-    assert len(NAMES) == 8
+    assert len(NAMES) == 9
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -32,6 +32,7 @@ def test_help_and_index(name, capsys):
         (["long_run", "--updates", "3"], "updates is 3, but a slope needs at least 400"),
         (["health_alarm", "--jobs", "0"], "jobs: "),
         (["real_text", "--figure", "/dev/null/x.png"], "/dev/null"),
+        (["overview", "nowhere", "--figure", "x.png"], "nowhere"),
         (["probe", "nowhere", "--source", "Nothing"], "source: "),
     ],
 )
