@@ -18,6 +18,7 @@ release = version = installed_version("pacmr-lightning")
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 nb_execution_mode = "off"
+suppress_warnings = ["misc.highlighting_failure"]  # commands of the notebook over two lines
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 html_theme = "furo"
@@ -54,6 +55,7 @@ def setup(app):
     def read(app, name, text):
         # The notebook's own links begin in examples/, those to it in docs/.
         page = filled(text[0]).replace(NOTEBOOK, "tutorial.ipynb").replace("](../docs/", "](")
-        text[0] = re.sub(r"\[([^][]*)\]\(\.\./[^()]*\.md[^()]*\)", r"\1", page)  # pages that are not on the site
+        # Links to pages that are not on the site keep their words.
+        text[0] = re.sub(r"\[([^][]*)\]\(\.\./[^()]*\.md[^()]*\)", r"\1", page)
 
     app.connect("source-read", read)
