@@ -21,6 +21,7 @@ nb_execution_mode = "off"
 suppress_warnings = ["misc.highlighting_failure"]  # commands of the notebook over two lines
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
+smartquotes = False  # options begin with two hyphens
 html_theme = "furo"
 html_title = "pacmr-lightning"
 html_static_path = ["static"]

@@ -5,6 +5,7 @@ A page marks the place of one with a comment, such as ``<!-- commands -->``.
 
 from __future__ import annotations
 
+import re
 from argparse import SUPPRESS
 from collections.abc import Callable
 from importlib import import_module
@@ -47,14 +48,21 @@ def _tool(name: str) -> str:
     paragraphs = [" ".join(part.split()) for part in described.split("\n\n")]
     usage = f"```bash\n{' '.join(['pacmr', name, *words])}\n```"
     table = ["| option | default | meaning |", "| --- | --- | --- |", *(_row(action) for action in actions)]
-    return "\n\n".join([f"## pacmr {name}", usage, *filter(None, paragraphs), "\n".join(table)])
+    options_table = "\n".join(table) if actions else ""
+    return "\n\n".join([f"## pacmr {name}", usage, *filter(None, map(_marked, paragraphs)), options_table])
+
+
+def _marked(text: str) -> str:
+    """Return a docstring's words with options as code."""
+    return re.sub(r"(?<![\w`-])--[a-z_]+", r"`\g<0>`", text)
 
 
 def _row(action) -> str:  # type: ignore[no-untyped-def]  # argparse's private class
     option = action.option_strings[0] if action.option_strings else action.dest.upper()
-    default = "" if action.default is None or action.default == SUPPRESS else f"`{action.default}`"
+    default = "" if action.default in (None, SUPPRESS) else f"`{action.default}`"
     meaning = " ".join((action.help or "").split()).replace("|", "\\|").replace("<", "&lt;")
-    return f"| `{option}` | {default} | {meaning} |"
+    needed = "required" if action.required else default
+    return f"| `{option}` | {needed} | {_marked(meaning)} |"
 
 
 def configs() -> str:
