@@ -56,7 +56,7 @@ def setup(app):
     def read(app, name, text):
         # The notebook's own links begin in examples/, those to it in docs/.
         page = filled(text[0]).replace(NOTEBOOK, "tutorial.ipynb").replace("](../docs/", "](")
-        # Links to pages that are not on the site keep their words.
-        text[0] = re.sub(r"\[([^][]*)\]\(\.\./[^()]*\.md[^()]*\)", r"\1", page)
+        # Links to files outside docs/ become their paths.
+        text[0] = re.sub(r"\[([^\]]+)\]\(\.\./([^()\s]+)\)", r"\1 (`\2`)", page)
 
     app.connect("source-read", read)
