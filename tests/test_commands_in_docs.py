@@ -21,7 +21,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 PAGES += sorted((ROOT / "research").rglob("*.md"))
 NOTEBOOK = ROOT / "examples/noisy_labels.ipynb"
 VALUES = {"$method": "dpo", "$seed": "1", "$HOST": "node1"}
-VALUES |= {"{MODEL}": "path/to/model", "{FILE}": "pairs.jsonl", "{LEARNING_RATE}": "1e-3"}
+VALUES |= {"{MODEL}": "path/to/model", "{FILE}": "pairs.jsonl"}
 """Variables of the shell and of the notebook that no line of theirs sets, and a value that they have."""
 OWN_PROGRAM = "train.py"
 """Of docs/coming_from_trl.md, which shows it, and whose own test runs it."""
@@ -65,8 +65,9 @@ def here(tmp_path, monkeypatch):
     text = (ROOT / "configs/preference.yaml").read_text()
     text = text.replace("rank: 16", "model: path/to/model\n        rank: 16")
     text = text.replace("validation: null", "train: pairs.jsonl\n        validation: null")
-    (tmp_path / "runs/mine").mkdir(parents=True)
-    (tmp_path / "runs/mine/config.yaml").write_text(text)
+    for name in ("mine.yaml", "runs/mine/config.yaml", "runs/mine-refined/config.yaml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
 
 
 @pytest.mark.parametrize("words", commands("pacmr "))
