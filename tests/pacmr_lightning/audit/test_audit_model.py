@@ -123,7 +123,7 @@ PROBE = {"scorer": "probe"}
         ("adapter", {"checkpoint": "3"}, "checkpoint is 3, but adapter is a model and no run; leave it out"),
         ("adapter", {"scorer": "vnet"}, "scorer is vnet, but adapter is a model and no run; use --scorer"),
         ("adapter", {"source.train": "nowhere.jsonl"}, "nowhere.jsonl"),
-        ("nowhere", {"reference": "nowhere/x/y"}, "there is no such folder"),
+        ("nowhere", {"reference": "nowhere/x/y"}, "folder nowhere/x/y does not exist"),
     ],
 )
 def test_bad_input(policy, changed, said, run, train_file, exported, capsys):

@@ -163,7 +163,7 @@ def test_judges_that_cannot_be_asked(write_sweep, capsys, monkeypatch):
     assert "OPENAI_API_KEY holds no API key" in fails(capsys, ["sweep", write_sweep(evaluate=evaluation())])
     judge = {"class_path": "RewardModelJudge", "init_args": {"model": "./nowhere"}}
     path = write_sweep(evaluate=evaluation(judge=judge))
-    assert "The reward model ./nowhere does not exist" in fails(capsys, ["sweep", path])
+    assert "The model folder ./nowhere does not exist" in fails(capsys, ["sweep", path])
     assert not Path("out").exists()
 
 
