@@ -126,6 +126,14 @@ def _help() -> str:
     )
 
 
+def _help_of(command: str) -> str:
+    from .command_line.help_pages import run_page, tool_page
+
+    if command in TOOLS:
+        return tool_page(command)
+    return page() if command == "fit" else run_page(command, RUNS[command])
+
+
 @contextmanager
 def _no_garbage() -> Iterator[None]:
     """Disable garbage collection, a fifth of the time of imports."""
@@ -154,8 +162,8 @@ def main(arguments: list[str] | None = None) -> None:
     tool = words[0].replace("-", "_") if words and words[0] in TOOLS else None
     if words == ["fit"]:
         stop(f"fit needs a model and pairs; for example:\n{EXAMPLE}\npacmr fit --help has more.")
-    if words in (["fit", "--help"], ["fit", "-h"]):
-        print(page())
+    if words[1:] in (["--help"], ["-h"]):
+        print(_help_of(words[0]))
         sys.exit(0)
     try:
         with _no_garbage(), only_results(), waiting("Loading PyTorch and its libraries"):

@@ -13,6 +13,7 @@ from .exceptions import construct, stop
 from .output import only_results
 from .sentences import cause_of
 from .shipped_configs import with_files
+from .short_forms import with_source
 
 NUMBERS = (int | float, int | float | None)
 """Types of options such as ``trainer.limit_val_batches``: 1 is one batch, 1.0 is all of them."""
@@ -89,8 +90,11 @@ def run_tool(
     """Call ``function`` with the arguments of ``pacmr NAME``, by its type hints and docstring.
 
     What it prints goes to standard error, except by ``print_result``. With ``positional``, parameters without
-    a default are plain words, unless they are keyword-only.
+    a default are plain words, unless they are keyword-only. A ``source`` can be given as ``--data FILE``.
     """
+    if "source" in inspect.signature(function).parameters:
+        arguments = with_source(arguments)
+    arguments = ["--help" if word == "--help_all" else word for word in arguments]
     told = (inspect.getdoc(function) or "").partition("\n\nArgs:")[0].replace("``", "")
     return auto_cli(
         only_results()(function),

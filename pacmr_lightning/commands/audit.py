@@ -14,7 +14,6 @@ from ..audit.words import COIN_FLIPS, fit_in_words, rate_in_words, rules_in_word
 from ..command_line.output import print_result
 from ..command_line.parser import run_tool
 from ..command_line.plain_table import plain_table
-from ..command_line.short_forms import with_source
 from ..datamodules.sources import Source
 from ..errors import UserError
 from ..runs.hub_upload import check_repository
@@ -126,4 +125,4 @@ def show(found: AuditResult) -> None:
 
 def main(arguments: list[str]) -> None:
     """Run ``pacmr audit``."""
-    run_tool("audit", audit, with_source(arguments), positional=True)
+    run_tool("audit", audit, arguments, positional=True)

@@ -199,7 +199,9 @@ def test_a_run(base, capsys, tmp_path):
     assert Path("curves.png").stat().st_size < Path("runs.png").stat().st_size
 
 
-@pytest.mark.parametrize("arguments", [["fit", "--help_all"], ["predict", "--help"], ["compare", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["fit", "--help_all"], ["predict", "--help_all"], ["audit", "--help_all"]]
+)
 def test_help(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(arguments)
@@ -225,7 +227,9 @@ def test_the_first_page_names_every_command_once(capsys):
         ("--help", 0, {"torch", "numpy", "pandas"}),
         ("fit --help", 0, {"torch", "numpy", "pandas"}),
         ("fit", 2, {"torch", "numpy", "pandas"}),
-        ("compare --help", 0, {"lightning", "transformers"}),
+        ("audit --help", 0, {"torch", "numpy", "pandas"}),
+        ("predict --help", 0, {"torch", "numpy", "pandas"}),
+        ("compare --help_all", 0, {"lightning", "transformers"}),
         ("compare --nonsense", 2, {"lightning", "transformers"}),
     ],
 )

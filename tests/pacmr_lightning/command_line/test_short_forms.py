@@ -101,7 +101,7 @@ def test_the_page(capsys):
         ("--max_length 5", "did you mean --data.max_length?"),
         ("--num_train_epochs 1", "did you mean --trainer.max_epochs?"),
         ("--model PreferenceModul", "there is no class PreferenceModul; did you mean PreferenceModule?"),
-        ("--model tiny --data p.jsonl", "'tiny'"),
+        ("--model tiny --data p.jsonl", "The model tiny cannot be loaded"),
         ("--model m --data p.jsonl --method pacrm", "there is no method pacrm; did you mean pacmr?"),
         ("--model m --data p.jsonl --method x", "there is no method x; choose one of aligner, cdpo, dpo,"),
     ],
