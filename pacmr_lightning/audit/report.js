@@ -6,7 +6,7 @@
   const MEANS = {
     keep: "the label is right",
     exchange: "the rejected response is the better one",
-    drop: "nothing should be learned from this pair",
+    drop: "the pair is unusable",
     unsure: "leave it to the audit",
   };
   const articles = [...document.querySelectorAll("article[data-pair]")];

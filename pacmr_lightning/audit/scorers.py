@@ -10,7 +10,7 @@ NAMES: dict[Scorer, str] = {
     "vnet": "weight",
     "dpo": "cross-fitted u",
     "policy": "u",
-    "first_visit": "u at the first visit",
+    "first_visit": "pre-update u",
     "probe": "linear probe",
 }
 """Names in tables."""

@@ -206,7 +206,7 @@ def test_bad_input(words, message, corrected, first, tmp_path, capsys):
 def test_what_is_said_of_the_rounds(corrected, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     table = pd.read_csv(corrected / "rounds.csv", keep_default_na=False)
-    table.loc[~table["best"], "problem"] = "takes 80% of the labels for wrong"
+    table.loc[~table["best"], "problem"] = "has a noise rate of 80%"
     _show(table, PAIRS, corrected)
     said = capsys.readouterr().out
     assert "taken" in said and said.count("takes 80%") == COUNT - 1 and "goes on all the same" not in said
