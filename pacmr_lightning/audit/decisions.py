@@ -82,7 +82,7 @@ class Decisions:
             )
 
     def follow(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return the table with the column ``decision`` (NA for none), and ``p_wrong`` set to 0 or 1 by it."""
+        """Return the table with the column ``decision`` (NA for none), and ``p_wrong`` 0 or 1 by it."""
         word = table["id"].map(self.words)
         wrong = word.map({"keep": 0.0, "exchange": 1.0}).astype(float)
         return table.assign(decision=word.astype("string"), p_wrong=wrong.fillna(table["p_wrong"]))
@@ -108,7 +108,8 @@ def read_decisions(path: str) -> Decisions:
             raise UserError(f"{place} has the decision {word!r}; it is one of {', '.join(WORDS)}.")
         if words.setdefault(name, word) != word:
             raise UserError(
-                f"{place} has {word} for the pair {name!r}, and an earlier one {words[name]}; remove one of them."
+                f"{place} has {word} for the pair {name!r}, and an earlier one {words[name]}; remove one "
+                "of them."
             )
         side, drawn = row.get("observed", "chosen"), row.get("sample", False)
         if side not in ("chosen", "rejected") or not isinstance(drawn, bool):
@@ -118,8 +119,8 @@ def read_decisions(path: str) -> Decisions:
             )
         if "observed" in row and observed.setdefault(name, side) != side:
             raise UserError(
-                f"{place} has observed {side} for the pair {name!r}, and an earlier one {observed[name]}; give "
-                "decisions on a run with the same label noise."
+                f"{place} has observed {side} for the pair {name!r}, and an earlier one {observed[name]}; "
+                "give decisions on a run with the same label noise."
             )
         if drawn:
             sample.add(name)

@@ -42,7 +42,7 @@ class Findings:
 
     @property
     def doubted(self) -> tuple[str, np.ndarray]:
-        """Name and (N,) mask by rank of suspected label errors; if none, of labels the scorer disagrees with."""
+        """Name and (N,) mask by rank of suspected label errors; else of labels the scorer disagrees with."""
         if self.suspects:
             return "suspected label errors", self.pairs["suggested"].eq("flip").to_numpy()
         return "labels that the scorer disagrees with", (self.pairs[BASIS[self.scorer]] < 0).to_numpy()
@@ -150,7 +150,7 @@ def confident_learning(name: str, u: np.ndarray, ids: Sequence[str]) -> Detector
 def detection_quality(methods: Sequence[Detector], flipped: pd.Series) -> pd.DataFrame:
     """Return one row per method: suspected errors, noise rate, and quality by (N,) ``flipped`` (NA: unknown).
 
-    ``precision`` and ``recall`` are of the suspected errors, ``auroc`` and ``average_precision`` of the score.
+    ``precision`` and ``recall`` are of the suspected errors, the other two of the score.
     """
     known = flipped.notna().to_numpy()
     truth = flipped[known].to_numpy(dtype=bool)

@@ -120,8 +120,8 @@ def verdict(findings: Findings) -> str:
     pairs, rate, suspects = findings.pairs, findings.rate, findings.suspects
     if not rate.identified:
         return (
-            f"The noise rate of these {len(pairs):,} labels cannot be estimated from the scores, so there are no "
-            "suspected label errors. The pairs are ranked: read from the top."
+            f"The noise rate of these {len(pairs):,} labels cannot be estimated from the scores, so there "
+            "are no suspected label errors. The pairs are ranked: read from the top."
         )
     how = "Assumed" if rate.assumed else "Given" if rate.known else "Estimated"
     between = "" if rate.known else f" (95% interval {rate.low:.0%} to {rate.high:.0%})"

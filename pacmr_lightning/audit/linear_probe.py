@@ -25,8 +25,8 @@ def probe_log_odds(differences: np.ndarray, prompts: np.ndarray, seed: int = 0) 
     """
     if (number := len(np.unique(prompts))) < FOLDS:
         raise UserError(
-            f"The training pairs have {number} distinct prompts, but a linear probe needs at least {FOLDS}, one "
-            "per fold; give more pairs, or use --scorer policy."
+            f"The training pairs have {number} distinct prompts, but a linear probe needs at least {FOLDS}, "
+            "one per fold; give more pairs, or use --scorer policy."
         )
     scaled = (differences / feature_scale(differences)).astype(np.float32)
     parts = list(GroupKFold(FOLDS, shuffle=True, random_state=seed).split(scaled, groups=prompts))
@@ -48,8 +48,8 @@ def probe_log_odds(differences: np.ndarray, prompts: np.ndarray, seed: int = 0) 
 def signed_rank_agreement(log_odds: np.ndarray) -> float:
     """Return the fraction of pairs of (N,) log-odds with a sum above 0 (Wilcoxon's signed ranks).
 
-    It is 0.5 by chance. On unseen labels, the scorer with the higher value also ranks independent label errors
-    better.
+    It is 0.5 by chance. On unseen labels, the scorer with the higher value also ranks independent label
+    errors better.
     """
     sides = np.repeat([1, 0], len(log_odds))
     return float(roc_auc_score(sides, np.concatenate([log_odds, -log_odds])))

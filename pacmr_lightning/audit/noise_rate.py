@@ -1,10 +1,10 @@
 """The noise rate, and P(wrong) of each label, from implicit reward margins u.
 
 If label errors are independent of the pair, u of wrong labels mirrors that of right ones. Of the pairs with
-abs(u) = m the fraction eps + (1 - 2 eps) sigmoid(-k m) has a label that disagrees with the policy: a half near
-u = 0, the noise rate eps where abs(u) is large. P(wrong | u) = sigmoid(logit(eps) - k u) is averaged over
-resamples, since a single k could be overconfident. eps is too high for a policy with confident errors, and too
-low for one that has memorised labels, unless ``own_pull`` is subtracted from u.
+abs(u) = m the fraction eps + (1 - 2 eps) sigmoid(-k m) has a label that disagrees with the policy: a half
+near u = 0, the noise rate eps where abs(u) is large. P(wrong | u) = sigmoid(logit(eps) - k u) is averaged
+over resamples, since a single k could be overconfident. eps is too high for a policy with confident errors,
+and too low for one that has memorised labels, unless ``own_pull`` is subtracted from u.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class NoiseRate:
     gain: float
     """BIC without wrong labels minus BIC with them."""
     tenths: pd.DataFrame
-    """By abs(u): ``size`` (mean, nats), ``against`` (disagreeing labels), ``stderr``, ``fitted``, ``pairs``."""
+    """By abs(u): ``size`` (mean, nats), ``against`` (disagreeing), ``stderr``, ``fitted``, ``pairs``."""
     fit: GoodnessOfFit
     draws: np.ndarray
     """(R, 2) eps and k of the resamples."""
@@ -193,8 +193,8 @@ class SampleEstimate:
         if self.contradicts(own):
             told.append(
                 f"That disagrees with the audit's own estimate, {own.rate:.1%} (95% interval {own.low:.1%} "
-                f"to {own.high:.1%}): errors may depend on the pair, the policy may have memorised the labels, "
-                "or the reviewer disagrees with the annotators."
+                f"to {own.high:.1%}): errors may depend on the pair, the policy may have memorised the "
+                "labels, or the reviewer disagrees with the annotators."
             )
         if used is None:
             told.append("These are too few for a noise rate.")

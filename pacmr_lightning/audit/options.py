@@ -31,33 +31,34 @@ class AuditOptions:
             labels of other prompts. "policy": implicit reward margin u of the policy against its reference.
             "vnet": weight of the run. "first_visit": u before the first update on the pair, from
             WeightRecorder's files. "dpo": u of two DPO policies, each trained on half of the prompts and
-            scoring the other half. Default: probe for a base model, policy for an adapter; for a run whichever
-            agrees with more labels that it has not seen, the probe or the run (vnet, else policy).
+            scoring the other half. Default: probe for a base model, policy for an adapter; for a run
+            whichever agrees with more labels that it has not seen, the probe or the run (vnet, else policy).
         output: folder of the results; default: ``audit`` inside the run's folder, or here for a model.
         checkpoint: name, without .ckpt, of a file in the run's folder ``checkpoints``.
         reference: model that the training of a model or adapter started from; default: the adapter's base.
             The tokenizer and chat template are the policy's, else the reference's.
         beta: DPO's temperature in the training of a model or adapter (default: 0.1). It scales u; the ranking
             does not depend on it.
-        max_length: tokens of prompt and longer response for a model; longer pairs are dropped (default: 1024).
+        max_length: tokens of prompt and longer response for a model; longer pairs are dropped (default:
+            1024).
         dtype: dtype of a model and its reference (default: float32); in bfloat16 small LoRA updates are lost.
         micro_batch_size: pairs per forward pass with gradients; default: as in training.
         top: number of pairs in the report.
         threshold: labels with P(wrong) above it are suspected errors.
-        share: noise rate, if known, for example from a reviewed sample; default: estimated, which fails if the
-            policy has learned too little.
+        share: noise rate, if known, for example from a reviewed sample; default: estimated, which fails if
+            the policy has learned too little.
         fallback_share: noise rate to assume if the estimate fails or would be too low because the policy has
-            memorised its labels. It is lowered to the upper bound from the pairs with the largest |u|, and not
-            used for uninformative scores, unlike ``share``.
-        cleaned: file of the cleaned pairs, in the format of their source; an existing one is replaced. Default:
-            ``cleaned.jsonl`` (or .parquet) in ``output``, if any pair changes.
+            memorised its labels. It is lowered to the upper bound from the pairs with the largest |u|, and
+            not used for uninformative scores, unlike ``share``.
+        cleaned: file of the cleaned pairs, in the format of their source; an existing one is replaced.
+            Default: ``cleaned.jsonl`` (or .parquet) in ``output``, if any pair changes.
         action: "drop" suspected label errors from the cleaned file, or "flip" (swap) their labels. Default:
             drop, or with ``decisions`` only what was decided.
-        sample: number of random pairs at the top of the report, without the audit's results; decisions on them
-            estimate the noise rate.
-        decisions: file of decisions on pairs, saved by the report's page or exported by Label Studio. They set
-            P(wrong) to 0 or 1 and change ``cleaned``; those on the random sample give the noise rate unless
-            ``share`` does.
+        sample: number of random pairs at the top of the report, without the audit's results; decisions on
+            them estimate the noise rate.
+        decisions: file of decisions on pairs, saved by the report's page or exported by Label Studio. They
+            set P(wrong) to 0 or 1 and change ``cleaned``; those on the random sample give the noise rate
+            unless ``share`` does.
         label_studio: file (.json) for the listed pairs as Label Studio tasks.
 
     Raises:

@@ -86,8 +86,8 @@ def fit_mixture(values: np.ndarray) -> SymmetricMixture:
     """
     if not np.isfinite(values).all() or np.ptp(values) == 0:
         raise UserError(
-            f"The {len(values)} perplexity differences are all {values[0]:g}, or one is not finite, so labels "
-            "cannot be corrected; train the rounds with another --rounds.learning_rate."
+            f"The {len(values)} perplexity differences are all {values[0]:g}, or one is not finite, so "
+            "labels cannot be corrected; train the rounds with another --rounds.learning_rate."
         )
     scale = float(np.sqrt(np.mean(values**2)))
     scaled = np.sort(values / scale)
@@ -219,10 +219,10 @@ class Rounds:
     ) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Train the rounds that are not on disk yet; return labels by the best round, and one row per round.
 
-        ``data`` has all N training pairs as trained. ``write`` writes a round's file from the indices of pairs
-        with their own label and of pairs with the swapped one; ``fit`` trains in a folder with command-line
-        arguments. Labels have ``id``, ``observed``, ``suggested``, ``p_wrong`` (0 or 1), ``posterior`` (by the
-        mixture) and ``d``.
+        ``data`` has all N training pairs as trained. ``write`` writes a round's file from the indices of
+        pairs with their own label and of pairs with the swapped one; ``fit`` trains in a folder with
+        command-line arguments. Labels have ``id``, ``observed``, ``suggested``, ``p_wrong`` (0 or 1),
+        ``posterior`` (by the mixture) and ``d``.
 
         Raises:
             UserError: no round separates right from wrong labels.

@@ -159,9 +159,9 @@ def base_of(policy: str) -> str:
     """Return the base model of an adapter; raises UserError for a whole model."""
     if not is_adapter(policy):
         raise UserError(
-            f"{policy} is a whole model, not an adapter, so its reference is unknown; give the model that its "
-            "training started from with --reference, or leave out --beta and --scorer policy to audit with a "
-            "linear probe."
+            f"{policy} is a whole model, not an adapter, so its reference is unknown; give the model that "
+            "its training started from with --reference, or leave out --beta and --scorer policy to audit "
+            "with a linear probe."
         )
     return adapter_base(policy)
 
@@ -203,12 +203,12 @@ def _notes(noise: str, data: PreferenceData) -> list[str]:
     notes = []
     if noise:
         notes.append(
-            f"The run injected label noise ({noise}). Labels are as trained, so a suggestion to flip can undo "
-            "an injected flip."
+            f"The run injected label noise ({noise}). Labels are as trained, so a suggestion to flip can "
+            "undo an injected flip."
         )
     counts = data.counts["train"]
     if out := counts["rows"] - len(data.train_pairs):
         notes.append(
-            f"{out:,} of {counts['rows']:,} rows were dropped or held out in training, so they are not audited."
+            f"{out:,} of {counts['rows']:,} rows were dropped or held out in training, and are not audited."
         )
     return notes

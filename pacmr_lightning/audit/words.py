@@ -16,7 +16,7 @@ from .scorers import NAMES, Scorer
 from .suspect_traits import LEVEL, at_least, label_rules
 
 _UNSEEN: dict[Scorer, str] = {
-    "dpo": "u comes from two DPO policies. Each was trained on half of the prompts and scores the other half.",
+    "dpo": "u comes from two DPO policies, each trained on half of the prompts and scoring the other half.",
     "first_visit": "u is the pre-update score: that of the trained policy before its first update on the "
     "pair. It is small for pairs that came early in training.",
     "probe": "u is the log-odds of the label under a linear probe on the base model's hidden states, fitted "
@@ -34,9 +34,9 @@ _RULE_OR_QUALITY = (
     "feature that the labellers follow; scores cannot distinguish the two."
 )
 _FOLLOWED = (
-    "If that feature does not make responses better, it is a shortcut of the labellers. A policy learns such a "
-    "shortcut: it then suspects right labels that break it and trusts wrong ones that follow it, so dropping "
-    "suspected label errors makes the data worse. Read some of these pairs before you use this audit."
+    "If that feature does not make responses better, it is a shortcut of the labellers. A policy learns such "
+    "a shortcut: it then suspects right labels that break it and trusts wrong ones that follow it, so "
+    "dropping suspected label errors makes the data worse. Read some of these pairs before using this audit."
 )
 
 
@@ -63,8 +63,8 @@ def fit_in_words(rate: NoiseRate) -> str:
     if not rate.fit.refused:
         return (
             f"The labels do not contradict the curve (score test over parts by |u|, {chance}). That does not "
-            "prove label errors that are independent of the pair: a shortcut of the labellers that the policy "
-            "has learned, or errors at near ties, can give the same curve."
+            "prove label errors that are independent of the pair: a shortcut of the labellers that the "
+            "policy has learned, or errors at near ties, can give the same curve."
         )
     fitted, pairs = rate.tenths["fitted"], rate.tenths["pairs"]
     # A part without any label against the policy has standard error 0, so use the fit's as well.
@@ -77,9 +77,9 @@ def fit_in_words(rate: NoiseRate) -> str:
     )
     if rate.known and rate.tenths["against"].iloc[-1] < rate.rate:
         return (
-            f"{said} Where |u| is large, fewer labels disagree than the given noise rate implies. The rate is "
-            "lower, or errors gather at near ties, or policy and labellers share a shortcut. P(wrong) is too "
-            "high."
+            f"{said} Where |u| is large, fewer labels disagree than the given noise rate implies. The rate "
+            "is lower, or errors gather at near ties, or policy and labellers share a shortcut. P(wrong) is "
+            "too high."
         )
     return (
         f"{said} So errors depend on the pair (they gather at near ties, for example), or log-odds are not "
@@ -99,13 +99,13 @@ def findings_in_words(findings: Findings) -> list[str]:
     fit = (
         f"With a noise rate of {rate.rate:.3f}, {_source(rate)}, the fit has k = {rate.slope:.3g} per nat."
         if rate.known
-        else f"The fit has a noise rate of {rate.rate:.3f} and k = {rate.slope:.3g} per nat; at a rate of 0 its "
-        f"BIC is {abs(rate.gain):.1f} {'worse' if rate.gain > 0 else 'better'}. "
+        else f"The fit has a noise rate of {rate.rate:.3f} and k = {rate.slope:.3g} per nat; at a rate of 0 "
+        f"its BIC is {abs(rate.gain):.1f} {'worse' if rate.gain > 0 else 'better'}. "
         "Standard errors come from resampling prompts."
     )
     told.append(
-        "u changes sign with the label, so wrong labels mirror right ones: of pairs with |u| = m the fraction "
-        f"rate + (1 - 2 rate) sigmoid(-k m) has a label that disagrees with the policy. {fit}"
+        "u changes sign with the label, so wrong labels mirror right ones: of pairs with |u| = m the "
+        f"fraction rate + (1 - 2 rate) sigmoid(-k m) has a label that disagrees with the policy. {fit}"
     )
     told.append(fit_in_words(rate))
     if rate.known and not rate.separates:
@@ -145,8 +145,8 @@ def _learned(pairs: pd.DataFrame) -> str:
             "for scores of unseen labels."
         )
     return (
-        f"{_LEARNED}. The self-influence of each label on its u, {size:.2g} nats on average to first order, is "
-        "subtracted."
+        f"{_LEARNED}. The self-influence of each label on its u, {size:.2g} nats on average to first order, "
+        "is subtracted."
     )
 
 
@@ -170,8 +170,8 @@ def rules_in_words(traits: pd.DataFrame, rate: NoiseRate, shown: int = SHOWN) ->
         )
         if rate.identified and min(ends) > 1 - rate.rate:
             said += (
-                f"; a noise rate of {share_of(rate.rate)} that is independent of the pair would leave at most "
-                f"{share_of(1 - rate.rate)}"
+                f"; a noise rate of {share_of(rate.rate)} that is independent of the pair would leave at "
+                f"most {share_of(1 - rate.rate)}"
             )
         told.append(f"{said}.")
     return [*told, _FOLLOWED] if told else []

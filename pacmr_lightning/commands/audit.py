@@ -39,18 +39,18 @@ def audit(
 
     pacmr audit MODEL --data FILE needs no training: a linear probe on the base model scores each label. FILE
     (JSON Lines, Parquet) or a Hub dataset has the columns prompt, chosen and rejected.
-    pacmr audit RUN audits the training pairs of a finished run, and pacmr audit ADAPTER --data FILE those of a
-    policy that was trained elsewhere.
+    pacmr audit RUN audits the training pairs of a finished run, and pacmr audit ADAPTER --data FILE those of
+    a policy that was trained elsewhere.
 
-    Results are in the folder audit (--output names another): cleaned.jsonl without the suspected label errors,
-    for any trainer; report.html; pairs.csv and pairs.parquet by rank; methods.csv, groups.csv and
+    Results are in the folder audit (--output names another): cleaned.jsonl without the suspected label
+    errors, for any trainer; report.html; pairs.csv and pairs.parquet by rank; methods.csv, groups.csv and
     suspect_traits.csv. docs/audit.md explains them.
 
     Args:
         run: folder of a preference run; with pairs, folder or Hub id of a base model or PEFT adapter.
         source: another source of pairs, as in pacmr fit; --data FILE is --source Files --source.train FILE.
-        push_cleaned: upload ``cleaned`` to this dataset repository of the Hugging Face Hub, OWNER/NAME, with a
-            card. It is created if missing; the token is HF_TOKEN, or that of hf auth login.
+        push_cleaned: upload ``cleaned`` to this dataset repository of the Hugging Face Hub, OWNER/NAME, with
+            a card. It is created if missing; the token is HF_TOKEN, or that of hf auth login.
         private: make a private repository.
         options: of the audit.
 
@@ -93,9 +93,9 @@ def show(found: AuditResult) -> None:
     if not rate.identified:
         untold = "--fallback_share" if rate.separates else "--share"
         say(
-            "So no label is suspected; the ranking is still valid. To get suspected label errors, read a random "
-            "sample (--sample 50, then --decisions FILE), or give the noise rate: --share RATE if you know it, "
-            f"{untold} 0.45 if not.",
+            "So no label is suspected; the ranking is still valid. To get suspected label errors, read a "
+            "random sample (--sample 50, then --decisions FILE), or give the noise rate: --share RATE if you "
+            f"know it, {untold} 0.45 if not.",
             "yellow",
         )
     if rate.known and not rate.separates:
