@@ -39,7 +39,7 @@ class CleanedFile:
     origin: str
     rows: int
     dropped: int
-    exchanged: int
+    swapped: int
     noise: bool
 
     @property
@@ -50,7 +50,7 @@ class CleanedFile:
     @property
     def sentence(self) -> str:
         """Summary for the user."""
-        changes = ((self.dropped, "dropped"), (self.exchanged, "swapped"))
+        changes = ((self.dropped, "dropped"), (self.swapped, "swapped"))
         done = " and ".join(f"{count:,} labels {word}" for count, word in changes if count)
         said = f"{self.output}: {self.rows:,} rows, {done or '0 labels changed'}."
         if self.noise:
@@ -59,15 +59,15 @@ class CleanedFile:
 
 
 def write_cleaned_file(
-    noise_flips: dict[str, bool] | None, source: Any, output: str, drop: set[str], exchange: set[str]
+    noise_flips: dict[str, bool] | None, source: Any, output: str, drop: set[str], swap: set[str]
 ) -> CleanedFile:
     """Write the pairs of a ``datamodules.Source`` as trained, some dropped and some with the label swapped.
 
     ``noise_flips`` says whether injected noise has flipped a label, by id; None without noise.
     """
-    swapped = {name for name, flip in (noise_flips or {}).items() if flip}
-    rows = source.write_cleaned(output, drop, (swapped - drop) ^ exchange)
-    return CleanedFile(output, source.name, rows, len(drop), len(exchange), noise_flips is not None)
+    flipped = {name for name, flip in (noise_flips or {}).items() if flip}
+    rows = source.write_cleaned(output, drop, (flipped - drop) ^ swap)
+    return CleanedFile(output, source.name, rows, len(drop), len(swap), noise_flips is not None)
 
 
 def upload(
@@ -86,7 +86,7 @@ def upload(
         "the original data: name it as `license` above.",
         f"## Columns\n\n{listed}",
         "## What the audit did",
-        f"{pairs.dropped:,} pairs were dropped, and {pairs.exchanged:,} labels swapped."
+        f"{pairs.dropped:,} pairs were dropped, and {pairs.swapped:,} labels swapped."
         f"{trained if pairs.noise else ''} The file has {pairs.rows:,} rows. Of {len(findings.pairs):,} "
         f"audited pairs {findings.suspects:,} are suspected label errors: P(wrong) is above "
         f"{findings.threshold:g} by {NAMES[findings.scorer]}.",

@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..files import read_json_lines
 from .noise_rate import SampleEstimate
 
-WORDS = ("keep", "exchange", "drop", "unsure")
+WORDS = ("keep", "swap", "drop", "unsure")
 """Decisions on a label as trained: right, wrong, exclude the pair, or undecided."""
 CONTROL = "decision"
 """Name of the control in Label Studio's labelling config; see docs/audit.md."""
@@ -61,7 +61,7 @@ class Decisions:
     def estimate(self) -> SampleEstimate:
         """Noise rate by the random sample only; other pairs were selected by a score."""
         drawn = [self.words[name] for name in self.sample]
-        return SampleEstimate(*map(drawn.count, ("exchange", "keep", "drop", "unsure")))
+        return SampleEstimate(*map(drawn.count, ("swap", "keep", "drop", "unsure")))
 
     def named(self, word: str) -> set[str]:
         """Return ids of the pairs with a decision."""
@@ -84,7 +84,7 @@ class Decisions:
     def follow(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the table with the column ``decision`` (NA for none), and ``p_wrong`` 0 or 1 by it."""
         word = table["id"].map(self.words)
-        wrong = word.map({"keep": 0.0, "exchange": 1.0}).astype(float)
+        wrong = word.map({"keep": 0.0, "swap": 1.0}).astype(float)
         return table.assign(decision=word.astype("string"), p_wrong=wrong.fillna(table["p_wrong"]))
 
 

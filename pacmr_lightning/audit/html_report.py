@@ -105,6 +105,7 @@ def html_report(
             if groups["group"].notna().any()
         },
         sample=drawn,
+        identified=findings.rate.identified,
         suspects=suspects,
         fold=FOLD,
         style=Markup(_part("report.css")),
@@ -149,8 +150,10 @@ def _facts(row: Any, place: str, *more: str) -> str:
 
 
 def _suspect_facts(row: Any) -> str:
-    facts = [] if pd.isna(row.p_wrong) else [f"P(wrong) {row.p_wrong:.3f}"]
-    facts.append(f"suggestion: {row.suggested}")
+    facts = []
+    if not pd.isna(row.p_wrong):
+        suggestion = "swap" if row.suggested == "flip" else "keep"
+        facts += [f"P(wrong) {row.p_wrong:.3f}", f"suggestion: {suggestion}"]
     facts += ["swapped by the run's label noise"] if row.observed == "rejected" else []
     weight = "" if row.weight == 1 else f"weight {row.weight:.3f}, "
     facts.append(f"{weight}u {row.u:.2f}")

@@ -245,7 +245,7 @@ class Rounds:
             found.append((mixture, d))
             fitted = {name: getattr(mixture, name) for name in _FITTED}
             fitted |= {"changed": int((d >= mixture.threshold).sum()), "problem": mixture.problem or ""}
-            rows.append({"round": i, "kept": len(learned[0]), "exchanged": len(learned[1]), **fitted})
+            rows.append({"round": i, "kept": len(learned[0]), "swapped": len(learned[1]), **fitted})
             learned = selection(d, mixture.alpha, min(i * round(self.share * number), number))
         table = pd.DataFrame(rows)
         best = _best(found)

@@ -203,11 +203,11 @@ def _changes(table: pd.DataFrame, options: AuditOptions) -> tuple[set[str], set[
     suspects = set(table["id"][table["suggested"] == "flip"])
     action = options.action or ("drop" if options.decided is None else None)
     drop = suspects if action == "drop" else set()
-    exchange = suspects if action == "flip" else set()
+    swap = suspects if action == "flip" else set()
     if options.decided is None:
-        return drop, exchange
-    keep, wrong, out = map(options.decided.named, ("keep", "exchange", "drop"))
-    return drop - keep - wrong | out, exchange - keep - out | wrong
+        return drop, swap
+    keep, wrong, out = map(options.decided.named, ("keep", "swap", "drop"))
+    return drop - keep - wrong | out, swap - keep - out | wrong
 
 
 def _texts(scored: ScoredPairs, table: pd.DataFrame) -> dict[str, Texts]:

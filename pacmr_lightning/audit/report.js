@@ -2,10 +2,10 @@
 // Decisions on the listed pairs: made by key or click, kept in this browser, saved to a file and loaded from one.
 // Texts of the data are never made HTML here, and nothing is fetched or sent.
 (() => {
-  const WORDS = { k: "keep", x: "exchange", d: "drop", u: "unsure" };
+  const WORDS = { k: "keep", x: "swap", d: "drop", u: "unsure" };
   const MEANS = {
     keep: "the label is right",
-    exchange: "the rejected response is the better one",
+    swap: "the rejected response is the better one",
     drop: "the pair is unusable",
     unsure: "leave it to the audit",
   };
@@ -96,7 +96,7 @@
   const said = element("span", { className: "said" });
   said.setAttribute("role", "status");
   const file = element("input", { type: "file", accept: ".jsonl,.json", hidden: true, onchange: load });
-  const keys = [["K", "keep"], ["X", "exchange"], ["D", "drop"], ["U", "unsure"], ["N", "next"], ["P", "previous"]];
+  const keys = [["K", "keep"], ["X", "swap"], ["D", "drop"], ["U", "unsure"], ["N", "next"], ["P", "previous"]];
   const controls = element(
     "div",
     { className: "bar" },

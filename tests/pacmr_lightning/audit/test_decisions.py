@@ -76,7 +76,7 @@ A = '{"id": "a", "decision": "keep"'
         ("", "has no decision; make some on the report's page"),
         ("id,decision\na,keep\n", "line 1 is not JSON (Expecting value at column 1)"),
         ('{"prompt": "a", "chosen": "b", "rejected": "c"}\n', "line 1 has no id with a decision"),
-        ('{"id": "a", "decision": "flip"}\n', "has the decision 'flip'; it is one of keep, exchange, "),
+        ('{"id": "a", "decision": "flip"}\n', "has the decision 'flip'; it is one of keep, swap, "),
         ("[" * 100_000, "is not valid JSON"),
         ('{"id": "a", "n": ' + "9" * 5000 + "}", "line 1 cannot be read (Exceeds the limit"),
         (
@@ -93,7 +93,7 @@ A = '{"id": "a", "decision": "keep"'
         ("[3]", "task 1 has no data.pair"),
         ("[", "is not valid JSON (Expecting value: line 1 column 2 (char 1)); export it"),
         (
-            "".join(f'{{"id": "{i}", "decision": "exchange", "sample": true}}\n' for i in range(6)),
+            "".join(f'{{"id": "{i}", "decision": "swap", "sample": true}}\n' for i in range(6)),
             "marks 6 of 6 random labels wrong, but an audit needs a noise rate below",
         ),
     ],
@@ -134,7 +134,7 @@ def test_label_studio_and_back(tmp_path):
     other = annotation("keep")["result"][0] | {"from_name": "quality", "value": {"rating": 3}}
     relation = {"type": "relation", "from_id": "x", "to_id": "y", "direction": "right"}
     annotations = [
-        [annotation("exchange")],
+        [annotation("swap")],
         [annotation("keep"), annotation("keep")],
         [annotation("keep", was_cancelled=True)],
         [annotation(), annotation(result=[other, relation])],
@@ -146,7 +146,7 @@ def test_label_studio_and_back(tmp_path):
     ]
     (tmp_path / "export.json").write_text(json.dumps(export))
     found = read_decisions(str(tmp_path / "export.json"))
-    assert found.words == {"p0": "exchange", "p1": "keep"} and found.sample == {"p0"}
+    assert found.words == {"p0": "swap", "p1": "keep"} and found.sample == {"p0"}
     assert found.observed == {"p0": "rejected", "p1": "rejected"}
     export[0]["annotations"].append(annotation("keep"))
     (tmp_path / "export.json").write_text(json.dumps(export))

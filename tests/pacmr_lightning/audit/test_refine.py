@@ -171,7 +171,7 @@ def test_decisions_by_hand(first):
     rows = [
         {
             "id": name,
-            "decision": "exchange" if truth[name] else "keep",
+            "decision": "swap" if truth[name] else "keep",
             "observed": "rejected" if truth[name] else "chosen",
             "sample": True,
         }
