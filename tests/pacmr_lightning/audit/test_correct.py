@@ -188,7 +188,7 @@ def test_what_is_done_is_not_done_again(corrected, first, capsys):
         (["{run}", "--rounds.share", "0.5"], "rounds.share is 0.5, but the last of 6 rounds would then"),
         (["{run}", "--rounds.share", "0.001"], "less than one of 160 training pairs"),
         (["{run}", "--cleaned", "{train}"], "which is the run's own data; name another file"),
-        (["{run}", "--output", "{done}"], "holds a second pass with rounds.count 2 already"),
+        (["{run}", "--output", "{done}"], "already holds a second pass with rounds.count 2;"),
         (["{plain}"], "has no clean pairs, which PerpCorrect needs; give some"),
     ],
 )

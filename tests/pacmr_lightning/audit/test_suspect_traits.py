@@ -161,8 +161,8 @@ def test_a_planted_annotator():
         {"grouping": ["annotator"], "group": ["a7"], "expected": [0.41], "low": [0.35], "high": [0.47]}
     )
     [shown] = traits_in_words(table, groups, "suspects")
-    assert "of the suspects are of annotator a7, against" in shown
-    assert "41% of its labels are expected to be wrong (95% interval 35% to 47%)" in shown
+    assert "of the suspects have the annotator a7, against" in shown
+    assert "its noise rate is 41% (95% interval 35% to 47%)" in shown
 
 
 def test_interval_covers():
