@@ -55,9 +55,7 @@ def with_files(words: list[str]) -> list[str]:
         value = value if equals else words[place + 1]
         file = resolved(value)
         if file == value and re.fullmatch(r"[\w./-]+", value) and not os.path.exists(value):
-            stop(
-                f"config: there is no file {value}{did_you_mean(value)}; pacmr configs lists the shipped ones."
-            )
+            stop(f"config: there is no file {value}{did_you_mean(value)}; pacmr configs lists all.")
         if file != value:
             found[place : place + (1 if equals else 2)] = [f"{flag}={file}"] if equals else [flag, file]
             if os.environ.get("LOCAL_RANK", "0") == "0":

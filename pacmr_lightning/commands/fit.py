@@ -119,7 +119,7 @@ class PacmrCLI(LightningCLI):
         if isinstance(self.model, PreferenceModule) and (still := unmoved(self.trainer.callback_metrics)):
             rate, steps = self.model.learning_rate, self.trainer.global_step
             print(
-                f"{still}. Raise --model.learning_rate, now {rate:g}, or train for more than {steps:,} updates.",
+                f"{still}. Raise --model.learning_rate ({rate:g}) or train for more updates ({steps:,}).",
                 file=sys.stderr,
             )
 

@@ -50,9 +50,7 @@ def test_a_name_of_nothing(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["fit", "--config", "methods/pacrm"])
     assert stop.value.code == 2
-    said = (
-        "there is no file methods/pacrm (did you mean methods/pacmr?); pacmr configs lists the shipped ones."
-    )
+    said = "there is no file methods/pacrm (did you mean methods/pacmr?); pacmr configs lists all."
     assert capsys.readouterr().err == f"pacmr: error: config: {said}\n"
 
 
