@@ -94,8 +94,8 @@ def show(found: AuditResult) -> None:
         untold = "--fallback_share" if rate.separates else "--share"
         say(
             "So no label is suspected; the ranking is still valid. To get suspected label errors, read a "
-            "random sample (--sample 50, then --decisions FILE), or give the noise rate: --share RATE if you "
-            f"know it, {untold} 0.45 if not.",
+            "random sample (--sample 50, then --decisions FILE), or give a noise rate: --share RATE if you "
+            f"know it, else {untold} 0.45.",
             "yellow",
         )
     if rate.known and not rate.separates:
