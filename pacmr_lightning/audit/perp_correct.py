@@ -41,7 +41,7 @@ class SymmetricMixture:
     """alpha N(mu, sigma^2) + (1 - alpha) N(-mu, sigma^2), of right and wrong labels."""
 
     mu: float
-    """Of right labels; below 0."""
+    """Mean of right labels; below 0."""
     sigma: float
     alpha: float
     """Fraction of right labels."""

@@ -36,13 +36,13 @@
       try {
         row = JSON.parse(line);
       } catch {
-        // No JSON is no decision either.
+        // Invalid JSON is no decision.
       }
       if (typeof row?.id !== "string" || !Object.values(WORDS).includes(row.decision)) {
         throw new Error(`line ${i + 1} is no decision`);
       }
       const pair = listed.get(row.id);
-      const observed = row.observed ?? pair?.observed; // JSON leaves it out where nobody knows
+      const observed = row.observed ?? pair?.observed; // JSON omits it if unknown
       if (pair && observed !== pair.observed) {
         throw new Error(`line ${i + 1} decides on a pair that had the other label there`);
       }
@@ -194,7 +194,7 @@
     if (event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
     const letter = event.key.toLowerCase();
     const word = WORDS[letter];
-    // Nobody decides on a pair that is not in front of them.
+    // No decision on a pair that is out of view.
     if (word && current < 0) go(undecided());
     else if (word && !inView(articles[current])) go(current);
     else if (word) {
