@@ -15,6 +15,7 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 from PIL import Image
 from tensorboard.compat.proto.summary_pb2 import Summary
 
+from pacmr_lightning.numerics import histogram
 from pacmr_lightning.runs.folder import ANALYSIS
 
 BINS = 30
@@ -75,7 +76,7 @@ def log_precision_recall(
 
 def log_histogram(trainer: Trainer, name: str, values: np.ndarray) -> None:
     """Show the histogram of (N,) finite values; in MLflow as JSON with ``edges`` and ``counts``."""
-    counts, edges = (column.tolist() for column in np.histogram(values, bins=BINS))
+    counts, edges = (column.tolist() for column in histogram(values, BINS))
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             # Not add_histogram, which counts in 1,500 bins that TensorBoard shows as 30.

@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..evaluation.answer_store import content_key
+from ..numerics import histogram
 from .decisions import Texts
 from .findings import Findings
 from .flip_curve import share_against
@@ -275,7 +276,7 @@ def _distribution(findings: Findings) -> Figure:
     pairs, column = findings.pairs, SCORES[findings.scorer]
     score = pairs[column].to_numpy()
     figure, axis = _figure()
-    edges = np.histogram_bin_edges(score, bins=min(60, max(10, len(score) // 20))).tolist()
+    edges = histogram(score, min(60, max(10, len(score) // 20)))[1].tolist()
     known = pairs["flipped"].notna().to_numpy()
     if known.any():
         flipped = pairs["flipped"].fillna(False).to_numpy(dtype=bool)

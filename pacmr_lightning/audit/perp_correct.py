@@ -84,7 +84,7 @@ def fit_mixture(values: np.ndarray) -> SymmetricMixture:
 
     Unlike its code, it uses bin centres and several starting points.
     """
-    if not np.isfinite(values).all() or np.ptp(values) == 0:
+    if not np.isfinite(values).all() or np.ptp(values) <= 1e-9 * np.abs(values).max():
         raise UserError(
             f"The {len(values)} perplexity differences are all {values[0]:g}, or one is not finite, so "
             "labels cannot be corrected; train the rounds with another --rounds.learning_rate."
