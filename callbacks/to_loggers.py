@@ -86,8 +86,8 @@ def log_histogram(trainer: Trainer, name: str, values: np.ndarray) -> None:
         elif isinstance(logger, WandbLogger):
             import wandb
 
-            histogram: dict[str, Any] = {name: wandb.Histogram(np_histogram=(counts, edges))}
-            logger.log_metrics(histogram, _step(trainer))
+            shown: dict[str, Any] = {name: wandb.Histogram(np_histogram=(counts, edges))}
+            logger.log_metrics(shown, _step(trainer))
         elif isinstance(logger, MLFlowLogger):
             bins = {"edges": edges, "counts": counts}
             logger.experiment.log_dict(logger.run_id, bins, f"{_file(trainer, name)}.json")
